@@ -1,0 +1,1 @@
+"""The algorithms, one screen each: `make(config, problem) -> Learner`."""

@@ -1,0 +1,1 @@
+"""Control problems: gymnax environments, and any that speak their interface."""

@@ -1,0 +1,128 @@
+"""Action distributions as pytrees: `sample`, `mode`, `log_prob`, `entropy` and the exact `kl`, in nats.
+
+The parameters carry the batch shape, so `vmap`, `scan` and masks see plain arrays. A distribution of your own needs these
+five methods and to be a pytree; the algorithms ask for nothing else.
+"""
+
+import dataclasses
+import math
+from typing import Protocol
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+class Distribution(Protocol):
+    """What a policy returns; every method keeps the batch shape `E*` and drops the event axis, if there is one."""
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One action for each batch element; consumes `key`."""
+
+    def mode(self) -> jax.Array:
+        """The most likely action for each batch element."""
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-probability (or density) of `action`, `E*`, in nats."""
+
+    def entropy(self) -> jax.Array:
+        """Entropy `E*`, in nats (differential for densities)."""
+
+    def kl(self, other: "Distribution") -> jax.Array:
+        """The exact KL(self ‖ other) `E*`, in nats."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Categorical:
+    """Categorical distribution over the last axis of `logits`.
+
+    Attributes:
+      logits: `[E*, A]`, unnormalised log-probabilities; `-inf` excludes an action.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> coin = Categorical(jnp.zeros(2))
+      >>> print(round(float(coin.entropy()), 4), round(float(coin.log_prob(jnp.int32(1))), 4))
+      0.6931 -0.6931
+    """
+
+    logits: jax.Array
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One int32 action for each batch element, `[E*]`; consumes `key`."""
+        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+
+    def mode(self) -> jax.Array:
+        """The most likely action, `[E*]`; the lowest index wins a tie."""
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    def log_probs(self) -> jax.Array:
+        """Log-probabilities of all actions, `[E*, A]`, float32."""
+        return jax.nn.log_softmax(self.logits.astype(jnp.promote_types(self.logits.dtype, jnp.float32)))
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-probability of `action` `[E*]`, in nats."""
+        chex.assert_shape(action, self.logits.shape[:-1])
+        return jnp.take_along_axis(self.log_probs(), action[..., None].astype(jnp.int32), axis=-1)[..., 0]
+
+    def entropy(self) -> jax.Array:
+        """`-sum_a p log p`, `[E*]`, in nats; excluded actions contribute 0."""
+        log_probs = self.log_probs()
+        return -_expectation(log_probs, log_probs)
+
+    def kl(self, other: "Categorical") -> jax.Array:
+        """Exact KL(self ‖ other) = `sum_a p (log p - log q)`, `[E*]`, in nats."""
+        chex.assert_equal_shape([self.logits, other.logits])
+        return _expectation(self.log_probs(), self.log_probs() - other.log_probs())
+
+
+def _expectation(log_probs: jax.Array, x: jax.Array) -> jax.Array:
+    """`sum_a p x` over the last axis, where an action with p = 0 contributes 0 and no NaN gradient."""
+    possible = jnp.isfinite(log_probs)
+    return jnp.sum(jnp.exp(log_probs) * jnp.where(possible, x, 0.0), axis=-1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DiagonalGaussian:
+    """Independent Gaussians over the last axis: the event is a vector of D action components.
+
+    Attributes:
+      mean: `[E*, D]`.
+      log_std: `[E*, D]`, natural logarithm of the standard deviation.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> standard = DiagonalGaussian(jnp.zeros(1), jnp.zeros(1))
+      >>> print(round(float(standard.log_prob(jnp.zeros(1))), 4))
+      -0.9189
+    """
+
+    mean: jax.Array
+    log_std: jax.Array
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One unclipped action for each batch element, `[E*, D]`; consumes `key`."""
+        return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+
+    def mode(self) -> jax.Array:
+        """The mean, `[E*, D]`."""
+        return self.mean
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-density of `action` `[E*, D]` summed over D, `[E*]`, in nats."""
+        chex.assert_equal_shape([action, self.mean])
+        z = (action - self.mean) * jnp.exp(-self.log_std)
+        return -jnp.sum(0.5 * jnp.square(z) + self.log_std + 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self) -> jax.Array:
+        """Differential entropy `sum_d log_std + ½ log(2πe)`, `[E*]`, in nats."""
+        return jnp.sum(self.log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+    def kl(self, other: "DiagonalGaussian") -> jax.Array:
+        """Exact KL(self ‖ other), `[E*]`, in nats."""
+        chex.assert_equal_shape([self.mean, other.mean])
+        variance_ratio = jnp.exp(2.0 * (self.log_std - other.log_std))
+        z = (self.mean - other.mean) * jnp.exp(-other.log_std)
+        return 0.5 * jnp.sum(variance_ratio + jnp.square(z) - 1.0 + 2.0 * (other.log_std - self.log_std), axis=-1)
