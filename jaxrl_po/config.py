@@ -99,7 +99,7 @@ def check(config: Any) -> None:
             continue
         if choices and value not in choices:
             raise ConfigError(f"{field.name} must be one of {', '.join(map(str, choices))}, got {value!r}")
-        if field.metadata["static"] and not isinstance(value, type(field.default)):
+        if field.metadata["static"] and field.default is not None and not isinstance(value, type(field.default)):
             raise ConfigError(f"{field.name} must be of type {type(field.default).__name__}, got {value!r}")
         if within is None:
             continue
@@ -111,6 +111,15 @@ def check(config: Any) -> None:
             if element not in within:
                 unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
                 raise ConfigError(f"{field.name} must lie in {within}{unit}, got {element:g}")
+
+
+def changed(config: Any, name: str) -> bool:
+    """Whether a field holds another value than its default; a traced value counts as unchanged.
+
+    For the check that a field which has no effect was not set.
+    """
+    value, default = getattr(config, name), getattr(type(config), name)
+    return not isinstance(value, jax.core.Tracer) and bool(np.any(np.float32(value) != np.float32(default)))
 
 
 def as_arrays(config: Record) -> Record:

@@ -1,0 +1,123 @@
+"""The one adapter that owns the gymnax contract: six-value `step`, `final_observation`, auto-reset, spaces and dtypes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.types import PyTree
+
+
+class Transition(NamedTuple):
+    """One step of one environment.
+
+    Attributes:
+      observation: float32, of the next state; of a fresh episode where this one ended.
+      reward: `[]`, float32.
+      terminated: `[]`, bool, a true end.
+      truncated: `[]`, bool, cut by the time limit.
+      final_observation: float32, the true next observation, before any reset.
+    """
+
+    observation: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    final_observation: jax.Array
+
+
+class Environment(NamedTuple):
+    """A control environment as two pure functions and its sizes.
+
+    Attributes:
+      reset: `reset(key) -> (observation, state)`; consumes `key`.
+      step: `step(key, state, action) -> (state, Transition)`; consumes `key`, resets by itself where an episode ends.
+      observation_shape: shape of an observation.
+      num_actions: number of discrete actions, or 0 where actions are continuous.
+      action_size: components of a continuous action, or 0.
+    """
+
+    reset: Callable[[jax.Array], tuple[jax.Array, PyTree]]
+    step: Callable[[jax.Array, PyTree, jax.Array], tuple[PyTree, Transition]]
+    observation_shape: tuple[int, ...]
+    num_actions: int
+    action_size: int
+
+
+def adapt(env: Any, env_params: Any = None) -> Environment:
+    """Wraps a gymnax ≥ 1.0 environment, or a user's own that speaks its interface.
+
+    Discrete observations become one-hot vectors; everything else float32. A continuous action is in units of the box's half
+    range around its centre, and is clipped to the box here, behind the policy: what is stored stays unclipped.
+
+    Args:
+      env: has `reset(key, params)`, `step(key, state, action, params)`, `action_space(params)`, `observation_space(params)`.
+      env_params: its parameters; None takes `env.default_params`.
+
+    Returns:
+      The `Environment`.
+
+    Raises:
+      ConfigError: for a structured observation, or an action space that is neither discrete nor a bounded or free box.
+
+    Example:
+      >>> import gymnax
+      >>> cart_pole = adapt(gymnax.make("CartPole-v1")[0])
+      >>> cart_pole.observation_shape, cart_pole.num_actions, cart_pole.action_size
+      ((4,), 2, 0)
+    """
+    params = env.default_params if env_params is None else env_params
+    observation_space, action_space = env.observation_space(params), env.action_space(params)
+    name = getattr(env, "name", type(env).__name__)
+
+    observation_classes = int(getattr(observation_space, "n", 0))
+    if not observation_classes and not hasattr(observation_space, "low"):
+        raise ConfigError(f"env {name}: observations must be an array (a box or discrete), got {type(observation_space).__name__}")
+    num_actions = int(getattr(action_space, "n", 0))
+    if not num_actions and not hasattr(action_space, "low"):
+        raise ConfigError(f"env {name}: actions must be discrete or a box, got {type(action_space).__name__}")
+
+    def observe(observation: jax.Array) -> jax.Array:
+        if observation_classes:
+            return jax.nn.one_hot(observation, observation_classes, dtype=jnp.float32)
+        return jnp.asarray(observation, jnp.float32)
+
+    if num_actions:
+        action_size = 0
+
+        def act(action: jax.Array) -> jax.Array:
+            return action
+    else:
+        shape = action_space.shape
+        low, high = (jnp.broadcast_to(jnp.asarray(bound, jnp.float32), shape) for bound in (action_space.low, action_space.high))
+        bounded = jnp.isfinite(low) & jnp.isfinite(high)
+        centre = jnp.where(bounded, 0.5 * (low + high), 0.0)
+        half_range = jnp.where(bounded, 0.5 * (high - low), 1.0)
+        action_size = int(low.size)
+
+        def act(action: jax.Array) -> jax.Array:
+            return jnp.clip(centre + half_range * action.reshape(shape), low, high)
+
+    def reset(key: jax.Array) -> tuple[jax.Array, PyTree]:
+        observation, state = env.reset(key, params)
+        return observe(observation), _strong(state)
+
+    def step(key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, Transition]:
+        observation, state, reward, terminated, truncated, info = env.step(key, state, act(action), params)
+        return _strong(state), Transition(
+            observation=observe(observation),
+            reward=jnp.asarray(reward, jnp.float32).reshape(()),
+            terminated=jnp.asarray(terminated, bool),
+            truncated=jnp.asarray(truncated, bool),
+            final_observation=observe(info["final_observation"]),
+        )
+
+    observation_shape = jax.eval_shape(reset, jax.random.key(0))[0].shape
+    return Environment(reset, step, observation_shape, num_actions, action_size)
+
+
+def _strong(tree: PyTree) -> PyTree:
+    """Strips weak types, which differ between a reset and a step and so would recompile the second iteration."""
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(jnp.asarray(x), jnp.asarray(x).dtype), tree)

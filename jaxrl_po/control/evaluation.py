@@ -1,0 +1,59 @@
+"""Evaluation of a control policy: whole episodes, frozen statistics, seeds of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxrl_po.config import COUNT, ConfigError
+from jaxrl_po.control import unroll
+from jaxrl_po.control.environment import adapt
+from jaxrl_po.control.problem import normalize
+from jaxrl_po.types import Actor, ActorCritic, Problem
+
+Evaluate = Callable[[ActorCritic, Actor, jax.Array], dict[str, jax.Array]]
+
+
+def make_evaluate(
+    env: Any,
+    problem: Problem,
+    *,
+    num_episodes: int = 32,
+    greedy: bool = True,
+    env_params: Any = None,
+    max_steps: int | None = None,
+) -> Evaluate:
+    """Builds `evaluate(params, actor, key) -> {"return", "length"}`, each `[num_episodes]`.
+
+    Args:
+      env: the environment, see `make_problem`; it may differ from the training one.
+      problem: whose `apply` is the policy.
+      num_episodes: episodes, side by side, one in each of as many environments.
+      greedy: take the mode of the policy; otherwise sample.
+      env_params: parameters of the environment; None takes its defaults.
+      max_steps: bound on an episode's length; None takes the environment's `max_steps_in_episode`.
+
+    Returns:
+      The function. It reads the observation statistics in `actor` and updates nothing; the same key plays the same episodes.
+
+    Raises:
+      ConfigError: `num_episodes` below 1, or no bound on the length anywhere.
+    """
+    if num_episodes not in COUNT:
+        raise ConfigError(f"num_episodes must lie in {COUNT}, got {num_episodes}")
+    environment = adapt(env, env_params)
+    limit = getattr(env.default_params if env_params is None else env_params, "max_steps_in_episode", None)
+    bound = limit if max_steps is None else max_steps
+    if bound is None:
+        raise ConfigError("max_steps is needed: the environment names no max_steps_in_episode")
+
+    def evaluate(params: ActorCritic, actor: Actor, key: jax.Array) -> dict[str, jax.Array]:
+        def policy(observation: jax.Array) -> Any:
+            return problem.apply(params, normalize(actor.shared, observation))[0]
+
+        episode_return, length = unroll.episodes(
+            environment, policy, key, num_episodes=num_episodes, max_steps=int(bound), greedy=greedy
+        )
+        return {"return": episode_return, "length": length}
+
+    return evaluate

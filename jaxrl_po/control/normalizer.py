@@ -1,0 +1,62 @@
+"""Running mean and variance, as a pytree that rides in the training state."""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import masked
+
+
+class Normalizer(NamedTuple):
+    """Statistics of everything seen so far.
+
+    Attributes:
+      count: `[]`, float32, vectors seen.
+      mean: `[D*]`.
+      m2: `[D*]`, sum of squared deviations from the mean.
+    """
+
+    count: jax.Array
+    mean: jax.Array
+    m2: jax.Array
+
+    def std(self) -> jax.Array:
+        """Standard deviation (ddof 0) `[D*]`; 1 before anything was seen."""
+        return jnp.where(self.count > 0, jnp.sqrt(self.m2 / jnp.maximum(self.count, 1.0)), 1.0)
+
+    def normalize(self, x: jax.Array, *, clip: float = 10.0, epsilon: float = 1e-4) -> jax.Array:
+        """`clip((x − mean) / (std + epsilon), ±clip)` of `[E*, D*]`."""
+        lead = (None,) * (x.ndim - self.mean.ndim)
+        return jnp.clip((x - self.mean[lead]) / (self.std()[lead] + epsilon), -clip, clip)
+
+
+def empty(shape: tuple[int, ...]) -> Normalizer:
+    """Statistics before anything was seen: mean 0, standard deviation 1."""
+    return Normalizer(jnp.float32(0.0), jnp.zeros(shape), jnp.zeros(shape))
+
+
+def merge(old: Normalizer, x: jax.Array, *, axis_name: str | None = None) -> Normalizer:
+    """Adds a batch to the statistics, exactly: the result is that of one pass over everything.
+
+    Args:
+      old: statistics so far.
+      x: `[E*, D*]`, the batch (this device's share).
+      axis_name: device axis to pool over, or None.
+
+    Returns:
+      The pooled statistics, equal on all devices (Chan, Golub & LeVeque 1983, eq. 2.1).
+
+    Example:
+      >>> merged = merge(merge(empty(()), jnp.array([1.0, 2.0])), jnp.array([6.0]))
+      >>> float(merged.mean), round(float(merged.std()), 4)
+      (3.0, 2.1602)
+    """
+    lead = tuple(range(x.ndim - old.mean.ndim))
+    chex.assert_equal_shape([old.mean, x[(0,) * len(lead)]])
+    count = masked.psum(jnp.float32(x.size // max(old.mean.size, 1)), axis_name)
+    mean = masked.psum(x.sum(lead), axis_name) / count
+    m2 = masked.psum(jnp.square(x - mean[(None,) * len(lead)]).sum(lead), axis_name)
+    total, delta = old.count + count, mean - old.mean
+    return Normalizer(total, old.mean + delta * count / total, old.m2 + m2 + jnp.square(delta) * old.count * count / total)

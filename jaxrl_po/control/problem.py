@@ -1,0 +1,231 @@
+"""Control as a `Problem`: vectorised environments, an unroll, and the critic after it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import masked, networks
+from jaxrl_po.config import COUNT, UNIT, ConfigError, check, record, static
+from jaxrl_po.control import normalizer, unroll
+from jaxrl_po.control.environment import Environment, adapt
+from jaxrl_po.control.normalizer import Normalizer
+from jaxrl_po.control.unroll import EnvState
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, Samples
+
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
+
+
+@record
+class Settings:
+    """Sizes and switches of a control problem, as a record for command lines and logs."""
+
+    num_envs: int = static(64, "environments that run side by side, over all devices", within=COUNT)
+    num_steps: int = static(128, "steps of each environment in one iteration", unit="steps", within=COUNT)
+    width: int = static(64, "width of each hidden layer of actor and critic", unit="units", within=COUNT)
+    depth: int = static(2, "hidden layers of actor and critic", unit="layers", within=COUNT)
+    activation: str = static("tanh", "activation of the hidden layers", choices=tuple(ACTIVATIONS))
+    initial_log_std: float = static(0.0, "initial log σ of a Gaussian policy (continuous actions only)", unit="nats")
+    normalize_observations: bool = static(False, "normalise observations by running mean and std, clip ±10")
+    scale_rewards: bool = static(False, "divide rewards by the running std of the rolling discounted return")
+    reward_discount: float = static(0.99, "γ of the rolling return that scales rewards", within=UNIT)
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        check(self)
+        if not self.scale_rewards and self.reward_discount != type(self).reward_discount:
+            raise ConfigError("reward_discount has no effect unless scale_rewards is on")
+
+
+class Shared(NamedTuple):
+    """Statistics that all environments share; `()` where the switch is off.
+
+    Attributes:
+      observations: of raw observations.
+      discounted: of the rolling discounted return.
+    """
+
+    observations: Normalizer | tuple[()]
+    discounted: Normalizer | tuple[()]
+
+
+class Local(NamedTuple):
+    """What rides along with each environment.
+
+    Attributes:
+      envs: where the environments stand.
+      discounted: `[B]`, rolling discounted return, or `()` where rewards are not scaled.
+    """
+
+    envs: EnvState
+    discounted: jax.Array | tuple[()]
+
+
+def default_networks(environment: Environment, settings: Settings) -> tuple[Any, Any]:
+    """Separate tanh perceptrons for actor and critic, with the head that the action space asks for.
+
+    Raises:
+      ConfigError: when a setting of continuous actions is given for discrete ones.
+    """
+    hidden, activation = (settings.width,) * settings.depth, ACTIVATIONS[settings.activation]
+    rank = len(environment.observation_shape)
+    critic = networks.Critic(hidden, activation, rank)
+    if environment.num_actions:
+        if settings.initial_log_std != Settings.initial_log_std:
+            raise ConfigError("initial_log_std applies to continuous actions only; this environment's actions are discrete")
+        return networks.CategoricalPolicy(environment.num_actions, hidden, activation, rank), critic
+    return networks.GaussianPolicy(environment.action_size, hidden, activation, settings.initial_log_std, rank), critic
+
+
+def from_settings(env: Any, settings: Settings, *, axis_name: str | None = None) -> Problem:
+    """`make_problem` with everything taken from a record."""
+    settings.validate()
+    policy, critic = default_networks(adapt(env), settings)
+    return make_problem(
+        env,
+        num_envs=settings.num_envs,
+        num_steps=settings.num_steps,
+        policy=policy,
+        critic=critic,
+        normalize_observations=settings.normalize_observations,
+        scale_rewards=settings.scale_rewards,
+        reward_discount=settings.reward_discount,
+        axis_name=axis_name,
+    )
+
+
+def make_problem(
+    env: Any,
+    *,
+    num_envs: int = 64,
+    num_steps: int = 128,
+    env_params: Any = None,
+    policy: Any = None,
+    critic: Any = None,
+    normalize_observations: bool = False,
+    scale_rewards: bool = False,
+    reward_discount: float = 0.99,
+    axis_name: str | None = None,
+) -> Problem:
+    """A control problem: `num_envs` environments that run on from one iteration to the next.
+
+    Args:
+      env: a gymnax ≥ 1.0 environment or one that speaks its interface.
+      num_envs: B, environments over all devices.
+      num_steps: T, steps of each environment in one iteration.
+      env_params: parameters of the environment; None takes its defaults.
+      policy: Flax module, observation `[E*, …]` to a distribution; None builds a 64 × 64 tanh perceptron for the action space.
+      critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds a 64 × 64 tanh perceptron.
+      normalize_observations: subtract the running mean and divide by the running std (clip ±10). The statistics of earlier
+        iterations serve throughout one iteration, so that every log-prob of a batch is of one policy.
+      scale_rewards: divide rewards by the running std of the rolling discounted return, this iteration's included.
+      reward_discount: γ of that rolling return, in [0, 1].
+      axis_name: device axis over which environments are sharded, or None.
+
+    Returns:
+      The `Problem`. Its metrics `episode_return` (raw reward units) and `episode_length` (steps) are means over the episodes that
+      ended in the iteration, with count 0 when none did.
+
+    Raises:
+      ConfigError: counts below 1, a discount outside [0, 1], or spaces that the adapter does not know.
+
+    Example:
+      >>> import gymnax
+      >>> problem = make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=3)
+      >>> params, actor = problem.init(jax.random.key(0))
+      >>> actor, batch = jax.jit(problem.collect)(params, actor, jax.random.key(1))
+      >>> batch.inputs.shape, batch.reward.shape
+      ((2, 3, 4), (2, 3))
+    """
+    check(Settings(num_envs=num_envs, num_steps=num_steps, reward_discount=reward_discount))
+    environment = adapt(env, env_params)
+    default_policy, default_critic = default_networks(environment, Settings())
+    policy = default_policy if policy is None else policy
+    critic = default_critic if critic is None else critic
+    observation_rank = len(environment.observation_shape)
+
+    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+        policy_key, critic_key, env_key = jax.random.split(key, 3)
+        envs = unroll.start(environment, env_key, jnp.arange(num_envs, dtype=jnp.int32))
+        params = ActorCritic(policy.init(policy_key, envs.observation[0]), critic.init(critic_key, envs.observation[0]))
+        shared = Shared(
+            observations=normalizer.empty(environment.observation_shape) if normalize_observations else (),
+            discounted=normalizer.empty(()) if scale_rewards else (),
+        )
+        return params, Actor(Local(envs, jnp.zeros(num_envs) if scale_rewards else ()), shared)
+
+    def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
+        distribution = policy.apply(params.policy, inputs)
+        return distribution, _value(critic, params.value, inputs, observation_rank)
+
+    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
+        local, shared = actor
+
+        def act(observation: jax.Array) -> Distribution:
+            return policy.apply(params.policy, normalize(shared, observation))
+
+        envs, trajectory = unroll.unroll(environment, act, local.envs, key, num_steps=num_steps)
+        transition = trajectory.transition
+        ended = transition.terminated | transition.truncated
+        inputs = normalize(shared, trajectory.observation)
+        final_inputs = normalize(shared, transition.final_observation)
+
+        reward, discounted, statistics = transition.reward, local.discounted, shared.discounted
+        if scale_rewards:
+            discounted, rolling = _rolling_return(local.discounted, reward, ended, reward_discount)
+            statistics = normalizer.merge(shared.discounted, rolling, axis_name=axis_name)
+            reward = reward / (statistics.std() + 1e-8)
+        observations = shared.observations
+        if normalize_observations:
+            observations = normalizer.merge(observations, trajectory.observation, axis_name=axis_name)
+
+        batch = Batch(
+            inputs=inputs,
+            action=trajectory.action,
+            log_prob=trajectory.distribution.log_prob(trajectory.action),
+            reward=reward,
+            value=_value(critic, params.value, inputs, observation_rank),
+            next_value=_value(critic, params.value, final_inputs, observation_rank),
+            terminated=transition.terminated,
+            truncated=transition.truncated,
+            mask=jnp.ones(reward.shape, bool),
+            score=transition.reward.sum(axis=1, keepdims=True),
+            metrics={
+                "episode_return": masked.total(trajectory.episode_return, ended),
+                "episode_length": masked.total(trajectory.episode_length, ended),
+            },
+        )
+        return Actor(Local(envs, discounted), Shared(observations, statistics)), batch
+
+    return Problem(init, collect, apply, merge_time)
+
+
+def normalize(shared: Shared, observation: jax.Array) -> jax.Array:
+    """What the networks see: the observation, normalised where the switch is on. Never updates the statistics."""
+    return observation if shared.observations == () else shared.observations.normalize(observation)
+
+
+def merge_time(samples: Samples) -> Samples:
+    """Leaves `[B, T, …]` to `[B·T, …]`: a control policy does not mix steps."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
+
+
+def _value(critic: Any, params: Any, inputs: jax.Array, observation_rank: int) -> jax.Array:
+    if params == ():
+        return jnp.zeros(inputs.shape[: inputs.ndim - observation_rank])
+    return critic.apply(params, inputs)
+
+
+def _rolling_return(
+    discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float
+) -> tuple[jax.Array, jax.Array]:
+    """`R_t = γ R_{t−1} + r_t`, restarted after an episode's end; `[B]`, `[B, T]` to the carry `[B]` and all values `[B, T]`."""
+
+    def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward, ended = x
+        rolling = gamma * carry + reward
+        return jnp.where(ended, 0.0, rolling), rolling
+
+    carry, rolling = jax.lax.scan(step, discounted, (reward.T, ended.T))
+    return carry, rolling.T

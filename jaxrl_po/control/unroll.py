@@ -1,0 +1,157 @@
+"""Running environments under a policy: a fixed number of steps for training, whole episodes for evaluation."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.control.environment import Environment, Transition
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.types import PyTree
+
+Policy = Callable[[jax.Array], Distribution]
+
+
+class EnvState(NamedTuple):
+    """What each environment carries, leaves `[B, …]`.
+
+    Attributes:
+      index: `[B]`, int32, number of the environment over all devices; its random numbers follow from it.
+      state: the environment's own.
+      observation: current raw observation.
+      episode_return: `[B]`, undiscounted reward of the running episode.
+      episode_length: `[B]`, steps of the running episode.
+    """
+
+    index: jax.Array
+    state: PyTree
+    observation: jax.Array
+    episode_return: jax.Array
+    episode_length: jax.Array
+
+
+class Trajectory(NamedTuple):
+    """A segment of each environment, leaves `[B, T, …]`.
+
+    Attributes:
+      observation: raw, what the policy saw.
+      distribution: the policy's, at the observation.
+      action: as sampled.
+      transition: what the environment answered.
+      episode_return: `[B, T]`, undiscounted return of the running episode up to and including this step.
+      episode_length: `[B, T]`, steps of the running episode, this one included.
+    """
+
+    observation: jax.Array
+    distribution: Distribution
+    action: jax.Array
+    transition: Transition
+    episode_return: jax.Array
+    episode_length: jax.Array
+
+
+def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
+    """A key for each row, which depends on the row's number over all devices and so not on how many devices there are."""
+    chex.assert_rank(index, 1)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
+
+
+def start(environment: Environment, key: jax.Array, index: jax.Array) -> EnvState:
+    """Resets one environment for each number in `index` `[B]`; consumes `key`."""
+    observation, state = jax.vmap(environment.reset)(row_keys(key, index))
+    zeros = jnp.zeros(index.shape)
+    return EnvState(index, state, observation, zeros, zeros)
+
+
+def unroll(
+    environment: Environment, policy: Policy, envs: EnvState, key: jax.Array, *, num_steps: int
+) -> tuple[EnvState, Trajectory]:
+    """Runs `num_steps` steps of every environment under `policy`, resetting where episodes end.
+
+    Args:
+      environment: see `Environment`.
+      policy: observations `[B, …]` to a distribution.
+      envs: where the environments stand.
+      key: consumed; step t of environment b uses `fold_in(fold_in(key, b), t)`.
+      num_steps: T.
+
+    Returns:
+      Where they stand afterwards, and the segment `[B, T, …]`.
+    """
+    keys = row_keys(key, envs.index)
+
+    def step(envs: EnvState, t: jax.Array) -> tuple[EnvState, Trajectory]:
+        step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
+        distribution = policy(envs.observation)
+        action = jax.vmap(lambda distribution, key: distribution.sample(key))(distribution, step_keys[:, 0])
+        state, transition = jax.vmap(environment.step)(step_keys[:, 1], envs.state, action)
+        episode_return = envs.episode_return + transition.reward
+        episode_length = envs.episode_length + 1.0
+        running = ~(transition.terminated | transition.truncated)
+        following = EnvState(
+            index=envs.index,
+            state=state,
+            observation=transition.observation,
+            episode_return=jnp.where(running, episode_return, 0.0),
+            episode_length=jnp.where(running, episode_length, 0.0),
+        )
+        return following, Trajectory(envs.observation, distribution, action, transition, episode_return, episode_length)
+
+    envs, trajectory = jax.lax.scan(step, envs, jnp.arange(num_steps))
+    return envs, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory)
+
+
+def episodes(
+    environment: Environment, policy: Policy, key: jax.Array, *, num_episodes: int, max_steps: int, greedy: bool = True
+) -> tuple[jax.Array, jax.Array]:
+    """Plays one whole episode in each of `num_episodes` environments.
+
+    Args:
+      environment: see `Environment`.
+      policy: observations `[B, …]` to a distribution.
+      key: consumed; the same key plays the same start states.
+      num_episodes: B.
+      max_steps: bound on the length, for environments without a limit of their own.
+      greedy: take the mode; otherwise sample.
+
+    Returns:
+      Undiscounted returns `[B]` and lengths `[B]` in steps.
+    """
+    reset_key, step_key = jax.random.split(key)
+    index = jnp.arange(num_episodes, dtype=jnp.int32)
+    envs, keys = start(environment, reset_key, index), row_keys(step_key, index)
+
+    class Playing(NamedTuple):
+        t: jax.Array
+        state: PyTree
+        observation: jax.Array
+        alive: jax.Array
+        episode_return: jax.Array
+        episode_length: jax.Array
+
+    def unfinished(play: Playing) -> jax.Array:
+        return play.alive.any() & (play.t < max_steps)
+
+    def step(play: Playing) -> Playing:
+        step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, play.t)))(keys)
+        distribution = policy(play.observation)
+        if greedy:
+            action = distribution.mode()
+        else:
+            action = jax.vmap(lambda distribution, key: distribution.sample(key))(distribution, step_keys[:, 0])
+        state, transition = jax.vmap(environment.step)(step_keys[:, 1], play.state, action)
+        return Playing(
+            t=play.t + 1,
+            state=state,
+            observation=transition.observation,
+            alive=play.alive & ~(transition.terminated | transition.truncated),
+            episode_return=play.episode_return + jnp.where(play.alive, transition.reward, 0.0),
+            episode_length=play.episode_length + play.alive,
+        )
+
+    zeros = jnp.zeros(num_episodes)
+    play = Playing(jnp.int32(0), envs.state, envs.observation, jnp.ones(num_episodes, bool), zeros, zeros)
+    play = jax.lax.while_loop(unfinished, step, play)
+    return play.episode_return, play.episode_length

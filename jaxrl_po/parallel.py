@@ -1,0 +1,183 @@
+"""Placing a learner: seeds vmapped and sharded, or rows sharded, over devices."""
+
+import os
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.types import Actor, Learner, Metrics, TrainState
+
+
+class Placement(NamedTuple):
+    """How seeds and rows lie on devices.
+
+    Attributes:
+      num_seeds: seeds, side by side.
+      seed_devices: devices over which seeds are sharded.
+      data_devices: devices over which the rows of each seed are sharded.
+    """
+
+    num_seeds: int
+    seed_devices: int
+    data_devices: int
+
+    @property
+    def axis_name(self) -> str | None:
+        """The axis to hand to the config and the problem: `data` where rows are sharded, else None."""
+        return "data" if self.data_devices > 1 else None
+
+    @property
+    def num_devices(self) -> int:
+        """All devices that are used."""
+        return self.seed_devices * self.data_devices
+
+    def describe(self) -> str:
+        """One line for a person: what lies where."""
+        if self.num_devices == 1:
+            return f"{self.num_seeds} seed(s) on 1 device"
+        if self.data_devices == 1:
+            return f"{self.num_seeds} seeds on {self.seed_devices} devices, {self.num_seeds // self.seed_devices} on each"
+        return f"{self.num_seeds} seed(s), the rows of each sharded over {self.data_devices} devices"
+
+
+def choose(devices: str | int, *, num_seeds: int, num_rows: int) -> Placement:
+    """Decides how to use the devices; call it before anything runs, since it sets the number of CPU devices.
+
+    Seeds are sharded where they divide evenly, since they need no communication; otherwise rows are. `auto` takes as many devices
+    as can be used: on a CPU one for each core, because XLA keeps small batched matrix products to one core.
+
+    Args:
+      devices: `auto`, or how many.
+      num_seeds: seeds side by side.
+      num_rows: rows (environments or prompts) of each seed.
+
+    Returns:
+      The placement.
+
+    Raises:
+      ConfigError: a count below 1, more devices than there are, or neither seeds nor rows that divide.
+    """
+    wanted = _parse_devices(devices)
+    available = _available(wanted)
+    if wanted is None:
+        usable = [n for n in range(available, 0, -1) if num_seeds % n == 0 or num_rows % n == 0]
+        wanted = usable[0]
+    if wanted > available:
+        raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
+    if num_seeds % wanted == 0:
+        return Placement(num_seeds, wanted, 1)
+    if num_rows % wanted == 0:
+        return Placement(num_seeds, 1, wanted)
+    raise ConfigError(f"devices={wanted} must divide the {num_seeds} seeds or the {num_rows} rows (environments or prompts)")
+
+
+def _parse_devices(devices: str | int) -> int | None:
+    if devices == "auto":
+        return None
+    try:
+        count = int(devices)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ConfigError(f"devices must be 'auto' or a positive number, got {devices!r}")
+    return count
+
+
+def _available(wanted: int | None) -> int:
+    """Devices of the default backend; a CPU is split into as many as asked for, or one for each core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        jax.config.update("jax_num_cpu_devices", wanted or cores)
+    except RuntimeError:  # the backend runs already: take it as it is
+        pass
+    return jax.local_device_count()
+
+
+def over_seeds(learner: Learner, num_seeds: int) -> Learner:
+    """The same learner on a leading seed axis: `init(keys [S])`, and a state and metrics whose leaves lead with `[S]`.
+
+    One seed is not vmapped but only given its axis: batching alone would slow its sorts and gathers.
+    """
+    if num_seeds > 1:
+        return Learner(jax.vmap(learner.init), jax.vmap(learner.step))
+
+    def init(keys: jax.Array) -> TrainState:
+        return _lead(learner.init(keys[0]))
+
+    def step(state: TrainState) -> tuple[TrainState, Metrics]:
+        return _lead(learner.step(jax.tree.map(lambda x: x[0], state)))
+
+    return Learner(init, step)
+
+
+def _lead(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def state_spec(placement: Placement) -> TrainState:
+    """Partition of a stacked state: seeds over `seed`; of each seed, `actor.local` over `data`, all else on every device."""
+    each, rows = P("seed"), P("seed", "data")
+    return TrainState(
+        params=each,
+        opt_state=each,
+        reference_params=each,
+        kl_coefficient=each,
+        actor=Actor(local=rows, shared=each),
+        key=each,
+        step=each,
+    )
+
+
+def make_mesh(placement: Placement) -> Mesh:
+    """The mesh `seed × data` over the first devices of the default backend."""
+    devices = np.array(jax.devices()[: placement.num_devices]).reshape(placement.seed_devices, placement.data_devices)
+    return Mesh(devices, ("seed", "data"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def place(learner: Learner, placement: Placement) -> Learner:
+    """The learner over stacked seeds and devices.
+
+    Every device steps its seeds on its rows under `jax.shard_map`; means, statistics and gradients are pooled over `data` by the
+    learner itself, which was made with `axis_name=placement.axis_name`.
+
+    Args:
+      learner: of one seed.
+      placement: see `choose`.
+
+    Returns:
+      `init(keys [S])` and `step`, to be jitted, with leaves that lead with `[S]`. The numbers do not depend on the placement,
+      but for the order of floating-point sums.
+    """
+    stacked = over_seeds(learner, placement.num_seeds)
+    if placement.num_devices == 1:
+        return stacked
+    mesh, spec = make_mesh(placement), state_spec(placement)
+
+    def init(keys: jax.Array) -> TrainState:
+        # Seeds are initialised where they live; rows are cut up afterwards, so that their numbers do not depend on the mesh.
+        state = jax.shard_map(
+            over_seeds(learner, placement.num_seeds // placement.seed_devices).init,
+            mesh=mesh, in_specs=P("seed"), out_specs=P("seed"), check_vma=False,
+        )(keys)
+        shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), spec, is_leaf=lambda x: isinstance(x, P))
+        return jax.lax.with_sharding_constraint(state, _broadcast(shardings, state))
+
+    step = jax.shard_map(
+        over_seeds(learner, placement.num_seeds // placement.seed_devices).step,
+        mesh=mesh,
+        in_specs=(spec,),
+        out_specs=(spec, P("seed")),
+        check_vma=False,
+    )
+    return Learner(init, step)
+
+
+def _broadcast(prefix: TrainState, state: TrainState) -> TrainState:
+    return jax.tree.map(
+        lambda sharding, subtree: jax.tree.map(lambda _: sharding, subtree),
+        prefix, state, is_leaf=lambda x: isinstance(x, NamedSharding),
+    )

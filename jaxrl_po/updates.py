@@ -1,0 +1,275 @@
+"""Improving parameters by gradient: epochs of shuffled minibatches, one division, and no step on bad numbers."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import masked
+from jaxrl_po.config import ConfigError, Number
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import Metrics, PyTree
+
+Loss = Callable[[PyTree, Any], tuple[tuple[Mean, ...], Metrics]]
+Stop = Callable[[Metrics], jax.Array]
+
+MAX_STRATA = 64
+
+
+class _Carry(NamedTuple):
+    params: PyTree
+    opt_state: PyTree
+    stopped: jax.Array
+
+
+def gradient_update(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    num_epochs: int = 1,
+    num_minibatches: int = 1,
+    num_microbatches: int = 1,
+    stop: Stop | None = None,
+    axis_name: str | None = None,
+) -> Callable[..., tuple[PyTree, PyTree, Metrics]]:
+    """Several epochs of minibatch gradient steps on `sum_i total_i / max(count_i, 1)`.
+
+    Totals and counts are summed over microbatches and devices *before* the one division, so the gradient does not depend on
+    how the minibatch is split. A step whose loss or gradient is not finite, or whose minibatch is empty, leaves parameters and
+    optimizer state as they were (Adam's momentum would drift).
+
+    Args:
+      loss: `loss(params, samples) -> (means, metrics)`: `Mean`s to divide and add, and a dict of `Mean`s to log. Counts never
+        depend on parameters. Samples lead with a row axis; a minibatch has rows / num_minibatches of them.
+      optimizer: any optax transformation.
+      num_epochs: passes over the samples.
+      num_minibatches: steps for each pass; 1 does not shuffle.
+      num_microbatches: splits each minibatch to bound memory; gradients are accumulated.
+      stop: `stop(metrics) -> bool []`, read before each step on the minibatch's pooled metrics; once true, that step and all
+        later ones of this update are left out. None never stops.
+      axis_name: device axis over which rows are sharded, or None.
+
+    Returns:
+      `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state, metrics)`. Consumes `key` for the shuffles;
+      `scale` multiplies what the optimizer proposes (a learning-rate decay in [0, 1]). Metrics are the loss's, pooled over the
+      steps, and `grad_norm` (global norm before the optimizer), `skipped` (share of steps with a non-finite loss or gradient),
+      `updates` (share of the planned steps that were taken).
+
+    Raises:
+      ConfigError: when the rows do not divide into minibatches, microbatches or devices.
+    """
+
+    def objective(params: PyTree, counts: Any, samples: Any) -> tuple[jax.Array, tuple[tuple[Mean, ...], Metrics]]:
+        means, metrics = loss(params, samples)
+        if counts is None:
+            counts = _global_counts(means, axis_name)
+        value = sum(mean.total / jnp.maximum(count, 1.0) for mean, count in zip(means, counts, strict=True))
+        return jnp.asarray(value), (means, metrics)
+
+    def gradients(params: PyTree, samples: Any) -> tuple[jax.Array, PyTree, tuple[jax.Array, ...], Metrics]:
+        """The global loss, gradient, counts, and the local metrics of one minibatch."""
+        value_and_grad = jax.value_and_grad(objective, has_aux=True)
+        if num_microbatches == 1:
+            (value, (means, metrics)), gradient = value_and_grad(params, None, samples)
+            counts = _global_counts(means, axis_name)
+        else:
+            micro = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), samples)
+            # Counts do not depend on parameters: the compiler drops everything else from this pass.
+            local = jax.vmap(lambda s: tuple(mean.count for mean in loss(params, s)[0]))(micro)
+            counts = masked.psum(jax.tree.map(lambda c: c.sum(0), local), axis_name)
+
+            def accumulate(carry: Any, samples: Any) -> tuple[Any, None]:
+                (value, (_, metrics)), gradient = value_and_grad(params, counts, samples)
+                return jax.tree.map(jnp.add, carry, (value, gradient, metrics)), None
+
+            shapes = jax.eval_shape(value_and_grad, params, counts, jax.tree.map(lambda x: x[0], micro))
+            (value_shape, (_, metric_shapes)), gradient_shape = shapes
+            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (value_shape, gradient_shape, metric_shapes))
+            (value, gradient, metrics), _ = jax.lax.scan(accumulate, zeros, micro)
+        value, gradient = masked.psum((value, gradient), axis_name)
+        return value, gradient, counts, metrics
+
+    def minibatch_step(carry: _Carry, samples: Any, scale: Number) -> tuple[_Carry, Metrics]:
+        value, gradient, counts, metrics = gradients(carry.params, samples)
+        norm = optax.global_norm(gradient)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
+        stopped = carry.stopped
+        if stop is not None:
+            stopped = stopped | stop(masked.psum(metrics, axis_name))
+        take = finite & (sum(counts) > 0) & ~stopped
+        proposal, opt_state = optimizer.update(gradient, carry.opt_state, carry.params)
+        params = jax.tree.map(lambda p, u: jnp.where(take, p + (scale * u).astype(p.dtype), p), carry.params, proposal)
+        opt_state = jax.tree.map(lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state)
+        metrics = {**metrics, "grad_norm": Mean(norm, jnp.ones_like(norm))}
+        # A non-finite step must not turn the pooled metrics into NaN; it is counted instead.
+        seen = finite & ~carry.stopped
+        metrics = jax.tree.map(lambda x: jnp.where(seen, x, 0.0), metrics)
+        metrics["skipped"] = Mean((~finite & ~carry.stopped).astype(jnp.float32), (~carry.stopped).astype(jnp.float32))
+        metrics["updates"] = Mean(take.astype(jnp.float32), jnp.float32(1.0))
+        return _Carry(params, opt_state, stopped), metrics
+
+    def update(
+        params: PyTree, opt_state: PyTree, samples: Any, key: jax.Array, scale: Number = 1.0
+    ) -> tuple[PyTree, PyTree, Metrics]:
+        rows = jax.tree.leaves(samples)[0].shape[0]
+        chex.assert_tree_shape_prefix(samples, (rows,))
+        if rows % (num_minibatches * num_microbatches):
+            raise ConfigError(
+                f"num_minibatches × num_microbatches = {num_minibatches} × {num_microbatches} must divide the {rows} rows of a batch"
+            )
+
+        def step(carry: _Carry, minibatch: Any) -> tuple[_Carry, Metrics]:
+            return minibatch_step(carry, minibatch, scale)
+
+        def epoch(carry: _Carry, key: jax.Array) -> tuple[_Carry, Metrics]:
+            if num_minibatches == 1:
+                return step(carry, samples)
+            order = minibatch_order(key, rows, num_minibatches, axis_name=axis_name)
+            carry, metrics = jax.lax.scan(step, carry, take_rows(samples, order))
+            return carry, jax.tree.map(lambda x: x.sum(0), metrics)
+
+        def epoch_unless_stopped(carry: _Carry, key: jax.Array) -> tuple[_Carry, Metrics]:
+            if stop is None:
+                return epoch(carry, key)
+            nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(epoch, carry, key)[1])
+            nothing["updates"] = Mean(jnp.float32(0.0), jnp.float32(num_minibatches))
+            return jax.lax.cond(carry.stopped, lambda carry, key: (carry, nothing), epoch, carry, key)
+
+        carry = _Carry(params, opt_state, jnp.bool_(False))
+        if num_epochs == 1:
+            carry, metrics = epoch(carry, key)
+        else:
+            carry, metrics = jax.lax.scan(epoch_unless_stopped, carry, jax.random.split(key, num_epochs))
+            metrics = jax.tree.map(lambda x: x.sum(0), metrics)
+        return carry.params, carry.opt_state, metrics
+
+    return update
+
+
+def _global_counts(means: tuple[Mean, ...], axis_name: str | None) -> tuple[jax.Array, ...]:
+    return masked.psum(tuple(jax.lax.stop_gradient(mean.count) for mean in means), axis_name)
+
+
+def minibatch_order(key: jax.Array, rows: int, num_minibatches: int, *, axis_name: str | None = None) -> jax.Array:
+    """Random assignment of rows to minibatches that does not depend on the number of devices.
+
+    Rows are cut into strata of consecutive rows, as many over all devices together for any number of devices. Each stratum
+    is permuted with a key of its own and gives an equal share to every minibatch: a stratified shuffle, whose minibatches are
+    no more alike than those of a plain one, with no row leaving its device.
+
+    Args:
+      key: consumed; equal on all devices.
+      rows: rows on this device.
+      num_minibatches: must divide `rows`.
+      axis_name: device axis, or None.
+
+    Returns:
+      `[num_minibatches, rows / num_minibatches]`, int32, local row indices; each row appears once.
+
+    Raises:
+      ConfigError: when the strata cannot be dealt out evenly to the devices.
+
+    Example:
+      >>> order = minibatch_order(jax.random.key(0), 12, 3)
+      >>> order.shape, sorted(order.ravel().tolist()) == list(range(12))
+      ((3, 4), True)
+    """
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    strata = num_strata(rows * devices, num_minibatches)
+    if strata % devices:
+        raise ConfigError(
+            f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, which {devices} devices do not divide; "
+            f"choose num_envs (or num_prompts) so that rows is a multiple of devices × num_minibatches"
+        )
+    local = strata // devices
+    first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * local
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, first + jnp.arange(local))
+    size = rows // local
+    order = jax.vmap(lambda key: permutation(key, size))(keys) + size * jnp.arange(local)[:, None]
+    return order.reshape(local, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
+
+
+def num_strata(rows: int, num_minibatches: int) -> int:
+    """The largest power of two up to `MAX_STRATA` that cuts `rows` into strata divisible by `num_minibatches`.
+
+    Example:
+      >>> num_strata(8192, 4), num_strata(20480, 4), num_strata(12, 3)
+      (64, 64, 4)
+    """
+    strata = MAX_STRATA
+    while rows % (strata * num_minibatches):
+        strata //= 2
+    return strata
+
+
+def permutation(key: jax.Array, size: int) -> jax.Array:
+    """A random permutation of `arange(size)` by one sort of (random high bits | index); consumes `key`.
+
+    One sort of 32-bit words, against the several of `jax.random.permutation`. With b = ⌈log2 size⌉ index bits, 32 − b random bits
+    order the rows; a tie (probability about size² / 2^(33 − b)) keeps the two rows in order.
+
+    Example:
+      >>> sorted(permutation(jax.random.key(0), 5).tolist())
+      [0, 1, 2, 3, 4]
+    """
+    index_bits = max(size - 1, 1).bit_length()
+    low = jnp.uint32((1 << index_bits) - 1)
+    words = (jax.random.bits(key, (size,), jnp.uint32) & ~low) | jnp.arange(size, dtype=jnp.uint32)
+    return (jnp.sort(words) & low).astype(jnp.int32)
+
+
+def take_rows(samples: Any, order: jax.Array) -> Any:
+    """Gathers rows of every leaf, with one gather for each dtype: leaves `[N, …]` to `[*order.shape, …]`.
+
+    Many narrow gathers are bound by dispatch; leaves of one dtype travel side by side as `[N, D]`.
+
+    Example:
+      >>> rows = {"a": jnp.arange(3.0), "b": jnp.arange(6.0).reshape(3, 2)}
+      >>> take_rows(rows, jnp.array([2, 0]))["b"].tolist()
+      [[4.0, 5.0], [0.0, 1.0]]
+    """
+    leaves, treedef = jax.tree.flatten(samples)
+    taken: list[Any] = [None] * len(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat = [leaves[i].reshape(leaves[i].shape[0], -1) for i in members]
+        wide = jnp.concatenate(flat, axis=1)[order]
+        offset = 0
+        for i, part in zip(members, flat, strict=True):
+            piece = wide[..., offset : offset + part.shape[1]]
+            taken[i] = piece.reshape(*order.shape, *leaves[i].shape[1:])
+            offset += part.shape[1]
+    return jax.tree.unflatten(treedef, taken)
+
+
+def decay(step: jax.Array, iterations: int) -> jax.Array | float:
+    """Linear decay `max(0, 1 − step / iterations)`, counted in iterations (not minibatches); 1 when `iterations` is 0.
+
+    Args:
+      step: `[]`, iterations done.
+      iterations: length of the decay, static; 0 keeps 1.
+
+    Example:
+      >>> float(decay(jnp.int32(25), 100))
+      0.75
+    """
+    return jnp.maximum(0.0, 1.0 - step / iterations) if iterations else 1.0
+
+
+def adam(learning_rate: Number, *, max_grad_norm: Number, epsilon: float = 1e-5) -> optax.GradientTransformation:
+    """Adam behind a clip of the global gradient norm, on one flat vector.
+
+    Args:
+      learning_rate: size of a step, may be traced.
+      max_grad_norm: gradients of a larger global norm are scaled down to it.
+      epsilon: Adam's, outside the root.
+
+    Returns:
+      The transformation. Flat, because an update of a small network leaf by leaf is bound by dispatch.
+    """
+    return optax.flatten(
+        optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon), optax.scale(-1.0 * learning_rate))
+    )
