@@ -126,3 +126,33 @@ class DiagonalGaussian:
         variance_ratio = jnp.exp(2.0 * (self.log_std - other.log_std))
         z = (self.mean - other.mean) * jnp.exp(-other.log_std)
         return 0.5 * jnp.sum(variance_ratio + jnp.square(z) - 1.0 + 2.0 * (other.log_std - self.log_std), axis=-1)
+
+
+MAX_LOG_RATIO = 20.0
+
+
+def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
+    """Probability ratio `exp(clip(log_prob − old_log_prob, ±20))`, in float32 at least.
+
+    Without the clamp one token can overflow `exp` and turn a whole update into NaN; beyond it the gradient is 0.
+
+    Args:
+      log_prob: `E*`, nats.
+      old_log_prob: `E*`, nats.
+
+    Returns:
+      `E*`, within [2e-9, 5e8].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> float(ratio(jnp.log(0.5), jnp.log(0.25)))
+      2.0
+    """
+    chex.assert_equal_shape([log_prob, old_log_prob])
+    return jnp.exp(log_ratio(log_prob, old_log_prob))
+
+
+def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
+    """`clip(log_prob − old_log_prob, ±20)`, in float32 at least."""
+    dtype = jnp.promote_types(jnp.result_type(log_prob, old_log_prob), jnp.float32)
+    return jnp.clip(log_prob.astype(dtype) - old_log_prob.astype(dtype), -MAX_LOG_RATIO, MAX_LOG_RATIO)

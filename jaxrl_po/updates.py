@@ -121,29 +121,20 @@ def gradient_update(
                 f"num_minibatches × num_microbatches = {num_minibatches} × {num_microbatches} must divide the {rows} rows of a batch"
             )
 
-        def step(carry: _Carry, minibatch: Any) -> tuple[_Carry, Metrics]:
+        if num_minibatches == 1:
+            orders = None
+        else:
+            order = jax.vmap(lambda key: minibatch_order(key, rows, num_minibatches, axis_name=axis_name))
+            orders = order(jax.random.split(key, num_epochs)).reshape(num_epochs * num_minibatches, -1)
+            matrices, unpack = pack(samples)
+
+        def step(carry: _Carry, order: jax.Array | None) -> tuple[_Carry, Metrics]:
+            minibatch = samples if order is None else unpack([matrix[order] for matrix in matrices])
             return minibatch_step(carry, minibatch, scale)
 
-        def epoch(carry: _Carry, key: jax.Array) -> tuple[_Carry, Metrics]:
-            if num_minibatches == 1:
-                return step(carry, samples)
-            order = minibatch_order(key, rows, num_minibatches, axis_name=axis_name)
-            carry, metrics = jax.lax.scan(step, carry, take_rows(samples, order))
-            return carry, jax.tree.map(lambda x: x.sum(0), metrics)
-
-        def epoch_unless_stopped(carry: _Carry, key: jax.Array) -> tuple[_Carry, Metrics]:
-            if stop is None:
-                return epoch(carry, key)
-            nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(epoch, carry, key)[1])
-            nothing["updates"] = Mean(jnp.float32(0.0), jnp.float32(num_minibatches))
-            return jax.lax.cond(carry.stopped, lambda carry, key: (carry, nothing), epoch, carry, key)
-
         carry = _Carry(params, opt_state, jnp.bool_(False))
-        if num_epochs == 1:
-            carry, metrics = epoch(carry, key)
-        else:
-            carry, metrics = jax.lax.scan(epoch_unless_stopped, carry, jax.random.split(key, num_epochs))
-            metrics = jax.tree.map(lambda x: x.sum(0), metrics)
+        carry, metrics = jax.lax.scan(step, carry, orders, length=num_epochs * num_minibatches)
+        metrics = jax.tree.map(lambda x: x.sum(0), metrics)
         return carry.params, carry.opt_state, metrics
 
     return update
@@ -221,28 +212,36 @@ def permutation(key: jax.Array, size: int) -> jax.Array:
     return (jnp.sort(words) & low).astype(jnp.int32)
 
 
-def take_rows(samples: Any, order: jax.Array) -> Any:
-    """Gathers rows of every leaf, with one gather for each dtype: leaves `[N, …]` to `[*order.shape, …]`.
+def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
+    """Lays the leaves of one dtype side by side, so that rows are gathered once for each dtype and not for each leaf.
 
-    Many narrow gathers are bound by dispatch; leaves of one dtype travel side by side as `[N, D]`.
+    Args:
+      samples: leaves `[N, …]`.
+
+    Returns:
+      Matrices `[N, D]`, one for each dtype, and `unpack`, which turns matrices `[M, D]` back into leaves `[M, …]`.
 
     Example:
-      >>> rows = {"a": jnp.arange(3.0), "b": jnp.arange(6.0).reshape(3, 2)}
-      >>> take_rows(rows, jnp.array([2, 0]))["b"].tolist()
+      >>> matrices, unpack = pack({"a": jnp.arange(3.0), "b": jnp.arange(6.0).reshape(3, 2)})
+      >>> unpack([m[jnp.array([2, 0])] for m in matrices])["b"].tolist()
       [[4.0, 5.0], [0.0, 1.0]]
     """
     leaves, treedef = jax.tree.flatten(samples)
-    taken: list[Any] = [None] * len(leaves)
-    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-        members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        flat = [leaves[i].reshape(leaves[i].shape[0], -1) for i in members]
-        wide = jnp.concatenate(flat, axis=1)[order]
-        offset = 0
-        for i, part in zip(members, flat, strict=True):
-            piece = wide[..., offset : offset + part.shape[1]]
-            taken[i] = piece.reshape(*order.shape, *leaves[i].shape[1:])
-            offset += part.shape[1]
-    return jax.tree.unflatten(treedef, taken)
+    members = {dtype: [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype] for dtype in [leaf.dtype for leaf in leaves]}
+    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
+    matrices = [jnp.concatenate([flat[i] for i in group], axis=1) for group in members.values()]
+
+    def unpack(matrices: list[jax.Array]) -> Any:
+        rows: list[Any] = [None] * len(leaves)
+        for group, matrix in zip(members.values(), matrices, strict=True):
+            offset = 0
+            for i in group:
+                width = flat[i].shape[1]
+                rows[i] = matrix[:, offset : offset + width].reshape(matrix.shape[0], *leaves[i].shape[1:])
+                offset += width
+        return jax.tree.unflatten(treedef, rows)
+
+    return matrices, unpack
 
 
 def decay(step: jax.Array, iterations: int) -> jax.Array | float:

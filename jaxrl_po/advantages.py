@@ -1,0 +1,249 @@
+"""Advantage and return estimators of one stream `[T]` or one group `[G]`; callers `vmap`.
+
+In a stream, `next_value[t]` is V of the *true* next observation: the final one where an episode ended, never the first of the
+next episode. Termination bootstraps nothing; truncation bootstraps V(final observation); no window crosses either.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import masked
+from jaxrl_po.config import Number
+
+
+def discounted_returns(
+    reward: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array, *, gamma: Number
+) -> jax.Array:
+    """Monte Carlo returns, bootstrapped at a truncation and at the segment's end.
+
+    `G_t = r_t + γ G_{t+1}` within an episode; `G_t = r_t` where it terminates; `G_t = r_t + γ V(final)` where it is truncated and
+    at the last step of the segment.
+
+    Args:
+      reward: `[T]`.
+      next_value: `[T]`, reward units.
+      terminated: `[T]`, bool.
+      truncated: `[T]`, bool.
+      gamma: discount in [0, 1].
+
+    Returns:
+      `[T]`, reward units. This is the λ-return at λ = 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> off = jnp.zeros(3, bool)
+      >>> discounted_returns(jnp.ones(3), jnp.full(3, 8.0), off, off, gamma=0.5).tolist()
+      [2.75, 3.5, 5.0]
+    """
+    return _lambda_returns(reward, next_value, terminated, truncated, gamma=gamma, lambda_=1.0)
+
+
+def n_step_returns(
+    reward: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array, *, gamma: Number, n: int
+) -> jax.Array:
+    """`G_t = r_t + γ r_{t+1} + … + γ^{n−1} r_{t+n−1} + γ^n V(s_{t+n})`, shorter where the episode or the segment ends first.
+
+    The A3C(k) estimator of the lecture notes is n = k + 1.
+
+    Args:
+      reward: `[T]`.
+      next_value: `[T]`, reward units.
+      terminated: `[T]`, bool.
+      truncated: `[T]`, bool.
+      gamma: discount in [0, 1].
+      n: steps of reward, at least 1, static; n ≥ T gives `discounted_returns`.
+
+    Returns:
+      `[T]`, reward units.
+
+    Raises:
+      ValueError: n below 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> off = jnp.zeros(3, bool)
+      >>> n_step_returns(jnp.ones(3), jnp.full(3, 8.0), off, off, gamma=0.5, n=1).tolist()
+      [5.0, 5.0, 5.0]
+    """
+    _check_stream(reward, next_value, terminated, truncated)
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
+    goes_on = ~(terminated | truncated)
+
+    def lengthen(returns: jax.Array, _: None) -> tuple[jax.Array, None]:
+        # The k-step return from t is r_t plus the discounted (k − 1)-step return from t + 1, as far as there is one.
+        following = jnp.concatenate([returns[1:], returns[-1:]])
+        can = goes_on & (jnp.arange(reward.shape[0]) < reward.shape[0] - 1)
+        return jnp.where(can, reward + gamma * following, one_step), None
+
+    returns, _ = jax.lax.scan(lengthen, one_step, None, length=min(n, reward.shape[0]) - 1)
+    return returns
+
+
+def gae(
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    *,
+    gamma: Number,
+    lambda_: Number,
+) -> jax.Array:
+    """Generalised advantage estimation, `Â_t = δ_t + γλ Â_{t+1}` with `δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t)`.
+
+    The recursion is cut where an episode is terminated or truncated. Equal to the λ-weighted mixture of n-step advantages whose
+    last weight within a segment of K steps is λ^{K−1}; λ = 0 gives δ, λ = 1 Monte Carlo less V.
+
+    Args:
+      reward: `[T]`.
+      value: `[T]`, V(s_t), reward units.
+      next_value: `[T]`, V(s_{t+1}), reward units.
+      terminated: `[T]`, bool.
+      truncated: `[T]`, bool.
+      gamma: discount in [0, 1].
+      lambda_: in [0, 1].
+
+    Returns:
+      Advantages `[T]`, reward units; adding `value` gives the λ-return, the critic's target. Source: Schulman et al. 2016
+      (arXiv:1506.02438), eq. 16.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> ends = jnp.array([False, False, True])
+      >>> gae(jnp.ones(3), jnp.zeros(3), jnp.full(3, 9.0), ends, ~ends & False, gamma=1.0, lambda_=1.0).tolist()
+      [21.0, 11.0, 1.0]
+    """
+    chex.assert_equal_shape([reward, value])
+    _check_stream(reward, next_value, terminated, truncated)
+    delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
+    decay = gamma * lambda_ * jnp.where(terminated | truncated, 0.0, 1.0)
+    return _discounted_sum(delta, decay)
+
+
+def _lambda_returns(
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    *,
+    gamma: Number,
+    lambda_: Number,
+) -> jax.Array:
+    """`G_t = r_t + γ ((1 − λ) V(s_{t+1}) + λ G_{t+1})` within an episode, bootstrapped fully where the stream is cut."""
+    _check_stream(reward, next_value, terminated, truncated)
+    cut = (terminated | truncated).at[-1].set(True)
+    bootstrap = jnp.where(terminated, 0.0, next_value) * jnp.where(cut, 1.0, 1.0 - lambda_)
+    return _discounted_sum(reward + gamma * bootstrap, gamma * lambda_ * jnp.where(cut, 0.0, 1.0))
+
+
+def _discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
+    """`y_t = x_t + decay_t · y_{t+1}`, `[T]`, with y = 0 beyond the end."""
+
+    def step(y: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, decay = inputs
+        y = x + decay * y
+        return y, y
+
+    return jax.lax.scan(step, jnp.zeros_like(x[0]), (x, decay), reverse=True)[1]
+
+
+def _check_stream(reward: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array) -> None:
+    chex.assert_rank(reward, 1)
+    chex.assert_equal_shape([reward, next_value, terminated, truncated])
+    chex.assert_type([terminated, truncated], bool)
+
+
+def group_relative(reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: float = 1e-6) -> jax.Array:
+    """`(r_i − mean(r)) / (std(r) + ε)` within one group; equal rewards give exactly 0.
+
+    Args:
+      reward: `[G]`, one outcome for each member.
+      scale: `std`, or `none` for the centred reward alone (Dr.GRPO).
+      ddof: of the std; 0 is the papers' formula, 1 what TRL, verl and tunix compute.
+      epsilon: added to the std.
+
+    Returns:
+      `[G]`. Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2.
+
+    Raises:
+      ValueError: G = 1 (it has no baseline), ddof ≥ G, or an unknown scale.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> [round(a, 2) for a in group_relative(jnp.array([3.8, 5.2, 6.1])).tolist()]
+      [-1.3, 0.18, 1.13]
+      >>> [round(a, 2) for a in group_relative(jnp.array([3.8, 5.2, 6.1]), ddof=1).tolist()]
+      [-1.06, 0.14, 0.92]
+    """
+    chex.assert_rank(reward, 1)
+    size = reward.shape[0]
+    if size < 2 or ddof >= size:
+        raise ValueError(f"a group needs more than {max(1, ddof)} members for a relative advantage, got {size}")
+    if scale not in ("std", "none"):
+        raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
+    reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
+    centred = reward - reward.mean()
+    # Rounding leaves std > 0 in many constant groups, so equality is decided on the rewards themselves.
+    informative = reward.max() != reward.min()
+    if scale == "std":
+        centred = centred / (jnp.sqrt(jnp.sum(jnp.square(centred)) / (size - ddof)) + epsilon)
+    return jnp.where(informative, centred, 0.0)
+
+
+def leave_one_out(reward: jax.Array) -> jax.Array:
+    """`r_i − mean_{j≠i} r_j`, equal to `G/(G−1) (r_i − mean(r))`: an unbiased baseline within one group.
+
+    Args:
+      reward: `[G]`, one outcome for each member.
+
+    Returns:
+      `[G]`. Source: RLOO, Ahmadian et al. 2024 (arXiv:2402.14740), eq. 8.
+
+    Raises:
+      ValueError: G = 1, which leaves nobody to compare with.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> leave_one_out(jnp.array([1.0, 0.0, 0.0])).tolist()
+      [1.0, -0.5, -0.5]
+    """
+    chex.assert_rank(reward, 1)
+    size = reward.shape[0]
+    if size < 2:
+        raise ValueError("a group needs at least 2 members for a leave-one-out baseline, got 1")
+    reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
+    return jnp.where(reward.max() != reward.min(), reward - (reward.sum() - reward) / (size - 1), 0.0)
+
+
+def whiten(
+    x: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    shift_mean: bool = True,
+    epsilon: float = 1e-8,
+    axis_name: str | None = None,
+) -> jax.Array:
+    """`(x − mean) / (std + ε)` over all unmasked elements, ddof 0; masked entries are 0.
+
+    Args:
+      x: `E*`, any shape.
+      mask: `E*`, bool; None counts all.
+      shift_mean: False keeps the mean and divides only.
+      epsilon: added to the std.
+      axis_name: device axis over which the statistics are pooled, or None.
+
+    Returns:
+      `E*`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> whiten(jnp.array([1.0, 3.0, 99.0]), jnp.array([True, True, False])).tolist()
+      [-1.0, 1.0, 0.0]
+    """
+    mean, std = masked.moments(x, mask, axis_name=axis_name)
+    whitened = (x - mean) / (std + epsilon)
+    whitened = whitened if shift_mean else whitened + mean
+    return whitened if mask is None else jnp.where(mask.astype(bool), whitened, 0.0)
