@@ -1,0 +1,184 @@
+"""Checkpoints of a training state: written in the background, complete or absent, and verified when they are read.
+
+A thin layer over orbax. A state is stored as a dict from the path of each leaf to a host array; typed PRNG keys are stored as
+their words, and arrays of size zero, which orbax refuses, are rebuilt from the state that is asked for. Checksums of the files
+are written last: a checkpoint without them was not finished, one that differs from them is damaged and never handed to orbax.
+"""
+
+import json
+import logging
+import shutil
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import orbax.checkpoint as ocp
+
+from jaxrl_po.metrics import write_atomically
+from jaxrl_po.types import PyTree
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+CHECKSUMS = "checksums.json"
+ITEM = "default"  # the folder that orbax gives to a single item
+
+
+class CheckpointError(Exception):
+    """Saved states exist, but none can be used."""
+
+
+class Store:
+    """A folder of checkpoints, numbered by iteration; the newest `keep` stay.
+
+    Args:
+      folder: where; made if absent, and orbax's unfinished leftovers of a killed run are cleared.
+      keep: how many stay. Two or more let a run survive a damaged newest one.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp
+      >>> with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
+      ...     store.save(3, {"w": jnp.arange(2.0)})
+      ...     store.load({"w": jnp.zeros(2)})
+      (3, {'w': Array([0., 1.], dtype=float32)})
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2):
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs at length what is told here in a line
+        self._folder = folder.absolute()
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=False)
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._written: Future[None] | None = None
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def iterations(self) -> list[int]:
+        """Iterations at which there is a checkpoint, ascending."""
+        self.wait_until_finished()
+        return sorted(self._manager.all_steps())
+
+    def save(self, iteration: int, state: PyTree) -> None:
+        """Copies `state` to the host and writes it in the background; the state may be donated right away."""
+        arrays = to_host(state)
+        self.wait_until_finished()
+        self._written = self._writer.submit(self._write, iteration, arrays)
+
+    def _write(self, iteration: int, arrays: Arrays) -> None:
+        if iteration in self._manager.all_steps():
+            self._manager.delete(iteration)
+        self._manager.save(iteration, args=ocp.args.StandardSave(arrays), force=True)
+        step = self._folder / str(iteration)
+        write_atomically(step / CHECKSUMS, json.dumps(checksums(step / ITEM)))
+
+    def wait_until_finished(self) -> None:
+        """Waits until what was saved is on disk; raises what went wrong there."""
+        if self._written is not None:
+            self._written.result()
+            self._written = None
+
+    def load(self, like: PyTree, *, tell: Callable[[str], None] = print) -> tuple[int, PyTree] | None:
+        """The newest checkpoint that is intact; those after it are told of and dropped.
+
+        Args:
+          like: a state, or `jax.ShapeDtypeStruct`s (with shardings), of the structure that is wanted.
+          tell: is given one line for each checkpoint that cannot be used.
+
+        Returns:
+          `(iteration, state)`, placed as `like` is, or None when nothing was ever saved completely.
+
+        Raises:
+          CheckpointError: all are damaged (they stay), or the newest intact one holds other shapes.
+        """
+        found = {iteration: self._condition(iteration) for iteration in self.iterations()}
+        intact = [iteration for iteration, condition in found.items() if condition == "intact"]
+        if not intact and "damaged" in found.values():
+            raise CheckpointError(f"no checkpoint in {self._folder} is intact: {sorted(found)} are damaged")
+        newest = max(intact, default=-1)
+        for iteration, condition in found.items():
+            if iteration > newest:
+                tell(f"checkpoint {self._folder / str(iteration)} is {condition} and dropped")
+                shutil.rmtree(self._folder / str(iteration))
+        self._manager.reload()
+        if not intact:
+            return None
+        return newest, from_host(self._manager.restore(newest, args=ocp.args.StandardRestore()), like)
+
+    def _condition(self, iteration: int) -> str:
+        step = self._folder / str(iteration)
+        try:
+            expected = json.loads((step / CHECKSUMS).read_text())
+        except FileNotFoundError:
+            return "unfinished"
+        except (OSError, ValueError):
+            return "damaged"
+        return "intact" if checksums(step / ITEM) == expected else "damaged"
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        self._writer.shutdown()
+        self._manager.close()
+        self.wait_until_finished()
+
+
+def checksums(folder: Path) -> dict[str, int]:
+    """CRC-32 of each file below `folder`, by relative path; any single flipped bit changes it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key_impl(leaf: Any) -> Any:
+    """The random-number generator of a key, or of the shape of one."""
+    impls: list[Any] = []
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), leaf)
+    return impls[0]
+
+
+def to_host(state: PyTree) -> Arrays:
+    """Path to array, for every leaf of non-zero size: copies, since a donated buffer is overwritten."""
+    words = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in _named(state).items()}
+    return {name: np.array(leaf) for name, leaf in words.items() if leaf.size}
+
+
+def from_host(arrays: Arrays, like: PyTree) -> PyTree:
+    """The inverse of `to_host`: leaves in the structure, the dtypes and the placement of `like`.
+
+    Raises:
+      CheckpointError: names a leaf that is missing, left over, or of another shape.
+    """
+    left = dict(arrays)
+
+    def restore(path: Any, leaf: Any) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        shape = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        array = left.pop(name, None) if shape.size else np.zeros(shape.shape, shape.dtype)
+        if array is None or array.shape != shape.shape or array.dtype != shape.dtype:
+            held = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            raise CheckpointError(f"the checkpoint holds {held} for {name}, where {shape.dtype}{list(shape.shape)} is wanted")
+        sharding = getattr(leaf, "sharding", None)
+        if _is_key(leaf):
+            return jax.device_put(jax.random.wrap_key_data(jnp.asarray(array), impl=_key_impl(leaf)), sharding)
+        return jax.device_put(array, sharding)
+
+    state = jax.tree_util.tree_map_with_path(restore, like)
+    if left:
+        raise CheckpointError(f"the checkpoint holds {next(iter(left))}, which is not wanted")
+    return state

@@ -1,0 +1,126 @@
+"""The folder of a run: held by one process at a time, never overwritten by accident, continued only with the same settings."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxrl_po.flags import UsageError, shown
+from jaxrl_po.metrics import strict, write_atomically
+
+CONFIG = "config.json"
+ARTEFACTS = (CONFIG, "metrics.jsonl", "summary.json", "curves.png", "checkpoints")
+MAY_DIFFER = ("out", "devices", "resume", "overwrite", "total_steps")
+
+
+def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """Checks that a run may use the folder `out`, and changes nothing.
+
+    Args:
+      out: the value of `--out`.
+      resume: the value of `--resume`.
+      overwrite: the value of `--overwrite`.
+
+    Returns:
+      The `config.json` of the run that is resumed; empty when there is none yet.
+
+    Raises:
+      UsageError: no folder is named, the place cannot be written, or it is used and neither switch is given.
+    """
+    if not out:
+        raise UsageError("--out must name a folder for the results, e.g. --out=runs/first")
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other: give one of them")
+    folder = Path(out)
+    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not ancestor.is_dir():
+        raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
+    if not os.access(ancestor, os.W_OK | os.X_OK):
+        raise UsageError(f"--out={out} must be a folder that can be written; {ancestor} cannot")
+    used = folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
+    if used and not (resume or overwrite):
+        raise UsageError(
+            f"--out={out} already holds files; add --resume to go on with a run, --overwrite to replace it, or choose another"
+        )
+    if not (used and resume):
+        return {}
+    try:
+        return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UsageError(f"--resume: --out={out} holds files but no {CONFIG} of a run; choose the folder of a run") from None
+    except ValueError:
+        raise UsageError(f"--resume: {folder / CONFIG} is damaged; put it right, or start afresh with --overwrite") from None
+
+
+def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:
+    """Checks that a run which goes on has the settings that it began with; `total_steps` may grow.
+
+    Args:
+      settings: flag name to value, now.
+      stored: flag name to value, of the run in the folder.
+      out: the value of `--out`.
+
+    Raises:
+      UsageError: names the first flag that differs.
+    """
+    for name, value in settings.items():
+        if name in stored and name not in MAY_DIFFER and strict(value) != stored[name]:
+            raise UsageError(
+                f"--{name}={shown(value)} must be {shown(stored[name])}, as in the run in {out} that is resumed; "
+                f"leave the flag out, or choose another --out"
+            )
+    if settings["total_steps"] < stored.get("total_steps", 0):
+        raise UsageError(
+            f"--total_steps={settings['total_steps']} must be at least {stored['total_steps']}, as in the run in {out} that is "
+            f"resumed: it may only grow"
+        )
+
+
+def flags_of(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Flag name to value, from the nested content of a `config.json`.
+
+    Example:
+      >>> flags_of({"seed": 0, "config": {"gamma": 0.9}})
+      {'seed': 0, 'config.gamma': 0.9}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in stored.items():
+        flat |= {f"{name}.{field}": item for field, item in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+@contextmanager
+def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
+    """Makes the folder and holds it; the hold goes with the process, however that ends.
+
+    Args:
+      out: the value of `--out`.
+      overwrite: remove what an earlier run left there, and nothing else.
+
+    Raises:
+      UsageError: it cannot be made or written, or another process holds it.
+    """
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UsageError(f"--out={out} must be a folder that can be written: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"--out={out} is in use by another run; wait for its end or choose another") from None
+        if overwrite:
+            for path in (folder / name for name in ARTEFACTS):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        yield folder
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces a JSON file in one step; NaN becomes null."""
+    write_atomically(path, json.dumps(strict(content), indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,323 @@
+"""The loop around the one program: run a chunk, write its line, save, until done.
+
+Chunks end at multiples of `log_every`, and a shorter one is the same program with a smaller count; what is evaluated and saved
+depends on the iteration alone, never on the clock. So a run that was killed and resumed equals one that was not, bit for bit.
+"""
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po import metrics as metrics_lib
+from jaxrl_po.checkpoint import Store
+from jaxrl_po.masked import Mean
+from jaxrl_po.metrics import Row
+from jaxrl_po.types import Learner, Metrics, TrainState
+
+SKIPPED = "skipped"
+
+
+class Diverged(Exception):
+    """Loss or gradient stayed non-finite; the message says in which seed and where."""
+
+
+class Reporter(Protocol):
+    """Where progress is shown."""
+
+    def tell(self, line: str) -> None:
+        """A line that stays."""
+
+    def phase(self, name: str) -> None:
+        """What happens beside the training itself."""
+
+    def update(self, row: Row, seconds_left: float) -> None:
+        """One line of metrics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is to be run.
+
+    Attributes:
+      learner: over stacked seeds: `init(keys [S])`; leaves of the state and of each metric lead with `[S]`.
+      keys: `[S]`, typed, one a seed.
+      iterations: iterations in total.
+      steps_per_iteration: environment steps (or completions) of one iteration of one seed.
+      log_every: iterations of a chunk, which makes one line.
+      eval_every: chunks between evaluations; the first and the last state are always evaluated.
+      checkpoint_every: chunks between checkpoints; the last state is always saved.
+      patience: iterations in a row in which all updates of a seed are skipped, before the run stops.
+      evaluate: `state -> {name: [S]}`, or None; its random numbers must be its own and fixed.
+      prepare: `state -> state`, run once before the first iteration (a supervised warm start), or None.
+      score: the evaluated quantity whose mean over seeds, when it grows, marks the best checkpoint; empty for none.
+    """
+
+    learner: Learner
+    keys: jax.Array
+    iterations: int
+    steps_per_iteration: int
+    log_every: int = 1
+    eval_every: int = 1
+    checkpoint_every: int = 1
+    patience: int = 10
+    evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
+    prepare: Callable[[TrainState], TrainState] | None = None
+    score: str = ""
+
+    @property
+    def num_seeds(self) -> int:
+        """S."""
+        return len(self.keys)
+
+    def boundary(self, iteration: int) -> int:
+        """Where the chunk that begins at `iteration` ends."""
+        return min((iteration // self.log_every + 1) * self.log_every, self.iterations)
+
+    def due(self, iteration: int, every: int) -> bool:
+        """Whether what happens every `every` chunks happens at the end of this one."""
+        return iteration == self.iterations or iteration % (self.log_every * every) == 0
+
+
+class Outcome(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+      state: the training state.
+      iteration: iterations done.
+      interrupted: whether a signal ended it early.
+    """
+
+    state: TrainState
+    iteration: int
+    interrupted: bool
+
+
+class Programs(NamedTuple):
+    """Compiled programs; `prepare` and `evaluate` may be None.
+
+    Attributes:
+      init: keys to state.
+      prepare: state to state.
+      chunk: `(state, n) -> (state, metrics [log_every, S])` of n iterations; the state is donated.
+      evaluate: state to a dict of `[S]`.
+      like: shapes and placement of the state.
+    """
+
+    init: Any
+    prepare: Any
+    chunk: Any
+    evaluate: Any
+    like: TrainState
+
+
+def check(job: Job) -> None:
+    """Traces one iteration without compiling it.
+
+    Raises:
+      ConfigError: sizes that do not fit each other.
+    """
+    jax.eval_shape(job.learner.step, jax.eval_shape(job.learner.init, job.keys))
+
+
+def compile_programs(job: Job) -> Programs:
+    """Compiles everything that the run needs, ahead of time."""
+    init = jax.jit(job.learner.init).lower(job.keys).compile()
+    shapes = jax.eval_shape(job.learner.init, job.keys)
+    placed = init.output_shardings
+    like = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, placed)
+    buffer = jax.eval_shape(job.learner.step, shapes)[1]
+
+    def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
+        def body(i: jax.Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
+            state, rows = carry
+            state, row = job.learner.step(state)
+            return state, jax.tree.map(lambda all, one: all.at[i].set(one), rows, row)
+
+        rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
+        return jax.lax.fori_loop(0, n, body, (state, rows))
+
+    return Programs(
+        init=init,
+        prepare=job.prepare and jax.jit(job.prepare, donate_argnums=0, out_shardings=placed).lower(like).compile(),
+        chunk=jax.jit(chunk, donate_argnums=0, out_shardings=(placed, None)).lower(like, np.int32(0)).compile(),
+        evaluate=job.evaluate and jax.jit(job.evaluate).lower(like).compile(),
+        like=like,
+    )
+
+
+def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> Outcome:
+    """Runs `job` to its end, leaving `metrics.jsonl` and `checkpoints/{latest,best}` in `folder`.
+
+    A line is on disk before the checkpoint that goes with it. On resuming, the newest intact checkpoint is loaded and the lines
+    after it are dropped and written again. SIGINT or SIGTERM ends the run after the current chunk, saved; a second one kills.
+
+    Args:
+      job: see `Job`.
+      folder: exists.
+      reporter: shows progress.
+      resume: go on from what is saved, if anything is.
+
+    Returns:
+      The `Outcome`.
+
+    Raises:
+      Diverged: see `Job.patience`; the last good checkpoint stays.
+      CheckpointError: nothing that was saved can be used.
+    """
+    with (
+        Store(folder / "checkpoints" / "latest", keep=2) as latest,
+        Store(folder / "checkpoints" / "best", keep=1) as best,
+        ThreadPoolExecutor(max_workers=1) as worker,
+        hear_signals() as stop,
+    ):
+
+        def wait_for(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+            """Calls in another thread, so that this one hears signals; returns the result and the seconds it took."""
+            begun = time.perf_counter()
+            result = worker.submit(lambda: jax.block_until_ready(function(*args))).result()
+            return result, time.perf_counter() - begun
+
+        reporter.phase("compiling")
+        programs, compile_seconds = wait_for(compile_programs, job)
+        saved = latest.load(programs.like, tell=reporter.tell) if resume else None
+        log = Log(folder / "metrics.jsonl", job.score, after=saved[0] if saved else -1)
+
+        def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
+            """Writes the line of `iteration`, and keeps its state as the best so far if it is."""
+            place = {"iteration": iteration, "step": iteration * job.steps_per_iteration}
+            row = {**place, **fields, **place}  # first in the line, and not overruled by a metric of the same name
+            if evaluated and programs.evaluate is not None:
+                values, seconds = wait_for(programs.evaluate, state)
+                row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
+            row["time/compile_seconds"] = compile_seconds
+            if log.write(row) and not streak.any():
+                best.save(iteration, state)
+            return row
+
+        streak = np.zeros(job.num_seeds, np.int64)
+        if saved is None:
+            state, _ = wait_for(programs.init, job.keys)
+            iteration = kept = 0
+            if programs.prepare is not None:
+                reporter.phase("warm start")
+                state, _ = wait_for(programs.prepare, state)
+            row = record(0, state, {}, evaluated=True)
+            reporter.update(row, math.inf)
+            latest.save(0, state)
+        else:
+            iteration, state = saved
+            kept = iteration
+            reporter.tell(f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})")
+
+        first, begun = iteration, time.perf_counter()
+        while iteration < job.iterations and not stop.is_set():
+            end = job.boundary(iteration)
+            (state, buffer), seconds = wait_for(programs.chunk, state, np.int32(end - iteration))
+            means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
+            streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
+            rate = (end - iteration) * job.steps_per_iteration * job.num_seeds / seconds
+            fields = {**metrics_lib.by_seed(metrics_lib.pool(means)), "time/seconds": seconds, "time/steps_per_second": rate}
+            row = record(end, state, fields, evaluated=job.due(end, job.eval_every))
+            reporter.update(row, (time.perf_counter() - begun) / (end - first) * (job.iterations - end))
+            if stuck is not None:
+                where = iteration + stuck[0] + 1
+                raise Diverged(
+                    f"seed {stuck[1]}: loss or gradient was not finite in any update of the {job.patience} iterations up to "
+                    f"iteration {where} (step {where * job.steps_per_iteration:,}); the last good checkpoint, of iteration "
+                    f"{kept}, stays in {folder / 'checkpoints'}"
+                )
+            iteration = end
+            if job.due(iteration, job.checkpoint_every) and not streak.any():
+                latest.save(iteration, state)
+                kept = iteration
+        if kept != iteration and not streak.any():
+            latest.save(iteration, state)
+    return Outcome(state, iteration, iteration < job.iterations)
+
+
+class Log:
+    """The file of lines, and the best score in it.
+
+    Args:
+      path: of the file.
+      score: the evaluated quantity whose mean over seeds is the score; empty for none.
+      after: lines of later iterations are dropped.
+    """
+
+    def __init__(self, path: Path, score: str, *, after: int):
+        self._path, self._name = path, f"{score}/mean"
+        self._best = max((self._score(row) for row in metrics_lib.truncate(path, after)), default=-math.inf)
+
+    def _score(self, row: Row) -> float:
+        score = row.get(self._name)
+        return -math.inf if score is None or math.isnan(score) else score
+
+    def write(self, row: Row) -> bool:
+        """Appends a line; returns whether its score is the best so far."""
+        metrics_lib.append(self._path, row)
+        improved = self._score(row) > self._best
+        self._best = max(self._best, self._score(row))
+        return improved
+
+
+def extend_streaks(
+    streak: npt.NDArray[np.int64], skipped: Mean | None, patience: int
+) -> tuple[npt.NDArray[np.int64], tuple[int, int] | None]:
+    """Counts the iterations in a row in which every update was skipped.
+
+    Args:
+      streak: `[S]`, the counts so far.
+      skipped: `[n, S]`, updates skipped among those tried, of n further iterations; None where the learner does not tell.
+      patience: a count that is too many.
+
+    Returns:
+      The counts after them, and `(index of the iteration, seed)` where one first reached `patience`, or None.
+
+    Example:
+      >>> both = Mean(np.array([[4.0, 0.0], [4.0, 1.0]]), np.array([[4.0, 4.0], [4.0, 4.0]]))
+      >>> counts, stuck = extend_streaks(np.array([1, 1]), both, patience=3)
+      >>> counts.tolist(), stuck
+      ([3, 0], (1, 0))
+    """
+    stuck = None
+    if skipped is not None:
+        for i, bad in enumerate((skipped.count > 0) & (skipped.total >= skipped.count)):
+            streak = np.where(bad, streak + 1, 0)
+            if stuck is None and streak.max() >= patience:
+                stuck = (i, int(streak.argmax()))
+    return streak, stuck
+
+
+@contextlib.contextmanager
+def hear_signals() -> Iterator[threading.Event]:
+    """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler, which leaves at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may set handlers
+        return
+
+    def hear(number: int, frame: Any) -> None:
+        stop.set()
+        for each in handlers:
+            signal.signal(each, signal.SIG_DFL)
+        os.write(2, b"\nfinishing what runs, then saving; once more to leave at once\n")  # printing is not safe in a handler
+
+    handlers = {each: signal.signal(each, hear) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, before in handlers.items():
+            signal.signal(each, before)

@@ -1,0 +1,226 @@
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import checkpoint
+from jaxrl_po.checkpoint import CheckpointError, Store
+
+
+class State(NamedTuple):
+    params: dict
+    opt_state: tuple
+    key: jax.Array
+    step: jax.Array
+
+
+def state(step=0):
+    return State(
+        params={
+            "w": jnp.arange(600.0).reshape(20, 30) + step,
+            "half": jnp.full(3, 1.5, jnp.bfloat16),
+            "none": jnp.zeros((0, 3)),
+        },
+        opt_state=((), jnp.array([jnp.nan, -jnp.inf, -0.0])),
+        key=jax.random.split(jax.random.key(step), 3),
+        step=jnp.int32(step),
+    )
+
+
+def bits(tree):
+    words = jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree)
+    return jax.tree.map(lambda x: (x.shape, str(x.dtype), np.asarray(x).tobytes()), words)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    with Store(tmp_path / "s") as store:
+        for step in (1, 2, 3):
+            store.save(step, state(step))
+    return tmp_path / "s"
+
+
+def load(folder, like=None):
+    told = []
+    with Store(folder) as store:
+        iteration, loaded = store.load(state() if like is None else like, tell=told.append)
+        return iteration, loaded, told, store.iterations()
+
+
+def largest(folder):
+    return max((path for path in (folder / "default" / "d").iterdir()), key=lambda path: path.stat().st_size)
+
+
+def test_every_bit_comes_back(saved):
+    iteration, loaded, told, _ = load(saved)
+    assert iteration == 3
+    assert jax.tree.structure(loaded) == jax.tree.structure(state())
+    assert bits(loaded) == bits(state(3))
+    assert told == []
+    # the restored key draws the same numbers
+    np.testing.assert_array_equal(jax.random.normal(loaded.key[1], (4,)), jax.random.normal(state(3).key[1], (4,)))
+
+
+def test_shapes_alone_suffice_to_load(saved):
+    assert bits(load(saved, like=jax.eval_shape(state))[1]) == bits(state(3))
+
+
+def test_a_generator_of_another_kind_comes_back(tmp_path):
+    keys = {"key": jax.random.key(5, impl="rbg")}
+    with Store(tmp_path) as store:
+        store.save(0, keys)
+        assert bits(store.load(keys)[1]) == bits(keys)
+
+
+def test_the_newest_two_are_kept(saved):
+    assert load(saved)[3] == [2, 3]
+
+
+def test_nothing_saved_is_none(tmp_path):
+    with Store(tmp_path / "s") as store:
+        assert store.load(state()) is None
+
+
+def test_the_state_may_be_donated_at_once(tmp_path):
+    overwrite = jax.jit(lambda x: x * 0.0 - 1.0, donate_argnums=0)
+    x = jnp.arange(100_000.0)
+    with Store(tmp_path) as store:
+        store.save(0, {"x": x})
+        jax.block_until_ready(overwrite(x))
+        assert x.is_deleted()
+        np.testing.assert_array_equal(store.load({"x": jnp.zeros(100_000)})[1]["x"], np.arange(100_000.0))
+
+
+def test_saving_the_same_iteration_again_replaces_it(tmp_path):
+    with Store(tmp_path) as store:
+        store.save(4, {"x": jnp.zeros(2)})
+        store.save(4, {"x": jnp.ones(2)})
+        np.testing.assert_array_equal(store.load({"x": jnp.zeros(2)})[1]["x"], [1.0, 1.0])
+
+
+def truncate(step):
+    path = largest(step)
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip_one_bit(step):
+    path = largest(step)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0b100
+    path.write_bytes(content)
+
+
+def remove_a_file(step):
+    largest(step).unlink()
+
+
+def empty_the_index(step):
+    (step / "default" / "manifest.ocdbt").write_bytes(b"")
+
+
+def garble_the_checksums(step):
+    (step / "checksums.json").write_text("{")
+
+
+def remove_everything(step):
+    shutil.rmtree(step / "default")
+
+
+DAMAGES = [truncate, flip_one_bit, remove_a_file, empty_the_index, garble_the_checksums, remove_everything]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_is_used(saved, damage, capfd):
+    damage(saved / "3")
+    iteration, loaded, told, left = load(saved)
+    assert iteration == 2
+    assert bits(loaded) == bits(state(2))
+    assert told == [f"checkpoint {saved / '3'} is damaged and dropped"]
+    assert left == [2]
+    assert capfd.readouterr().err == ""
+
+
+def test_an_unfinished_checkpoint_is_not_used(saved):
+    (saved / "3" / "checksums.json").unlink()
+    iteration, _, told, _ = load(saved)
+    assert iteration == 2
+    assert told == [f"checkpoint {saved / '3'} is unfinished and dropped"]
+
+
+def test_if_all_are_damaged_nothing_is_removed(saved):
+    for step in ("2", "3"):
+        flip_one_bit(saved / step)
+    before = sorted(path for path in saved.rglob("*"))
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact: \[2, 3\] are damaged"):
+        load(saved)
+    assert sorted(path for path in saved.rglob("*")) == before
+
+
+def test_after_a_fallback_the_run_saves_that_iteration_again(saved):
+    truncate(saved / "3")
+    with Store(saved) as store:
+        store.load(state(), tell=lambda line: None)
+        store.save(3, state(3))
+        assert store.iterations() == [2, 3]
+    assert bits(load(saved)[1]) == bits(state(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s._replace(step=jnp.zeros(2, jnp.int32)), r"holds int32\[\] for \.step, where int32\[2\] is wanted"),
+        (lambda s: s._replace(step=jnp.float32(0)), r"holds int32\[\] for \.step, where float32\[\] is wanted"),
+        (lambda s: s._replace(opt_state=(jnp.zeros(1), s.opt_state[1])), r"holds nothing for \.opt_state\[0\]"),
+        (lambda s: s._replace(opt_state=()), r"holds \.opt_state\[1\], which is not wanted"),
+    ],
+)
+def test_another_structure_is_refused(saved, change, message):
+    with pytest.raises(CheckpointError, match=message):
+        load(saved, like=change(state()))
+
+
+def test_what_goes_wrong_in_the_background_is_raised(tmp_path):
+    store = Store(tmp_path / "s")
+    shutil.rmtree(tmp_path / "s")
+    (tmp_path / "s").write_text("a file where the folder was")
+    store.save(0, {"x": jnp.zeros(2)})
+    with pytest.raises(OSError, match="s"):
+        store.close()
+
+
+KILLED = """
+import sys, pathlib, jax.numpy as jnp
+from jaxrl_po.checkpoint import Store
+with Store(pathlib.Path(sys.argv[1])) as store:
+    for i in range(100_000):
+        store.save(i, {"x": jnp.full(20_000, i)})
+        print(i, flush=True)
+"""
+
+
+@pytest.mark.parametrize("extra", [0.0, 0.013, 0.031])
+def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if int(line) == 4:
+                break
+        time.sleep(extra)
+        os.kill(process.pid, signal.SIGKILL)
+    with Store(tmp_path) as store:
+        iteration, loaded = store.load({"x": jnp.zeros(20_000, jnp.int32)}, tell=lambda line: None)
+    assert iteration >= 3
+    np.testing.assert_array_equal(loaded["x"], np.full(20_000, iteration))
+
+
+def test_zero_sizes_and_copies():
+    arrays = checkpoint.to_host(state(1))
+    assert not any(array.size == 0 for array in arrays.values())
+    assert bits(checkpoint.from_host(arrays, state())) == bits(state(1))

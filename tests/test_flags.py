@@ -1,0 +1,155 @@
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_po import config, flags
+from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, number, static
+from jaxrl_po.flags import UsageError
+
+
+@config.record
+class Config:
+    """A record with every kind of field."""
+
+    learning_rate: config.Number = number(3e-4, "step size", within=POSITIVE)
+    gamma: config.Number = number(0.99, "discount", within=UNIT)
+    target_kl: config.Number = number(0.02, "bound", unit="nats", within=POSITIVE)
+    anything: config.Number = number(0.0, "any finite number")
+    num_epochs: int = static(4, "passes", unit="passes", within=COUNT)
+    early_stop: bool = static(False, "stop early")
+    activation: str = static("tanh", "kind", choices=("tanh", "relu"))
+    hidden: tuple[int, ...] = static((64, 64), "widths")
+    axis_name: str | None = static(None, "set by code")
+
+    def validate(self):
+        if self.gamma == 0.5:
+            raise ConfigError("gamma must not be a half")
+
+
+@config.record
+class Options:
+    """Flags without a prefix."""
+
+    total_steps: int = static(100, "length", within=COUNT)
+
+
+SECTIONS = {"": Options, "config": Config}
+
+
+def test_defaults():
+    assert flags.parse([], SECTIONS) == {"": Options(), "config": Config()}
+
+
+def test_every_kind_of_value():
+    argv = (
+        "--total_steps 7 --config.learning_rate=1e-2 --config.anything=-3 --config.num_epochs=2 --config.early_stop "
+        "--config.activation=relu --config.hidden=32,16,8"
+    )
+    records = flags.parse(argv.split(), SECTIONS)
+    assert records[""] == Options(total_steps=7)
+    assert records["config"] == Config(
+        learning_rate=0.01, anything=-3.0, num_epochs=2, early_stop=True, activation="relu", hidden=(32, 16, 8)
+    )
+    assert isinstance(records["config"].anything, float)
+
+
+@pytest.mark.parametrize(("text", "value"), [("=true", True), ("=false", False), ("", True)])
+def test_switches(text, value):
+    assert flags.parse([f"--config.early_stop{text}"], SECTIONS)["config"].early_stop is value
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--config.learning_rat=1", "--config.learning_rat is not a flag; did you mean --config.learning_rate?"),
+        ("--total_step=1", "--total_step is not a flag; did you mean --total_steps?"),
+        ("--zzz=1", "--zzz is not a flag; see --help"),
+        ("--config.axis_name=data", "--config.axis_name is not a flag"),
+        ("--config.learning_rate=nan", "--config.learning_rate must lie in (0, inf), got nan"),
+        ("--config.anything=nan", "--config.anything must lie in (-inf, inf), got nan"),
+        ("--config.anything=inf", "--config.anything must lie in (-inf, inf), got inf"),
+        ("--config.learning_rate=0", "--config.learning_rate must lie in (0, inf), got 0"),
+        ("--config.learning_rate=fast", "--config.learning_rate must be a number, got 'fast'"),
+        ("--config.learning_rate=", "--config.learning_rate must be a number, got ''"),
+        ("--config.gamma=1.5", "--config.gamma must lie in [0, 1], got 1.5"),
+        ("--config.gamma=0.5", "--config.gamma must not be a half"),
+        ("--config.target_kl=-1", "--config.target_kl must lie in (0, inf) nats, got -1"),
+        ("--config.num_epochs=0", "--config.num_epochs must lie in [1, inf) passes, got 0"),
+        ("--config.num_epochs=-3", "--config.num_epochs must lie in [1, inf) passes, got -3"),
+        ("--config.num_epochs=2.5", "--config.num_epochs must be an integer, got '2.5'"),
+        ("--config.early_stop=maybe", "--config.early_stop must be true or false, got 'maybe'"),
+        ("--config.activation=tan", "--config.activation must be one of tanh, relu, got 'tan'"),
+        ("--config.hidden=64,x", "--config.hidden must be integers such as 64,64, got '64,x'"),
+        ("--total_steps=nan", "--total_steps must be an integer, got 'nan'"),
+        ("stray", "'stray' is not a flag; write --name=value"),
+    ],
+)
+def test_bad_input_names_the_flag_and_what_would_be_right(argument, message):
+    with pytest.raises(UsageError) as caught:
+        flags.parse([argument], SECTIONS)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_value_is_one_line():
+    with pytest.raises(UsageError, match=r"--total_steps|total_steps") as caught:
+        flags.parse(["--total_steps"], SECTIONS)
+    assert "\n" not in str(caught.value)
+
+
+def test_partial_parsing_lets_other_flags_pass():
+    argv = ["--config.gamma", "0.3", "--total_steps=5", "--zzz=1"]
+    assert flags.parse(argv, {"": Options}, partial=True) == {"": Options(total_steps=5)}
+
+
+def test_stored_values_stand_in_for_flags_that_are_not_given():
+    stored = {"total_steps": 9, "config.gamma": 0.25, "config.hidden": [8], "config.learning_rate": 0.1, "config.unknown": 1}
+    records = flags.parse(["--config.learning_rate=0.2"], SECTIONS, stored=stored)
+    assert records[""].total_steps == 9
+    assert records["config"] == Config(gamma=0.25, hidden=(8,), learning_rate=0.2)
+
+
+def test_flatten_is_the_inverse_of_parsing():
+    records = flags.parse(["--config.gamma=0.25", "--total_steps=3"], SECTIONS)
+    flat = flags.flatten(records)
+    assert flat["config.gamma"] == 0.25
+    assert flat["total_steps"] == 3
+    assert "config.axis_name" not in flat
+    assert flags.parse([f"--{name}={flags.shown(value)}" for name, value in flat.items()], SECTIONS) == records
+
+
+def test_help_lists_every_field_with_unit_range_and_default():
+    text = flags.usage("control.py", "Trains.", SECTIONS)
+    for name, value in flags.flatten({"": Options(), "config": Config()}).items():
+        assert f"  --{name}={flags.shown(value)}\n" in text
+    assert "bound (nats; in (0, inf))" in text
+    assert "kind (one of tanh, relu)" in text
+
+
+def test_lookup_suggests_the_nearest():
+    with pytest.raises(UsageError, match=r"--algorithm has no 'pppo'; did you mean ppo\?"):
+        flags.lookup("algorithm", "pppo", {"ppo": 1, "trpo": 2})
+    with pytest.raises(UsageError, match=r"--algorithm has no 'zzzz'; choose one of ppo, trpo"):
+        flags.lookup("algorithm", "zzzz", {"ppo": 1, "trpo": 2})
+
+
+def test_blame_names_the_flag_of_a_library_error():
+    with pytest.raises(UsageError, match=r"^--config\.gamma must fit$"), flags.blame(SECTIONS):
+        raise ConfigError("gamma must fit")
+    with pytest.raises(UsageError, match=r"^environment is odd$"), flags.blame(SECTIONS):
+        raise ConfigError("environment\n is odd")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "stderr"),
+    [
+        ("raise flags.UsageError('--out must\\nname a folder')", 2, "error: --out must name a folder\n"),
+        ("return 1", 1, ""),
+        ("return 0", 0, ""),
+    ],
+)
+def test_entry_gives_the_status_and_one_line(body, status, stderr):
+    program = f"from jaxrl_po import flags\ndef main(argv):\n    {body}\nflags.entry(main)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, done.stdout) == (status, stderr, "")

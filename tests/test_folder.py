@@ -1,0 +1,135 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_po import folder
+from jaxrl_po.flags import UsageError
+
+STORED = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": [8], "resolved.log_every": 2}
+
+
+def inspect(path, resume=False, overwrite=False):
+    return folder.inspect(str(path), resume=resume, overwrite=overwrite)
+
+
+@pytest.fixture
+def used(tmp_path):
+    folder.write_json(tmp_path / "config.json", {"seed": 3})
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0}\n')
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    return tmp_path
+
+
+def test_a_new_or_empty_folder_is_free(tmp_path):
+    assert inspect(tmp_path) == {}
+    assert inspect(tmp_path / "a" / "b") == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_only_claimed_is_free(tmp_path):
+    with folder.claim(str(tmp_path), overwrite=False):
+        pass
+    assert inspect(tmp_path) == {}
+    assert inspect(tmp_path, resume=True) == {}
+
+
+def test_resuming_reads_the_config(used):
+    assert inspect(used, resume=True) == {"seed": 3}
+    assert inspect(used / "absent", resume=True) == {}
+    assert inspect(used, overwrite=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("out", "switches", "message"),
+    [
+        ("", {}, "--out must name a folder"),
+        (".", {}, r"--out=.* already holds files; add --resume .* --overwrite"),
+        (".", {"resume": True, "overwrite": True}, "--resume and --overwrite exclude each other"),
+        ("notes.txt", {}, r"--out=.*notes.txt must be a folder, but .*notes.txt is a file"),
+        ("notes.txt/below", {}, r"--out=.*below must be a folder, but .*notes.txt is a file"),
+        ("checkpoints/..", {}, "already holds files"),
+    ],
+)
+def test_a_place_that_cannot_be_used(used, out, switches, message):
+    before = sorted(used.rglob("*"))
+    with pytest.raises(UsageError, match=message) as caught:
+        inspect(used / out if out else "", **switches)
+    assert "\n" not in str(caught.value)
+    assert sorted(used.rglob("*")) == before
+
+
+def test_a_place_that_cannot_be_written(used, monkeypatch):
+    monkeypatch.setattr(folder.os, "access", lambda path, mode: False)
+    with pytest.raises(UsageError, match="can be written"):
+        inspect(used / "new")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UsageError, match=r"--out=.* must be a folder that can be written: Not a directory"),
+        folder.claim(str(tmp_path / "file" / "x"), overwrite=False),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "holds files but no config.json"), ("{", r"config\.json is damaged")])
+def test_resuming_what_is_no_run(tmp_path, content, message):
+    (tmp_path / "notes.txt").write_text("mine")
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=message):
+        inspect(tmp_path, resume=True)
+
+
+def test_overwriting_removes_the_run_and_nothing_else(used):
+    with folder.claim(str(used), overwrite=True):
+        assert sorted(path.name for path in used.iterdir()) == [".lock", "notes.txt"]
+
+
+def test_claiming_to_go_on_keeps_everything(used):
+    with folder.claim(str(used), overwrite=False):
+        assert (used / "metrics.jsonl").exists()
+
+
+def test_two_processes_cannot_hold_one_folder(tmp_path):
+    program = (
+        "import sys\nfrom jaxrl_po import flags, folder\n"
+        "def main(argv):\n    with folder.claim(argv[0], overwrite=True):\n        return 0\n"
+        "flags.entry(main)"
+    )
+    with folder.claim(str(tmp_path), overwrite=False):
+        (tmp_path / "metrics.jsonl").write_text("kept")
+        other = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+        assert other.returncode == 2
+        assert "is in use by another run" in other.stderr
+        assert (tmp_path / "metrics.jsonl").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, r"--seed=1 must be 0, as in the run in runs/x that is resumed"),
+        ({"config.gamma": 0.99}, r"--config\.gamma=0\.99 must be 0\.9, as"),
+        ({"config.hidden": (8, 8)}, r"--config\.hidden=8,8 must be 8, as"),
+        ({"total_steps": 99}, r"--total_steps=99 must be at least 100, .* it may only grow"),
+    ],
+)
+def test_going_on_with_other_settings_names_the_flag(changed, message):
+    same = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": (8,)}
+    folder.require_same(same, STORED, "runs/x")
+    with pytest.raises(UsageError, match=message):
+        folder.require_same(same | changed, STORED, "runs/x")
+
+
+@pytest.mark.parametrize("changed", [{"total_steps": 200}, {"devices": "2"}, {"out": "./runs/x"}, {"resume": True}])
+def test_what_may_differ(changed):
+    folder.require_same({"seed": 0, "total_steps": 100} | changed, STORED | {"devices": "1", "out": "runs/x"}, "runs/x")
+
+
+def test_json_is_strict_and_nested_flags_come_back(tmp_path):
+    folder.write_json(tmp_path / "x.json", {"seed": 0, "config": {"gamma": float("nan")}})
+    assert folder.flags_of(json.loads((tmp_path / "x.json").read_text())) == {"seed": 0, "config.gamma": None}

@@ -1,0 +1,109 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from jaxrl_po import metrics
+from jaxrl_po.masked import Mean
+
+
+def test_interquartile_mean_drops_a_quarter_at_each_end():
+    # n = 8: two dropped at each end, (3 + 4 + 5 + 60) / 4 = 18
+    assert metrics.interquartile_mean([-900.0, 1.0, 3.0, 4.0, 5.0, 60.0, 70.0, 900.0]) == 18.0
+    # n = 3: ⌊3/4⌋ = 0 dropped
+    assert metrics.interquartile_mean([1.0, 2.0, 6.0]) == 3.0
+
+
+def test_nan_is_left_out_of_aggregates():
+    columns = [[1.0, np.nan], [np.nan, np.nan], [3.0, np.nan]]
+    np.testing.assert_array_equal(metrics.mean(columns), [2.0, np.nan])
+    np.testing.assert_array_equal(metrics.interquartile_mean(columns), [2.0, np.nan])
+    # four numbers are left of five: one dropped at each end, (2 + 4) / 2
+    assert metrics.interquartile_mean([100.0, np.nan, 2.0, 4.0, -5.0]) == 3.0
+
+
+def test_pool_adds_before_it_divides():
+    # seed 0: (1·2 + 3·6) / (2 + 6) = 20 / 8, not the mean of the means (1 + 3) / 2; seed 1: no sample at all
+    total = np.array([[2.0, 0.0], [18.0, 0.0]], np.float32)
+    count = np.array([[2.0, 0.0], [6.0, 0.0]], np.float32)
+    np.testing.assert_array_equal(metrics.pool({"x": Mean(total, count)})["x"], [2.5, np.nan])
+
+
+def test_bootstrap_interval_covers_the_mean_of_a_normal_sample():
+    generator = np.random.default_rng(1)
+    covered = 0
+    for _ in range(200):
+        low, high = metrics.bootstrap_interval([generator.normal(size=16)], statistic=metrics.mean, replicates=400)
+        covered += bool(low <= 0.0 <= high)
+    # the percentile bootstrap of n = 16 covers somewhat below 95 %; 3 binomial deviations of 200 trials are 5 %
+    assert 0.85 <= covered / 200 <= 0.99
+
+
+def test_bootstrap_is_stratified():
+    # Two tasks, constant within each: resampling within a task cannot change anything, across tasks it would.
+    low, high = metrics.bootstrap_interval([np.zeros(4), np.ones(4)], statistic=metrics.mean)
+    assert (low, high) == (0.5, 0.5)
+
+
+def test_bootstrap_is_reproducible_and_keeps_curves_whole():
+    curve = np.random.default_rng(0).normal(size=(6, 1)) * np.array([1.0, 2.0, -1.0])
+    low, high = metrics.bootstrap_interval([curve])
+    again = metrics.bootstrap_interval([curve])
+    np.testing.assert_array_equal((low, high), again)
+    # the same seeds are drawn at every point: twice the values, twice the bounds; mirrored values, mirrored bounds
+    np.testing.assert_allclose([low[1], high[1]], [2 * low[0], 2 * high[0]])
+    np.testing.assert_allclose([low[2], high[2]], [-high[0], -low[0]])
+
+
+def test_bootstrap_of_a_point_without_values_is_nan():
+    low, high = metrics.bootstrap_interval([np.full((3, 1), np.nan)])
+    assert math.isnan(low[0])
+    assert math.isnan(high[0])
+
+
+def test_lines_are_strict_json(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics.append(path, {"iteration": 1, "step": 8, **metrics.by_seed({"episode_return": [math.nan, math.inf, 2.0]})})
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    row = json.loads(path.read_text(), parse_constant=refuse)
+    assert row["episode_return"] == [None, None, 2.0]
+    assert row["episode_return/iqm"] is None
+
+
+def test_by_seed_holds_the_list_and_both_aggregates():
+    row = metrics.by_seed({"loss": np.array([0.0, 1.0, 3.0, 100.0], np.float32)})
+    assert row == {"loss": [0.0, 1.0, 3.0, 100.0], "loss/mean": 26.0, "loss/iqm": 2.0}
+
+
+def test_read_leaves_out_a_line_that_was_cut_off(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration": 1}\n{"iteration": 2, "lo')
+    assert metrics.read(path) == [{"iteration": 1}]
+    assert metrics.read(tmp_path / "absent") == []
+
+
+def test_truncate_drops_later_lines_and_keeps_the_bytes_of_earlier_ones(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for i in range(5):
+        metrics.append(path, {"iteration": i, "x": 0.1 * i, "none": math.nan})
+    before = path.read_bytes().splitlines(keepends=True)
+    assert [row["iteration"] for row in metrics.truncate(path, 2)] == [0, 1, 2]
+    assert path.read_bytes().splitlines(keepends=True) == before[:3]
+    metrics.truncate(path, -1)
+    assert path.read_bytes() == b""
+
+
+def test_curve_takes_the_lines_that_hold_the_metric():
+    rows = [{"step": 0, "a": [1.0, None]}, {"step": 5, "b": [0.0, 0.0]}, {"step": 9, "a": [2.0, 4.0]}]
+    step, values = metrics.curve(rows, "a")
+    np.testing.assert_array_equal(step, [0.0, 9.0])
+    np.testing.assert_array_equal(values, [[1.0, 2.0], [np.nan, 4.0]])
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_strict_reaches_into_containers(value):
+    assert metrics.strict({"a": [value, (1, value)], "b": "text"}) == {"a": [None, [1, None]], "b": "text"}

@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from jaxrl_po import metrics, plotting
+
+ROWS = [
+    {"step": step, **metrics.by_seed({"episode_return": np.array([10.0, 20.0, 30.0, 90.0]) + step})} for step in (0, 100, 200)
+]
+PANEL = plotting.Panel(ROWS, (plotting.Series("episode_return", "training"),), "title", "environment steps", "return")
+
+
+def draw(panel):
+    axes = Figure().subplots()
+    plotting.draw(axes, panel)
+    return axes
+
+
+def test_the_bold_line_is_the_interquartile_mean():
+    bold = max(draw(PANEL).get_lines(), key=lambda line: line.get_linewidth())
+    np.testing.assert_array_equal(bold.get_xdata(), [0, 100, 200])
+    np.testing.assert_array_equal(bold.get_ydata(), [25.0, 125.0, 225.0])  # (20 + 30) / 2 and on
+
+
+def test_every_seed_is_drawn_and_the_band_holds_the_line():
+    axes = draw(PANEL)
+    thin = [line for line in axes.get_lines() if line.get_linewidth() < 1]
+    np.testing.assert_array_equal([line.get_ydata()[0] for line in thin], [10.0, 20.0, 30.0, 90.0])
+    band = axes.collections[0].get_paths()[0].vertices
+    at_start = band[band[:, 0] == 0.0, 1]
+    assert at_start.min() < 25.0 < at_start.max()
+
+
+def test_axes_and_legend_say_what_is_shown():
+    axes = draw(PANEL._replace(target=20.0))
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left") or axes.get_title()) == (
+        "environment steps",
+        "return",
+        "title",
+    )
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["training: IQM, 95 % band, 4 seeds", "target 20"]
+
+
+def test_a_metric_that_no_line_holds_is_left_out():
+    axes = draw(PANEL._replace(series=(plotting.Series("absent", "absent"),)))
+    assert not axes.get_lines()
+    assert axes.get_legend() is None
+
+
+@pytest.mark.parametrize("panels", [1, 2])
+def test_save_writes_a_picture_and_nothing_else(tmp_path, panels):
+    plotting.save([PANEL] * panels, tmp_path / "curves.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,338 @@
+"""The loop, on a learner small enough to compile in a second; run as a script, this file is one run of it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import runner
+from jaxrl_po.checkpoint import Store
+from jaxrl_po.masked import Mean
+from jaxrl_po.metrics import read
+from jaxrl_po.runner import Diverged, Job
+from jaxrl_po.types import Actor, ActorCritic, Learner, TrainState
+
+SEEDS = 3
+
+
+def toy(poison=None, work=0):
+    """A random walk whose metrics tell what it did; `poison(step, seed)` says which updates are skipped."""
+
+    def init(key):
+        params = ActorCritic(jax.random.normal(key, (4,)))
+        return TrainState(params, (), (), jnp.float32(0.0), Actor(()), jax.random.fold_in(key, 1), jnp.int32(0))
+
+    def step(state, seed):
+        key, noise_key = jax.random.split(state.key)
+        params = ActorCritic(0.9 * state.params.policy + jax.random.normal(noise_key, (4,)))
+        busy = jax.lax.fori_loop(0, work, lambda i, x: jnp.sin(x + i), jnp.ones(64)).sum()
+        skipped = jnp.float32(0.0) if poison is None else poison(state.step, seed).astype(jnp.float32)
+        metrics = {
+            "size": Mean(jnp.square(params.policy).sum() + 0.0 * busy, jnp.float32(4.0)),
+            "step": Mean(-jnp.ones(()), jnp.float32(1.0)),  # the line's own field of this name comes first
+            "skipped": Mean(2.0 * skipped, jnp.float32(2.0)),
+        }
+        return state._replace(params=params, key=key, step=state.step + 1), metrics
+
+    return Learner(jax.vmap(init), lambda state: jax.vmap(step)(state, jnp.arange(SEEDS)))
+
+
+def greedy(state):
+    return {"greedy_return": state.params.policy.mean(axis=1)}
+
+
+def job(**changes):
+    defaults = {
+        "learner": toy(),
+        "keys": jax.random.split(jax.random.key(0), SEEDS),
+        "iterations": 23,
+        "steps_per_iteration": 10,
+        "log_every": 5,
+        "eval_every": 2,
+        "checkpoint_every": 1,
+        "evaluate": greedy,
+        "score": "greedy_return",
+    }
+    return Job(**(defaults | changes))
+
+
+class Silent:
+    """Keeps what it is told."""
+
+    def __init__(self, hook=lambda row: None):
+        self.told, self.phases, self.rows, self.hook = [], [], [], hook
+
+    def tell(self, line):
+        self.told.append(line)
+
+    def phase(self, name):
+        self.phases.append(name)
+
+    def update(self, row, seconds_left):
+        self.rows.append(row)
+        self.hook(row)
+
+
+def run(path, reporter=None, resume=False, **changes):
+    path.mkdir(exist_ok=True)
+    return runner.run(job(**changes), path, reporter or Silent(), resume=resume)
+
+
+def lines(path):
+    """The lines without what the clock says."""
+    rows = read(path / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def bits(state):
+    words = state._replace(key=jax.random.key_data(state.key))
+    return jax.tree.map(lambda x: np.asarray(x).tobytes(), words)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole")
+    return path, run(path)
+
+
+def test_the_chunks_are_the_iterations_one_by_one(whole):
+    path, outcome = whole
+    state, sizes = toy().init(job().keys), []
+    step = jax.jit(toy().step)
+    for _ in range(23):
+        state, metrics = step(state)
+        sizes.append(np.asarray(metrics["size"].value()))
+    np.testing.assert_allclose(outcome.state.params.policy, state.params.policy, rtol=1e-6)
+    rows = lines(path)
+    assert [row["iteration"] for row in rows] == [0, 5, 10, 15, 20, 23]
+    assert [row["step"] for row in rows] == [0, 50, 100, 150, 200, 230]
+    np.testing.assert_allclose(rows[1]["size"], np.mean(sizes[:5], axis=0), rtol=1e-6)
+    np.testing.assert_allclose(rows[5]["size"], np.mean(sizes[20:], axis=0), rtol=1e-6)
+    assert [row["iteration"] for row in rows if "greedy_return" in row] == [0, 10, 20, 23]
+
+
+def test_a_line_holds_every_seed_both_aggregates_and_the_clock_apart(whole):
+    row = read(whole[0] / "metrics.jsonl")[1]
+    assert len(row["size"]) == SEEDS
+    assert row["size/mean"] == pytest.approx(np.mean(row["size"]))
+    assert row["size/iqm"] == pytest.approx(np.mean(row["size"]))  # of three seeds none is dropped
+    clock = {name for name in row if name.startswith("time/")}
+    assert clock == {"time/seconds", "time/steps_per_second", "time/compile_seconds"}
+    assert row["time/steps_per_second"] == pytest.approx(5 * 10 * SEEDS / row["time/seconds"])
+
+
+def test_latest_and_best_are_kept_apart(whole):
+    path, outcome = whole
+    scores = {row["iteration"]: row["greedy_return/mean"] for row in lines(path) if "greedy_return" in row}
+    with Store(path / "checkpoints" / "best") as best, Store(path / "checkpoints" / "latest") as latest:
+        assert best.iterations() == [max(scores, key=scores.get)]
+        assert latest.iterations() == [20, 23]
+        iteration, state = latest.load(outcome.state)
+        assert bits(state) == bits(outcome.state)
+        _, state = best.load(outcome.state)
+        assert float(greedy(state)["greedy_return"].mean()) == pytest.approx(max(scores.values()), rel=1e-6)
+    assert iteration == 23
+
+
+@pytest.mark.parametrize("stop_at", [0, 15])
+def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path, whole, stop_at):
+    def stop(row):
+        if row["iteration"] == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    first = run(tmp_path, Silent(stop))
+    assert first.interrupted
+    assert first.iteration <= stop_at + 5
+    second = Silent()
+    outcome = run(tmp_path, second, resume=True)
+    assert not outcome.interrupted
+    assert second.told[0].startswith("resuming at step")
+    assert lines(tmp_path) == lines(whole[0])
+    assert bits(outcome.state) == bits(whole[1].state)
+
+
+def test_lines_after_the_checkpoint_are_written_again(tmp_path, whole):
+    run(tmp_path, iterations=10)
+    with (tmp_path / "metrics.jsonl").open("a") as file:  # as a kill between a line and its checkpoint leaves it
+        file.write('{"iteration": 15, "step": 150, "greedy_return/mean": 1e9}\n{"iteration": 20, "st')
+    outcome = run(tmp_path, resume=True)
+    assert lines(tmp_path) == lines(whole[0])
+    assert bits(outcome.state) == bits(whole[1].state)
+
+
+def test_a_larger_total_extends_the_run(tmp_path, whole):
+    run(tmp_path, iterations=12)
+    outcome = run(tmp_path, resume=True)
+    assert bits(outcome.state) == bits(whole[1].state)
+    rows = {row["iteration"]: row for row in lines(tmp_path)}
+    assert list(rows) == [0, 5, 10, 12, 15, 20, 23]  # the old end keeps its line
+    assert rows[20] == lines(whole[0])[4]
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    first = run(tmp_path, iterations=5)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    again = run(tmp_path, iterations=5, resume=True)
+    assert bits(again.state) == bits(first.state)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_back(tmp_path, whole):
+    run(tmp_path, iterations=15)
+    victim = tmp_path / "checkpoints" / "latest" / "15" / "default" / "manifest.ocdbt"
+    victim.write_bytes(victim.read_bytes()[:-1])
+    reporter = Silent()
+    outcome = run(tmp_path, reporter, resume=True)
+    assert reporter.told[0].endswith("15 is damaged and dropped")
+    assert reporter.told[1] == "resuming at step 100 (iteration 10)"
+    assert lines(tmp_path) == lines(whole[0])
+    assert bits(outcome.state) == bits(whole[1].state)
+
+
+def test_preparation_runs_once_and_before_the_first_line(tmp_path):
+    def prepare(state):
+        return state._replace(params=ActorCritic(state.params.policy * 0.0 + 7.0))
+
+    reporter = Silent()
+    run(tmp_path, reporter, iterations=5, prepare=prepare)
+    assert reporter.phases == ["compiling", "warm start"]
+    assert lines(tmp_path)[0]["greedy_return"] == [7.0] * SEEDS
+    again = Silent()
+    run(tmp_path, again, iterations=10, prepare=prepare, resume=True)
+    assert again.phases == ["compiling"]
+
+
+def test_a_seed_that_only_skips_stops_the_run(tmp_path):
+    # seed 1 skips every update from step 12 on: the fourth in a row is iteration 16 (counted from 1)
+    learner = toy(lambda step, seed: (seed == 1) & (step >= 12))
+    with pytest.raises(Diverged, match=r"seed 1: .* 4 iterations up to iteration 16 \(step 160\); .* iteration 10, stays"):
+        run(tmp_path, learner=learner, patience=4)
+    with Store(tmp_path / "checkpoints" / "latest") as latest:
+        assert latest.iterations() == [5, 10]  # none of the bad streak
+    assert lines(tmp_path)[-1]["skipped"] == [0.0, 1.0, 0.0]
+
+
+def test_skipping_now_and_then_does_not_stop_the_run(tmp_path):
+    learner = toy(lambda step, seed: step % 4 != 0)  # three in a row at most
+    assert run(tmp_path, learner=learner, patience=4).iteration == 23
+
+
+def test_a_streak_runs_on_from_chunk_to_chunk():
+    bad = Mean(np.array([[1.0, 1.0]]), np.array([[1.0, 2.0]]))
+    streak, stuck = np.zeros(2, np.int64), None
+    for _ in range(3):
+        streak, stuck = runner.extend_streaks(streak, bad, patience=3)
+    assert streak.tolist() == [3, 0]
+    assert stuck == (0, 0)
+
+
+def test_nothing_tried_is_not_a_skip():
+    streak, _ = runner.extend_streaks(np.array([5]), Mean(np.zeros((1, 1)), np.zeros((1, 1))), patience=9)
+    assert streak.tolist() == [0]
+
+
+def test_memory_does_not_grow_with_the_iterations(tmp_path):
+    live = []
+    run(tmp_path, Silent(lambda row: live.append(sum(x.nbytes for x in jax.live_arrays()))), iterations=200)
+    assert len(live) == 41
+    assert max(live[2:]) <= max(live[:2])
+
+
+def test_one_program_serves_every_chunk_and_every_length(tmp_path):
+    traced = []
+
+    def step(state):
+        traced.append(1)
+        return toy().step(state)
+
+    run(tmp_path / "a", learner=Learner(toy().init, step), iterations=5)
+    short = len(traced)
+    traced.clear()
+    run(tmp_path / "b", learner=Learner(toy().init, step), iterations=23)
+    assert 1 <= len(traced) <= short
+
+
+def test_handlers_are_put_back(tmp_path):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    run(tmp_path, iterations=5)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def start(path, *flags):
+    command = [sys.executable, __file__, str(path), *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def final(path):
+    rows = lines(path)
+    with Store(path / "checkpoints" / "latest") as latest:
+        iteration, state = latest.load(jax.eval_shape(toy().init, job().keys))
+    return rows, iteration, bits(state)
+
+
+def test_kill_at_any_moment_then_resume_equals_the_uninterrupted_run(tmp_path):
+    with start(tmp_path / "whole") as process:
+        assert process.wait(60) == 0
+    expected = final(tmp_path / "whole")
+    assert expected[1] == 400
+    generator, path, kills = random.Random(0), tmp_path / "killed", 0
+    while True:
+        with start(path, "--resume") as process:
+            lines_wanted = len(read(path / "metrics.jsonl")) + generator.randint(6, 20)
+            while process.poll() is None and len(read(path / "metrics.jsonl")) < lines_wanted:
+                time.sleep(0.002)
+            if process.poll() is None:
+                time.sleep(generator.random() * 0.05)
+                process.kill()
+                kills += 1
+            elif process.wait() == 0:
+                break
+    assert kills >= 2
+    assert final(path) == expected
+
+
+def test_interrupt_finishes_the_chunk_saves_and_says_so(tmp_path):
+    with start(tmp_path, "--slow") as process:
+        while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 2:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "once more to leave at once" in errors
+    stopped = json.loads(output.splitlines()[-1])
+    assert stopped["interrupted"]
+    with Store(tmp_path / "checkpoints" / "latest") as latest:
+        assert latest.iterations()[-1] == stopped["iteration"] == lines(tmp_path)[-1]["iteration"]
+
+
+def test_a_second_interrupt_leaves_at_once(tmp_path):
+    with start(tmp_path, "--slow") as process:
+        while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 2:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.stderr.readline()
+        process.stderr.readline()  # the message is out, so the handler has run
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == -signal.SIGINT
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1])
+    out.mkdir(exist_ok=True)
+    sizes = {"iterations": 10**6, "work": 30_000} if "--slow" in sys.argv else {"iterations": 400, "work": 2_000}
+    outcome = runner.run(
+        job(learner=toy(work=sizes["work"]), iterations=sizes["iterations"], log_every=10),
+        out,
+        Silent(),
+        resume="--resume" in sys.argv,
+    )
+    print(json.dumps({"iteration": outcome.iteration, "interrupted": outcome.interrupted}))
