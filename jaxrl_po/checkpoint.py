@@ -112,7 +112,11 @@ class Store:
         self._manager.reload()
         if not intact:
             return None
-        return newest, from_host(self._manager.restore(newest, args=ocp.args.StandardRestore()), like)
+        return newest, from_host(self.read(newest), like)
+
+    def read(self, iteration: int) -> Arrays:
+        """The stored arrays of one checkpoint, by the path of their leaf."""
+        return dict(self._manager.restore(iteration, args=ocp.args.StandardRestore()))
 
     def _condition(self, iteration: int) -> str:
         step = self._folder / str(iteration)

@@ -1,8 +1,8 @@
 """Records of settings on the command line: one absl flag for each field, and one-line errors that name the flag.
 
 A record with the prefix `config` gives `--config.<field>`; the empty prefix gives `--<field>`. Type, unit, range and default
-are read from the record, so that the check, `--help` and the documentation cannot disagree. A field whose default is None is set
-by code (a device axis, say) and has no flag.
+are read from the record, so that the check, `--help` and the documentation cannot disagree. A field whose default is None is
+set by code (a device axis, say) and has no flag.
 """
 
 import contextlib

@@ -80,19 +80,6 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
         )
 
 
-def flags_of(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Flag name to value, from the nested content of a `config.json`.
-
-    Example:
-      >>> flags_of({"seed": 0, "config": {"gamma": 0.9}})
-      {'seed': 0, 'config.gamma': 0.9}
-    """
-    flat: dict[str, Any] = {}
-    for name, value in stored.items():
-        flat |= {f"{name}.{field}": item for field, item in value.items()} if isinstance(value, dict) else {name: value}
-    return flat
-
-
 @contextmanager
 def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
     """Makes the folder and holds it; the hold goes with the process, however that ends.
@@ -123,4 +110,4 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replaces a JSON file in one step; NaN becomes null."""
-    write_atomically(path, json.dumps(strict(content), indent=2, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n")

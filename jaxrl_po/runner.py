@@ -61,7 +61,6 @@ class Job:
       checkpoint_every: chunks between checkpoints; the last state is always saved.
       patience: iterations in a row in which all updates of a seed are skipped, before the run stops.
       evaluate: `state -> {name: [S]}`, or None; its random numbers must be its own and fixed.
-      prepare: `state -> state`, run once before the first iteration (a supervised warm start), or None.
       score: the evaluated quantity whose mean over seeds, when it grows, marks the best checkpoint; empty for none.
     """
 
@@ -74,7 +73,6 @@ class Job:
     checkpoint_every: int = 1
     patience: int = 10
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
-    prepare: Callable[[TrainState], TrainState] | None = None
     score: str = ""
 
     @property
@@ -106,18 +104,16 @@ class Outcome(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """Compiled programs; `prepare` and `evaluate` may be None.
+    """Compiled programs; `evaluate` may be None.
 
     Attributes:
       init: keys to state.
-      prepare: state to state.
       chunk: `(state, n) -> (state, metrics [log_every, S])` of n iterations; the state is donated.
       evaluate: state to a dict of `[S]`.
       like: shapes and placement of the state.
     """
 
     init: Any
-    prepare: Any
     chunk: Any
     evaluate: Any
     like: TrainState
@@ -151,7 +147,6 @@ def compile_programs(job: Job) -> Programs:
 
     return Programs(
         init=init,
-        prepare=job.prepare and jax.jit(job.prepare, donate_argnums=0, out_shardings=placed).lower(like).compile(),
         chunk=jax.jit(chunk, donate_argnums=0, out_shardings=(placed, None)).lower(like, np.int32(0)).compile(),
         evaluate=job.evaluate and jax.jit(job.evaluate).lower(like).compile(),
         like=like,
@@ -190,6 +185,12 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             result = worker.submit(lambda: jax.block_until_ready(function(*args))).result()
             return result, time.perf_counter() - begun
 
+        if resume and max(latest.iterations(), default=-1) >= job.iterations:
+            finished = latest.load(jax.eval_shape(job.learner.init, job.keys), tell=reporter.tell)
+            if finished is not None and finished[0] >= job.iterations:
+                reporter.tell(f"nothing left to do: step {finished[0] * job.steps_per_iteration:,} is reached")
+                return Outcome(finished[1], finished[0], False)
+
         reporter.phase("compiling")
         programs, compile_seconds = wait_for(compile_programs, job)
         saved = latest.load(programs.like, tell=reporter.tell) if resume else None
@@ -209,13 +210,10 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
 
         streak = np.zeros(job.num_seeds, np.int64)
         if saved is None:
+            reporter.phase("initialising")
             state, _ = wait_for(programs.init, job.keys)
             iteration = kept = 0
-            if programs.prepare is not None:
-                reporter.phase("warm start")
-                state, _ = wait_for(programs.prepare, state)
-            row = record(0, state, {}, evaluated=True)
-            reporter.update(row, math.inf)
+            reporter.update(record(0, state, {}, evaluated=True), math.inf)
             latest.save(0, state)
         else:
             iteration, state = saved

@@ -181,7 +181,10 @@ def test_a_larger_total_extends_the_run(tmp_path, whole):
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     first = run(tmp_path, iterations=5)
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    again = run(tmp_path, iterations=5, resume=True)
+    reporter = Silent()
+    again = run(tmp_path, reporter, iterations=5, resume=True)
+    assert reporter.phases == []  # nothing is compiled
+    assert reporter.told == ["nothing left to do: step 50 is reached"]
     assert bits(again.state) == bits(first.state)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
@@ -196,19 +199,6 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_back(tmp_path, whole):
     assert reporter.told[1] == "resuming at step 100 (iteration 10)"
     assert lines(tmp_path) == lines(whole[0])
     assert bits(outcome.state) == bits(whole[1].state)
-
-
-def test_preparation_runs_once_and_before_the_first_line(tmp_path):
-    def prepare(state):
-        return state._replace(params=ActorCritic(state.params.policy * 0.0 + 7.0))
-
-    reporter = Silent()
-    run(tmp_path, reporter, iterations=5, prepare=prepare)
-    assert reporter.phases == ["compiling", "warm start"]
-    assert lines(tmp_path)[0]["greedy_return"] == [7.0] * SEEDS
-    again = Silent()
-    run(tmp_path, again, iterations=10, prepare=prepare, resume=True)
-    assert again.phases == ["compiling"]
 
 
 def test_a_seed_that_only_skips_stops_the_run(tmp_path):

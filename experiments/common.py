@@ -1,0 +1,235 @@
+"""What the experiment scripts share: their flags, the table of algorithms, and the way from flags to a folder of results."""
+
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_po import config, flags, folder, metrics, parallel, plotting, runner
+from jaxrl_po.algorithms import ppo
+from jaxrl_po.checkpoint import CheckpointError
+from jaxrl_po.config import COUNT, NON_NEGATIVE, static
+from jaxrl_po.flags import UsageError
+from jaxrl_po.parallel import Placement
+from jaxrl_po.progress import Progress
+from jaxrl_po.types import Actor, ActorCritic, Learner, TrainState
+
+ALGORITHMS = {"ppo": ppo}
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "jaxrl_po")
+LINES = 50  # of metrics.jsonl, where --log_every is left to choose
+
+
+@config.record
+class Options:
+    """The run as a whole."""
+
+    algorithm: str = static("ppo", f"one of {', '.join(ALGORITHMS)}")
+    out: str = static("", "folder for the results, which must be new, empty or resumed")
+    seeds: int = static(16, "runs side by side, each with its own random numbers", unit="seeds", within=COUNT)
+    seed: int = static(0, "base seed, from which those of all runs follow", within=NON_NEGATIVE)
+    total_steps: int = static(
+        500_000, "length of each run, counted for one seed: environment steps, or completions", within=COUNT
+    )
+    devices: str = static("auto", "devices to shard seeds (or rows) over; auto on a CPU is one for each core")
+    log_every: int = static(
+        0, f"iterations pooled into one line; 0 makes about {LINES} lines", unit="iterations", within=NON_NEGATIVE
+    )
+    eval_every: int = static(5, "lines between evaluations", unit="lines", within=COUNT)
+    checkpoint_every: int = static(1, "lines between checkpoints", unit="lines", within=COUNT)
+    patience: int = static(10, "iterations in a row with non-finite updates only, after which the run stops", within=COUNT)
+    resume: bool = static(False, "go on with the run in --out; flags that are not given are as they were")
+    overwrite: bool = static(False, "replace the run in --out")
+
+
+class Experiment(NamedTuple):
+    """What a script builds from its flags.
+
+    Attributes:
+      learner: of one seed.
+      evaluate: `(params, actor, key) -> {name: array}` of one seed; each becomes `greedy_<name>`, a mean over its array.
+      score: the evaluated name that marks the best checkpoint.
+      steps_per_iteration: environment steps (or completions) of one iteration.
+      initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
+    """
+
+    learner: Learner
+    evaluate: Callable[[ActorCritic, Actor, jax.Array], dict[str, jax.Array]]
+    score: str
+    steps_per_iteration: int
+    initial: str = ""
+
+
+class Script(NamedTuple):
+    """What makes one script differ from another.
+
+    Attributes:
+      name: of the script.
+      summary: first line of `--help`.
+      options: record of the flags without a prefix, an extension of `Options`.
+      sections: options to prefix and record, beside `config`, which is the algorithm's.
+      rows: records to the rows (environments or prompts) of one seed.
+      build: `(records, algorithm, axis_name) -> Experiment`; raises ConfigError or UsageError.
+      title: records to what runs on what.
+      unit: what a step is.
+      curves: metrics to draw, with their labels.
+      y_label: of the curves.
+    """
+
+    name: str
+    summary: str
+    options: type
+    sections: Callable[[Any], Mapping[str, type]]
+    rows: Callable[[Mapping[str, Any]], int]
+    build: Callable[[Mapping[str, Any], Any, str | None], Experiment]
+    title: Callable[[Mapping[str, Any]], str]
+    unit: str
+    curves: tuple[plotting.Series, ...]
+    y_label: str
+
+
+def main(script: Script, argv: Sequence[str]) -> int:
+    """Runs a script from its arguments; returns the exit status: 0 done or interrupted and saved, 1 diverged.
+
+    Raises:
+      UsageError: before anything is compiled, and with nothing changed in the folder.
+    """
+    if {"--help", "-help", "-h"} & set(argv):
+        options = flags.parse([a for a in argv if a.lstrip("-") not in ("h", "help")], {"": script.options}, partial=True)[""]
+        print(flags.usage(f"{script.name}.py", script.summary, sections_of(script, options)))
+        return 0
+
+    options = flags.parse(argv, {"": script.options}, partial=True)[""]
+    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    if stored.get("script", script.name) != script.name:
+        raise UsageError(f"--resume: --out={options.out} holds a run of {stored['script']}.py, not of {script.name}.py")
+    options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
+    sections = sections_of(script, options)
+    records = flags.parse(argv, sections, stored=stored)
+    folder.require_same(flags.flatten(records), stored, options.out)
+
+    title = f"{script.title(records)}, {options.seeds} seeds"
+    with flags.blame(sections):
+        placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=script.rows(records))
+        experiment = script.build(records, ALGORITHMS[options.algorithm], placement.axis_name)
+        iterations = count_iterations(options.total_steps, experiment.steps_per_iteration, script.unit)
+        log_every = stored.get("resolved", {}).get("log_every") or options.log_every or max(1, iterations // LINES)
+        job = make_job(experiment, options, placement, iterations=iterations, log_every=log_every)
+        runner.check(job)
+
+    with folder.claim(options.out, overwrite=options.overwrite) as out:
+        resolved = {
+            "iterations": iterations,
+            "steps_per_iteration": experiment.steps_per_iteration,
+            "log_every": log_every,
+            "placement": placement.describe(),
+            "device": describe_device(),
+            "versions": versions(),
+        }
+        folder.write_json(out / folder.CONFIG, {"script": script.name, **flags.flatten(records), "resolved": resolved})
+        status = train(job, out, script, title, resume=options.resume)
+        rows = metrics.read(out / "metrics.jsonl")
+        plotting.save([panel(script, title, rows)], out / "curves.png")
+        if rows[-1]["iteration"] == iterations:
+            folder.write_json(out / "summary.json", summarise(rows, experiment, options, resolved))
+    return status
+
+
+def train(job: runner.Job, out: Path, script: Script, title: str, *, resume: bool) -> int:
+    """Runs the job and says how it ended; returns the exit status."""
+    watch = [series.metric for series in script.curves]
+    with Progress(title, job.iterations * job.steps_per_iteration, unit=script.unit, watch=watch) as progress:
+        try:
+            outcome = runner.run(job, out, progress, resume=resume)
+        except runner.Diverged as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        except CheckpointError as error:
+            raise UsageError(f"--resume: {error}; start afresh with --overwrite or another --out") from None
+        if outcome.interrupted:
+            progress.tell(f"{title}: stopped and saved at iteration {outcome.iteration}; --resume goes on from there")
+        else:
+            progress.tell(f"{title}: done, results in {out}")
+    return 0
+
+
+def sections_of(script: Script, options: Any) -> dict[str, type]:
+    """Prefix to record, with the algorithm's own."""
+    algorithm = flags.lookup("algorithm", options.algorithm, ALGORITHMS)
+    return {"": script.options, "config": algorithm.Config, **script.sections(options)}
+
+
+def count_iterations(total_steps: int, steps_per_iteration: int, unit: str) -> int:
+    """Whole iterations in `total_steps`."""
+    if total_steps < steps_per_iteration:
+        raise UsageError(f"--total_steps={total_steps} must be at least {steps_per_iteration}, the {unit} of one iteration")
+    return total_steps // steps_per_iteration
+
+
+def make_job(experiment: Experiment, options: Options, placement: Placement, *, iterations: int, log_every: int) -> runner.Job:
+    """The experiment over all seeds and devices."""
+    training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
+    learner = parallel.place(experiment.learner, placement)
+
+    def evaluate(state: TrainState) -> dict[str, jax.Array]:
+        values = over_seeds(lambda state: experiment.evaluate(state.params, state.actor, evaluation_key), placement)(state)
+        return {f"greedy_{name}": value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()}
+
+    return runner.Job(
+        learner=Learner(jax.jit(learner.init), jax.jit(learner.step)),
+        keys=jax.vmap(jax.random.fold_in, in_axes=(None, 0))(training_key, jax.numpy.arange(options.seeds)),
+        iterations=iterations,
+        steps_per_iteration=experiment.steps_per_iteration,
+        log_every=log_every,
+        eval_every=options.eval_every,
+        checkpoint_every=options.checkpoint_every,
+        patience=options.patience,
+        evaluate=evaluate,
+        score=f"greedy_{experiment.score}",
+    )
+
+
+def over_seeds(function: Callable[[TrainState], Any], placement: Placement) -> Callable[[TrainState], Any]:
+    """A function of one seed's state as a function of the stacked state, each seed where it lives."""
+    if placement.seed_devices == 1:
+        return jax.vmap(function)
+    each = jax.sharding.PartitionSpec("seed")
+    return jax.shard_map(jax.vmap(function), mesh=parallel.make_mesh(placement), in_specs=each, out_specs=each, check_vma=False)
+
+
+def summarise(
+    rows: Sequence[metrics.Row], experiment: Experiment, options: Options, resolved: Mapping[str, Any]
+) -> metrics.Row:
+    """The content of `summary.json`; `steps` counts one seed, `steps_per_second` all of them."""
+    first, last, score = rows[0], rows[-1], f"greedy_{experiment.score}"
+    seconds = sum(row.get("time/seconds", 0.0) for row in rows)
+    return {
+        **({experiment.initial: first[score]} if experiment.initial else {}),
+        score: last[score],
+        f"{score}_iqm": last[f"{score}/iqm"],
+        "steps": last["step"],
+        "steps_per_second": last["step"] * options.seeds / seconds,
+        "compile_seconds": last["time/compile_seconds"],
+        "algorithm": options.algorithm,
+        "seed": options.seed,
+        "seeds": options.seeds,
+        **{name: resolved[name] for name in ("placement", "device", "versions")},
+    }
+
+
+def panel(script: Script, title: str, rows: Sequence[metrics.Row], target: float | None = None) -> plotting.Panel:
+    """The learning curves of a run."""
+    return plotting.Panel(rows, script.curves, title, f"{script.unit}, each seed", script.y_label, target)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def describe_device() -> str:
+    """The devices, in words."""
+    return f"{jax.local_device_count()} × {jax.local_devices()[0].device_kind}"

@@ -1,0 +1,99 @@
+"""Trains a transformer on a verifiable task: `python experiments/language.py --task=addition --out=runs/addition`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import common
+
+from jaxrl_po import config, flags, language
+from jaxrl_po.config import COUNT, Interval, static
+from jaxrl_po.plotting import Series
+
+
+@config.record
+class Addition:
+    """Settings of `--task=addition`."""
+
+    num_digits: int = static(3, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_DIGITS))
+    zero_pad: bool = static(True, "operands and sum fill their width with zeros; otherwise prompts and answers vary in length")
+    reverse: bool = static(True, "answers lowest digit first, the order in which carries propagate")
+
+
+class TaskEntry(NamedTuple):
+    """A task by name.
+
+    Attributes:
+      settings: record of `--task.*`.
+      make: settings as keywords to a task.
+    """
+
+    settings: type
+    make: Callable[..., language.Task]
+
+
+TASKS = {"addition": TaskEntry(Addition, language.tasks.addition)}
+
+
+@config.record
+class Options(common.Options):
+    """The run as a whole."""
+
+    task: str = static("addition", f"one of {', '.join(TASKS)}")
+    eval_prompts: int = static(512, "held-out prompts of one greedy evaluation of one seed", unit="prompts", within=COUNT)
+
+
+def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
+    """The method on the task, with a policy and a critic of one size."""
+    options, settings, model = records[""], records["problem"], records["model"]
+    task = TASKS[options.task].make(**vars(records["task"]))
+    policy = model.build(task.tokenizer.size)
+    problem = language.make_problem(
+        task,
+        policy,
+        **vars(settings),
+        critic=model.build(task.tokenizer.size, outputs=1),
+        warm=records["warm_start"],
+        axis_name=axis_name,
+    )
+    return common.Experiment(
+        learner=algorithm.make(dataclasses.replace(records["config"], axis_name=axis_name), problem),
+        evaluate=language.make_evaluate(
+            task,
+            policy,
+            num_prompts=options.eval_prompts,
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+        ),
+        score="accuracy",
+        steps_per_iteration=settings.num_prompts * settings.group_size,
+        initial="warm_start_accuracy",
+    )
+
+
+SCRIPT = common.Script(
+    name="language",
+    summary="Trains a small transformer on a task whose answers are verified.",
+    options=Options,
+    sections=lambda options: {
+        "task": flags.lookup("task", options.task, TASKS).settings,
+        "problem": language.Settings,
+        "model": language.ModelSettings,
+        "warm_start": language.WarmStart,
+    },
+    rows=lambda records: records["problem"].num_prompts,
+    build=build,
+    title=lambda records: f"{records[''].algorithm} on {records[''].task}",
+    unit="completions",
+    curves=(Series("accuracy", "training"), Series("greedy_accuracy", "greedy, held out")),
+    y_label="accuracy",
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    return common.main(SCRIPT, argv)
+
+
+if __name__ == "__main__":
+    flags.entry(main)
