@@ -64,7 +64,9 @@ class Categorical:
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability of `action` `[E*]`, in nats."""
         chex.assert_shape(action, self.logits.shape[:-1])
-        return jnp.take_along_axis(self.log_probs(), action[..., None].astype(jnp.int32), axis=-1)[..., 0]
+        # A masked sum, because the gradient of an indexed read is a scatter, which is an order of magnitude slower on a CPU.
+        chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=bool)
+        return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
 
     def entropy(self) -> jax.Array:
         """`-sum_a p log p`, `[E*]`, in nats; excluded actions contribute 0."""

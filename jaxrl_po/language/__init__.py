@@ -1,1 +1,25 @@
 """Language problems: small transformers, sampling, and tasks whose answers are verified inside the program."""
+
+from jaxrl_po.language import rewards, tasks
+from jaxrl_po.language.evaluation import make_evaluate
+from jaxrl_po.language.problem import ModelSettings, Sequences, Settings, make_problem
+from jaxrl_po.language.tasks import Prompt, Task
+from jaxrl_po.language.tokenizer import Tokenizer, make_tokenizer
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.warm_start import WarmStart
+
+__all__ = [
+    "ModelSettings",
+    "Prompt",
+    "Sequences",
+    "Settings",
+    "Task",
+    "Tokenizer",
+    "Transformer",
+    "WarmStart",
+    "make_evaluate",
+    "make_problem",
+    "make_tokenizer",
+    "rewards",
+    "tasks",
+]

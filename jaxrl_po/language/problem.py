@@ -1,0 +1,215 @@
+"""Language as a `Problem`: an episode is one completion, a step is one token."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import masked
+from jaxrl_po.config import COUNT, POSITIVE, ConfigError, check, record, static
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.language import sampling
+from jaxrl_po.language.tasks import Prompt, Task
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.warm_start import WarmStart, warm_start
+from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, Samples
+
+DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
+
+
+@record
+class Settings:
+    """Sizes and switches of a language problem, as a record for command lines and logs."""
+
+    num_prompts: int = static(64, "prompts of one iteration, over all devices", within=COUNT)
+    group_size: int = static(8, "completions of each prompt", within=COUNT)
+    max_new_tokens: int = static(0, "token budget of a completion, EOS included; 0 takes the task's longest answer", unit="tokens")
+    temperature: float = static(1.0, "sampling temperature, which the learner shares", within=POSITIVE)
+    process_reward: bool = static(False, "reward each right token as it comes, in place of the whole answer at its end")
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range."""
+        check(self)
+
+
+@record
+class ModelSettings:
+    """Sizes of the transformer, shared by policy and critic (two models of these sizes)."""
+
+    width: int = static(64, "width of the residual stream", within=COUNT)
+    layers: int = static(2, "blocks", within=COUNT)
+    heads: int = static(4, "query heads; width / heads must be even", within=COUNT)
+    kv_heads: int = static(4, "key and value heads, a divisor of heads", within=COUNT)
+    mlp_width: int = static(256, "width of the hidden layer of each block", within=COUNT)
+    gated: bool = static(True, "SwiGLU in place of GELU")
+    tied: bool = static(False, "the output layer of the policy reuses the embedding")
+    dtype: str = static("float32", "type of the matrix products", choices=tuple(DTYPES))
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or sizes that do not divide."""
+        check(self)
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ConfigError(f"width / heads must be an even whole number, got {self.width} / {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"kv_heads must divide heads = {self.heads}, got {self.kv_heads}")
+
+    def build(self, vocabulary: int, *, outputs: int = 0) -> Transformer:
+        """The model: a policy with `outputs = 0`, a critic with 1."""
+        self.validate()
+        sizes = dict(vars(self), dtype=DTYPES[self.dtype])
+        return Transformer(vocabulary=vocabulary, outputs=outputs, **sizes)
+
+
+class Sequences(NamedTuple):
+    """What `apply` reads.
+
+    Attributes:
+      tokens: `[B, L + T]`, int32: left-padded prompt, then the completion, from column L in every row.
+      pad: `[B]`, int32, padding tokens on the left.
+    """
+
+    tokens: jax.Array
+    pad: jax.Array
+
+
+def make_problem(
+    task: Task,
+    model: Transformer,
+    *,
+    num_prompts: int = 64,
+    group_size: int = 8,
+    max_new_tokens: int = 0,
+    temperature: float = 1.0,
+    process_reward: bool = False,
+    critic: Transformer | None = None,
+    warm: WarmStart | None = None,
+    axis_name: str | None = None,
+) -> Problem:
+    """A language problem: `num_prompts` fresh prompts an iteration, `group_size` completions of each.
+
+    The reward is the verifier's score, at the last generated token (or its credit for each token). That token terminates the episode; where the budget ran out
+    before EOS it is truncated as well, so that overlong filtering can find it, but nothing is bootstrapped.
+
+    Args:
+      task: see `Task`.
+      model: the policy.
+      num_prompts: P, over all devices.
+      group_size: G.
+      max_new_tokens: T, budget of a completion, EOS included; 0 takes the task's longest answer.
+      temperature: of the policy, above 0: what samples is what is trained.
+      process_reward: reward each token with the verifier's credit for it, in place of the score at the end.
+      critic: transformer with one output, or None for none (values are then zeros and its parameters `()`).
+      warm: supervised warm start, part of `init`; None for none.
+      axis_name: accepted for symmetry with control, where statistics are pooled; sampling needs no communication.
+
+    Returns:
+      The `Problem`. Metrics: `accuracy` (raw score), `response_length` (tokens, EOS included), `truncated` (share of completions
+      without EOS).
+
+    Raises:
+      ConfigError: names the argument that cannot work.
+
+    Example:
+      >>> from jaxrl_po.language.tasks import addition
+      >>> task = addition(1)
+      >>> problem = make_problem(task, Transformer(task.tokenizer.size, width=8, layers=1, heads=2), num_prompts=2, group_size=3)
+      >>> _, batch = problem.collect(*problem.init(jax.random.key(0)), jax.random.key(1))
+      >>> batch.action.shape, batch.score.shape
+      ((6, 3), (2, 3))
+    """
+    check(Settings(num_prompts=num_prompts, group_size=group_size, temperature=temperature))
+    budget = check_budget(task, max_new_tokens)
+    check_vocabulary(task, model)
+    if critic is not None:
+        check_vocabulary(task, critic)
+        if critic.outputs != 1:
+            raise ConfigError(f"critic must have outputs = 1, got {critic.outputs}")
+    del axis_name
+
+    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+        policy_key, critic_key, warm_key = jax.random.split(key, 3)
+        tokens, pad = jnp.zeros((1, task.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
+        policy = model.init(policy_key, tokens, pad)
+        if warm is not None:
+            policy = warm_start(model, policy, task, warm, warm_key)
+        value = () if critic is None else critic.init(critic_key, tokens, pad)
+        return ActorCritic(policy, value), Actor(local=jnp.arange(num_prompts, dtype=jnp.int32))
+
+    def apply(params: ActorCritic, inputs: Sequences) -> tuple[Categorical, jax.Array]:
+        logits, _ = model.apply(params.policy, inputs.tokens[:, :-1], inputs.pad, last=budget)
+        return Categorical(logits / temperature), value(params, inputs)
+
+    def value(params: ActorCritic, inputs: Sequences) -> jax.Array:
+        if critic is None or params.value == ():
+            return jnp.zeros((inputs.tokens.shape[0], budget))
+        return critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=budget)[0][..., 0]
+
+    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
+        # Prompt and completions follow from the prompt's number over all devices, not from where it lies.
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(actor.local)
+        prompts: Prompt = jax.vmap(lambda key: task.sample(key, False))(keys[:, 0])
+        completions = sampling.generate(
+            model,
+            params.policy,
+            prompts.tokens,
+            prompts.pad,
+            keys[:, 1],
+            group_size=group_size,
+            max_new_tokens=budget,
+            temperature=temperature,
+            eos=task.tokenizer.eos,
+            pad_token=task.tokenizer.pad,
+        )
+        members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
+        score = jax.vmap(task.score)(members.problem, completions.tokens)
+        at = jnp.arange(budget)[None, :]
+        mask, is_last = at < completions.length[:, None], at == completions.length[:, None] - 1
+        inputs = Sequences(jnp.concatenate([members.tokens, completions.tokens], axis=1), members.pad)
+        values = value(params, inputs)
+        batch = Batch(
+            inputs=inputs,
+            action=completions.tokens,
+            log_prob=completions.log_prob,
+            reward=jax.vmap(task.credit)(members.problem, completions.tokens)
+            if process_reward
+            else jnp.where(is_last, score[:, None], 0.0),
+            value=values,
+            next_value=jnp.where(is_last, 0.0, jnp.roll(values, -1, axis=1)),
+            terminated=is_last,
+            truncated=is_last & ~completions.ended[:, None],
+            mask=mask,
+            score=score.reshape(-1, group_size),
+            metrics={
+                "accuracy": masked.total(score),
+                "response_length": masked.total(completions.length),
+                "truncated": masked.total(~completions.ended),
+            },
+        )
+        return actor, batch
+
+    return Problem(init, collect, apply, rows)
+
+
+def rows(samples: Samples) -> Samples:
+    """The identity: attention mixes the steps of a sequence, so a row is a whole sequence."""
+    return samples
+
+
+def check_budget(task: Task, max_new_tokens: int) -> int:
+    """The token budget, the task's longest answer for 0.
+
+    Raises:
+      ConfigError: a budget in which a right answer does not fit.
+    """
+    budget = max_new_tokens or task.answer_length
+    if budget < task.answer_length:
+        raise ConfigError(
+            f"max_new_tokens must be at least {task.answer_length}, the longest answer of {task.name} with its EOS, got {budget}"
+        )
+    return budget
+
+
+def check_vocabulary(task: Task, model: Transformer) -> None:
+    """Raises ConfigError where the model's vocabulary is not the tokenizer's."""
+    if model.vocabulary != task.tokenizer.size:
+        raise ConfigError(f"vocabulary must be {task.tokenizer.size}, that of {task.name}, got {model.vocabulary}")

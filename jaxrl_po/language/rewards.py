@@ -1,0 +1,33 @@
+"""Shaping of outcome rewards."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import ConfigError, Number
+
+
+def soft_overlong(length: jax.Array, *, max_length: int, cache: int, factor: Number = 1.0) -> jax.Array:
+    """DAPO's soft overlong punishment: 0 up to `max_length − cache`, then linear, `−factor` at and beyond `max_length`.
+
+    `factor · clip((max_length − cache − length) / cache, −1, 0)`.
+
+    Args:
+      length: `E*`, tokens generated, EOS included (tokens, not characters).
+      max_length: tokens at which the punishment is full.
+      cache: tokens over which it grows, in [1, max_length].
+      factor: the full punishment, reward units.
+
+    Returns:
+      `E*`, float32, in [−factor, 0], to be added to the reward. Source: Yu et al. 2025 (arXiv:2503.14476), eq. 13.
+
+    Raises:
+      ConfigError: `cache` outside [1, max_length].
+
+    Example:
+      >>> soft_overlong(jnp.array([10, 14, 16, 18, 30]), max_length=18, cache=4).tolist()
+      [0.0, 0.0, -0.5, -1.0, -1.0]
+    """
+    if not 1 <= cache <= max_length:
+        raise ConfigError(f"cache must lie in [1, max_length = {max_length}] tokens, got {cache}")
+    excess = (max_length - cache - length.astype(jnp.float32)) / cache
+    return factor * jnp.clip(excess, -1.0, 0.0)

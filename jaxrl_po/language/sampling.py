@@ -1,0 +1,117 @@
+"""Sampling completions under jit: the prompt is read once for each group, and the loop ends when every row has."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.language.transformer import Transformer
+
+
+class Completions(NamedTuple):
+    """What was generated, B = P·G rows, group-major.
+
+    Attributes:
+      tokens: `[B, T]`, int32; PAD after EOS.
+      log_prob: `[B, T]`, nats, under the sampling distribution (at its temperature); 0 after EOS.
+      length: `[B]`, int32, tokens generated, EOS included.
+      ended: `[B]`, bool, whether EOS came within the budget.
+    """
+
+    tokens: jax.Array
+    log_prob: jax.Array
+    length: jax.Array
+    ended: jax.Array
+
+
+def generate(
+    model: Transformer,
+    params: Any,
+    prompt: jax.Array,
+    pad: jax.Array,
+    keys: jax.Array,
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    temperature: float,
+    eos: int,
+    pad_token: int,
+    greedy: bool = False,
+) -> Completions:
+    """Samples `group_size` completions of each prompt.
+
+    The prompt fills the cache once for each group, and the cache is then repeated for its members.
+
+    Args:
+      model: the policy.
+      params: its parameters.
+      prompt: `[P, L]`, int32, left-padded.
+      pad: `[P]`, int32, padding tokens on the left.
+      keys: `[P]`, typed, consumed; member g of a group samples token t with `fold_in(fold_in(key, g), t)`.
+      group_size: G.
+      max_new_tokens: T, the budget, EOS included.
+      temperature: above 0; logits are divided by it.
+      eos: id that ends a completion.
+      pad_token: id that fills the rest.
+      greedy: take the most likely token; `log_prob` is still that of the sampling distribution.
+
+    Returns:
+      The completions.
+    """
+    chex.assert_rank([prompt, pad, keys], [2, 1, 1])
+    groups, prompt_length = prompt.shape
+    rows = groups * group_size
+    cache = model.empty_cache(groups, prompt_length + max_new_tokens - 1)
+    logits, cache = model.apply(params, prompt, pad, cache, 0, last=1)
+    logits, cache, pad = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), (logits[:, 0], cache, pad))
+    members = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(group_size)))
+    row_keys = members(keys).reshape(rows)
+
+    class Loop(NamedTuple):
+        t: jax.Array
+        logits: jax.Array
+        cache: Any
+        tokens: jax.Array
+        log_prob: jax.Array
+        length: jax.Array
+        ended: jax.Array
+
+    def emit(loop: Loop) -> Loop:
+        """Draws token t of every row that has not ended."""
+        distribution = Categorical(loop.logits / temperature)
+        if greedy:
+            token = distribution.mode()
+        else:
+            step_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, loop.t)
+            token = jax.vmap(lambda d, key: d.sample(key))(distribution, step_keys)
+        log_prob = jnp.where(loop.ended, 0.0, distribution.log_prob(token))
+        token = jnp.where(loop.ended, pad_token, token)
+        return loop._replace(
+            t=loop.t + 1,
+            tokens=jax.lax.dynamic_update_slice_in_dim(loop.tokens, token[:, None], loop.t, axis=1),
+            log_prob=jax.lax.dynamic_update_slice_in_dim(loop.log_prob, log_prob[:, None], loop.t, axis=1),
+            length=loop.length + ~loop.ended,
+            ended=loop.ended | (token == eos),
+        )
+
+    def unfinished(loop: Loop) -> jax.Array:
+        return (loop.t < max_new_tokens) & ~loop.ended.all()
+
+    def step(loop: Loop) -> Loop:
+        previous = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.t - 1, 1, axis=1)
+        logits, cache = model.apply(params, previous, pad, loop.cache, prompt_length + loop.t - 1)
+        return emit(loop._replace(logits=logits[:, 0], cache=cache))
+
+    loop = Loop(
+        t=jnp.int32(0),
+        logits=logits,
+        cache=cache,
+        tokens=jnp.full((rows, max_new_tokens), pad_token, jnp.int32),
+        log_prob=jnp.zeros((rows, max_new_tokens)),
+        length=jnp.zeros(rows, jnp.int32),
+        ended=jnp.zeros(rows, bool),
+    )
+    loop = jax.lax.while_loop(unfinished, step, emit(loop))
+    return Completions(loop.tokens, loop.log_prob, loop.length, loop.ended)

@@ -1,0 +1,75 @@
+"""A character tokenizer: one token for each character, besides PAD and EOS."""
+
+from typing import NamedTuple
+
+from jaxrl_po.config import ConfigError
+
+
+class Tokenizer(NamedTuple):
+    """Characters to ids and back.
+
+    Attributes:
+      characters: the alphabet; character i has an id of its own, those of PAD and EOS left out.
+      pad: id of the padding token.
+      eos: id of the end-of-sequence token.
+    """
+
+    characters: str
+    pad: int = 0
+    eos: int = 1
+
+    @property
+    def size(self) -> int:
+        """Ids in all, PAD and EOS included."""
+        return len(self.characters) + 2
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Id of each character."""
+        free = [i for i in range(self.size) if i not in (self.pad, self.eos)]
+        return dict(zip(self.characters, free, strict=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, without EOS.
+
+        Raises:
+          ConfigError: names the first character that is not in the alphabet.
+        """
+        ids = self.ids
+        for character in text:
+            if character not in ids:
+                raise ConfigError(f"character {character!r} of {text!r} is not among {self.characters!r}")
+        return [ids[character] for character in text]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text up to the first EOS; padding is left out."""
+        characters = {i: character for character, i in self.ids.items()}
+        end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
+        return "".join(characters[int(token)] for token in tokens[:end] if token != self.pad)
+
+
+def make_tokenizer(characters: str, *, pad: int = 0, eos: int = 1) -> Tokenizer:
+    """Checks and builds a tokenizer.
+
+    Args:
+      characters: the alphabet, each character once.
+      pad: id of PAD.
+      eos: id of EOS, another one.
+
+    Raises:
+      ConfigError: PAD = EOS (a mask by `token != pad` would drop the end from training), ids outside the vocabulary, or a character
+        that occurs twice.
+
+    Example:
+      >>> tokenizer = make_tokenizer("01+=")
+      >>> tokenizer.encode("1+0="), tokenizer.decode([3, 4, 2, 5, 1, 0])
+      ([3, 4, 2, 5], '1+0=')
+    """
+    size = len(characters) + 2
+    if pad == eos:
+        raise ConfigError(f"pad and eos must be different ids, both are {pad}")
+    if not (0 <= pad < size and 0 <= eos < size):
+        raise ConfigError(f"pad and eos must lie in [0, {size}), the vocabulary, got {pad} and {eos}")
+    if len(set(characters)) != len(characters):
+        raise ConfigError(f"characters must be distinct, got {characters!r}")
+    return Tokenizer(characters, pad, eos)
