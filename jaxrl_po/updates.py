@@ -94,20 +94,17 @@ def gradient_update(
 
     def minibatch_step(carry: _Carry, samples: Any, scale: Number) -> tuple[_Carry, Metrics]:
         value, gradient, counts, metrics = gradients(carry.params, samples)
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
-        stopped = carry.stopped
-        if stop is not None:
-            stopped = stopped | stop(masked.psum(metrics, axis_name))
+        stopped = carry.stopped if stop is None else stop(masked.psum(metrics, axis_name))
         take = finite & (sum(counts) > 0) & ~stopped
         proposal, opt_state = optimizer.update(gradient, carry.opt_state, carry.params)
         params = jax.tree.map(lambda p, u: jnp.where(take, p + (scale * u).astype(p.dtype), p), carry.params, proposal)
         opt_state = jax.tree.map(lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state)
         metrics = {**metrics, "grad_norm": Mean(norm, jnp.ones_like(norm))}
         # A non-finite step must not turn the pooled metrics into NaN; it is counted instead.
-        seen = finite & ~carry.stopped
-        metrics = jax.tree.map(lambda x: jnp.where(seen, x, 0.0), metrics)
-        metrics["skipped"] = Mean((~finite & ~carry.stopped).astype(jnp.float32), (~carry.stopped).astype(jnp.float32))
+        metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
+        metrics["skipped"] = Mean((~finite).astype(jnp.float32), jnp.float32(1.0))
         metrics["updates"] = Mean(take.astype(jnp.float32), jnp.float32(1.0))
         return _Carry(params, opt_state, stopped), metrics
 
@@ -132,8 +129,14 @@ def gradient_update(
             minibatch = samples if order is None else unpack([matrix[order] for matrix in matrices])
             return minibatch_step(carry, minibatch, scale)
 
+        def step_unless_stopped(carry: _Carry, order: jax.Array | None) -> tuple[_Carry, Metrics]:
+            nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, carry, order)[1])
+            nothing["updates"] = Mean(jnp.float32(0.0), jnp.float32(1.0))
+            return jax.lax.cond(carry.stopped, lambda carry, order: (carry, nothing), step, carry, order)
+
         carry = _Carry(params, opt_state, jnp.bool_(False))
-        carry, metrics = jax.lax.scan(step, carry, orders, length=num_epochs * num_minibatches)
+        body = step if stop is None else step_unless_stopped
+        carry, metrics = jax.lax.scan(body, carry, orders, length=num_epochs * num_minibatches)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
         return carry.params, carry.opt_state, metrics
 

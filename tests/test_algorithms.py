@@ -1,0 +1,187 @@
+"""One property suite over every algorithm on every kind of problem. A new algorithm is one more line of `LEARNERS`."""
+
+import dataclasses
+from functools import cache
+
+import chex
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import control, language, parallel
+from jaxrl_po.algorithms import ppo
+from jaxrl_po.config import as_arrays
+from jaxrl_po.parallel import Placement
+from jaxrl_po.types import TrainState
+
+NUM_ROWS = 8
+
+
+def control_problem(name, axis_name):
+    return control.make_problem(
+        gymnax.make(name)[0],
+        num_envs=NUM_ROWS,
+        num_steps=16,
+        normalize_observations=True,
+        scale_rewards=True,
+        axis_name=axis_name,
+    )
+
+
+def language_problem(axis_name):
+    task = language.tasks.addition(1, zero_pad=False)
+    sizes = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
+    model, critic = sizes.build(task.tokenizer.size), sizes.build(task.tokenizer.size, outputs=1)
+    return language.make_problem(task, model, num_prompts=NUM_ROWS, group_size=4, critic=critic, axis_name=axis_name)
+
+
+PROBLEMS = {
+    "CartPole": lambda axis_name: control_problem("CartPole-v1", axis_name),
+    "Pendulum": lambda axis_name: control_problem("Pendulum-v1", axis_name),
+    "addition": language_problem,
+}
+ALGORITHMS = {
+    "ppo": (ppo, ppo.Config(num_epochs=2, num_minibatches=2, entropy_coefficient=0.01)),
+    "ppo-all-switches": (
+        ppo,
+        ppo.Config(num_epochs=2, num_minibatches=2, num_microbatches=2, clip_value=True, early_stop=True, decay_iterations=5),
+    ),
+}
+CASES = [(algorithm, problem) for algorithm in ALGORITHMS for problem in PROBLEMS if algorithm == "ppo" or problem == "CartPole"]
+
+
+def make(algorithm, problem, axis_name=None, **changes):
+    module, config = ALGORITHMS[algorithm]
+    config = dataclasses.replace(as_arrays(config), axis_name=axis_name, **changes)
+    return module.make(config, PROBLEMS[problem](axis_name))
+
+
+@cache
+def jitted(algorithm, problem):
+    learner = make(algorithm, problem)
+    return jax.jit(learner.init), jax.jit(learner.step)
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def case(request):
+    return request.param
+
+
+def test_finite_and_moving(case):
+    init, step = jitted(*case)
+    state = init(jax.random.key(0))
+    after, metrics = step(state)
+    chex.assert_tree_all_finite((after.params, after.opt_state))
+    assert not np.array_equal(jax.tree.leaves(after.params.policy)[0], jax.tree.leaves(state.params.policy)[0])
+    assert int(after.step) == 1
+    assert isinstance(after, TrainState)
+    assert float(metrics["skipped"].value()) == 0.0
+    assert float(metrics["frac_masked"].value()) < 1.0
+    for name in ("kl", "entropy", "grad_norm", "policy_loss", "value_loss"):
+        assert np.isfinite(metrics[name].metric()), name
+
+
+def test_second_step_does_not_recompile(case):
+    init, step = jitted(*case)
+    state = init(jax.random.key(0))
+    state, _ = step(state)
+    compiled = step._cache_size()
+    for _ in range(2):
+        state, _ = step(state)
+    assert step._cache_size() == compiled == 1
+
+
+def test_ratio_is_one_before_the_first_update(case):
+    """Sampler and learner agree: with a step size of nothing, KL and clipping stay at zero."""
+    learner = make(*case, learning_rate=jnp.float32(1e-30))
+    _, metrics = jax.jit(learner.step)(jitted(*case)[0](jax.random.key(0)))
+    assert abs(float(metrics["kl"].value())) < 1e-6
+    assert float(metrics["clip_fraction_low"].value()) == float(metrics["clip_fraction_high"].value()) == 0.0
+
+
+def test_vmap_equals_loop(case):
+    init, step = jitted(*case)
+    keys = jax.random.split(jax.random.key(0), 3)
+    learner = make(*case)
+    together = jax.jit(jax.vmap(learner.step))(jax.jit(jax.vmap(learner.init))(keys))[0]
+    for i, key in enumerate(keys):
+        alone = step(init(key))[0]
+        chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[i], together.params), alone.params, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (2, 2), (2, 1)], ids=["data4", "seed2data2", "seed2"])
+def test_devices_equal_one(case, shape):
+    placement = Placement(2, *shape)
+    init, step = jitted(*case)
+    keys = jax.random.split(jax.random.key(0), 2)
+    placed = parallel.place(make(*case, axis_name=placement.axis_name), placement)
+    state, metrics = jax.jit(placed.step)(jax.jit(placed.init)(keys))
+    for i, key in enumerate(keys):
+        alone, alone_metrics = step(init(key))
+        pick = jax.tree.map(lambda x, i=i: x[i], (state.params, state.actor.shared, metrics))
+        chex.assert_trees_all_close(pick[0], alone.params, rtol=2e-3, atol=2e-4)
+        chex.assert_trees_all_close(pick[1], alone.actor.shared, rtol=1e-4, atol=1e-5)
+        means = jax.tree.map(lambda m: m.value(), pick[2], is_leaf=lambda x: hasattr(x, "metric"))
+        alone_means = jax.tree.map(lambda m: m.value(), alone_metrics, is_leaf=lambda x: hasattr(x, "metric"))
+        chex.assert_trees_all_close(means, alone_means, rtol=5e-3, atol=5e-4)
+    for leaf in jax.tree.leaves(state.params):
+        shards = {}
+        for shard in leaf.addressable_shards:
+            shards.setdefault(str(shard.index), []).append(np.asarray(shard.data))
+        for copies in shards.values():
+            for copy in copies:
+                np.testing.assert_array_equal(copy, copies[0])  # parameters are equal on every device
+
+
+def test_resume_equals_uninterrupted(case):
+    init, step = jitted(*case)
+    state, _ = step(init(jax.random.key(0)))
+    saved = jax.tree.map(lambda x: np.asarray(jax.random.key_data(x)) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x), state)
+    straight, _ = step(step(state)[0])
+    restored = jax.tree.map(
+        lambda x, like: jax.random.wrap_key_data(jnp.asarray(x)) if jnp.issubdtype(like.dtype, jax.dtypes.prng_key) else jnp.asarray(x),
+        saved,
+        state,
+    )
+    resumed, _ = step(step(restored)[0])
+    chex.assert_trees_all_equal(resumed.params, straight.params)
+    chex.assert_trees_all_equal(resumed.actor, straight.actor)
+
+
+def test_whole_training_is_one_program(case):
+    learner = make(*case)
+
+    def train(key):
+        return jax.lax.scan(lambda state, _: learner.step(state), learner.init(key), None, length=2)
+
+    state, metrics = jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), 2))
+    assert state.step.tolist() == [2, 2]
+    assert metrics["kl"].total.shape == (2, 2)
+    chex.assert_tree_all_finite(state.params)
+
+
+def numeric_fields(config):
+    return [f.name for f in dataclasses.fields(config) if not f.metadata["static"]]
+
+
+@pytest.mark.parametrize("problem", ["CartPole", "addition"])
+def test_numbers_vmap_and_do_not_recompile(problem):
+    traces = []
+
+    @jax.jit
+    def train(config, key):
+        traces.append(1)
+        learner = ppo.make(config, PROBLEMS[problem](None))
+        return learner.step(learner.init(key))[0].params
+
+    base = as_arrays(ppo.Config(num_epochs=1, num_minibatches=2))
+    train(base, jax.random.key(0))
+    other = as_arrays(dataclasses.replace(base, learning_rate=1, epsilon_low=np.float32(0.1), epsilon_high=0.3, gamma=0.5))
+    train(other, jax.random.key(0))
+    assert len(traces) == 1
+    stacked = jax.tree.map(lambda a, b: jnp.stack([a, b]), base, dataclasses.replace(base, learning_rate=jnp.float32(1e-2)))
+    both = jax.jit(jax.vmap(lambda config, key: train(config, key), in_axes=(0, None)))(stacked, jax.random.key(0))
+    chex.assert_trees_all_close(jax.tree.map(lambda x: x[0], both), train(base, jax.random.key(0)), rtol=2e-3, atol=2e-4)
+    assert not np.allclose(*jax.tree.leaves(both.policy)[0])

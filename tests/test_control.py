@@ -1,0 +1,242 @@
+"""The adapter, the unroll, normalisation and evaluation of control problems."""
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous, Params
+
+from jaxrl_po import control
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control import normalizer
+from jaxrl_po.control.unroll import episodes
+from jaxrl_po.distributions import DiagonalGaussian
+
+
+def one_batch(env, seed=0, **options):
+    problem = control.make_problem(env, **({"num_envs": 3, "num_steps": 12} | options))
+    params, actor = jax.jit(problem.init)(jax.random.key(seed))
+    actor, batch = jax.jit(problem.collect)(params, actor, jax.random.key(seed + 1))
+    return problem, params, actor, batch
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "actions"),
+    [
+        ("CartPole-v1", (4,), 2),
+        ("FrozenLake-misc", (16,), 4),
+        ("Breakout-MinAtar", (10, 10, 4), 3),
+        ("Catch-bsuite", (10, 5), 3),
+    ],
+)
+def test_adapter_knows_gymnax_environments(name, shape, actions):
+    environment = control.adapt(gymnax.make(name)[0])
+    assert environment.observation_shape == shape
+    assert environment.num_actions == actions
+    observation, state = environment.reset(jax.random.key(0))
+    after, transition = environment.step(jax.random.key(1), state, jnp.int32(0))
+    assert observation.dtype == transition.final_observation.dtype == jnp.float32
+    # A weak type that a reset has and a step has not would recompile the second iteration.
+    assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, after)
+
+
+def test_shapes_and_dtypes():
+    _, _, _, batch = one_batch(gymnax.make("CartPole-v1")[0])
+    assert batch.inputs.shape == (3, 12, 4)
+    assert batch.action.dtype == jnp.int32
+    assert batch.score.shape == (3, 1)
+    for leaf in (batch.log_prob, batch.reward, batch.value, batch.next_value, batch.mask):
+        assert leaf.shape == (3, 12)
+
+
+def test_truncation_is_not_termination():
+    _, _, _, batch = one_batch(AlwaysTruncated())
+    assert not batch.terminated.any()
+    np.testing.assert_array_equal(batch.truncated[0], (np.arange(12) + 1) % 5 == 0)
+    _, _, _, batch = one_batch(AlwaysTerminated())
+    assert batch.terminated.all()
+
+
+def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode():
+    problem, params, _, batch = one_batch(AlwaysTruncated(), num_envs=8, num_steps=20)
+    cue = np.asarray(batch.inputs[..., 0])
+    ends = np.asarray(batch.truncated)
+    redrawn = ends[:, :-1] & (cue[:, 1:] != cue[:, :-1])
+    assert redrawn.any()  # the two would differ
+    want = problem.apply(params, batch.inputs)[1]  # the cue stays throughout an episode
+    np.testing.assert_allclose(batch.next_value, want, rtol=1e-5)
+
+
+def test_values_and_log_probs_are_those_of_apply():
+    problem, params, _, batch = one_batch(gymnax.make("Pendulum-v1")[0], normalize_observations=True)
+    distribution, value = problem.apply(params, batch.inputs)
+    np.testing.assert_allclose(distribution.log_prob(batch.action), batch.log_prob, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(value, batch.value, rtol=1e-5, atol=1e-6)
+
+
+def test_unclipped_action_is_stored_and_clipped_action_is_played():
+    class Wide:
+        """A policy far outside the box."""
+
+        def init(self, key, observation):
+            return {}
+
+        def apply(self, params, observation):
+            return DiagonalGaussian(jnp.full((*observation.shape[:-1], 1), 7.0), jnp.zeros((*observation.shape[:-1], 1)))
+
+    _, _, _, batch = one_batch(MatchCueContinuous(), policy=Wide())
+    assert (batch.action > 2.0).all()
+    cue = batch.inputs[..., 0]
+    np.testing.assert_allclose(batch.reward, -jnp.square(1.0 - 0.5 * cue), rtol=1e-5)  # played as 1, the bound
+    want = Wide().apply({}, batch.inputs).log_prob(batch.action)
+    np.testing.assert_allclose(batch.log_prob, want, rtol=1e-5)
+
+
+def test_actions_are_in_units_of_the_half_range():
+    env = gymnax.make("Pendulum-v1")[0]  # torque in [−2, 2]
+    environment = control.adapt(env)
+    _, state = environment.reset(jax.random.key(0))
+    state_one, _ = environment.step(jax.random.key(1), state, jnp.array([0.5]))
+    _, direct, *_ = env.step(jax.random.key(1), state, jnp.array([1.0]), env.default_params)
+    np.testing.assert_allclose(state_one.theta_dot, direct.theta_dot, rtol=1e-6)
+
+
+def test_episode_metrics_count_completed_episodes_only():
+    _, _, _, batch = one_batch(AlwaysTruncated(), num_steps=4)
+    assert float(batch.metrics["episode_return"].count) == 0.0
+    assert np.isnan(batch.metrics["episode_return"].metric())
+    _, _, _, batch = one_batch(AlwaysTruncated(), num_steps=12)
+    assert float(batch.metrics["episode_return"].count) == 3 * 2
+    assert float(batch.metrics["episode_return"].metric()) == 5.0
+    assert float(batch.metrics["episode_length"].metric()) == 5.0
+
+
+def test_episodes_run_on_between_iterations():
+    problem, params, actor, _ = one_batch(AlwaysTruncated(), num_steps=3)
+    np.testing.assert_allclose(actor.local.envs.episode_return, 3.0)
+    actor, batch = problem.collect(params, actor, jax.random.key(9))
+    np.testing.assert_array_equal(batch.truncated[0], [False, True, False])
+
+
+def test_environments_do_not_share_random_numbers_and_keys_advance():
+    problem, params, actor, batch = one_batch(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=32)
+    assert len(np.unique(np.asarray(batch.action), axis=0)) == 4
+    again = problem.collect(params, actor, jax.random.key(1))[1]
+    other = problem.collect(params, actor, jax.random.key(2))[1]
+    assert not np.array_equal(again.action, other.action)
+
+
+def test_split_environments_collect_what_they_collect_together():
+    """Random numbers follow the environment's number: what lies on which device does not matter."""
+    problem, params, _, _ = one_batch(gymnax.make("CartPole-v1")[0], num_envs=4)
+    _, actor = problem.init(jax.random.key(0))
+    whole = problem.collect(params, actor, jax.random.key(5))[1]
+    halves = [
+        problem.collect(params, actor._replace(local=jax.tree.map(lambda x, h=h: x[2 * h : 2 * h + 2], actor.local)), jax.random.key(5))[1]
+        for h in range(2)
+    ]
+    np.testing.assert_array_equal(whole.action, jnp.concatenate([half.action for half in halves]))
+    np.testing.assert_allclose(whole.inputs, jnp.concatenate([half.inputs for half in halves]), rtol=1e-6)
+
+
+def test_normalizer_is_exact():
+    rng = np.random.default_rng(0)
+    parts = [jnp.asarray(rng.normal(3.0, 2.0, size=(n, 4, 2)), jnp.float32) for n in (3, 1, 7)]
+    statistics = normalizer.empty((2,))
+    for part in parts:
+        statistics = normalizer.merge(statistics, part)
+    everything = np.concatenate(parts).reshape(-1, 2)
+    np.testing.assert_allclose(statistics.mean, everything.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(statistics.std(), everything.std(0), rtol=1e-5)
+    x = statistics.normalize(jnp.array([[3.0, 1e9]]))
+    assert abs(float(x[0, 0])) < 1.0
+    assert float(x[0, 1]) == 10.0
+
+
+def test_reward_scale_is_the_std_of_the_rolling_return():
+    _, _, actor, batch = one_batch(AlwaysTruncated(), scale_rewards=True, reward_discount=0.5)
+    rolling, r = [], 0.0
+    for t in range(12):
+        r = 0.5 * r + 1.0
+        rolling.append(r)
+        r = 0.0 if (t + 1) % 5 == 0 else r
+    np.testing.assert_allclose(batch.reward, 1.0 / np.std(rolling), rtol=1e-5)
+    assert float(batch.metrics["episode_return"].metric()) == 5.0  # what is logged is not scaled
+    np.testing.assert_allclose(actor.local.discounted, r, rtol=1e-6)
+
+
+def test_evaluation_is_frozen_and_repeatable():
+    env = gymnax.make("CartPole-v1")[0]
+    problem, params, actor, _ = one_batch(env, normalize_observations=True)
+    evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=5))
+    first, second = (evaluate(params, actor, jax.random.key(3)) for _ in range(2))
+    np.testing.assert_array_equal(first["return"], second["return"])
+    np.testing.assert_array_equal(first["return"], first["length"])  # CartPole pays 1 a step
+    assert first["return"].shape == (5,)
+    assert (first["return"] >= 1.0).all()
+    stochastic = jax.jit(control.make_evaluate(env, problem, num_episodes=5, greedy=False))(params, actor, jax.random.key(3))
+    assert not np.array_equal(first["return"], stochastic["return"])
+
+
+def test_evaluation_reads_the_statistics_in_the_state():
+    env = gymnax.make("Pendulum-v1")[0]
+    problem, params, actor, _ = one_batch(env, normalize_observations=True)
+    evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=3))
+    shifted = actor.shared.observations._replace(mean=actor.shared.observations.mean + 100.0)
+    other = actor._replace(shared=actor.shared._replace(observations=shifted))
+    key = jax.random.key(0)
+    assert not np.array_equal(evaluate(params, actor, key)["return"], evaluate(params, other, key)["return"])
+
+
+def test_evaluation_plays_whole_episodes():
+    env = AlwaysTruncated()
+    problem, params, actor, _ = one_batch(env)
+    result = control.make_evaluate(env, problem, num_episodes=2, env_params=Params(max_steps_in_episode=7))(params, actor, jax.random.key(0))
+    assert result["length"].tolist() == [7.0, 7.0]
+    bounded = episodes(
+        control.adapt(env), lambda o: problem.apply(params, o)[0], jax.random.key(0), num_episodes=2, max_steps=3
+    )
+    assert bounded[1].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"num_envs": 0}, "num_envs"), ({"num_steps": -1}, "num_steps"), ({"reward_discount": 1.5}, "reward_discount")],
+)
+def test_bad_sizes_name_the_field(options, match):
+    with pytest.raises(ConfigError, match=match):
+        control.make_problem(gymnax.make("CartPole-v1")[0], **options)
+
+
+def test_bad_settings_name_the_field():
+    cart_pole = gymnax.make("CartPole-v1")[0]
+    with pytest.raises(ConfigError, match="initial_log_std applies to continuous actions"):
+        control.from_settings(cart_pole, control.Settings(initial_log_std=-1.0))
+    with pytest.raises(ConfigError, match="reward_discount has no effect"):
+        control.from_settings(cart_pole, control.Settings(reward_discount=0.5))
+    with pytest.raises(ConfigError, match="activation must be one of"):
+        control.from_settings(cart_pole, control.Settings(activation="cube"))
+    with pytest.raises(ConfigError, match="num_episodes"):
+        control.make_evaluate(cart_pole, control.make_problem(cart_pole), num_episodes=0)
+
+
+def test_settings_reach_the_problem():
+    problem = control.from_settings(
+        gymnax.make("Pendulum-v1")[0],
+        control.Settings(num_envs=2, num_steps=3, width=8, depth=1, activation="relu", initial_log_std=-0.5, normalize_observations=True, scale_rewards=True),
+    )
+    params, actor = problem.init(jax.random.key(0))
+    assert params.policy["params"]["MLP_0"]["Dense_0"]["kernel"].shape == (3, 8)
+    assert float(params.policy["params"]["log_std"][0]) == -0.5
+    assert actor.shared.observations.mean.shape == (3,)
+    assert actor.local.discounted.shape == (2,)
+
+
+def test_unknown_spaces_are_named():
+    class Structured(AlwaysTruncated):
+        def observation_space(self, params=None):
+            return gymnax.environments.spaces.Dict({})
+
+    with pytest.raises(ConfigError, match="observations must be an array"):
+        control.adapt(Structured())

@@ -1,0 +1,200 @@
+"""The gradient update: denominators, shuffles, skips and stops."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_po import masked, updates
+from jaxrl_po.config import ConfigError
+from jaxrl_po.masked import Mean
+
+
+def regression(params, samples):
+    """Two means with different denominators, as in a policy and a value loss."""
+    error = jnp.square(samples["x"] @ params["w"] - samples["y"])
+    loss = masked.total(error, samples["mask"])
+    return (loss, Mean(0.1 * jnp.sum(params["w"] ** 2) * error.shape[0], jnp.float32(error.shape[0]))), {"loss": loss}
+
+
+def make_samples(rows=32, seed=0):
+    rng = np.random.default_rng(seed)
+    mask = rng.random(rows) < 0.7
+    mask[: rows // 4] = rng.random(rows // 4) < 0.2  # uneven: shards and microbatches have very different counts
+    return {
+        "x": jnp.asarray(rng.normal(size=(rows, 3)), jnp.float32),
+        "y": jnp.asarray(rng.normal(size=rows), jnp.float32),
+        "mask": jnp.asarray(mask),
+    }
+
+
+PARAMS = {"w": jnp.array([0.3, -0.2, 0.1])}
+
+
+def run(samples=None, params=PARAMS, optimizer=None, key=0, **options):
+    optimizer = optimizer or optax.sgd(0.1)
+    update = jax.jit(updates.gradient_update(regression, optimizer, **options))
+    return update(params, optimizer.init(params), make_samples() if samples is None else samples, jax.random.key(key))
+
+
+def test_one_step_is_the_gradient_of_the_divided_sum():
+    samples = make_samples()
+
+    def objective(params):
+        error = jnp.square(samples["x"] @ params["w"] - samples["y"])
+        return jnp.sum(error * samples["mask"]) / samples["mask"].sum() + 0.1 * jnp.sum(params["w"] ** 2)
+
+    gradient = jax.grad(objective)(PARAMS)
+    params, _, metrics = run()
+    np.testing.assert_allclose(params["w"], PARAMS["w"] - 0.1 * gradient["w"], rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"].value(), optax.tree.norm(gradient), rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_microbatches", [2, 4, 8])
+def test_microbatches_do_not_change_the_update(num_microbatches):
+    whole, _, metrics = run(num_epochs=2, num_minibatches=2)
+    split, _, split_metrics = run(num_epochs=2, num_minibatches=2, num_microbatches=num_microbatches)
+    chex.assert_trees_all_close(whole, split, rtol=1e-5)
+    chex.assert_trees_all_close(metrics, split_metrics, rtol=1e-4)
+
+
+def test_mean_of_microbatch_means_would_differ():
+    """The wrong denominator is visible on these samples: the test above can fail."""
+    samples = make_samples()
+    halves = [jax.tree.map(lambda x, i=i: x[16 * i : 16 * (i + 1)], samples) for i in range(2)]
+    means = [regression(PARAMS, half)[0][0].value() for half in halves]
+    assert abs(float(sum(means) / 2 - regression(PARAMS, samples)[0][0].value())) > 1e-2
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("num_minibatches", [1, 4])
+def test_devices_do_not_change_the_update(devices, num_minibatches):
+    optimizer, samples = optax.sgd(0.1), make_samples(rows=256)
+    options = {"num_epochs": 2, "num_minibatches": num_minibatches}
+    alone = run(samples, **options)
+    update = updates.gradient_update(regression, optimizer, axis_name="data", **options)
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+
+    def step(params, opt_state, samples, key):
+        params, opt_state, metrics = update(params, opt_state, samples, key)
+        return jax.tree.map(lambda x: x[None], params), masked.psum(metrics, "data")
+
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P("data"), P()), out_specs=(P("data"), P()), check_vma=False)
+    params, metrics = jax.jit(sharded)(PARAMS, optimizer.init(PARAMS), samples, jax.random.key(0))
+    for device in range(devices):
+        np.testing.assert_array_equal(params["w"][device], params["w"][0])
+    np.testing.assert_allclose(params["w"][0], alone[0]["w"], rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"].value(), alone[2]["loss"].value(), rtol=1e-5)
+
+
+def test_empty_minibatch_changes_nothing_not_even_momentum():
+    samples = make_samples() | {"mask": jnp.zeros(32, bool)}
+
+    def only_masked(params, samples):
+        means, metrics = regression(params, samples)
+        return means[:1], metrics
+
+    optimizer = optax.adam(0.1)
+    state = optimizer.update(jax.tree.map(jnp.ones_like, PARAMS), optimizer.init(PARAMS))[1]
+    update = jax.jit(updates.gradient_update(only_masked, optimizer, num_epochs=3))
+    params, opt_state, metrics = update(PARAMS, state, samples, jax.random.key(0))
+    chex.assert_trees_all_equal((params, opt_state), (PARAMS, state))
+    assert float(metrics["updates"].value()) == 0.0
+    assert float(metrics["skipped"].value()) == 0.0
+    assert np.isfinite(metrics["grad_norm"].value())
+
+
+@pytest.mark.parametrize("poison", [jnp.nan, jnp.inf, 1e30])
+def test_non_finite_step_is_skipped_and_counted(poison):
+    samples = make_samples()
+    samples["y"] = samples["y"].at[jnp.argmax(samples["mask"])].set(poison)
+    params, opt_state, metrics = run(samples, optimizer=optax.adam(0.1), num_epochs=2, num_minibatches=4)
+    chex.assert_tree_all_finite((params, opt_state))
+    chex.assert_tree_all_finite(metrics)
+    assert float(metrics["skipped"].value()) == pytest.approx(0.25)  # one of the four minibatches of each epoch
+    assert float(metrics["updates"].value()) == pytest.approx(0.75)
+    assert not np.array_equal(params["w"], PARAMS["w"])
+
+
+def test_all_steps_skipped_leaves_everything_bit_exact():
+    samples = make_samples() | {"y": jnp.full(32, jnp.nan)}
+    params, _, metrics = run(samples, num_epochs=2)
+    chex.assert_trees_all_equal(params, PARAMS)
+    assert float(metrics["skipped"].value()) == 1.0
+
+
+def test_stop_leaves_out_that_step_and_the_rest():
+    def threshold(metrics):
+        return metrics["loss"].value() < 1.0
+
+    optimizer = optax.sgd(0.1)
+    losses, params = [], PARAMS
+    update = jax.jit(updates.gradient_update(regression, optimizer))
+    while True:
+        after, _, metrics = update(params, optimizer.init(params), make_samples(), jax.random.key(0))
+        losses.append(float(metrics["loss"].value()))
+        if losses[-1] < 1.0:
+            break
+        params = after
+    taken = len(losses) - 1
+    assert 0 < taken < 20
+    stopped, _, metrics = run(num_epochs=20, stop=threshold)
+    chex.assert_trees_all_close(stopped, params, rtol=1e-6)
+    assert float(metrics["updates"].value()) == pytest.approx(taken / 20)
+    assert float(metrics["loss"].value()) == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_scale_multiplies_the_step():
+    optimizer = optax.sgd(0.1)
+    update = updates.gradient_update(regression, optimizer)
+    full, half = (
+        update(PARAMS, optimizer.init(PARAMS), make_samples(), jax.random.key(0), scale)[0]["w"] - PARAMS["w"] for scale in (1.0, 0.5)
+    )
+    np.testing.assert_allclose(0.5 * full, half, rtol=1e-5)
+
+
+def test_rows_must_divide():
+    with pytest.raises(ConfigError, match="num_minibatches"):
+        run(num_minibatches=5)
+
+
+@pytest.mark.parametrize(("rows", "num_minibatches"), [(64, 4), (512, 4), (20480, 4), (12, 3), (7, 7), (128, 1)])
+def test_each_row_is_dealt_once(rows, num_minibatches):
+    order = updates.minibatch_order(jax.random.key(0), rows, num_minibatches)
+    assert order.shape == (num_minibatches, rows // num_minibatches)
+    assert sorted(order.ravel().tolist()) == list(range(rows))
+
+
+def test_shuffles_differ_between_keys_and_are_uniform():
+    orders = jax.vmap(lambda key: updates.minibatch_order(key, 16, 4))(jax.random.split(jax.random.key(0), 4000))
+    minibatch_of_row_3 = np.asarray((orders == 3).any(-1).argmax(-1))
+    counts = np.bincount(minibatch_of_row_3, minlength=4)
+    # Binomial(4000, 1/4): standard deviation 27; five of them.
+    assert np.abs(counts - 1000).max() < 137
+
+
+def test_permutation_is_uniform():
+    perms = jax.vmap(lambda key: updates.permutation(key, 5))(jax.random.split(jax.random.key(1), 6000))
+    _, counts = np.unique(np.asarray(perms), axis=0, return_counts=True)
+    assert len(counts) == 120
+    # Chi-square with 119 degrees of freedom: mean 119, standard deviation 15.4.
+    assert ((counts - 50.0) ** 2 / 50.0).sum() < 119 + 5 * 15.4
+
+
+def test_decay_counts_iterations():
+    assert updates.decay(jnp.int32(7), 0) == 1.0
+    np.testing.assert_allclose([updates.decay(jnp.int32(t), 10) for t in (0, 5, 10, 20)], [1.0, 0.5, 0.0, 0.0])
+
+
+def test_flat_adam_equals_leafwise_adam():
+    params = {"a": jnp.ones((2, 3)), "b": jnp.full(4, 2.0)}
+    gradient = jax.tree.map(lambda x: 3.0 * x, params)
+    flat = updates.adam(0.1, max_grad_norm=0.5)
+    leafwise = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1, eps=1e-5))
+    got, _ = flat.update(gradient, flat.init(params), params)
+    want, _ = leafwise.update(gradient, leafwise.init(params), params)
+    chex.assert_trees_all_close(got, want, rtol=1e-5)
