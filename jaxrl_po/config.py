@@ -35,7 +35,10 @@ class Interval:
         return above and below and math.isfinite(x)
 
     def __str__(self) -> str:
-        left, right = "(" if self.open_low or self.low == -math.inf else "[", ")" if self.open_high or self.high == math.inf else "]"
+        left, right = (
+            "(" if self.open_low or self.low == -math.inf else "[",
+            ")" if self.open_high or self.high == math.inf else "]",
+        )
         return f"{left}{self.low:g}, {self.high:g}{right}"
 
 
@@ -71,10 +74,10 @@ def static(default: Any, doc: str, *, unit: str = "", within: Interval | None = 
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(number, static))
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[Record]) -> type[Record]:
     """Class decorator: a frozen dataclass of `number` and `static` fields, registered as a pytree."""
-    cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)  # type: ignore[call-overload]
+    cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     jax.tree_util.register_dataclass(
         cls,

@@ -84,5 +84,4 @@ def zero_masked(batch: Batch) -> Batch:
             return leaf
         return jnp.where(mask.reshape(mask.shape + (1,) * (leaf.ndim - 2)), leaf, jnp.zeros((), leaf.dtype))
 
-    cleaned = jax.tree.map(zero, batch._replace(score=(), metrics={}))
-    return cleaned._replace(score=batch.score, metrics=batch.metrics)
+    return jax.tree.map(zero, batch._replace(metrics={}, score=jnp.zeros(0)))._replace(metrics=batch.metrics, score=batch.score)

@@ -94,17 +94,13 @@ def clipped_surrogate(
     return -objective
 
 
-def clip_fraction_low(
-    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_low: Number
-) -> jax.Array:
+def clip_fraction_low(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_low: Number) -> jax.Array:
     """1 where the lower clip takes the gradient away (A < 0 and r < 1 − ε_low), else 0; `E*`, float32."""
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
     return ((advantage < 0) & (ratio(log_prob, old_log_prob) < 1.0 - epsilon_low)).astype(jnp.float32)
 
 
-def clip_fraction_high(
-    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_high: Number
-) -> jax.Array:
+def clip_fraction_high(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_high: Number) -> jax.Array:
     """1 where the upper clip takes the gradient away (A > 0 and r > 1 + ε_high), else 0; `E*`, float32."""
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
     return ((advantage > 0) & (ratio(log_prob, old_log_prob) > 1.0 + epsilon_high)).astype(jnp.float32)

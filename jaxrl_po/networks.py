@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
 
 Activation = Callable[[jax.Array], jax.Array]
-Initializer = Callable[[jax.Array, Sequence[int], jnp.dtype], jax.Array]
+Initializer = Callable[..., jax.Array]
 
 
 def orthogonal(scale: float = 1.0, *, tolerance: float = 1e-5, max_iterations: int = 100) -> Initializer:
@@ -35,7 +36,7 @@ def orthogonal(scale: float = 1.0, *, tolerance: float = 1e-5, max_iterations: i
       True
     """
 
-    def init(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype = jnp.dtype("float32")) -> jax.Array:
+    def init(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
         rows, columns = math.prod(shape[:-1]), shape[-1]
         x = jax.random.normal(key, (max(rows, columns), min(rows, columns)), jnp.float32)
         x = x / jnp.linalg.norm(x)

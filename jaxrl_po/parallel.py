@@ -1,5 +1,6 @@
 """Placing a learner: seeds vmapped and sharded, or rows sharded, over devices."""
 
+import contextlib
 import os
 from typing import Any, NamedTuple
 
@@ -90,10 +91,8 @@ def _parse_devices(devices: str | int) -> int | None:
 def _available(wanted: int | None) -> int:
     """Devices of the default backend; a CPU is split into as many as asked for, or one for each core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
+    with contextlib.suppress(RuntimeError):  # the backend runs already: take it as it is
         jax.config.update("jax_num_cpu_devices", wanted or cores)
-    except RuntimeError:  # the backend runs already: take it as it is
-        pass
     return jax.local_device_count()
 
 
@@ -118,10 +117,11 @@ def _lead(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[None], tree)
 
 
-def state_spec(placement: Placement) -> TrainState:
+def state_spec() -> Any:
     """Partition of a stacked state: seeds over `seed`; of each seed, `actor.local` over `data`, all else on every device."""
     each, rows = P("seed"), P("seed", "data")
-    return TrainState(
+    spec: Any = TrainState
+    return spec(
         params=each,
         opt_state=each,
         reference_params=each,
@@ -155,13 +155,16 @@ def place(learner: Learner, placement: Placement) -> Learner:
     stacked = over_seeds(learner, placement.num_seeds)
     if placement.num_devices == 1:
         return stacked
-    mesh, spec = make_mesh(placement), state_spec(placement)
+    mesh, spec = make_mesh(placement), state_spec()
 
     def init(keys: jax.Array) -> TrainState:
         # Seeds are initialised where they live; rows are cut up afterwards, so that their numbers do not depend on the mesh.
         state = jax.shard_map(
             over_seeds(learner, placement.num_seeds // placement.seed_devices).init,
-            mesh=mesh, in_specs=P("seed"), out_specs=P("seed"), check_vma=False,
+            mesh=mesh,
+            in_specs=P("seed"),
+            out_specs=P("seed"),
+            check_vma=False,
         )(keys)
         shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), spec, is_leaf=lambda x: isinstance(x, P))
         return jax.lax.with_sharding_constraint(state, _broadcast(shardings, state))
@@ -176,8 +179,10 @@ def place(learner: Learner, placement: Placement) -> Learner:
     return Learner(init, step)
 
 
-def _broadcast(prefix: TrainState, state: TrainState) -> TrainState:
+def _broadcast(prefix: Any, state: TrainState) -> TrainState:
     return jax.tree.map(
         lambda sharding, subtree: jax.tree.map(lambda _: sharding, subtree),
-        prefix, state, is_leaf=lambda x: isinstance(x, NamedSharding),
+        prefix,
+        state,
+        is_leaf=lambda x: isinstance(x, NamedSharding),
     )

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
 
 PyTree = Any
@@ -81,8 +80,8 @@ class Samples(NamedTuple):
       action: see `Batch`.
       log_prob: nats, under the collecting parameters.
       advantage: reward units, or normalised.
-      target: regression target of the critic, reward units.
-      value: the critic under the collecting parameters, reward units.
+      target: regression target of the critic, reward units, or `()` without one.
+      value: the critic under the collecting parameters, reward units, or `()` where the loss does not read it.
       reference_log_prob: nats, under the reference policy, or `()`.
       mask: bool, False where the slot holds no sample.
     """
@@ -91,9 +90,9 @@ class Samples(NamedTuple):
     action: jax.Array
     log_prob: jax.Array
     advantage: jax.Array
-    target: jax.Array | tuple[()]
-    value: jax.Array | tuple[()]
-    reference_log_prob: jax.Array | tuple[()]
+    target: Any
+    value: Any
+    reference_log_prob: Any
     mask: jax.Array
 
 
@@ -144,5 +143,5 @@ class Problem(NamedTuple):
 
     init: Callable[[jax.Array], tuple[ActorCritic, Actor]]
     collect: Callable[[ActorCritic, Actor, jax.Array], tuple[Actor, Batch]]
-    apply: Callable[[ActorCritic, PyTree], tuple[Distribution, jax.Array]]
+    apply: Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
     rows: Callable[[Samples], Samples]

@@ -115,7 +115,7 @@ def gradient_update(
         chex.assert_tree_shape_prefix(samples, (rows,))
         if rows % (num_minibatches * num_microbatches):
             raise ConfigError(
-                f"num_minibatches × num_microbatches = {num_minibatches} × {num_microbatches} must divide the {rows} rows of a batch"
+                f"num_minibatches × num_microbatches = {num_minibatches} × {num_microbatches} must divide the {rows} rows"
             )
 
         if num_minibatches == 1:
@@ -175,8 +175,8 @@ def minibatch_order(key: jax.Array, rows: int, num_minibatches: int, *, axis_nam
     strata = num_strata(rows * devices, num_minibatches)
     if strata % devices:
         raise ConfigError(
-            f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, which {devices} devices do not divide; "
-            f"choose num_envs (or num_prompts) so that rows is a multiple of devices × num_minibatches"
+            f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, which {devices} devices do not "
+            f"divide; choose num_envs (or num_prompts) so that rows is a multiple of devices × num_minibatches"
         )
     local = strata // devices
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * local
@@ -202,8 +202,8 @@ def num_strata(rows: int, num_minibatches: int) -> int:
 def permutation(key: jax.Array, size: int) -> jax.Array:
     """A random permutation of `arange(size)` by one sort of (random high bits | index); consumes `key`.
 
-    One sort of 32-bit words, against the several of `jax.random.permutation`. With b = ⌈log2 size⌉ index bits, 32 − b random bits
-    order the rows; a tie (probability about size² / 2^(33 − b)) keeps the two rows in order.
+    One sort of 32-bit words, against the several of `jax.random.permutation`. With b = ⌈log2 size⌉ index bits, 32 − b random
+    bits order the rows; a tie (probability about size² / 2^(33 − b)) keeps the two rows in order.
 
     Example:
       >>> sorted(permutation(jax.random.key(0), 5).tolist())
@@ -273,5 +273,7 @@ def adam(learning_rate: Number, *, max_grad_norm: Number, epsilon: float = 1e-5)
       The transformation. Flat, because an update of a small network leaf by leaf is bound by dispatch.
     """
     return optax.flatten(
-        optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon), optax.scale(-1.0 * learning_rate))
+        optax.chain(
+            optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon), optax.scale(-1.0 * learning_rate)
+        )
     )

@@ -49,7 +49,9 @@ ALGORITHMS = {
         ppo.Config(num_epochs=2, num_minibatches=2, num_microbatches=2, clip_value=True, early_stop=True, decay_iterations=5),
     ),
 }
-CASES = [(algorithm, problem) for algorithm in ALGORITHMS for problem in PROBLEMS if algorithm == "ppo" or problem == "CartPole"]
+CASES = [
+    (algorithm, problem) for algorithm in ALGORITHMS for problem in PROBLEMS if algorithm == "ppo" or problem == "CartPole"
+]
 
 
 def make(algorithm, problem, axis_name=None, **changes):
@@ -138,10 +140,14 @@ def test_devices_equal_one(case, shape):
 def test_resume_equals_uninterrupted(case):
     init, step = jitted(*case)
     state, _ = step(init(jax.random.key(0)))
-    saved = jax.tree.map(lambda x: np.asarray(jax.random.key_data(x)) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x), state)
+    saved = jax.tree.map(
+        lambda x: np.asarray(jax.random.key_data(x)) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x), state
+    )
     straight, _ = step(step(state)[0])
     restored = jax.tree.map(
-        lambda x, like: jax.random.wrap_key_data(jnp.asarray(x)) if jnp.issubdtype(like.dtype, jax.dtypes.prng_key) else jnp.asarray(x),
+        lambda x, like: (
+            jax.random.wrap_key_data(jnp.asarray(x)) if jnp.issubdtype(like.dtype, jax.dtypes.prng_key) else jnp.asarray(x)
+        ),
         saved,
         state,
     )

@@ -133,7 +133,9 @@ def test_split_environments_collect_what_they_collect_together():
     _, actor = problem.init(jax.random.key(0))
     whole = problem.collect(params, actor, jax.random.key(5))[1]
     halves = [
-        problem.collect(params, actor._replace(local=jax.tree.map(lambda x, h=h: x[2 * h : 2 * h + 2], actor.local)), jax.random.key(5))[1]
+        problem.collect(
+            params, actor._replace(local=jax.tree.map(lambda x, h=h: x[2 * h : 2 * h + 2], actor.local)), jax.random.key(5)
+        )[1]
         for h in range(2)
     ]
     np.testing.assert_array_equal(whole.action, jnp.concatenate([half.action for half in halves]))
@@ -192,7 +194,9 @@ def test_evaluation_reads_the_statistics_in_the_state():
 def test_evaluation_plays_whole_episodes():
     env = AlwaysTruncated()
     problem, params, actor, _ = one_batch(env)
-    result = control.make_evaluate(env, problem, num_episodes=2, env_params=Params(max_steps_in_episode=7))(params, actor, jax.random.key(0))
+    result = control.make_evaluate(env, problem, num_episodes=2, env_params=Params(max_steps_in_episode=7))(
+        params, actor, jax.random.key(0)
+    )
     assert result["length"].tolist() == [7.0, 7.0]
     bounded = episodes(
         control.adapt(env), lambda o: problem.apply(params, o)[0], jax.random.key(0), num_episodes=2, max_steps=3
@@ -224,7 +228,16 @@ def test_bad_settings_name_the_field():
 def test_settings_reach_the_problem():
     problem = control.from_settings(
         gymnax.make("Pendulum-v1")[0],
-        control.Settings(num_envs=2, num_steps=3, width=8, depth=1, activation="relu", initial_log_std=-0.5, normalize_observations=True, scale_rewards=True),
+        control.Settings(
+            num_envs=2,
+            num_steps=3,
+            width=8,
+            depth=1,
+            activation="relu",
+            initial_log_std=-0.5,
+            normalize_observations=True,
+            scale_rewards=True,
+        ),
     )
     params, actor = problem.init(jax.random.key(0))
     assert params.policy["params"]["MLP_0"]["Dense_0"]["kernel"].shape == (3, 8)

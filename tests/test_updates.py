@@ -152,7 +152,8 @@ def test_scale_multiplies_the_step():
     optimizer = optax.sgd(0.1)
     update = updates.gradient_update(regression, optimizer)
     full, half = (
-        update(PARAMS, optimizer.init(PARAMS), make_samples(), jax.random.key(0), scale)[0]["w"] - PARAMS["w"] for scale in (1.0, 0.5)
+        update(PARAMS, optimizer.init(PARAMS), make_samples(), jax.random.key(0), scale)[0]["w"] - PARAMS["w"]
+        for scale in (1.0, 0.5)
     )
     np.testing.assert_allclose(0.5 * full, half, rtol=1e-5)
 

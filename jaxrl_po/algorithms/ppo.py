@@ -16,8 +16,12 @@ class Config:
     learning_rate: Number = number(3e-4, "Adam's step size", within=POSITIVE)
     gamma: Number = number(0.99, "discount γ", within=UNIT)
     lambda_: Number = number(0.95, "λ of generalised advantage estimation", within=UNIT)
-    epsilon_low: Number = number(0.2, "the ratio is clipped from below at 1 − epsilon_low", within=Interval(0.0, 1.0, True, True))
-    epsilon_high: Number = number(0.2, "the ratio is clipped from above at 1 + epsilon_high", within=Interval(0.0, 1.0, True, True))
+    epsilon_low: Number = number(
+        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=Interval(0.0, 1.0, True, True)
+    )
+    epsilon_high: Number = number(
+        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=Interval(0.0, 1.0, True, True)
+    )
     value_coefficient: Number = number(0.5, "weight of ½(v − target)²", within=NON_NEGATIVE)
     entropy_coefficient: Number = number(0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE)
     max_grad_norm: Number = number(0.5, "clip of the global gradient norm", within=POSITIVE)
@@ -28,7 +32,9 @@ class Config:
     normalize_advantage: bool = static(True, "whiten advantages over the whole batch")
     clip_value: bool = static(False, "clip the value's change by epsilon_high in the value loss")
     early_stop: bool = static(False, "leave out the rest of an update once target_kl is exceeded")
-    decay_iterations: int = static(0, "length of the linear decay of learning_rate to 0; 0 keeps it", unit="iterations", within=NON_NEGATIVE)
+    decay_iterations: int = static(
+        0, "length of the linear decay of learning_rate to 0; 0 keeps it", unit="iterations", within=NON_NEGATIVE
+    )
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
     def validate(self) -> None:
@@ -105,6 +111,4 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
         params, opt_state, metrics = update(state.params, state.opt_state, problem.rows(samples), key, scale)
         return state._replace(params=params, opt_state=opt_state), metrics
 
-    return learner.make(
-        problem, estimate=estimate, improve=improve, init_optimizer=optimizer.init, axis_name=config.axis_name
-    )
+    return learner.make(problem, estimate=estimate, improve=improve, init_optimizer=optimizer.init, axis_name=config.axis_name)

@@ -74,7 +74,9 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
 
     observation_classes = int(getattr(observation_space, "n", 0))
     if not observation_classes and not hasattr(observation_space, "low"):
-        raise ConfigError(f"env {name}: observations must be an array (a box or discrete), got {type(observation_space).__name__}")
+        raise ConfigError(
+            f"env {name}: observations must be an array (a box or discrete), got {type(observation_space).__name__}"
+        )
     num_actions = int(getattr(action_space, "n", 0))
     if not num_actions and not hasattr(action_space, "low"):
         raise ConfigError(f"env {name}: actions must be discrete or a box, got {type(action_space).__name__}")
@@ -91,7 +93,9 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
             return action
     else:
         shape = action_space.shape
-        low, high = (jnp.broadcast_to(jnp.asarray(bound, jnp.float32), shape) for bound in (action_space.low, action_space.high))
+        low, high = (
+            jnp.broadcast_to(jnp.asarray(bound, jnp.float32), shape) for bound in (action_space.low, action_space.high)
+        )
         bounded = jnp.isfinite(low) & jnp.isfinite(high)
         centre = jnp.where(bounded, 0.5 * (low + high), 0.0)
         half_range = jnp.where(bounded, 0.5 * (high - low), 1.0)

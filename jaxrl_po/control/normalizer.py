@@ -13,18 +13,18 @@ class Normalizer(NamedTuple):
     """Statistics of everything seen so far.
 
     Attributes:
-      count: `[]`, float32, vectors seen.
+      seen: `[]`, float32, vectors so far.
       mean: `[D*]`.
       m2: `[D*]`, sum of squared deviations from the mean.
     """
 
-    count: jax.Array
+    seen: jax.Array
     mean: jax.Array
     m2: jax.Array
 
     def std(self) -> jax.Array:
         """Standard deviation (ddof 0) `[D*]`; 1 before anything was seen."""
-        return jnp.where(self.count > 0, jnp.sqrt(self.m2 / jnp.maximum(self.count, 1.0)), 1.0)
+        return jnp.where(self.seen > 0, jnp.sqrt(self.m2 / jnp.maximum(self.seen, 1.0)), 1.0)
 
     def normalize(self, x: jax.Array, *, clip: float = 10.0, epsilon: float = 1e-4) -> jax.Array:
         """`clip((x − mean) / (std + epsilon), ±clip)` of `[E*, D*]`."""
@@ -58,5 +58,5 @@ def merge(old: Normalizer, x: jax.Array, *, axis_name: str | None = None) -> Nor
     count = masked.psum(jnp.float32(x.size // max(old.mean.size, 1)), axis_name)
     mean = masked.psum(x.sum(lead), axis_name) / count
     m2 = masked.psum(jnp.square(x - mean[(None,) * len(lead)]).sum(lead), axis_name)
-    total, delta = old.count + count, mean - old.mean
-    return Normalizer(total, old.mean + delta * count / total, old.m2 + m2 + jnp.square(delta) * old.count * count / total)
+    total, delta = old.seen + count, mean - old.mean
+    return Normalizer(total, old.mean + delta * count / total, old.m2 + m2 + jnp.square(delta) * old.seen * count / total)

@@ -9,7 +9,6 @@ from jaxrl_po import masked, networks
 from jaxrl_po.config import COUNT, UNIT, ConfigError, check, record, static
 from jaxrl_po.control import normalizer, unroll
 from jaxrl_po.control.environment import Environment, adapt
-from jaxrl_po.control.normalizer import Normalizer
 from jaxrl_po.control.unroll import EnvState
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, Samples
@@ -42,12 +41,12 @@ class Shared(NamedTuple):
     """Statistics that all environments share; `()` where the switch is off.
 
     Attributes:
-      observations: of raw observations.
-      discounted: of the rolling discounted return.
+      observations: `Normalizer` of raw observations.
+      discounted: `Normalizer` of the rolling discounted return.
     """
 
-    observations: Normalizer | tuple[()]
-    discounted: Normalizer | tuple[()]
+    observations: Any
+    discounted: Any
 
 
 class Local(NamedTuple):
@@ -217,9 +216,7 @@ def _value(critic: Any, params: Any, inputs: jax.Array, observation_rank: int) -
     return critic.apply(params, inputs)
 
 
-def _rolling_return(
-    discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float
-) -> tuple[jax.Array, jax.Array]:
+def _rolling_return(discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float) -> tuple[jax.Array, jax.Array]:
     """`R_t = γ R_{t−1} + r_t`, restarted after an episode's end; `[B]`, `[B, T]` to the carry `[B]` and all values `[B, T]`."""
 
     def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -18,14 +18,14 @@ class EnvState(NamedTuple):
     """What each environment carries, leaves `[B, …]`.
 
     Attributes:
-      index: `[B]`, int32, number of the environment over all devices; its random numbers follow from it.
+      number: `[B]`, int32, of the environment over all devices; its random numbers follow from it.
       state: the environment's own.
       observation: current raw observation.
       episode_return: `[B]`, undiscounted reward of the running episode.
       episode_length: `[B]`, steps of the running episode.
     """
 
-    index: jax.Array
+    number: jax.Array
     state: PyTree
     observation: jax.Array
     episode_return: jax.Array
@@ -80,7 +80,7 @@ def unroll(
     Returns:
       Where they stand afterwards, and the segment `[B, T, …]`.
     """
-    keys = row_keys(key, envs.index)
+    keys = row_keys(key, envs.number)
 
     def step(envs: EnvState, t: jax.Array) -> tuple[EnvState, Trajectory]:
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
@@ -91,7 +91,7 @@ def unroll(
         episode_length = envs.episode_length + 1.0
         running = ~(transition.terminated | transition.truncated)
         following = EnvState(
-            index=envs.index,
+            number=envs.number,
             state=state,
             observation=transition.observation,
             episode_return=jnp.where(running, episode_return, 0.0),

@@ -1,6 +1,6 @@
 """Language as a `Problem`: an episode is one completion, a step is one token."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,9 @@ class Settings:
 
     num_prompts: int = static(64, "prompts of one iteration, over all devices", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)
-    max_new_tokens: int = static(0, "token budget of a completion, EOS included; 0 takes the task's longest answer", unit="tokens")
+    max_new_tokens: int = static(
+        0, "token budget of a completion, EOS included; 0 takes the task's longest answer", unit="tokens"
+    )
     temperature: float = static(1.0, "sampling temperature, which the learner shares", within=POSITIVE)
     process_reward: bool = static(False, "reward each right token as it comes, in place of the whole answer at its end")
 
@@ -87,8 +89,9 @@ def make_problem(
 ) -> Problem:
     """A language problem: `num_prompts` fresh prompts an iteration, `group_size` completions of each.
 
-    The reward is the verifier's score, at the last generated token (or its credit for each token). That token terminates the episode; where the budget ran out
-    before EOS it is truncated as well, so that overlong filtering can find it, but nothing is bootstrapped.
+    The reward is the verifier's score, at the last generated token, or its credit for each token. The last token terminates the
+    episode; where the budget ran out before EOS it is truncated as well, so that overlong filtering can find it, but nothing is
+    bootstrapped.
 
     Args:
       task: see `Task`.

@@ -64,8 +64,8 @@ def generate(
     groups, prompt_length = prompt.shape
     rows = groups * group_size
     cache = model.empty_cache(groups, prompt_length + max_new_tokens - 1)
-    logits, cache = model.apply(params, prompt, pad, cache, 0, last=1)
-    logits, cache, pad = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), (logits[:, 0], cache, pad))
+    logits, filled = model.apply(params, prompt, pad, cache, 0, last=1)
+    logits, filled, pad = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), (logits[:, 0], filled, pad))
     members = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(group_size)))
     row_keys = members(keys).reshape(rows)
 
@@ -107,7 +107,7 @@ def generate(
     loop = Loop(
         t=jnp.int32(0),
         logits=logits,
-        cache=cache,
+        cache=filled,
         tokens=jnp.full((rows, max_new_tokens), pad_token, jnp.int32),
         log_prob=jnp.zeros((rows, max_new_tokens)),
         length=jnp.zeros(rows, jnp.int32),

@@ -1,17 +1,17 @@
 """A small decoder-only transformer: RMSNorm, rotary positions, gated MLP, grouped queries, and a static-shape cache.
 
-Shapes in suffixes: B rows, N new positions, M = B·N, S positions in all, D width, H query heads, K key/value heads, G = H / K, C head
-size, F MLP width, V vocabulary. Parameters and softmax are float32; `dtype` is that of the matrix products. Rows and positions are
-one axis outside attention: the weight gradient of a product with two leading axes is several times slower on a CPU.
+Shapes in suffixes: B rows, N new positions, M = B·N, S positions in all, D width, H query heads, K key/value heads, G = H / K,
+C head size, F MLP width, V vocabulary. Parameters and softmax are float32; `dtype` is that of the matrix products. Rows and
+positions are one axis outside attention: the weight gradient of a product with two leading axes is several times slower on a CPU.
 """
 
 import math
+from typing import Any
 
 import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...]
 """Keys and values `[B, S, K, C]` of each layer. Layers stay apart, so that a step writes in place and copies nothing."""
@@ -71,7 +71,7 @@ class Transformer(nn.Module):
         mask_BxNxS = (keys_S[None, None, :] <= columns_N[None, :, None]) & (keys_S[None, None, :] >= pad[:, None, None])
         position_BxN = jnp.maximum(columns_N[None, :] - pad[:, None], 0)
 
-        layer_caches = []
+        layer_caches: list[Any] = []
         for layer in range(self.layers):
             layer_cache = None if cache is None else cache[layer]
             attend = Attention(self.heads, self.kv_heads or self.heads, self.dtype, name=f"attention_{layer}")

@@ -17,7 +17,9 @@ from jaxrl_po.language.transformer import Transformer
 class WarmStart:
     """Settings of the supervised warm start."""
 
-    steps: int = static(0, "supervised steps on demonstrations before training, at most; 0 for none", unit="steps", within=NON_NEGATIVE)
+    steps: int = static(
+        0, "supervised steps on demonstrations before training, at most; 0 for none", unit="steps", within=NON_NEGATIVE
+    )
     accuracy: float = static(
         1.0, "stop once the greedy accuracy on fresh demonstrations (averaged over about 10 steps) reaches it", within=UNIT
     )

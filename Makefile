@@ -1,0 +1,31 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up its own environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.PHONY: demo test check slow clean
+
+demo: $(VENV)/installed
+	$(BIN)/python experiments/demo.py
+
+test: check
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slow: $(VENV)/installed
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: Python 3.11 or newer is needed; $(PYTHON) is older. Name another: make demo PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .jax_cache .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info

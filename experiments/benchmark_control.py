@@ -1,0 +1,120 @@
+"""Speed of the whole training loop: PPO on CartPole-v1, 64 × 64 tanh actor and critic, 4 epochs × 4 minibatches.
+
+`python experiments/benchmark_control.py` measures the whole table, one process each; with `--envs --steps --seeds --total_steps`
+one row of it, and `--json` prints that as the last line.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxrl_po import config, control, flags, parallel
+from jaxrl_po.algorithms import ppo
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.types import TrainState
+
+# Environments, steps, seeds, and steps of each seed: the sizes at which the peers are quoted.
+TABLE = (
+    (4, 128, 1, 500_000),
+    (64, 128, 1, 1_000_000),
+    (2048, 10, 1, 1_000_000),
+    (4, 128, 8, 100_000),
+    (4, 128, 32, 50_000),
+    (4, 128, 128, 20_000),
+)
+REPETITIONS = 3
+
+
+@config.record
+class Options:
+    """What is measured."""
+
+    envs: int = static(0, "environments of each seed; 0 measures the whole table", within=config.NON_NEGATIVE)
+    steps: int = static(128, "steps of each environment in one iteration", unit="steps", within=COUNT)
+    seeds: int = static(1, "seeds side by side", within=COUNT)
+    total_steps: int = static(500_000, "environment steps of each seed", unit="steps", within=COUNT)
+    devices: str = static("auto", "devices; auto on a CPU is one for each core")
+    json: bool = static(False, "print one JSON object as the last line")
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Compiles one training run, times it `REPETITIONS` times, and reports the best; no logging, no evaluation."""
+    placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=options.envs)
+    import gymnax  # here, because it starts the backend, whose devices are chosen first
+
+    problem = control.make_problem(
+        gymnax.make("CartPole-v1")[0], num_envs=options.envs, num_steps=options.steps, axis_name=placement.axis_name
+    )
+    settings = ppo.Config(learning_rate=2.5e-4, entropy_coefficient=0.01, axis_name=placement.axis_name)
+    learner = parallel.place(ppo.make(config.as_arrays(settings), problem), placement)
+    iterations = options.total_steps // (options.envs * options.steps)
+    if iterations < 1:
+        raise flags.UsageError(f"--total_steps={options.total_steps} must be at least {options.envs * options.steps}")
+
+    def train(keys: jax.Array) -> tuple[TrainState, jax.Array]:
+        def iteration(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
+            state, metrics = learner.step(state)
+            return state, metrics["episode_return"].value()
+
+        return jax.lax.scan(iteration, learner.init(keys), None, length=iterations)
+
+    keys = jax.random.split(jax.random.key(30), options.seeds)
+    start = time.perf_counter()
+    run = jax.jit(train).lower(keys).compile()
+    compile_seconds = time.perf_counter() - start
+    seconds = []
+    for _ in range(REPETITIONS):
+        start = time.perf_counter()
+        jax.block_until_ready(run(keys))
+        seconds.append(time.perf_counter() - start)
+    return {
+        "envs": options.envs,
+        "steps": options.steps,
+        "seeds": options.seeds,
+        "placement": placement.describe(),
+        "steps_per_second": round(options.seeds * iterations * options.envs * options.steps / min(seconds)),
+        "seconds": [round(s, 3) for s in seconds],
+        "compile_seconds": round(compile_seconds, 2),
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def table(devices: str) -> None:
+    """Measures every row of `TABLE`, each in a process of its own so that peak memory is its own."""
+    print(f"{'envs × steps':>14} {'seeds':>6} {'steps/s':>10} {'compile s':>10} {'peak MB':>8}  placement")
+    for envs, steps, seeds, total_steps in TABLE:
+        numbers = [f"--envs={envs}", f"--steps={steps}", f"--seeds={seeds}", f"--total_steps={total_steps}"]
+        command = [sys.executable, __file__, *numbers, f"--devices={devices}", "--json"]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        row = json.loads(output.splitlines()[-1])
+        print(
+            f"{envs:>7} × {steps:<4} {seeds:>6} {row['steps_per_second']:>10,} {row['compile_seconds']:>10} "
+            f"{row['peak_memory_mb']:>8}  {row['placement']}",
+            flush=True,
+        )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    sections = {"": Options}
+    if {"--help", "-h"} & set(argv):
+        print(flags.usage("benchmark_control.py", "Times the whole loop of PPO on CartPole-v1.", sections))
+        return 0
+    options = flags.parse(argv, sections)[""]
+    if not options.envs:
+        table(options.devices)
+        return 0
+    with flags.blame(sections):
+        row = measure(options)
+    print(json.dumps(row) if options.json else "\n".join(f"{name}: {value}" for name, value in row.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)

@@ -1,0 +1,70 @@
+"""Choosing where seeds and rows lie. That the numbers do not change is in test_algorithms.py."""
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import control, parallel
+from jaxrl_po.algorithms import ppo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.parallel import Placement
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_seeds", "num_rows", "want"),
+    [
+        (1, 3, 5, Placement(3, 1, 1)),
+        (4, 8, 64, Placement(8, 4, 1)),  # seeds before rows: they need no communication
+        (4, 1, 64, Placement(1, 1, 4)),
+        (8, 3, 16, Placement(3, 1, 8)),
+        ("2", 2, 2, Placement(2, 2, 1)),
+    ],
+)
+def test_choice(devices, num_seeds, num_rows, want):
+    assert parallel.choose(devices, num_seeds=num_seeds, num_rows=num_rows) == want
+
+
+def test_auto_takes_what_divides():
+    placement = parallel.choose("auto", num_seeds=6, num_rows=64)
+    assert placement.num_devices == 8  # rows divide by 8 where the seeds do not
+    assert parallel.choose("auto", num_seeds=7, num_rows=5).num_devices == 7
+
+
+@pytest.mark.parametrize(
+    ("devices", "match"),
+    [(0, "devices"), ("-1", "devices"), ("many", "devices"), (99, "at most 8"), (5, "must divide")],
+)
+def test_bad_devices_are_named(devices, match):
+    with pytest.raises(ConfigError, match=match):
+        parallel.choose(devices, num_seeds=4, num_rows=64)
+
+
+def test_description_says_what_lies_where():
+    assert "1 device" in Placement(3, 1, 1).describe()
+    assert "4 on each" in Placement(8, 2, 1).describe()
+    assert "sharded over 4" in Placement(1, 1, 4).describe()
+
+
+def test_state_lies_where_the_placement_says():
+    placement = Placement(2, 2, 2)
+    problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=8, num_steps=4, axis_name=placement.axis_name)
+    learner = parallel.place(ppo.make(ppo.Config(axis_name=placement.axis_name, num_minibatches=1), problem), placement)
+    state = jax.jit(learner.init)(jax.random.split(jax.random.key(0), 2))
+    observation, kernel = state.actor.local.envs.observation, jax.tree.leaves(state.params)[0]
+    assert observation.sharding.shard_shape(observation.shape) == (1, 4, 4)
+    assert kernel.sharding.shard_shape(kernel.shape)[0] == 1
+    assert len(kernel.sharding.device_set) == 4
+
+
+def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
+    problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=4)
+    learner = ppo.make(ppo.Config(num_minibatches=1), problem)
+    stacked = parallel.over_seeds(learner, 1)
+    keys = jax.random.split(jax.random.key(0), 1)
+    state, metrics = jax.jit(stacked.step)(jax.jit(stacked.init)(keys))
+    alone, _ = jax.jit(learner.step)(jax.jit(learner.init)(keys[0]))
+    assert metrics["kl"].total.shape == (1,)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6), state.params, alone.params)
+    assert jnp.array_equal(state.step, jnp.array([1]))

@@ -1,0 +1,311 @@
+"""Fisher products against dense matrices, CG against jax's, steps that never break their bound."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_po import masked, trust_region
+from jaxrl_po.distributions import Categorical, DiagonalGaussian
+
+rng = np.random.default_rng(0)
+OBSERVATIONS = jnp.asarray(rng.normal(size=(16, 3)), jnp.float32)
+PARAMS = {
+    "w": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32),
+    "b": jnp.asarray(rng.normal(size=(4,)), jnp.float32),
+}
+VECTOR = {
+    "w": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32),
+    "b": jnp.asarray(rng.normal(size=(4,)), jnp.float32),
+}
+
+
+def categorical(params, observations=OBSERVATIONS):
+    return Categorical(observations @ params["w"] + jnp.broadcast_to(params["b"], (len(observations), 4)))
+
+
+def gaussian(params, observations=OBSERVATIONS):
+    mean = observations @ params["w"]
+    return DiagonalGaussian(mean, jnp.broadcast_to(0.1 * params["b"], mean.shape))
+
+
+def mean_kl(policy):
+    old = policy(PARAMS)
+    return lambda params: jnp.mean(old.kl(policy(params)))
+
+
+def dense_fisher(policy):
+    """`E[∇log π ∇log πᵀ]` of a categorical by enumeration, of a Gaussian by the Hessian of −E log π in closed form."""
+    flat, unravel = ravel_pytree(PARAMS)
+    if policy is categorical:
+        jacobian = jax.jacobian(lambda x: categorical(unravel(x)).log_probs())(flat)
+        probs = jnp.exp(categorical(PARAMS).log_probs())
+        return jnp.einsum("sa,sai,saj->ij", probs, jacobian, jacobian) / len(OBSERVATIONS)
+    mean_jacobian = jax.jacobian(lambda x: gaussian(unravel(x)).mean)(flat)
+    log_std_jacobian = jax.jacobian(lambda x: gaussian(unravel(x)).log_std)(flat)
+    precision = jnp.exp(-2.0 * gaussian(PARAMS).log_std)
+    # The Fisher matrix of N(m, σ²) is 1/σ² for m and 2 for log σ.
+    of_mean = jnp.einsum("sd,sdi,sdj->ij", precision, mean_jacobian, mean_jacobian)
+    return (of_mean + 2.0 * jnp.einsum("sdi,sdj->ij", log_std_jacobian, log_std_jacobian)) / len(OBSERVATIONS)
+
+
+@pytest.mark.parametrize("policy", [categorical, gaussian])
+def test_fisher_product_equals_the_dense_fisher(policy):
+    product = trust_region.fisher_vector_product(mean_kl(policy), PARAMS, VECTOR, damping=0.1)
+    flat_vector = ravel_pytree(VECTOR)[0]
+    expected = dense_fisher(policy) @ flat_vector + 0.1 * flat_vector
+    chex.assert_trees_all_equal_shapes_and_dtypes(product, VECTOR)
+    np.testing.assert_allclose(ravel_pytree(product)[0], expected, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", [categorical, gaussian])
+def test_kl_and_its_gradient_vanish_at_the_old_parameters(policy):
+    kl, gradient = jax.value_and_grad(mean_kl(policy))(PARAMS)
+    assert abs(float(kl)) < 1e-7
+    chex.assert_trees_all_close(gradient, jax.tree.map(jnp.zeros_like, PARAMS), atol=1e-7)
+
+
+def test_damping_may_be_traced():
+    def product(damping):
+        return trust_region.fisher_vector_product(mean_kl(categorical), PARAMS, VECTOR, damping=damping)["b"]
+
+    zero, half = jax.vmap(product)(jnp.array([0.0, 0.5]))
+    np.testing.assert_allclose(half - zero, 0.5 * VECTOR["b"], rtol=1e-3, atol=1e-6)
+
+
+def test_fisher_product_over_devices_adds_the_damping_once():
+    """Uneven shards: local totals over the global count, summed, then damped."""
+    mask = jnp.asarray(rng.random(16) < 0.6)
+    old = categorical(PARAMS).logits
+
+    def product(params, vector, observations, old, mask, axis_name):
+        count = masked.psum(mask.sum().astype(jnp.float32), axis_name)
+
+        def kl(params):
+            return masked.total(Categorical(old).kl(categorical(params, observations)), mask).total / count
+
+        return trust_region.fisher_vector_product(kl, params, vector, damping=0.1, axis_name=axis_name)
+
+    alone = product(PARAMS, VECTOR, OBSERVATIONS, old, mask, None)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    sharded = jax.shard_map(
+        lambda *args: jax.tree.map(lambda x: x[None], product(*args, "data")),
+        mesh=mesh,
+        in_specs=(P(), P(), P("data"), P("data"), P("data")),
+        out_specs=P("data"),
+        check_vma=False,
+    )
+    on_devices = jax.jit(sharded)(PARAMS, VECTOR, OBSERVATIONS, old, mask)
+    for device in range(4):
+        chex.assert_trees_all_close(jax.tree.map(lambda x, d=device: x[d], on_devices), alone, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(on_devices["w"][device], on_devices["w"][0])
+
+
+def random_system(size=8, seed=1):
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(size, size))
+    return jnp.asarray(root @ root.T / size + 0.5 * np.eye(size), jnp.float32), jnp.asarray(rng.normal(size=size), jnp.float32)
+
+
+@pytest.mark.parametrize("iterations", [1, 3, 12])
+def test_conjugate_gradient_equals_jax_scipy(iterations):
+    matrix, b = random_system()
+    x, residual = trust_region.conjugate_gradient(lambda v: matrix @ v, b, iterations=iterations)
+    expected, _ = jax.scipy.sparse.linalg.cg(lambda v: matrix @ v, b, tol=0.0, maxiter=iterations)
+    np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(residual, jnp.linalg.norm(b - matrix @ x), rtol=1e-3, atol=1e-5)
+    if iterations == 12:
+        np.testing.assert_allclose(x, np.linalg.solve(np.float64(matrix), np.float64(b)), rtol=1e-3, atol=1e-4)
+
+
+def test_conjugate_gradient_on_trees():
+    matrix, b = random_system()
+    split = {"a": b[:6].reshape(2, 3), "b": b[6:]}
+
+    def matvec(tree):
+        product = matrix @ jnp.concatenate([tree["a"].ravel(), tree["b"]])
+        return {"a": product[:6].reshape(2, 3), "b": product[6:]}
+
+    tree, _ = trust_region.conjugate_gradient(matvec, split, iterations=5)
+    flat, _ = trust_region.conjugate_gradient(lambda v: matrix @ v, b, iterations=5)
+    np.testing.assert_allclose(jnp.concatenate([tree["a"].ravel(), tree["b"]]), flat, rtol=1e-4, atol=1e-5)
+
+
+def test_conjugate_gradient_stops_at_the_relative_residual():
+    matrix, b = random_system()
+    _, loose = trust_region.conjugate_gradient(lambda v: matrix @ v, 1e3 * b, iterations=50, tolerance=0.1)
+    _, exact = trust_region.conjugate_gradient(lambda v: matrix @ v, 1e3 * b, iterations=50, tolerance=1e-5)
+    norm = float(jnp.linalg.norm(1e3 * b))
+    assert 1e-3 * norm < float(loose) <= 0.1 * norm
+    assert float(exact) <= 1e-5 * norm
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "b", "solution", "residual"),
+    [
+        ([1.0, 4.0], [0.0, 0.0], [0.0, 0.0], 0.0),  # nothing to solve
+        ([2.0, 2.0], [1.0, 3.0], [0.5, 1.5], 0.0),  # the residual reaches 0 exactly after one product
+        ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0], 5.0**0.5),  # no curvature: no step
+        ([-1.0, -1.0], [3.0, 4.0], [0.0, 0.0], 5.0),  # negative curvature
+        ([np.nan, 1.0], [3.0, 4.0], [0.0, 0.0], 5.0),
+        ([1e-45, 1e-45], [1e-30, 0.0], [0.0, 0.0], 0.0),  # everything underflows
+    ],
+)
+def test_conjugate_gradient_never_divides_by_zero(diagonal, b, solution, residual):
+    diagonal, b = jnp.array(diagonal), jnp.array(b)
+    solve = jax.jit(lambda b: trust_region.conjugate_gradient(lambda v: diagonal * v, b, iterations=10))
+    x, norm = solve(b)
+    np.testing.assert_allclose(x, solution, rtol=1e-6)
+    np.testing.assert_allclose(norm, residual, rtol=1e-6, atol=1e-6)
+
+
+def test_conjugate_gradient_under_vmap_equals_alone():
+    """A system that is done waits for the slowest one unchanged."""
+    matrix, b = random_system()
+    scales = jnp.array([0.0, 1.0, 100.0])
+    matrices = jnp.stack([jnp.eye(8), matrix, matrix + jnp.diag(jnp.arange(8.0))])
+
+    def solve(matrix, scale):
+        return trust_region.conjugate_gradient(lambda v: matrix @ v, scale * b, iterations=6, tolerance=1e-3)
+
+    together, residuals = jax.vmap(solve)(matrices, scales)
+    for i in range(3):
+        x, residual = solve(matrices[i], scales[i])
+        np.testing.assert_allclose(together[i], x, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(residuals[i], residual, rtol=1e-2, atol=1e-3)
+
+
+def test_natural_step_has_the_length_that_delta_allows():
+    matrix, b = random_system()
+    step = trust_region.natural_step(b, lambda v: matrix @ v, max_kl=0.01)
+    np.testing.assert_allclose(0.5 * step @ matrix @ step, 0.01, rtol=1e-5)
+    np.testing.assert_allclose(step / jnp.linalg.norm(step), b / jnp.linalg.norm(b), rtol=1e-5)
+
+
+def test_natural_step_moves_the_exact_kl_by_delta():
+    """To second order; the length √(2δ / gᵀFg) of the lecture note is another one."""
+    kl = mean_kl(categorical)
+
+    @jax.jit
+    def matvec(v):
+        return trust_region.fisher_vector_product(kl, PARAMS, v, damping=1e-4)
+
+    gradient = trust_region.fisher_vector_product(kl, PARAMS, VECTOR)
+    direction, _ = trust_region.conjugate_gradient(matvec, gradient, iterations=20)
+    step = trust_region.natural_step(direction, matvec, max_kl=1e-3)
+    assert float(kl(jax.tree.map(jnp.add, PARAMS, step))) == pytest.approx(1e-3, rel=0.1)
+    note = trust_region.natural_step(gradient, matvec, max_kl=1e-3)
+    length, note_length = (float(jnp.linalg.norm(ravel_pytree(x)[0])) for x in (step, note))
+    scale = note_length / float(jnp.linalg.norm(ravel_pytree(gradient)[0]))
+    note_step = jax.tree.map(lambda x: scale * x, direction)
+    assert float(kl(jax.tree.map(jnp.add, PARAMS, note_step))) > 5e-3
+    assert length != pytest.approx(note_length, rel=0.1)
+
+
+@pytest.mark.parametrize("curvature", [0.0, -1.0, np.nan, np.inf])
+def test_natural_step_is_zero_without_curvature(curvature):
+    step = trust_region.natural_step({"a": jnp.ones(2)}, lambda v: {"a": curvature * v["a"]}, max_kl=0.01)
+    np.testing.assert_array_equal(step["a"], [0.0, 0.0])
+
+
+def test_natural_step_of_a_broken_direction_is_zero():
+    step = trust_region.natural_step(jnp.array([jnp.nan, 1.0]), lambda v: v, max_kl=0.01)
+    np.testing.assert_array_equal(step, [0.0, 0.0])
+
+
+def search(evaluate, start=0.0, step=1.0, **options):
+    return jax.jit(lambda p, s: trust_region.line_search(evaluate, p, s, **options))(jnp.float32(start), jnp.float32(step))
+
+
+def test_full_step_when_it_fits():
+    x, info = search(lambda x: (x, x**2), max_kl=1.0)
+    assert (float(x), bool(info.accepted), int(info.steps)) == (1.0, True, 0)
+    assert (float(info.kl), float(info.gain)) == (1.0, 1.0)
+
+
+def test_backtracks_until_the_kl_fits():
+    # 0.8² = 0.64, 0.8⁴ = 0.4096, 0.8⁶ = 0.262: the third candidate's KL is 0.4096.
+    x, info = search(lambda x: (x, x**2), max_kl=0.5)
+    np.testing.assert_allclose((x, info.kl, info.gain), (0.64, 0.4096, 0.64), rtol=1e-6)
+    assert (bool(info.accepted), int(info.steps)) == (True, 2)
+
+
+def test_backtracks_until_there_is_a_gain():
+    # x(1 − 2x) is −1, −.48·… : at 0.5 it is 0, at 0.25 it is 0.125.
+    x, info = search(lambda x: (x * (1.0 - 2.0 * x), 0.0 * x), max_kl=1.0, backtrack=0.5)
+    assert (float(x), float(info.gain), int(info.steps)) == (0.25, 0.125, 2)
+
+
+def test_gain_is_over_the_start_and_not_over_zero():
+    x, info = search(lambda x: (x - 10.0, 0.0 * x), max_kl=1.0)
+    assert bool(info.accepted)
+    assert float(info.gain) == 1.0
+    x, info = search(lambda x: (10.0 - x, 0.0 * x), max_kl=1.0)
+    assert not bool(info.accepted)
+    assert float(x) == 0.0
+
+
+REFUSED = {
+    "no gain": lambda x: (-x, 0.0 * x),
+    "equal surrogate": lambda x: (0.0 * x, 0.0 * x),
+    "kl": lambda x: (x, 1.0 + 0.0 * x),
+    "nan surrogate": lambda x: (jnp.where(x > 0.1, jnp.nan, 0.1), 0.0 * x),
+    "infinite surrogate": lambda x: (jnp.where(x > 0.1, jnp.inf, 0.1), 0.0 * x),
+    "nan kl": lambda x: (x, jnp.where(x > 0.1, jnp.nan, 0.0)),
+    "minus infinite kl": lambda x: (x, jnp.where(x > 0.1, -jnp.inf, 0.0)),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refusal_returns_the_parameters_bit_exactly(reason):
+    x, info = search(REFUSED[reason], start=0.1, max_kl=0.5, iterations=6)
+    assert np.asarray(x).tobytes() == np.float32(0.1).tobytes()
+    assert (bool(info.accepted), float(info.gain), int(info.steps)) == (False, 0.0, 6)
+
+
+def test_zero_step_is_refused():
+    x, info = search(lambda x: (x, x**2), start=0.3, step=0.0, max_kl=1.0)
+    assert not bool(info.accepted)
+    assert float(x) == np.float32(0.3)
+
+
+def test_line_search_on_trees_and_under_vmap():
+    def run(scale):
+        step = jax.tree.map(lambda v: scale * v, VECTOR)
+
+        def evaluate(params):
+            change = sum(jnp.vdot(v, p - q) for v, p, q in zip(*map(jax.tree.leaves, (VECTOR, params, PARAMS)), strict=True))
+            return change, mean_kl(categorical)(params)
+
+        return trust_region.line_search(evaluate, PARAMS, step, max_kl=0.01, iterations=8)
+
+    scales = [-1.0, 0.05, 0.2]
+    together, info = jax.jit(jax.vmap(run))(jnp.array(scales))
+    assert info.accepted.tolist() == [False, True, True]
+    np.testing.assert_array_equal(together["w"][0], PARAMS["w"])
+    for i, scale in enumerate(scales):
+        params, alone = run(scale)
+        chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[i], together), params, rtol=1e-5)
+        assert int(alone.steps) == int(info.steps[i])
+        if alone.accepted:
+            expected = jax.tree.map(lambda p, v, s=scale, k=alone.steps: p + 0.8**k * s * v, PARAMS, VECTOR)
+            chex.assert_trees_all_close(params, expected, rtol=1e-5)
+            assert float(alone.kl) <= 0.01
+
+
+def test_bad_counts():
+    with pytest.raises(ValueError, match="iterations must be at least 1"):
+        trust_region.conjugate_gradient(lambda v: v, jnp.ones(2), iterations=0)
+    with pytest.raises(ValueError, match="iterations must be at least 1"):
+        search(lambda x: (x, x), max_kl=1.0, iterations=0)
+
+
+def test_shapes_must_agree():
+    with pytest.raises(AssertionError):
+        trust_region.fisher_vector_product(lambda x: jnp.sum(x**2), jnp.ones(2), jnp.ones(3))
+    with pytest.raises(AssertionError):
+        trust_region.line_search(lambda x: (jnp.sum(x), jnp.sum(x)), jnp.ones(2), jnp.ones(1), max_kl=1.0)
