@@ -199,11 +199,9 @@ def test_natural_step_moves_the_exact_kl_by_delta():
     step = trust_region.natural_step(direction, matvec, max_kl=1e-3)
     assert float(kl(jax.tree.map(jnp.add, PARAMS, step))) == pytest.approx(1e-3, rel=0.1)
     note = trust_region.natural_step(gradient, matvec, max_kl=1e-3)
-    length, note_length = (float(jnp.linalg.norm(ravel_pytree(x)[0])) for x in (step, note))
-    scale = note_length / float(jnp.linalg.norm(ravel_pytree(gradient)[0]))
-    note_step = jax.tree.map(lambda x: scale * x, direction)
-    assert float(kl(jax.tree.map(jnp.add, PARAMS, note_step))) > 5e-3
-    assert length != pytest.approx(note_length, rel=0.1)
+    note_scale = note["b"][0] / gradient["b"][0]
+    note_step = jax.tree.map(lambda p, x: p + note_scale * x, PARAMS, direction)
+    assert float(kl(note_step)) > 5e-3
 
 
 @pytest.mark.parametrize("curvature", [0.0, -1.0, np.nan, np.inf])
