@@ -1,0 +1,282 @@
+"""Hand-computed returns and advantages, ends of episodes above all."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_po import advantages
+
+NONE = [False, False, False]
+gae = jax.jit(advantages.gae)
+discounted_returns = jax.jit(advantages.discounted_returns)
+n_step_returns = jax.jit(advantages.n_step_returns, static_argnames="n")
+
+
+def stream(*columns):
+    return [jnp.asarray(c, bool if isinstance(c[0], bool) else jnp.float32) for c in columns]
+
+
+# r = 1, 2, 3; V(s) = 10, 20, 30; V(s') = 20, 30, 40; γ = ½, λ = ½, so γλ = ¼.
+# δ without an end: 1 + 10 − 10 = 1; 2 + 15 − 20 = −3; 3 + 20 − 30 = −7.
+# In the middle, terminated: δ₁ = 2 − 20 = −18; truncated with V(final) = 36: δ₁ = 2 + 18 − 20 = 0.
+GAE_CASES = {
+    "rollout end": (NONE, NONE, [20, 30, 40], [1 - 0.25 * 4.75, -3 - 0.25 * 7, -7]),
+    "terminated": ([False, True, False], NONE, [20, 36, 40], [1 - 0.25 * 18, -18, -7]),
+    "truncated": (NONE, [False, True, False], [20, 36, 40], [1 + 0.25 * 0, 0, -7]),
+    "both": ([False, True, False], [False, True, False], [20, 36, 40], [1 - 0.25 * 18, -18, -7]),
+    "terminated at the rollout's end": ([False, False, True], NONE, [20, 30, 40], [1 + 0.25 * -9.75, -3 - 0.25 * 27, -27]),
+    "truncated at the rollout's end": (NONE, [False, False, True], [20, 30, 40], [1 - 0.25 * 4.75, -3 - 0.25 * 7, -7]),
+}
+
+
+@pytest.mark.parametrize("case", GAE_CASES)
+def test_gae_by_hand(case):
+    terminated, truncated, next_value, expected = GAE_CASES[case]
+    inputs = stream([1.0, 2.0, 3.0], [10.0, 20.0, 30.0], list(map(float, next_value)), terminated, truncated)
+    np.testing.assert_allclose(gae(*inputs, gamma=0.5, lambda_=0.5), expected, rtol=1e-6)
+
+
+# Same stream, γ = ½: Monte Carlo G₂ = 3 + 20 = 23 at the rollout's end, G₁ = 2 + 11.5, G₀ = 1 + 6.75.
+RETURN_CASES = {
+    "rollout end": (NONE, NONE, [20, 30, 40], [7.75, 13.5, 23]),
+    "terminated": ([False, True, False], NONE, [20, 36, 40], [2, 2, 23]),
+    "truncated": (NONE, [False, True, False], [20, 36, 40], [11, 20, 23]),
+    "both": ([False, True, False], [False, True, False], [20, 36, 40], [2, 2, 23]),
+    "terminated at the rollout's end": ([False, False, True], NONE, [20, 30, 40], [2.75, 3.5, 3]),
+}
+
+
+@pytest.mark.parametrize("case", RETURN_CASES)
+@pytest.mark.parametrize("n", [None, 3, 99])
+def test_discounted_returns_by_hand_and_long_windows(case, n):
+    terminated, truncated, next_value, expected = RETURN_CASES[case]
+    inputs = stream([1.0, 2.0, 3.0], list(map(float, next_value)), terminated, truncated)
+    returns = n_step_returns(*inputs, gamma=0.5, n=n) if n else discounted_returns(*inputs, gamma=0.5)
+    np.testing.assert_allclose(returns, expected, rtol=1e-6)
+
+
+# n = 2: G₀ = r₀ + γ r₁ + γ² V(s₂); the window from s₁ is cut at the rollout's end, that from s₂ has one step.
+TWO_STEP_CASES = {
+    "rollout end": (NONE, NONE, [20, 30, 40], [1 + 1 + 7.5, 2 + 1.5 + 10, 23]),
+    "terminated": ([False, True, False], NONE, [20, 36, 40], [2, 2, 23]),
+    "truncated": (NONE, [False, True, False], [20, 36, 40], [1 + 1 + 9, 2 + 18, 23]),
+    "truncated first": (NONE, [True, False, False], [36, 30, 40], [1 + 18, 2 + 1.5 + 10, 23]),
+}
+
+
+@pytest.mark.parametrize("case", TWO_STEP_CASES)
+def test_two_step_returns_by_hand(case):
+    terminated, truncated, next_value, expected = TWO_STEP_CASES[case]
+    inputs = stream([1.0, 2.0, 3.0], list(map(float, next_value)), terminated, truncated)
+    np.testing.assert_allclose(n_step_returns(*inputs, gamma=0.5, n=2), expected, rtol=1e-6)
+
+
+def random_stream(seed, length=12, end=0.25):
+    rng = np.random.default_rng(seed)
+    reward, value, next_value = (jnp.asarray(rng.normal(size=length), jnp.float32) for _ in range(3))
+    terminated, truncated = (jnp.asarray(rng.random(length) < end) for _ in range(2))
+    return reward, value, next_value, terminated, truncated
+
+
+def direct_n_step(reward, next_value, terminated, truncated, gamma, n):
+    """The definition, step by step."""
+    returns = []
+    for t in range(len(reward)):
+        total, discount = 0.0, 1.0
+        for k in range(t, min(t + n, len(reward))):
+            total += discount * float(reward[k])
+            discount *= gamma
+            last = k == min(t + n, len(reward)) - 1
+            if terminated[k]:
+                break
+            if truncated[k] or last:
+                total += discount * float(next_value[k])
+                break
+        returns.append(total)
+    return returns
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 12])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_n_step_returns_equal_the_definition(n, seed):
+    reward, _, next_value, terminated, truncated = random_stream(seed)
+    returns = n_step_returns(reward, next_value, terminated, truncated, gamma=0.9, n=n)
+    np.testing.assert_allclose(returns, direct_n_step(reward, next_value, terminated, truncated, 0.9, n), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_episode_does_not_feel_the_next_one(seed):
+    reward, value, next_value, _, _ = random_stream(seed)
+    for terminated, truncated in ((5, 12), (12, 5)):
+        ends = [jnp.arange(12) == terminated, jnp.arange(12) == truncated]
+
+        def estimates(reward, value, next_value, ends=ends):
+            return jnp.stack(
+                [
+                    gae(reward, value, next_value, *ends, gamma=0.9, lambda_=0.8),
+                    discounted_returns(reward, next_value, *ends, gamma=0.9),
+                    n_step_returns(reward, next_value, *ends, gamma=0.9, n=4),
+                ]
+            )
+
+        late = jnp.arange(12) > 5
+        changed = [jnp.where(late, 100.0, x) for x in (reward, value, next_value)]
+        np.testing.assert_array_equal(estimates(reward, value, next_value)[:, :6], estimates(*changed)[:, :6])
+
+
+def test_a_nan_value_behind_a_termination_is_not_read():
+    inputs = stream([1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [20.0, np.nan, 40.0], [False, True, False], NONE)
+    assert np.isfinite(gae(*inputs, gamma=0.5, lambda_=0.5)).all()
+    reward, _, *rest = inputs
+    assert np.isfinite(discounted_returns(reward, *rest, gamma=0.5)).all()
+    assert np.isfinite(n_step_returns(reward, *rest, gamma=0.5, n=2)).all()
+
+
+def test_gamma_and_lambda_vmap_without_recompiling():
+    inputs, traces = random_stream(3), []
+
+    @jax.jit
+    def estimate(gamma, lambda_):
+        traces.append(None)
+        return advantages.gae(*inputs, gamma=gamma, lambda_=lambda_)
+
+    gammas, lambdas = jnp.array([0.9, 0.99, 1.0]), jnp.array([0.0, 0.5, 1.0])
+    alone = [estimate(gamma, lambda_) for gamma, lambda_ in zip(gammas, lambdas, strict=True)]
+    assert len(traces) == 1
+    np.testing.assert_allclose(jax.vmap(estimate)(gammas, lambdas), alone, rtol=1e-5, atol=1e-6)
+
+
+def test_streams_must_agree_and_flags_are_booleans():
+    reward, value, next_value, terminated, truncated = random_stream(0)
+    with pytest.raises(AssertionError):
+        gae(reward[None], value[None], next_value[None], terminated[None], truncated[None], gamma=0.9, lambda_=0.9)
+    with pytest.raises(AssertionError):
+        gae(reward, value[:-1], next_value, terminated, truncated, gamma=0.9, lambda_=0.9)
+    with pytest.raises(AssertionError):
+        discounted_returns(reward, next_value, terminated.astype(jnp.float32), truncated, gamma=0.9)
+    with pytest.raises(ValueError, match="n must be at least 1"):
+        n_step_returns(reward, next_value, terminated, truncated, gamma=0.9, n=0)
+
+
+# mean 5.033; deviations −1.233, .167, 1.067; Σd² = 2.687: std .946 (ddof 0), 1.159 (ddof 1).
+@pytest.mark.parametrize(("ddof", "expected"), [(0, [-1.303, 0.176, 1.127]), (1, [-1.064, 0.144, 0.920])])
+def test_group_of_the_slides(ddof, expected):
+    np.testing.assert_allclose(advantages.group_relative(jnp.array([3.8, 5.2, 6.1]), ddof=ddof), expected, atol=1e-3)
+
+
+def test_centred_only():
+    np.testing.assert_allclose(
+        advantages.group_relative(jnp.array([1.0, 2.0, 6.0]), scale="none"), [-2.0, -1.0, 3.0], rtol=1e-6
+    )
+
+
+def test_epsilon_is_added_to_the_std():
+    # std 1, mean 2: (3 − 2) / (1 + 1).
+    np.testing.assert_allclose(advantages.group_relative(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6)
+
+
+def constant_groups():
+    values = jnp.asarray(np.random.default_rng(0).normal(size=200), jnp.float32)
+    return jnp.broadcast_to(values[:, None], (200, 7))
+
+
+@pytest.mark.parametrize("estimator", [advantages.group_relative, advantages.leave_one_out])
+def test_equal_rewards_give_exactly_zero(estimator):
+    np.testing.assert_array_equal(jax.vmap(estimator)(constant_groups()), np.zeros((200, 7)))
+
+
+def test_std_of_equal_rewards_is_not_zero_in_floating_point():
+    """Why equality is decided by max and min: `std > 0` calls many constant groups informative."""
+    groups = constant_groups()
+    deviations = jax.vmap(lambda r: jnp.sqrt(jnp.mean(jnp.square(r - r.mean()))))(groups)
+    assert int((deviations > 0).sum()) > 10
+
+
+def test_unequal_rewards_are_never_dropped():
+    nearly = jnp.array([1.0, 1.0, 1.0 + 2e-7])
+    assert float(jnp.abs(advantages.group_relative(nearly, scale="none")).max()) > 0
+
+
+def test_integer_rewards_are_not_truncated():
+    np.testing.assert_allclose(advantages.group_relative(jnp.array([0, 1]), scale="none"), [-0.5, 0.5])
+    np.testing.assert_allclose(advantages.leave_one_out(jnp.array([0, 1, 1])), [-1.0, 0.5, 0.5])
+
+
+def test_leave_one_out_by_hand():
+    # 1 − (2 + 6)/2, 2 − (1 + 6)/2, 6 − (1 + 2)/2.
+    np.testing.assert_allclose(advantages.leave_one_out(jnp.array([1.0, 2.0, 6.0])), [-3.0, -1.5, 4.5], rtol=1e-6)
+
+
+def test_a_lone_member_has_no_baseline():
+    for call in (advantages.group_relative, advantages.leave_one_out):
+        with pytest.raises(ValueError, match="a group needs"):
+            call(jnp.ones(1))
+    with pytest.raises(ValueError, match="a group needs more than 2 members"):
+        advantages.group_relative(jnp.ones(2), ddof=2)
+    with pytest.raises(ValueError, match="scale must be"):
+        advantages.group_relative(jnp.ones(2), scale="mean")
+
+
+def test_whiten_by_hand():
+    # Unmasked 1, 3, 5: mean 3, variance 8/3.
+    x, mask = jnp.array([[1.0, 3.0], [5.0, jnp.nan]]), jnp.array([[True, True], [True, False]])
+    scale = (8 / 3) ** -0.5
+    np.testing.assert_allclose(advantages.whiten(x, mask), [[-2 * scale, 0.0], [2 * scale, 0.0]], rtol=1e-5, atol=1e-6)
+    shifted = advantages.whiten(x, mask, shift_mean=False)
+    np.testing.assert_allclose(shifted, [[3 - 2 * scale, 3.0], [3 + 2 * scale, 0.0]], rtol=1e-5)
+    np.testing.assert_allclose(advantages.whiten(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mask", [[True, True], [True, False], [False, False]])
+def test_whiten_without_spread_is_zero(mask):
+    np.testing.assert_array_equal(advantages.whiten(jnp.full(2, 7.0), jnp.array(mask)), [0.0, 0.0])
+
+
+def test_whiten_over_devices_uses_global_statistics():
+    rng = np.random.default_rng(0)
+    x, mask = jnp.asarray(rng.normal(size=(8, 5)) + np.arange(8)[:, None], jnp.float32), jnp.asarray(rng.random((8, 5)) < 0.5)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    sharded = jax.jit(
+        jax.shard_map(
+            lambda x, mask: advantages.whiten(x, mask, axis_name="data"),
+            mesh=mesh,
+            in_specs=(P("data"), P("data")),
+            out_specs=P("data"),
+            check_vma=False,
+        )
+    )
+    expected = advantages.whiten(x, mask)
+    np.testing.assert_allclose(sharded(x, mask), expected, rtol=1e-4, atol=1e-5)
+    local = jnp.concatenate([advantages.whiten(x[i : i + 2], mask[i : i + 2]) for i in range(0, 8, 2)])
+    assert float(jnp.abs(local - expected).max()) > 0.1
+
+
+@jax.jit
+def estimates(reward, terminated, truncated, mask, gamma, lambda_):
+    return (
+        advantages.gae(reward, reward, reward[::-1], terminated, truncated, gamma=gamma, lambda_=lambda_),
+        advantages.n_step_returns(reward, reward, terminated, truncated, gamma=gamma, n=3),
+        advantages.group_relative(reward),
+        advantages.whiten(jnp.where(mask, reward, jnp.nan), mask),
+        advantages.whiten(jnp.where(mask, reward, 1e9), mask),
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans(), st.booleans(), st.booleans()), min_size=6, max_size=6),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.95, 1.0]),
+)
+def test_estimates_are_finite_and_masks_hide(rows, gamma, lambda_):
+    reward, *flags = map(np.asarray, zip(*rows, strict=True))
+    *finite, whitened, hidden = estimates(reward.astype(np.float32), *flags, gamma, lambda_)
+    for x in (*finite, whitened):
+        assert np.isfinite(x).all()
+    np.testing.assert_array_equal(whitened, hidden)
+    assert not np.any(np.asarray(whitened)[~flags[2]])
