@@ -1,0 +1,97 @@
+"""KL estimators sample by sample, and the controller of the coefficient; their expectations stand in test_identities."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import divergences
+
+ESTIMATORS = [divergences.k1, divergences.k2, divergences.k3]
+
+
+# π = .5, π_ref = .25: log 2; ½ log² 2; ½ − 1 + log 2. And the other way round.
+@pytest.mark.parametrize(
+    ("prob", "reference", "expected"),
+    [
+        (0.5, 0.25, [0.693147, 0.240227, 0.193147]),
+        (0.25, 0.5, [-0.693147, 0.240227, 0.306853]),
+        (0.3, 0.3, [0.0, 0.0, 0.0]),
+    ],
+)
+def test_estimates_by_hand(prob, reference, expected):
+    got = [k(jnp.log(prob), jnp.log(reference)) for k in ESTIMATORS]
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_k3_keeps_its_digits_near_zero():
+    # x − 1 − log x cancels in float32 where the ratio is near 1; ½ d² is its leading term.
+    assert float(divergences.k3(jnp.float32(1e-3), jnp.float32(0.0))) == pytest.approx(0.5e-6, rel=1e-2)
+    assert float(divergences.k3(jnp.float32(-1e-3), jnp.float32(0.0))) == pytest.approx(0.5e-6, rel=1e-2)
+
+
+# d/dlog π: 1; log r; 1 − π_ref/π.
+def test_gradients_by_hand():
+    gradients = [jax.grad(k)(jnp.log(0.5), jnp.log(0.25)) for k in ESTIMATORS]
+    np.testing.assert_allclose(gradients, [1.0, 0.693147, 0.5], atol=1e-6)
+
+
+@pytest.mark.parametrize("k", ESTIMATORS)
+@pytest.mark.parametrize("log_ratio", [1e3, -1e3])
+def test_extremes_stay_finite(k, log_ratio):
+    value, gradient = jax.value_and_grad(k)(jnp.float32(log_ratio), jnp.float32(0.0))
+    assert np.isfinite(value)
+    assert float(gradient) == 0.0
+
+
+@pytest.mark.parametrize("k", ESTIMATORS)
+def test_shapes_must_agree(k):
+    with pytest.raises(AssertionError):
+        k(jnp.zeros(3), jnp.zeros((3, 1)))
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        (0.016, 2.0),  # above 1.5 × .01
+        (0.0149, 1.0),
+        (0.01, 1.0),
+        (0.0067, 1.0),  # .01 / 1.5 = .00667
+        (0.0066, 0.5),
+        (0.0, 0.5),
+        (np.nan, 1.0),
+        (np.inf, 1.0),
+        (-np.inf, 1.0),
+    ],
+)
+def test_adapt_coefficient(kl, expected):
+    assert float(divergences.adapt_coefficient(jnp.float32(1.0), jnp.float32(kl), 0.01)) == expected
+
+
+def test_adapt_coefficient_takes_its_own_tolerance_and_factor():
+    def adapt(kl):
+        return float(divergences.adapt_coefficient(jnp.float32(1.0), jnp.float32(kl), 0.01, tolerance=3.0, factor=4.0))
+
+    assert [adapt(kl) for kl in (0.031, 0.029, 0.0034, 0.0033)] == [4.0, 1.0, 1.0, 0.25]
+
+
+def test_the_coefficient_comes_back_from_either_end():
+    def run(coefficient, kl, steps):
+        def adapt(_, coefficient):
+            return divergences.adapt_coefficient(coefficient, jnp.float32(kl), 0.01)
+
+        return jax.lax.fori_loop(0, steps, adapt, jnp.float32(coefficient))
+
+    bottom, top = run(1.0, 0.0, 500), run(1.0, 1.0, 500)
+    assert float(bottom) > 0.0
+    assert np.isfinite(top)
+    assert float(run(bottom, 1.0, 60)) > 1.0
+    assert float(run(top, 0.0, 60)) < 1.0
+
+
+def test_adapt_coefficient_vmaps():
+    kls = jnp.array([0.1, 0.01, 0.0001])
+    got = jax.vmap(divergences.adapt_coefficient, in_axes=(0, 0, None))(jnp.ones(3), kls, 0.01)
+    np.testing.assert_array_equal(got, [2.0, 1.0, 0.5])
+    with pytest.raises(AssertionError):
+        divergences.adapt_coefficient(jnp.ones(3), kls, 0.01)

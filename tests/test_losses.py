@@ -1,0 +1,258 @@
+"""Losses and their gradients element by element; denominators and masks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_po import learner, losses
+from jaxrl_po.types import Batch
+
+EPSILONS = {"epsilon_low": 0.2, "epsilon_high": 0.28}
+
+
+def slope(loss, log_ratio, *args, **options):
+    """The loss and its derivative by the log-probability, where the old log-probability is 0."""
+    value, gradient = jax.value_and_grad(lambda x: loss(x, jnp.zeros_like(x), *args, **options).sum())(jnp.asarray(log_ratio))
+    return float(value), float(gradient)
+
+
+# d/dlog π of −r·A is −r·A; where the clip binds it is 0. Columns: A, r, loss, gradient.
+FOUR_CASES = [
+    (1.0, 1.5, -1.28, 0.0),  # good action, already likelier: nothing to gain
+    (1.0, 0.5, -0.5, -0.5),  # good action, less likely: pulled back
+    (-1.0, 1.5, 1.5, 1.5),  # bad action, likelier: pushed back, without a bound
+    (-1.0, 0.5, 0.8, 0.0),  # bad action, already rarer: nothing to gain
+    (2.0, 1.1, -2.2, -2.2),  # inside the interval: the plain surrogate
+    (-2.0, 1.1, 2.2, 2.2),
+    (1.0, 1.25, -1.25, -1.25),  # clip-higher: still inside on the upper side
+    (-1.0, 0.75, 0.8, 0.0),
+]
+
+
+@pytest.mark.parametrize(("advantage", "ratio", "loss", "gradient"), FOUR_CASES)
+def test_clipping(advantage, ratio, loss, gradient):
+    got = slope(losses.clipped_surrogate, np.log(ratio), jnp.float32(advantage), **EPSILONS)
+    np.testing.assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("advantage", "ratio", "loss", "gradient"), FOUR_CASES)
+def test_clip_fractions_are_where_the_gradient_is_lost(advantage, ratio, loss, gradient):
+    log_ratio, zero, advantage = jnp.log(ratio), jnp.float32(0.0), jnp.float32(advantage)
+    low = losses.clip_fraction_low(log_ratio, zero, advantage, 0.2)
+    high = losses.clip_fraction_high(log_ratio, zero, advantage, 0.28)
+    assert float(low + high) == float(gradient == 0.0)
+    assert float(low) == float(gradient == 0.0 and advantage < 0)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "loss", "gradient"),
+    [
+        (-1.0, 5.0, 3.0, 0.0),  # beyond c = 3 a bad action costs no more
+        (-1.0, 2.0, 2.0, 2.0),
+        (-1.0, 0.5, 0.8, 0.0),
+        (1.0, 0.1, -0.1, -0.1),  # a good action is not touched: max(0.1, 3) would be
+        (1.0, 5.0, -1.28, 0.0),
+    ],
+)
+def test_dual_clip(advantage, ratio, loss, gradient):
+    got = slope(losses.clipped_surrogate, np.log(ratio), jnp.float32(advantage), **EPSILONS, dual_clip=3.0)
+    np.testing.assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
+
+
+def test_clipped_surrogate_is_the_decoupled_bound():
+    """min(rA, clip(r)A) = min(rA, (1 + ε_high)A or (1 − ε_low)A by the sign of A)."""
+    rng = np.random.default_rng(0)
+    r, a = rng.uniform(0.2, 2.0, 200), rng.normal(size=200)
+    bound = np.where(a >= 0, (1 + 0.28) * a, (1 - 0.2) * a)
+    loss = losses.clipped_surrogate(jnp.log(r), jnp.zeros(200), jnp.asarray(a), **EPSILONS)
+    np.testing.assert_allclose(loss, -np.minimum(r * a, bound), rtol=1e-5, atol=1e-6)
+
+
+def test_epsilons_vmap():
+    loss = jax.vmap(
+        lambda e: losses.clipped_surrogate(jnp.log(3.0), jnp.float32(0.0), jnp.float32(1.0), epsilon_low=e, epsilon_high=e)
+    )
+    np.testing.assert_allclose(loss(jnp.array([0.1, 0.2, 0.5])), [-1.1, -1.2, -1.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("log_ratio", [1e3, -1e3])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("loss", [losses.surrogate, lambda *args: losses.clipped_surrogate(*args, **EPSILONS)])
+def test_extreme_ratios_stay_finite(loss, log_ratio, advantage):
+    value, gradient = slope(loss, log_ratio, jnp.float32(advantage))
+    assert np.isfinite(value)
+    assert gradient == 0.0  # beyond ±20 the ratio is constant
+    assert abs(value) <= np.exp(20.0) * (1 + 1e-6)
+
+
+def test_the_clamp_is_at_twenty():
+    inside = slope(losses.surrogate, 19.9, jnp.float32(1.0))
+    np.testing.assert_allclose(inside, [-np.exp(19.9)] * 2, rtol=1e-4)
+    np.testing.assert_allclose(slope(losses.surrogate, 20.1, jnp.float32(1.0))[0], -np.exp(20.0), rtol=1e-4)
+
+
+def test_half_precision_log_probs_make_float32_ratios():
+    loss = losses.surrogate(jnp.bfloat16(-1.0), jnp.bfloat16(-1.5), jnp.float32(1.0))
+    assert loss.dtype == jnp.float32
+    np.testing.assert_allclose(loss, -np.exp(0.5), rtol=1e-5)
+
+
+def test_policy_gradient_and_surrogate_agree_at_the_old_policy():
+    log_prob, advantage = jnp.log(jnp.array([0.2, 0.5])), jnp.array([1.5, -2.0])
+    policy_gradient = jax.grad(lambda x: losses.policy_gradient(x, advantage).sum())(log_prob)
+    surrogate = jax.grad(lambda x: losses.surrogate(x, log_prob, advantage).sum())(log_prob)
+    np.testing.assert_allclose(policy_gradient, -advantage, rtol=1e-6)
+    np.testing.assert_allclose(surrogate, -advantage, rtol=1e-6)
+
+
+def test_what_is_held_constant_has_no_gradient():
+    x = jnp.array([0.3, -0.4])
+    held = {
+        "policy_gradient": lambda y: losses.policy_gradient(x, y),
+        "surrogate": lambda y: losses.surrogate(x, 0.5 * x, y),
+        "clipped_surrogate": lambda y: losses.clipped_surrogate(x, 0.5 * x, y, **EPSILONS, dual_clip=3.0),
+        "squared_value": lambda y: losses.squared_value(x, y),
+        "clipped_value target": lambda y: losses.clipped_value(x, 0.5 * x, y, epsilon=0.1),
+        "clipped_value old": lambda y: losses.clipped_value(x, y, 2.0 * x, epsilon=0.1),
+    }
+    for name, loss in held.items():
+        np.testing.assert_array_equal(jax.grad(lambda y, loss=loss: loss(y).sum())(2.0 * x), [0.0, 0.0], err_msg=name)
+
+
+# v_old = 0, G = 1, ε = .5. Columns: v, loss ½ max(…), gradient.
+@pytest.mark.parametrize(
+    ("value", "loss", "gradient"),
+    [
+        (0.2, 0.32, -0.8),  # inside: the squared loss
+        (0.8, 0.125, 0.0),  # moved too far towards the target: ½ (.5 − 1)², no gradient
+        (-1.0, 2.0, -2.0),  # moved away: ½ (−1 − 1)² is the larger
+        (2.0, 0.5, 1.0),  # overshot: ½ (2 − 1)² is the larger
+    ],
+)
+def test_clipped_value_by_hand(value, loss, gradient):
+    got = jax.value_and_grad(lambda v: losses.clipped_value(v, jnp.float32(0.0), jnp.float32(1.0), epsilon=0.5))(
+        jnp.float32(value)
+    )
+    np.testing.assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
+
+
+def test_squared_value_has_the_half():
+    got = jax.value_and_grad(lambda v: losses.squared_value(v, jnp.float32(1.0)))(jnp.float32(4.0))
+    np.testing.assert_allclose(got, (4.5, 3.0))
+
+
+# Rows 1 2 3 | 13 | nothing, with garbage behind the mask.
+X = jnp.array([[1.0, 2.0, 3.0], [13.0, jnp.nan, 1e30], [jnp.inf, jnp.nan, -7.0]])
+MASK = jnp.array([[True, True, True], [True, False, False], [False, False, False]])
+AGGREGATES = {
+    "token": (losses.token_mean, 19.0, 4.0),  # 19 over 4 tokens
+    "sequence": (losses.sequence_mean, 15.0, 2.0),  # 2 + 13 over the two rows that are not empty
+    "fixed length": (lambda x, mask: losses.fixed_length_mean(x, mask, 5), 19.0, 15.0),  # 19 over 3 rows × 5
+}
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_aggregators_by_hand(name):
+    aggregate, total, count = AGGREGATES[name]
+    mean = aggregate(X, MASK)
+    assert (float(mean.total), float(mean.count)) == (total, count)
+    assert float(mean.value()) == pytest.approx(total / count)
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_aggregator_gradients_weigh_and_mask(name):
+    aggregate, _, count = AGGREGATES[name]
+    gradient = jax.grad(lambda x: aggregate(x, MASK).value())(X)
+    row = [1 / 3] * 3 if name == "sequence" else [1.0] * 3
+    np.testing.assert_allclose(gradient, np.array([row, [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]) / count, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_aggregators_pool_before_they_divide(name):
+    aggregate, total, count = AGGREGATES[name]
+    parts = [aggregate(X[i : i + 1], MASK[i : i + 1]) for i in range(3)]
+    pooled = parts[0] + parts[1] + parts[2]
+    assert (float(pooled.total), float(pooled.count)) == (total, count)
+    mean_of_means = sum(float(part.value()) for part in parts) / 3
+    assert name == "fixed length" or mean_of_means != pytest.approx(total / count)
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_fully_masked_batch_is_zero_with_a_finite_gradient(name):
+    aggregate = AGGREGATES[name][0]
+    value, gradient = jax.value_and_grad(lambda x: aggregate(x, jnp.zeros_like(MASK)).value())(X)
+    assert float(value) == 0.0
+    np.testing.assert_array_equal(gradient, np.zeros((3, 3)))
+
+
+def test_aggregators_check_shapes():
+    with pytest.raises(AssertionError):
+        losses.sequence_mean(X[0], MASK[0])
+    with pytest.raises(AssertionError):
+        losses.token_mean(X, MASK[:2])
+    with pytest.raises(ValueError, match="length must be at least 1"):
+        losses.fixed_length_mean(X, MASK, 0)
+    with pytest.raises(AssertionError):
+        losses.surrogate(jnp.zeros(3), jnp.zeros(3), jnp.zeros((3, 1)))
+
+
+def token_batch(garbage):
+    """Two completions of 3 and 1 tokens in 4 slots; `garbage` stands behind the mask of every field."""
+    mask = jnp.array([[True, True, True, False], [True, False, False, False]])
+    x = jnp.where(mask, jnp.array([[-0.5, -1.0, -0.2, 0.0], [-2.0, 0.0, 0.0, 0.0]]), garbage)
+    flag = jnp.zeros((2, 4), bool)
+    inputs = jnp.where(mask[..., None], jnp.arange(16.0).reshape(2, 4, 2) / 10, garbage)
+    return Batch(inputs, jnp.zeros((2, 4), jnp.int32), x, x, x, x, flag, flag, mask, jnp.zeros((1, 2)), {})
+
+
+@pytest.mark.parametrize("aggregate", [AGGREGATES[name][0] for name in AGGREGATES])
+@pytest.mark.parametrize("garbage", [0.0, 1e6, jnp.nan, jnp.inf])
+def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, garbage):
+    """A NaN does so only when its slots are zeroed first: a `where` on the loss alone lets it into the gradient."""
+
+    def loss(w, batch):
+        log_prob = jax.nn.log_sigmoid(batch.inputs @ w)
+        policy = losses.clipped_surrogate(log_prob, batch.log_prob, batch.reward, **EPSILONS)
+        value = losses.clipped_value(batch.inputs @ w, batch.value, batch.next_value, epsilon=0.2)
+        return aggregate(policy + value, batch.mask).value()
+
+    w = jnp.array([0.3, -0.1])
+    clean = jax.value_and_grad(loss)(w, token_batch(0.0))
+    dirty = jax.value_and_grad(loss)(w, learner.zero_masked(token_batch(garbage)))
+    np.testing.assert_array_equal(clean[0], dirty[0])
+    np.testing.assert_array_equal(clean[1], dirty[1])
+    assert np.any(clean[1])
+    if not np.isfinite(garbage):
+        assert not np.isfinite(jax.grad(loss)(w, token_batch(garbage))).all()
+
+
+@jax.jit
+def clipped_with_gradient(log_prob, old_log_prob, advantage, mask):
+    def loss(log_prob):
+        elements = losses.clipped_surrogate(log_prob, old_log_prob, advantage, **EPSILONS, dual_clip=3.0)
+        means = [
+            losses.token_mean(elements, mask),
+            losses.sequence_mean(elements, mask),
+            losses.fixed_length_mean(elements, mask, 3),
+        ]
+        return sum(mean.value() for mean in means)
+
+    return jax.value_and_grad(loss)(log_prob)
+
+
+ELEMENT = st.tuples(st.floats(-1e4, 0, width=32), st.floats(-1e4, 0, width=32), st.floats(-10, 10, width=32), st.booleans())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(ELEMENT, min_size=6, max_size=6))
+def test_losses_are_finite_under_any_mask(elements):
+    log_prob, old_log_prob, advantage, mask = (np.reshape(x, (2, 3)) for x in zip(*elements, strict=True))
+    value, gradient = clipped_with_gradient(*(x.astype(np.float32) for x in (log_prob, old_log_prob, advantage)), mask)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+    assert not np.any(np.asarray(gradient)[~mask])
+    if not mask.any():
+        assert float(value) == 0.0
