@@ -70,6 +70,7 @@ class Script(NamedTuple):
       name: of the script.
       summary: first line of `--help`.
       options: record of the flags without a prefix, an extension of `Options`.
+      defaults: algorithm to flags to their defaults, where those of the records do not suit this script.
       sections: options to prefix and record, beside `config`, which is the algorithm's.
       rows: records to the rows (environments or prompts) of one seed.
       build: `(records, algorithm, axis_name) -> Experiment`; raises ConfigError or UsageError.
@@ -82,6 +83,7 @@ class Script(NamedTuple):
     name: str
     summary: str
     options: type
+    defaults: Mapping[str, Mapping[str, Any]]
     sections: Callable[[Any], Mapping[str, type]]
     rows: Callable[[Mapping[str, Any]], int]
     build: Callable[[Mapping[str, Any], Any, str | None], Experiment]
@@ -99,7 +101,8 @@ def main(script: Script, argv: Sequence[str]) -> int:
     """
     if {"--help", "-help", "-h"} & set(argv):
         options = flags.parse([a for a in argv if a.lstrip("-") not in ("h", "help")], {"": script.options}, partial=True)[""]
-        print(flags.usage(f"{script.name}.py", script.summary, sections_of(script, options)))
+        defaults = script.defaults.get(options.algorithm)
+        print(flags.usage(f"{script.name}.py", script.summary, sections_of(script, options), defaults))
         return 0
 
     options = flags.parse(argv, {"": script.options}, partial=True)[""]
@@ -108,7 +111,8 @@ def main(script: Script, argv: Sequence[str]) -> int:
         raise UsageError(f"--resume: --out={options.out} holds a run of {stored['script']}.py, not of {script.name}.py")
     options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
     sections = sections_of(script, options)
-    records = flags.parse(argv, sections, stored=stored)
+    records = flags.parse(argv, sections, stored=stored, defaults=script.defaults.get(options.algorithm))
+    options = records[""]
     folder.require_same(flags.flatten(records), stored, options.out)
 
     title = f"{script.title(records)}, {options.seeds} seeds"

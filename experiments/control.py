@@ -39,6 +39,7 @@ SCRIPT = common.Script(
     name="control",
     summary="Trains a method of policy optimisation on a gymnax environment.",
     options=Options,
+    defaults={},
     sections=lambda options: {"problem": control.Settings},
     rows=lambda records: records["problem"].num_envs,
     build=build,

@@ -71,10 +71,28 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
     )
 
 
+# One completion is one episode with its reward at the end; few passes over many rows keep a small model stable.
+PPO = {
+    "total_steps": 131_072,
+    "seeds": 4,
+    "config.learning_rate": 1e-3,
+    "config.gamma": 1.0,
+    "config.lambda_": 1.0,
+    "config.max_grad_norm": 1.0,
+    "config.num_epochs": 2,
+    "config.num_minibatches": 2,
+    "problem.num_prompts": 256,
+    "problem.group_size": 1,
+    "model.mlp_width": 128,
+    "warm_start.steps": 10_000,
+    "warm_start.accuracy": 0.4,
+}
+
 SCRIPT = common.Script(
     name="language",
     summary="Trains a small transformer on a task whose answers are verified.",
     options=Options,
+    defaults={"ppo": PPO},
     sections=lambda options: {
         "task": flags.lookup("task", options.task, TASKS).settings,
         "problem": language.Settings,

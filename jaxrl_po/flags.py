@@ -47,7 +47,12 @@ _EXPECTED = {bool: "true or false", int: "an integer", float: "a number", str: "
 
 
 def parse(
-    argv: Sequence[str], sections: Mapping[str, type], *, stored: Mapping[str, Any] | None = None, partial: bool = False
+    argv: Sequence[str],
+    sections: Mapping[str, type],
+    *,
+    stored: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    partial: bool = False,
 ) -> dict[str, Any]:
     """Command-line arguments to records.
 
@@ -55,6 +60,7 @@ def parse(
       argv: arguments, without the program's name.
       sections: prefix to record class; `""` holds the flags without a prefix.
       stored: flag name to value of a run that is resumed; it stands in for a flag that is not given.
+      defaults: flag name to the default of this script, where it is not the record's.
       partial: let arguments pass that are not flags of `sections`: which flags there are may depend on the value of another.
 
     Returns:
@@ -94,6 +100,8 @@ def parse(
                 fields[field.name] = given[name]
             elif stored and name in stored:
                 fields[field.name] = _as_type(stored[name], types[name])
+            elif defaults and name in defaults:
+                fields[field.name] = defaults[name]
         records[prefix] = record(**fields)
         with blame({prefix: record}):
             config.check(records[prefix])
@@ -183,14 +191,16 @@ def blame(sections: Mapping[str, type]) -> Iterator[None]:
         raise UsageError(message) from None
 
 
-def usage(program: str, summary: str, sections: Mapping[str, type]) -> str:
+def usage(program: str, summary: str, sections: Mapping[str, type], defaults: Mapping[str, Any] | None = None) -> str:
     """The text of `--help`: every flag with its default, what it does, its unit and its range."""
+    defaults = defaults or {}
     lines = [summary, "", f"usage: {program} --flag=value …"]
     for prefix, record in sections.items():
         title = (record.__doc__ or "").strip().splitlines()
         lines += ["", f"{'--' + prefix + '.*' if prefix else 'flags'}: {title[0] if title else ''}"]
         for field in settable(record):
-            lines += [f"  --{join(prefix, field.name)}={shown(field.default)}", f"      {describe(field)}"]
+            name = join(prefix, field.name)
+            lines += [f"  --{name}={shown(defaults.get(name, field.default))}", f"      {describe(field)}"]
     return "\n".join(lines)
 
 

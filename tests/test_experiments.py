@@ -127,7 +127,7 @@ def no_compilation(monkeypatch):
         ("control", "--config.epsilon_high=1", r"--config\.epsilon_high must lie in"),
         ("control", "--config.learning_rate=-1", r"--config\.learning_rate must lie in \(0, inf\), got -1"),
         ("control", "--config.target_kl=0.5", r"--config\.target_kl has no effect unless early_stop is on"),
-        ("control", "--config.num_minibatches=3", r"--config\.num_minibatches .* must divide the 32 rows of a batch"),
+        ("control", "--config.num_minibatches=3", r"--config\.num_minibatches .* must divide the 32 rows"),
         ("control", "--config.num_minibatches=0", r"--config\.num_minibatches must lie in \[1, inf\), got 0"),
         ("control", "--problem.num_envs=-4", r"--problem\.num_envs must lie in \[1, inf\), got -4"),
         ("control", "--problem.initial_log_std=0.5", r"--problem\.initial_log_std applies to continuous actions only"),
@@ -263,3 +263,12 @@ def test_a_run_that_was_killed_resumed_and_extended_equals_the_uninterrupted_one
     assert lines(tmp_path) == lines(finished / "control")
     assert params(tmp_path) == params(finished / "control")
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 3200
+
+
+def test_a_script_has_defaults_of_its_own(scripts, capsys):
+    assert scripts["language"].main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--config.gamma=1.0" in shown
+    assert "--total_steps=131072" in shown
+    assert scripts["control"].main(["--help"]) == 0
+    assert "--config.gamma=0.99" in capsys.readouterr().out

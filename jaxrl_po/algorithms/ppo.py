@@ -3,13 +3,14 @@
 import jax
 import optax
 
-from jaxrl_po import advantages, config, divergences, learner, losses, updates
+from jaxrl_po import advantages, divergences, learner, losses, updates
+from jaxrl_po import config as config_lib
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Interval, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, Samples, TrainState
 
 
-@config.record
+@config_lib.record
 class Config:
     """Hyperparameters of PPO; the defaults suit control."""
 
@@ -39,8 +40,8 @@ class Config:
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
-        config.check(self)
-        if not self.early_stop and config.changed(self, "target_kl"):
+        config_lib.check(self)
+        if not self.early_stop and config_lib.changed(self, "target_kl"):
             raise ConfigError("target_kl has no effect unless early_stop is on")
 
 
@@ -50,7 +51,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
     Args:
       config: see `Config`.
       problem: control or language.
-      optimizer: any optax transformation in place of Adam behind a gradient-norm clip.
+      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings its own step size.
 
     Returns:
       The learner.
@@ -59,6 +60,8 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
       ConfigError: names the field that cannot work.
     """
     config.validate()
+    if optimizer is not None and (config_lib.changed(config, "learning_rate") or config_lib.changed(config, "max_grad_norm")):
+        raise ConfigError("learning_rate and max_grad_norm have no effect beside an optimizer of your own; leave them out")
     if optimizer is None:
         optimizer = updates.adam(config.learning_rate, max_grad_norm=config.max_grad_norm)
 
