@@ -231,7 +231,7 @@ def whiten(
     Args:
       x: `E*`, any shape.
       mask: `E*`, bool; None counts all.
-      shift_mean: False keeps the mean and divides only.
+      shift_mean: False adds the mean back: `(x − mean) / (std + ε) + mean`.
       epsilon: added to the std.
       axis_name: device axis over which the statistics are pooled, or None.
 

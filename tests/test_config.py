@@ -1,0 +1,125 @@
+"""Records of settings: leaves and structure, ranges and messages."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Interval, number, static
+
+
+@config.record
+class Settings:
+    rate: float = number(0.1, "a rate", within=POSITIVE, unit="per step")
+    gamma: float = number(0.9, "a discount", within=UNIT)
+    free: float = number(0.0, "any finite number")
+    size: int = static(4, "a size", within=COUNT)
+    scale: str = static("std", "a name", choices=("std", "none"))
+    switch: bool = static(False, "a switch")
+    name: str | None = static(None, "no type to hold to")
+
+
+def test_numbers_are_leaves_and_the_rest_is_structure():
+    leaves, structure = jax.tree.flatten(Settings(rate=0.5))
+    assert leaves == [0.5, 0.9, 0.0]
+    assert structure == jax.tree.structure(Settings(gamma=0.1))
+    assert structure != jax.tree.structure(Settings(size=5))
+    assert structure != jax.tree.structure(Settings(switch=True))
+
+
+def test_another_number_does_not_recompile_and_another_size_does():
+    traces = []
+
+    @jax.jit
+    def run(settings):
+        traces.append(settings.size)
+        return settings.rate * settings.size
+
+    for settings in (Settings(), Settings(rate=1), Settings(rate=np.float32(2.0)), Settings(rate=jnp.float32(3.0))):
+        run(config.as_arrays(settings))
+    assert traces == [4]
+    assert float(run(config.as_arrays(Settings(rate=2, size=8)))) == 16.0
+    assert traces == [4, 8]
+
+
+def test_numbers_vmap():
+    settings = Settings(rate=jnp.array([0.1, 0.2]), gamma=jnp.array([0.5, 1.0]), free=jnp.zeros(2))
+    np.testing.assert_allclose(jax.vmap(lambda s: s.rate * s.gamma * s.size)(settings), [0.2, 0.8], rtol=1e-6)
+
+
+def test_records_are_frozen_and_take_keywords_only():
+    with pytest.raises(AttributeError):
+        Settings().rate = 1.0
+    with pytest.raises(TypeError):
+        Settings(0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate": 0.0}, r"^rate must lie in \(0, inf\) per step, got 0$"),
+        ({"rate": -1}, r"^rate must lie in"),
+        ({"rate": math.nan}, r"^rate must lie in .*, got nan$"),
+        ({"rate": math.inf}, r"^rate must lie in .*, got inf$"),
+        ({"free": math.nan}, r"^free must lie in \(-inf, inf\), got nan$"),
+        ({"gamma": 1.01}, r"^gamma must lie in \[0, 1\], got 1.01$"),
+        ({"gamma": "high"}, r"^gamma must be a number, got 'high'$"),
+        ({"gamma": None}, r"^gamma must lie in"),
+        ({"gamma": jnp.array([0.5, 2.0])}, r"^gamma must lie in \[0, 1\], got 2$"),
+        ({"size": 0}, r"^size must lie in \[1, inf\), got 0$"),
+        ({"size": 2.5}, r"^size must be of type int, got 2.5$"),
+        ({"switch": "on"}, r"^switch must be of type bool, got 'on'$"),
+        ({"scale": "mean"}, r"^scale must be one of std, none, got 'mean'$"),
+    ],
+)
+def test_check_names_the_field_and_the_range(change, message):
+    with pytest.raises(ConfigError, match=message):
+        config.check(Settings(**change))
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"rate": 1}, {"gamma": 0.0}, {"gamma": 1}, {"gamma": jnp.array([0.0, 1.0])}, {"size": 1}, {"name": "data"}]
+)
+def test_check_admits(change):
+    config.check(Settings(**change))
+
+
+def test_check_lets_traced_values_through():
+    def run(rate):
+        config.check(Settings(rate=rate))
+        return rate
+
+    assert float(jax.jit(run)(-1.0)) == -1.0
+
+
+@pytest.mark.parametrize(
+    ("interval", "inside", "outside", "text"),
+    [
+        (UNIT, [0.0, 0.5, 1.0], [-1e-9, 1.1, math.nan], "[0, 1]"),
+        (POSITIVE, [1e-9, 1e9], [0.0, -1.0, math.inf], "(0, inf)"),
+        (NON_NEGATIVE, [0.0, 1e9], [-1e-9, math.inf], "[0, inf)"),
+        (Interval(0.0, 1.0, True, True), [0.5], [0.0, 1.0], "(0, 1)"),
+        (Interval(), [-1e30, 1e30], [math.inf, -math.inf, math.nan], "(-inf, inf)"),
+    ],
+)
+def test_intervals(interval, inside, outside, text):
+    assert all(x in interval for x in inside)
+    assert not any(x in interval for x in outside)
+    assert str(interval) == text
+
+
+def test_changed():
+    assert not config.changed(Settings(), "rate")
+    assert not config.changed(Settings(rate=jnp.float32(0.1)), "rate")  # the default in float32 is the default
+    assert config.changed(Settings(rate=0.2), "rate")
+    assert config.changed(Settings(rate=jnp.array([0.1, 0.2])), "rate")
+    assert not jax.jit(lambda rate: jnp.bool_(config.changed(Settings(rate=rate), "rate")))(0.2)
+
+
+def test_as_arrays_keeps_the_structure():
+    arrays = config.as_arrays(Settings(rate=1, size=8))
+    assert arrays.size == 8
+    assert all(leaf.dtype == jnp.float32 and leaf.shape == () for leaf in jax.tree.leaves(arrays))

@@ -1,0 +1,136 @@
+"""Distributions against closed forms, enumeration and samples."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import distributions
+from jaxrl_po.distributions import Categorical, DiagonalGaussian
+
+PROBS = np.array([[0.2, 0.3, 0.5], [0.7, 0.2, 0.1]])
+OTHER = np.array([[0.1, 0.6, 0.3], [0.7, 0.2, 0.1]])
+
+
+def categorical(probs, shift=3.0):
+    return Categorical(jnp.asarray(np.log(probs) + shift, jnp.float32))
+
+
+def test_categorical_by_hand():
+    policy = categorical(PROBS)
+    np.testing.assert_allclose(policy.log_prob(jnp.array([2, 0])), np.log([0.5, 0.7]), rtol=1e-5)
+    np.testing.assert_allclose(policy.entropy(), -(PROBS * np.log(PROBS)).sum(1), rtol=1e-5)
+    assert policy.mode().tolist() == [2, 0]
+    assert policy.mode().dtype == policy.sample(jax.random.key(0)).dtype == jnp.int32
+
+
+def test_categorical_kl_has_its_direction():
+    forward, backward = (a * np.log(a / b) for a, b in ((PROBS, OTHER), (OTHER, PROBS)))
+    np.testing.assert_allclose(categorical(PROBS).kl(categorical(OTHER, -1.0)), forward.sum(1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(categorical(OTHER).kl(categorical(PROBS)), backward.sum(1), rtol=1e-4, atol=1e-6)
+    assert abs(forward.sum() - backward.sum()) > 5e-3
+
+
+def test_categorical_samples_have_the_probabilities():
+    draws = jax.vmap(categorical(PROBS).sample)(jax.random.split(jax.random.key(0), 4000))
+    frequencies = np.stack([np.bincount(draws[:, row], minlength=3) for row in range(2)]) / 4000
+    # Standard deviation at most .008; five of them.
+    assert np.abs(frequencies - PROBS).max() < 0.04
+
+
+def test_excluded_actions():
+    policy = Categorical(jnp.array([0.0, -jnp.inf, 0.0]))
+    other = Categorical(jnp.array([0.0, -jnp.inf, jnp.log(3.0)]))
+    assert float(policy.entropy()) == pytest.approx(np.log(2), rel=1e-6)
+    assert float(policy.log_prob(jnp.int32(1))) == -np.inf
+    # ½ log(½ / ¼) + ½ log(½ / ¾).
+    assert float(policy.kl(other)) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3), rel=1e-5)
+    for f in (Categorical.entropy, lambda p: p.kl(other), lambda p: other.kl(p), lambda p: p.log_prob(jnp.int32(0))):
+        gradient = jax.grad(lambda x, f=f: f(Categorical(x)))(policy.logits)
+        assert np.isfinite(gradient).all()
+        assert np.any(gradient) or f is Categorical.entropy  # a uniform policy has the largest entropy: no gradient
+    draws = jax.vmap(policy.sample)(jax.random.split(jax.random.key(0), 200))
+    assert set(np.unique(draws)) == {0, 2}
+
+
+def test_large_logits_stay_finite():
+    policy = Categorical(jnp.array([1e4, 0.0, -1e4]))
+    other = Categorical(jnp.array([-1e4, 0.0, 1e4]))
+    got = [policy.log_prob(jnp.int32(2)), policy.entropy(), policy.kl(other)]
+    np.testing.assert_allclose(got, [-2e4, 0.0, 2e4], rtol=1e-6)
+    assert np.isfinite(jax.grad(lambda x: Categorical(x).entropy() + Categorical(x).kl(other))(policy.logits)).all()
+
+
+def test_half_precision_logits_give_float32_log_probs():
+    policy = Categorical(jnp.asarray(np.log(PROBS), jnp.bfloat16))
+    assert policy.log_prob(jnp.array([0, 1])).dtype == jnp.float32
+    np.testing.assert_allclose(np.exp(policy.log_probs()).sum(-1), 1.0, rtol=1e-5)
+
+
+def test_gradient_of_log_prob_is_one_hot_less_the_probabilities():
+    gradient = jax.grad(lambda x: Categorical(x).log_prob(jnp.array([2, 0])).sum())(categorical(PROBS).logits)
+    np.testing.assert_allclose(gradient, np.array([[0, 0, 1], [1, 0, 0]]) - PROBS, atol=1e-5)
+
+
+# D = 2: m = (0, 1), σ = (1, 2) and m = (1, −1), σ = (2, 1).
+GAUSSIAN = DiagonalGaussian(jnp.array([0.0, 1.0]), jnp.log(jnp.array([1.0, 2.0])))
+OTHER_GAUSSIAN = DiagonalGaussian(jnp.array([1.0, -1.0]), jnp.log(jnp.array([2.0, 1.0])))
+
+
+def test_gaussian_by_hand():
+    # −½ (1² + 1²) − log 1 − log 2 − log 2π at (1, 3).
+    log_prob = GAUSSIAN.log_prob(jnp.array([1.0, 3.0]))
+    assert float(log_prob) == pytest.approx(-1.0 - np.log(2) - np.log(2 * np.pi), rel=1e-6)
+    assert float(GAUSSIAN.entropy()) == pytest.approx(np.log(2) + np.log(2 * np.pi * np.e), rel=1e-6)
+    assert GAUSSIAN.mode().tolist() == [0.0, 1.0]
+
+
+def test_gaussian_kl_by_hand():
+    # log(σ'/σ) + (σ² + (m − m')²) / 2σ'² − ½, summed: (log 2 + 2/8 − ½) + (−log 2 + 8/2 − ½).
+    assert float(GAUSSIAN.kl(OTHER_GAUSSIAN)) == pytest.approx(3.25, rel=1e-6)
+    # (−log 2 + 5/2 − ½) + (log 2 + 5/8 − ½).
+    assert float(OTHER_GAUSSIAN.kl(GAUSSIAN)) == pytest.approx(2.125, rel=1e-6)
+    assert float(GAUSSIAN.kl(GAUSSIAN)) == 0.0
+
+
+def test_gaussian_samples_agree_with_the_density():
+    draws = jax.vmap(GAUSSIAN.sample)(jax.random.split(jax.random.key(0), 4000))
+    np.testing.assert_allclose(draws.mean(0), [0.0, 1.0], atol=0.16)
+    np.testing.assert_allclose(draws.std(0), [1.0, 2.0], rtol=0.06)
+    log_prob, other = (jax.vmap(policy.log_prob)(draws) for policy in (GAUSSIAN, OTHER_GAUSSIAN))
+    assert float(-log_prob.mean()) == pytest.approx(float(GAUSSIAN.entropy()), abs=0.08)
+    assert float((log_prob - other).mean()) == pytest.approx(3.25, abs=0.4)
+
+
+@pytest.mark.parametrize("policy", [categorical(PROBS), GAUSSIAN])
+def test_sampling_consumes_its_key(policy):
+    draws = jax.vmap(policy.sample)(jax.random.split(jax.random.key(0), 20))
+    assert len(np.unique(np.asarray(draws), axis=0)) > 1
+    np.testing.assert_array_equal(policy.sample(jax.random.key(1)), policy.sample(jax.random.key(1)))
+
+
+@pytest.mark.parametrize(("policy", "other"), [(categorical(PROBS), categorical(OTHER)), (GAUSSIAN, OTHER_GAUSSIAN)])
+def test_distributions_are_pytrees(policy, other):
+    stacked = jax.tree.map(lambda a, b: jnp.stack([a, b]), policy, other)
+    np.testing.assert_allclose(jax.vmap(lambda p: p.entropy())(stacked)[1], other.entropy(), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(lambda p, q: p.kl(q))(policy, other), policy.kl(other), rtol=1e-5, atol=1e-7)
+
+
+def test_shapes_must_agree():
+    with pytest.raises(AssertionError):
+        categorical(PROBS).log_prob(jnp.zeros((2, 1), jnp.int32))
+    with pytest.raises(AssertionError):
+        categorical(PROBS).kl(categorical(PROBS[:1]))
+    with pytest.raises(AssertionError):
+        GAUSSIAN.log_prob(jnp.zeros(1))
+    with pytest.raises(AssertionError):
+        distributions.ratio(jnp.zeros(2), jnp.zeros((2, 1)))
+
+
+@pytest.mark.parametrize(
+    ("difference", "expected"), [(np.log(2.0), 2.0), (1e3, np.exp(20.0)), (-1e3, np.exp(-20.0)), (0.0, 1.0)]
+)
+def test_ratio_is_clamped(difference, expected):
+    got, gradient = jax.value_and_grad(lambda x: distributions.ratio(x, jnp.float32(0.0)))(jnp.float32(difference))
+    assert float(got) == pytest.approx(expected, rel=1e-5)
+    assert float(gradient) == pytest.approx(expected if abs(difference) < 20 else 0.0, rel=1e-5)

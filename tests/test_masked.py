@@ -1,0 +1,126 @@
+"""Means that keep their denominators."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_po import masked
+from jaxrl_po.masked import Mean
+
+X = jnp.array([1.0, 3.0, jnp.nan, jnp.inf])
+MASK = jnp.array([True, True, False, False])
+
+
+def mean_of(total, count):
+    return Mean(jnp.float32(total), jnp.float32(count))
+
+
+def test_adding_pools():
+    pooled = mean_of(6, 2) + mean_of(3, 1)
+    assert (float(pooled.total), float(pooled.count)) == (9.0, 3.0)
+    # A sum of means would be 6, a concatenation (6, 2, 3, 1).
+    assert float(pooled.value()) == 3.0
+
+
+def test_scaling_keeps_the_count():
+    for scaled in (0.5 * mean_of(6, 2), mean_of(6, 2) * 0.5, jnp.float32(0.5) * mean_of(6, 2)):
+        assert (float(scaled.total), float(scaled.count)) == (3.0, 2.0)
+
+
+def test_empty_is_zero_for_a_loss_and_nan_for_a_log():
+    empty = mean_of(0, 0)
+    assert float(empty.value()) == 0.0
+    assert np.isnan(empty.metric())
+    assert float(mean_of(6, 2).metric()) == 3.0
+    assert float(mean_of(0, 2).metric()) == 0.0
+
+
+def test_mean_is_a_pytree_that_jits_vmaps_and_scans():
+    @jax.jit
+    def pool(xs):
+        means = jax.vmap(masked.total)(xs)
+        return jax.lax.scan(lambda carry, mean: (carry + mean, None), mean_of(0, 0), means)[0]
+
+    assert float(pool(jnp.arange(6.0).reshape(3, 2)).value()) == 2.5
+
+
+def test_total_reads_nothing_behind_the_mask():
+    mean = masked.total(X, MASK)
+    assert (float(mean.total), float(mean.count)) == (4.0, 2.0)
+    gradient = jax.grad(lambda x: masked.mean(x, MASK))(X)
+    np.testing.assert_array_equal(gradient, [0.5, 0.5, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("mask", [MASK, MASK.astype(jnp.int32), MASK.astype(jnp.float32)])
+def test_masks_of_any_type(mask):
+    assert float(masked.mean(X, mask)) == 2.0
+
+
+def test_without_a_mask_all_count():
+    assert float(masked.mean(jnp.array([[1.0, 2.0], [3.0, 6.0]]))) == 3.0
+
+
+def test_half_precision_is_summed_in_float32():
+    # bfloat16 counts no further than 256, and 4096 ones would sum to 256 one by one.
+    mean = masked.total(jnp.ones(4096, jnp.bfloat16), jnp.ones(4096, bool))
+    assert mean.total.dtype == mean.count.dtype == jnp.float32
+    assert (float(mean.total), float(mean.count)) == (4096.0, 4096.0)
+
+
+def test_integers_are_not_truncated():
+    assert float(masked.mean(jnp.array([0, 1]))) == 0.5
+
+
+def test_shapes_must_agree():
+    with pytest.raises(AssertionError):
+        masked.total(jnp.ones((2, 3)), jnp.ones(3, bool))
+
+
+def test_moments_by_hand():
+    # 1, 3, 8: mean 4, deviations −3, −1, 4: variance 26 / 3 with ddof 0.
+    mean, std = masked.moments(jnp.array([1.0, jnp.nan, 3.0, 8.0]), jnp.array([1, 0, 1, 1]))
+    np.testing.assert_allclose((mean, std), (4.0, (26 / 3) ** 0.5), rtol=1e-6)
+    assert [float(m) for m in masked.moments(X, jnp.zeros(4, bool))] == [0.0, 0.0]
+
+
+def test_moments_do_not_cancel():
+    # E[x²] − E[x]² of 4096 ± 1 in float32 has an ulp of 2: the one-pass form loses the variance.
+    _, std = masked.moments(jnp.array([4095.0, 4097.0, 4095.5, 4096.5]))
+    assert float(std) == pytest.approx((2.5 / 4) ** 0.5, rel=1e-6)
+
+
+def test_over_devices_pools_before_dividing():
+    x = jnp.arange(8.0)
+    mask = jnp.array([True, False, False, False, True, True, True, True])
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+
+    def statistics(x, mask):
+        mean, std = masked.moments(x, mask, axis_name="data")
+        return jnp.stack([masked.mean(x, mask, axis_name="data"), mean, std])[None]
+
+    sharded = jax.shard_map(statistics, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data"), check_vma=False)
+    # 0, 4, 5, 6, 7: mean 4.4, variance 25.2 − 19.36; the mean of the devices' means would be 11 / 4.
+    np.testing.assert_allclose(jax.jit(sharded)(x, mask), np.tile([4.4, 4.4, 5.84**0.5], (4, 1)), rtol=1e-5)
+    assert masked.psum({"a": 1}, None) == {"a": 1}
+
+
+@jax.jit
+def statistics(x, mask):
+    value, gradient = jax.value_and_grad(lambda x: masked.mean(x, mask))(x)
+    return value, gradient, *masked.moments(x, mask)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans()), min_size=8, max_size=8))
+def test_equal_to_numpy_under_any_mask(rows):
+    x, mask = (np.array(column) for column in zip(*rows, strict=True))
+    x = x.astype(np.float32)
+    value, gradient, mean, std = statistics(np.where(mask, x, np.nan).astype(np.float32), mask)
+    chosen = x[mask].astype(np.float64) if mask.any() else np.zeros(1)
+    np.testing.assert_allclose((value, mean, std), (chosen.mean(), chosen.mean(), chosen.std()), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(gradient, mask / max(mask.sum(), 1), rtol=1e-6)
