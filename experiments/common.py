@@ -120,6 +120,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
         placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=script.rows(records))
         experiment = script.build(records, ALGORITHMS[options.algorithm], placement.axis_name)
         iterations = count_iterations(options.total_steps, experiment.steps_per_iteration, script.unit)
+        require_learning(records["config"].decay_iterations, iterations)
         log_every = stored.get("resolved", {}).get("log_every") or options.log_every or max(1, iterations // LINES)
         job = make_job(experiment, options, placement, iterations=iterations, log_every=log_every)
         runner.check(job)
@@ -171,6 +172,15 @@ def count_iterations(total_steps: int, steps_per_iteration: int, unit: str) -> i
     if total_steps < steps_per_iteration:
         raise UsageError(f"--total_steps={total_steps} must be at least {steps_per_iteration}, the {unit} of one iteration")
     return total_steps // steps_per_iteration
+
+
+def require_learning(decay_iterations: int, iterations: int) -> None:
+    """Refuses iterations in which the learning rate has already fallen to 0."""
+    if 0 < decay_iterations < iterations:
+        raise UsageError(
+            f"--config.decay_iterations={decay_iterations} must be 0 or at least {iterations}, the iterations of --total_steps: "
+            "the learning rate is 0 after it"
+        )
 
 
 def make_job(experiment: Experiment, options: Options, placement: Placement, *, iterations: int, log_every: int) -> runner.Job:

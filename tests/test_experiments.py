@@ -67,19 +67,19 @@ def load(name):
 def scripts():
     sys.path.insert(0, str(EXPERIMENTS))
     try:
-        yield {name: load(name) for name in ("control", "language")}
+        yield {name: load(name) for name in ("control", "language", "demo")}
     finally:
         sys.path.remove(str(EXPERIMENTS))
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """Processes that compile the same program share it."""
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+def environment():
+    """Processes share what this one has compiled, and what earlier ones have."""
+    return {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
     }
-    return {**os.environ, **cache}
 
 
 def start(script, arguments, environment=None):
@@ -272,3 +272,57 @@ def test_a_script_has_defaults_of_its_own(scripts, capsys):
     assert "--total_steps=131072" in shown
     assert scripts["control"].main(["--help"]) == 0
     assert "--config.gamma=0.99" in capsys.readouterr().out
+
+
+def fake_part(scripts, name, score, values, status=0):
+    """A part of the demo that is over at once, with `values` as its result."""
+
+    def main(argv):
+        out = Path(next(flag.removeprefix("--out=") for flag in argv if flag.startswith("--out=")))
+        assert "--overwrite" in argv
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "metrics.jsonl").write_text(json.dumps({"iteration": 1, "step": 8, score: values}) + "\n")
+        (out / "summary.json").write_text(json.dumps({score: values}))
+        return status
+
+    part = next(part for part in scripts["demo"].PARTS if part.name == name)
+    assert part.score == score
+    return part._replace(main=main)
+
+
+@pytest.mark.parametrize(
+    ("returns", "accuracies", "status"),
+    [
+        ([0.0, 480.0, 490.0, 500.0], [0.9, 0.92], 0),  # interquartile mean 485, mean 0.91
+        ([0.0, 450.0, 490.0, 500.0], [0.9, 0.92], 1),  # 470
+        ([500.0] * 4, [0.85, 0.94], 1),  # 0.895
+        ([500.0] * 4, [None, 0.94], 1),
+    ],
+)
+def test_the_demo_tells_whether_it_learned(scripts, tmp_path, monkeypatch, capsys, returns, accuracies, status):
+    parts = (
+        fake_part(scripts, "cartpole", "greedy_return", returns),
+        fake_part(scripts, "addition", "greedy_accuracy", accuracies),
+    )
+    monkeypatch.setattr(scripts["demo"], "PARTS", parts)
+    assert scripts["demo"].main([f"--out={tmp_path}"]) == status
+    assert ("NOT LEARNED" in capsys.readouterr().out) is bool(status)
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_hands_on_a_failure(scripts, tmp_path, monkeypatch):
+    monkeypatch.setattr(scripts["demo"], "PARTS", (fake_part(scripts, "cartpole", "greedy_return", [500.0], status=1),))
+    assert scripts["demo"].main([f"--out={tmp_path}"]) == 1
+
+
+@pytest.mark.usefixtures("no_compilation")
+def test_the_flags_of_the_demo_are_valid(scripts, tmp_path):
+    for part in scripts["demo"].PARTS:
+        with pytest.raises(AssertionError, match="compiled"):
+            part.main([*part.arguments, f"--out={tmp_path / part.name}"])
+
+
+def test_a_decay_that_ends_before_the_run_is_refused(scripts, tmp_path):
+    with pytest.raises(UsageError, match="decay_iterations=3 must be 0 or at least 100"):
+        scripts["control"].main([*SMALL, "--config.decay_iterations=3", f"--out={tmp_path / 'run'}"])
+    assert not (tmp_path / "run").exists()
