@@ -1,0 +1,175 @@
+"""The transformer: causality, padding, the cache, grouped queries, and what each switch changes."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po.language import Transformer
+from jaxrl_po.language.transformer import rotate
+
+VOCABULARY, LENGTH = 7, 6
+PAD = jnp.array([0, 2, 1])
+SIZES = {"vocabulary": VOCABULARY, "width": 16, "layers": 2, "heads": 4, "mlp_width": 24}
+SWITCHES = pytest.mark.parametrize(
+    "switches",
+    [{}, {"kv_heads": 2, "gated": False}, {"kv_heads": 1, "tied": True}],
+    ids=["plain", "two groups, GELU", "one group, tied"],
+)
+
+
+def tokens_of(batch=3, length=LENGTH):
+    return jnp.asarray(np.random.default_rng(0).integers(VOCABULARY, size=(batch, length)), jnp.int32)
+
+
+def build(**switches):
+    """A model and parameters of order one, far from the flat start, so that differences show."""
+    model = Transformer(**(SIZES | switches))
+    generator = np.random.default_rng(1)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens_of(), PAD)
+
+    def draw(leaf):
+        scale = 1.0 if leaf.ndim == 1 else 2.0 / math.sqrt(leaf.shape[0])
+        return jnp.asarray(scale * generator.normal(size=leaf.shape), leaf.dtype)
+
+    return model, jax.tree.map(draw, shapes)
+
+
+def logits_of(model, params, tokens, pad=PAD, **options):
+    return jax.jit(functools.partial(model.apply, **options))(params, tokens, pad)[0]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_no_gradient_from_the_future_nor_from_padding(kv_heads):
+    """d logits[n] / d embedding of token m is zero for m > n and m < pad, and nothing else."""
+    model, params = build(vocabulary=LENGTH * VOCABULARY, kv_heads=kv_heads)
+    # Every position has rows of the embedding of its own, so the gradient says which position was read.
+    tokens = jnp.arange(LENGTH)[None, :] * VOCABULARY + tokens_of(batch=1)
+    pad = jnp.array([2])
+    projection = jnp.asarray(np.random.default_rng(2).normal(size=LENGTH * VOCABULARY), jnp.float32)
+
+    def outputs(embedding):
+        inside = {"params": params["params"] | {"embedding": embedding}}
+        return model.apply(inside, tokens, pad)[0][0] @ projection
+
+    jacobian = jax.jit(jax.jacrev(outputs))(params["params"]["embedding"])
+    reads = np.abs(jacobian).sum(axis=2)[:, np.asarray(tokens[0])] > 0
+    n, m = np.meshgrid(np.arange(LENGTH), np.arange(LENGTH), indexing="ij")
+    real = n >= 2  # what stands in a padded position is read by nobody
+    np.testing.assert_array_equal(reads[real], ((m <= n) & (m >= 2))[real])
+
+
+@SWITCHES
+def test_cached_steps_equal_one_pass(switches):
+    model, params = build(**switches)
+    tokens, prompt = tokens_of(), 3
+    whole = logits_of(model, params, tokens)
+    step = jax.jit(lambda tokens, cache, start: model.apply(params, tokens, PAD, cache, start))
+    logits, cache = step(tokens[:, :prompt], model.empty_cache(3, LENGTH), 0)
+    pieces = [logits]
+    for column in range(prompt, LENGTH):
+        logits, cache = step(tokens[:, column : column + 1], cache, column)
+        pieces.append(logits)
+    real = np.arange(LENGTH)[None, :] >= np.asarray(PAD)[:, None]
+    np.testing.assert_allclose(np.concatenate(pieces, axis=1)[real], whole[real], rtol=1e-4, atol=1e-5)
+
+
+def test_cache_keeps_key_value_heads_only():
+    model, _ = build(kv_heads=2)
+    assert {leaf.shape for leaf in jax.tree.leaves(model.empty_cache(3, LENGTH))} == {(3, LENGTH, 2, 4)}
+    assert len(model.empty_cache(3, LENGTH)) == 2
+
+
+def test_padding_does_not_matter():
+    """A prompt padded on the left says what it says without, whatever stands in the padding."""
+    model, params = build(layers=1)
+    bare = logits_of(model, params, tokens_of(batch=1, length=4), jnp.array([0]))
+    for filler in (0, 5):
+        padded = jnp.pad(tokens_of(batch=1, length=4), ((0, 0), (2, 0)), constant_values=filler)
+        np.testing.assert_allclose(logits_of(model, params, padded, jnp.array([2]))[:, 2:], bare, rtol=1e-4, atol=1e-5)
+
+
+def test_position_matters():
+    """Without positions, attention over a bag of earlier tokens would not see that two of them changed places."""
+    model, params = build(layers=1)
+    tokens = jnp.array([[3, 4, 5], [4, 3, 5]])
+    one, swapped = logits_of(model, params, tokens, jnp.zeros(2, jnp.int32))[:, 2]
+    assert float(jnp.abs(one - swapped).max()) > 1e-2
+
+
+def test_last_outputs_alone():
+    model, params = build(layers=1)
+    whole = logits_of(model, params, tokens_of())
+    np.testing.assert_allclose(logits_of(model, params, tokens_of(), last=2), whole[:, -2:], rtol=1e-5, atol=1e-6)
+
+
+def test_grouped_queries_share_their_keys():
+    """One key/value head, copied to all four query heads, is the model with four."""
+    grouped, params = build(kv_heads=1, layers=1)
+    full, _ = build(layers=1)
+    copied = jax.tree.map(lambda x: x, params)
+    for name in ("key", "value"):
+        kernel = params["params"]["attention_0"][name]["kernel"]
+        copied["params"]["attention_0"][name]["kernel"] = jnp.tile(kernel, (1, 4))
+    np.testing.assert_allclose(
+        logits_of(grouped, params, tokens_of()), logits_of(full, copied, tokens_of()), rtol=1e-4, atol=1e-5
+    )
+
+
+def parameter_count(**switches):
+    model = Transformer(**(SIZES | switches))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens_of(), PAD)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def test_parameter_counts():
+    """D = 16, F = 24, V = 7, 2 layers: V·D = 112 in, 112 out, norms 5·16 = 80; a layer has 4·D² = 1024 and 3·D·F = 1152."""
+    assert parameter_count() == 112 + 112 + 80 + 2 * (1024 + 1152) == 4656
+    assert parameter_count(tied=True) == 4656 - 112
+    assert parameter_count(gated=False) == 4656 - 2 * 16 * 24
+    assert parameter_count(kv_heads=1) == 4656 - 2 * 2 * 16 * 12  # keys and values of width 4 in place of 16
+    assert parameter_count(outputs=1) == 4656 - 112 + 16
+    assert parameter_count(outputs=1, tied=True) == parameter_count(outputs=1)  # a critic has no vocabulary to tie
+
+
+def test_rotation_by_hand():
+    """C = 4: halves (x0, x2) turn by the position, (x1, x3) by position / 100."""
+    x = jnp.array([1.0, 2.0, 3.0, 4.0])
+    turned = rotate(jnp.broadcast_to(x, (1, 2, 1, 4)), jnp.array([[0, 3]]))[0, :, 0]
+    np.testing.assert_allclose(turned[0], x)
+    c, s, c100, s100 = math.cos(3.0), math.sin(3.0), math.cos(0.03), math.sin(0.03)
+    want = [c - 3 * s, 2 * c100 - 4 * s100, s + 3 * c, 2 * s100 + 4 * c100]
+    np.testing.assert_allclose(turned[1], want, rtol=1e-5)
+
+
+def test_rotation_depends_on_the_distance_alone():
+    """⟨R_m q, R_n k⟩ is a function of m − n."""
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
+
+    def product(m, n):
+        return float(jnp.sum(rotate(q, jnp.array([[m]])) * rotate(k, jnp.array([[n]]))))
+
+    assert math.isclose(product(5, 2), product(13, 10), rel_tol=1e-4)
+    assert not math.isclose(product(5, 2), product(5, 4), rel_tol=1e-2)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_bfloat16_computes_and_keeps_float32_parameters_and_logits(tied):
+    model, params = build(layers=1, tied=tied)
+    low, low_params = build(layers=1, tied=tied, dtype=jnp.dtype("bfloat16"))
+    assert {leaf.dtype for leaf in jax.tree.leaves(low_params)} == {jnp.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(low.empty_cache(1, 2))} == {jnp.dtype("bfloat16")}
+    logits, want = logits_of(low, low_params, tokens_of()), logits_of(model, params, tokens_of())
+    assert logits.dtype == jnp.float32
+    error = float(jnp.abs(logits - want).max() / jnp.abs(want).max())
+    assert 0.0 < error < 0.1  # rounded to 8 bits, but the same function
+
+
+def test_a_fresh_policy_is_close_to_uniform():
+    model = Transformer(**SIZES)
+    log_probs = jax.nn.log_softmax(logits_of(model, jax.jit(model.init)(jax.random.key(0), tokens_of(), PAD), tokens_of()))
+    entropy = float(-(jnp.exp(log_probs) * log_probs).sum(axis=-1).mean())
+    assert 0.99 * math.log(VOCABULARY) < entropy < math.log(VOCABULARY)
