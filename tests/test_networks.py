@@ -1,0 +1,140 @@
+"""Orthogonal initialisation without LAPACK, and what the heads return."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import networks
+from jaxrl_po.distributions import Categorical, DiagonalGaussian
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 2), (3, 17), (5, 1), (1, 5), (1, 1), (3, 3, 2, 8)])
+def test_orthogonal_for_every_shape(shape):
+    w = networks.orthogonal(2.0)(jax.random.key(0), shape, jnp.float32)
+    assert w.shape == shape
+    flat = np.float64(w).reshape(-1, shape[-1])
+    small = flat if flat.shape[0] >= flat.shape[1] else flat.T
+    np.testing.assert_allclose(small.T @ small, 4.0 * np.eye(small.shape[1]), atol=1e-4)
+
+
+def test_dtype_is_the_one_asked_for():
+    w = networks.orthogonal()(jax.random.key(0), (4, 4), jnp.bfloat16)
+    assert w.dtype == jnp.bfloat16
+
+
+# A hang inside XLA never returns to the interpreter, where a signal would be handled: only a thread can end it.
+@pytest.mark.timeout(120, method="thread")
+def test_six_matrices_under_32_vmapped_seeds():
+    """Several QR factorisations in one vmapped program hang on the CPU; ours must come back, each matrix as it is alone."""
+    init = networks.orthogonal(math.sqrt(2.0))
+
+    def six(key):
+        return jnp.stack([init(k, (64, 64)) for k in jax.random.split(key, 6)])
+
+    keys = jax.random.split(jax.random.key(0), 32)
+    program = jax.jit(jax.vmap(six))
+    assert "lapack" not in program.lower(keys).as_text().lower()
+    w = program(keys)
+    gram = jnp.einsum("nkij,nkil->nkjl", w, w, precision="highest")
+    np.testing.assert_allclose(gram, np.broadcast_to(2.0 * np.eye(64), gram.shape), atol=2e-4)
+    np.testing.assert_allclose(w[7, 0], init(jax.random.split(keys[7], 6)[0], (64, 64)), atol=2e-3)
+    assert len(np.unique(np.asarray(w)[..., 0, 0])) == 32 * 6
+
+
+def many(count, n, seed):
+    init = networks.orthogonal()
+    keys = jax.random.split(jax.random.key(seed), count)
+    return np.float64(jax.jit(jax.vmap(lambda key: init(key, (n, n))))(keys))
+
+
+def test_ill_conditioned_draws_converge_too():
+    """Small Gaussians are nearly singular far more often than large ones: a fixed few iterations leave some unfinished."""
+    w = many(4096, 2, seed=1)
+    assert np.abs(np.einsum("nij,nil->njl", w, w) - np.eye(2)).max() < 1e-4
+
+
+def test_haar_moments():
+    """Under Haar measure on O(n): E w = 0, E w² = 1/n, E w⁴ = 3/(n(n+2)), E tr² = 1, and det is ±1 evenly.
+
+    The QR of a Gaussian without its sign correction fails the first: the diagonal has one sign.
+    """
+    n, count = 4, 8192
+    w = many(count, n, seed=2)
+    # Five standard errors of each mean: sd(w) = 1/2, sd(w²) = √(1/8 − 1/16) = 1/4; tr² has variance 2 at n = 4 (E tr⁴ = 3).
+    error = 5 / math.sqrt(count)
+    np.testing.assert_allclose(w.mean(0), np.zeros((n, n)), atol=error / 2)
+    np.testing.assert_allclose(np.square(w).mean(0), np.full((n, n), 1 / n), atol=error / 4)
+    np.testing.assert_allclose(np.power(w, 4).mean((0, 1, 2)), 3 / (n * (n + 2)), atol=error / 4)
+    trace = np.trace(w, axis1=1, axis2=2)
+    assert np.square(trace).mean() == pytest.approx(1.0, abs=error * math.sqrt(2.0))
+    assert np.mean(np.linalg.det(w)) == pytest.approx(0.0, abs=error)
+
+
+def test_haar_is_invariant_under_a_rotation():
+    """R w has the distribution of w; an entry of O(3) is uniform on [−1, 1], for a sphere's area is uniform in its height."""
+    w = many(8192, 3, seed=3)
+    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    quantiles = np.linspace(0.05, 0.95, 10)
+    for entry in (w[:, 0, 0], w[:, 2, 1], np.einsum("j,nj->n", rotation[0], w[:, :, 0])):
+        # A quantile's standard error is at most 2 · √(¼ / 8192) = .011.
+        np.testing.assert_allclose(np.quantile(entry, quantiles), 2 * quantiles - 1, atol=0.05)
+
+
+def test_layers_have_the_scales_of_ppo():
+    """√2 in the hidden layers, .01 at the policy's head, 1 at the critic's, biases 0."""
+    observation = jnp.ones(5)
+    for module, head in (
+        (networks.CategoricalPolicy(3, (8, 8)), 0.01),
+        (networks.GaussianPolicy(3, (8, 8)), 0.01),
+        (networks.Critic((8, 8)), 1.0),
+    ):
+        layers = jax.jit(module.init)(jax.random.key(0), observation)["params"]["MLP_0"]
+        norms = [np.linalg.norm(np.float64(layers[f"Dense_{i}"]["kernel"]), ord=2) for i in range(3)]
+        np.testing.assert_allclose(norms, [math.sqrt(2.0), math.sqrt(2.0), head], rtol=1e-4)
+        assert not any(np.any(layer["bias"]) for layer in layers.values())
+
+
+@pytest.mark.parametrize("batch", [(), (4,), (2, 4)])
+def test_heads_keep_the_batch_shape(batch):
+    observation = jnp.zeros((*batch, 5))
+    categorical, gaussian, value = (
+        jax.eval_shape(module.init_with_output, jax.random.key(0), observation)[0]
+        for module in (networks.CategoricalPolicy(3, (8,)), networks.GaussianPolicy(2, (8,)), networks.Critic((8,)))
+    )
+    assert isinstance(categorical, Categorical)
+    assert isinstance(gaussian, DiagonalGaussian)
+    assert categorical.logits.shape == (*batch, 3)
+    assert gaussian.mean.shape == gaussian.log_std.shape == (*batch, 2)
+    assert value.shape == batch
+
+
+def test_log_std_is_a_parameter_that_no_observation_moves():
+    policy = networks.GaussianPolicy(2, (8,), initial_log_std=-0.5)
+
+    @jax.jit
+    def spread(observation):
+        distribution, params = policy.init_with_output(jax.random.key(0), observation)
+        return distribution.mean, distribution.log_std, params["params"]["log_std"]
+
+    (mean, log_std, param), (other_mean, other_log_std, _) = spread(jnp.ones(5)), spread(-2.0 * jnp.ones(5))
+    assert np.any(mean != other_mean)
+    for x in (log_std, other_log_std, param):
+        np.testing.assert_array_equal(x, np.full(2, -0.5, np.float32))
+
+
+def test_images_are_flattened_and_their_batch_axes_kept():
+    image = jnp.arange(4 * 6 * 3 * 2.0).reshape(4, 6, 3, 2) / 144
+    value, params = jax.jit(networks.Critic((8,), observation_rank=3).init_with_output)(jax.random.key(1), image)
+    flat = networks.Critic((8,)).apply(params, image.reshape(4, 36))
+    np.testing.assert_allclose(value, flat, rtol=1e-5)
+    assert len(np.unique(value)) == 4
+    np.testing.assert_array_equal(networks.flatten(jnp.arange(3), 0), [[0], [1], [2]])
+
+
+def test_activation_is_the_one_passed():
+    module = networks.MLP((4,), 2, activation=jnp.zeros_like)
+    output, _ = jax.jit(module.init_with_output)(jax.random.key(0), jnp.array([0.5, -1.0]))
+    np.testing.assert_array_equal(output, [0.0, 0.0])
