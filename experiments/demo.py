@@ -90,6 +90,7 @@ PARTS = (
             "--config.entropy_coefficient=0.05",
             "--config.epsilon_high=0.3",
             "--config.num_epochs=2",
+            "--config.num_minibatches=4",
             "--config.gamma=1",
             "--config.lambda_=1",
             "--eval_every=2",
@@ -116,7 +117,8 @@ def main(argv: Sequence[str]) -> int:
         if status or not (folder / "summary.json").exists():
             return status or 1
         panels.append(common.panel(part.script, part.title, metrics.read(folder / "metrics.jsonl"), part.target))
-        reached = float(part.aggregate(json.loads((folder / "summary.json").read_text())[part.score]))
+        scores = json.loads((folder / "summary.json").read_text())[part.score]
+        reached = float(part.aggregate([-np.inf if score is None else score for score in scores]))
         verdict = "learned" if reached >= part.target else "NOT LEARNED"
         lines.append((reached >= part.target, f"{part.title}: {part.score} {reached:.4g}, wanted {part.target:g}: {verdict}"))
     plotting.save(panels, out / "demo.png")

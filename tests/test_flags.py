@@ -110,6 +110,15 @@ def test_stored_values_stand_in_for_flags_that_are_not_given():
     assert records["config"] == Config(gamma=0.25, hidden=(8,), learning_rate=0.2)
 
 
+def test_a_script_has_defaults_of_its_own():
+    defaults = {"total_steps": 9, "config.gamma": 0.25, "config.early_stop": True}
+    records = flags.parse(["--config.gamma=0.75"], SECTIONS, stored={"config.early_stop": False}, defaults=defaults)
+    assert records[""].total_steps == 9
+    assert records["config"].gamma == 0.75  # what is given comes first
+    assert records["config"].early_stop is False  # then what is stored
+    assert "  --total_steps=9\n" in flags.usage("x.py", "", SECTIONS, defaults)
+
+
 def test_flatten_is_the_inverse_of_parsing():
     records = flags.parse(["--config.gamma=0.25", "--total_steps=3"], SECTIONS)
     flat = flags.flatten(records)
