@@ -51,7 +51,9 @@ def measure(options: Options) -> dict[str, Any]:
     problem = control.make_problem(
         gymnax.make("CartPole-v1")[0], num_envs=options.envs, num_steps=options.steps, axis_name=placement.axis_name
     )
-    settings = ppo.Config(learning_rate=2.5e-4, entropy_coefficient=0.01, axis_name=placement.axis_name)
+    settings = ppo.Config(
+        learning_rate=2.5e-4, entropy_coefficient=0.01, num_epochs=4, num_minibatches=4, axis_name=placement.axis_name
+    )
     learner = parallel.place(ppo.make(config.as_arrays(settings), problem), placement)
     iterations = options.total_steps // (options.envs * options.steps)
     if iterations < 1:

@@ -62,6 +62,8 @@ PARTS = (
             "--seeds=16",
             "--total_steps=500000",
             "--config.learning_rate=2.5e-3",
+            "--config.num_epochs=4",
+            "--config.num_minibatches=4",
             "--config.decay_iterations=61",
         ),
         score="greedy_return",

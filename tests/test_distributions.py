@@ -72,9 +72,9 @@ def test_gradient_of_log_prob_is_one_hot_less_the_probabilities():
     np.testing.assert_allclose(gradient, np.array([[0, 0, 1], [1, 0, 0]]) - PROBS, atol=1e-5)
 
 
-# D = 2: m = (0, 1), σ = (1, 2) and m = (1, −1), σ = (2, 1).
+# D = 2: m = (0, 1), σ = (1, 2) and m = (1, −1), σ = (2, 3).
 GAUSSIAN = DiagonalGaussian(jnp.array([0.0, 1.0]), jnp.log(jnp.array([1.0, 2.0])))
-OTHER_GAUSSIAN = DiagonalGaussian(jnp.array([1.0, -1.0]), jnp.log(jnp.array([2.0, 1.0])))
+OTHER_GAUSSIAN = DiagonalGaussian(jnp.array([1.0, -1.0]), jnp.log(jnp.array([2.0, 3.0])))
 
 
 def test_gaussian_by_hand():
@@ -86,10 +86,10 @@ def test_gaussian_by_hand():
 
 
 def test_gaussian_kl_by_hand():
-    # log(σ'/σ) + (σ² + (m − m')²) / 2σ'² − ½, summed: (log 2 + 2/8 − ½) + (−log 2 + 8/2 − ½).
-    assert float(GAUSSIAN.kl(OTHER_GAUSSIAN)) == pytest.approx(3.25, rel=1e-6)
-    # (−log 2 + 5/2 − ½) + (log 2 + 5/8 − ½).
-    assert float(OTHER_GAUSSIAN.kl(GAUSSIAN)) == pytest.approx(2.125, rel=1e-6)
+    # log(σ'/σ) + (σ² + (m − m')²) / 2σ'² − ½, summed: (log 2 + 2/8 − ½) + (log 3/2 + 8/18 − ½).
+    assert float(GAUSSIAN.kl(OTHER_GAUSSIAN)) == pytest.approx(np.log(3) - 11 / 36, rel=1e-5)
+    # (−log 2 + 5/2 − ½) + (−log 3/2 + 13/8 − ½).
+    assert float(OTHER_GAUSSIAN.kl(GAUSSIAN)) == pytest.approx(3.125 - np.log(3), rel=1e-5)
     assert float(GAUSSIAN.kl(GAUSSIAN)) == 0.0
 
 
@@ -99,7 +99,7 @@ def test_gaussian_samples_agree_with_the_density():
     np.testing.assert_allclose(draws.std(0), [1.0, 2.0], rtol=0.06)
     log_prob, other = (jax.vmap(policy.log_prob)(draws) for policy in (GAUSSIAN, OTHER_GAUSSIAN))
     assert float(-log_prob.mean()) == pytest.approx(float(GAUSSIAN.entropy()), abs=0.08)
-    assert float((log_prob - other).mean()) == pytest.approx(3.25, abs=0.4)
+    assert float((log_prob - other).mean()) == pytest.approx(np.log(3) - 11 / 36, abs=0.08)
 
 
 @pytest.mark.parametrize("policy", [categorical(PROBS), GAUSSIAN])

@@ -1,0 +1,253 @@
+"""Language as a `Problem`, its evaluation and its warm start."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import language
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language.warm_start import demonstration_loss
+from jaxrl_po.types import Actor
+
+TASK = language.tasks.addition(2, zero_pad=False)
+SIZES = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
+MODEL, CRITIC = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
+
+
+def make(**options):
+    return language.make_problem(TASK, MODEL, **({"num_prompts": 6, "group_size": 3, "critic": CRITIC} | options))
+
+
+@functools.cache
+def collected(**options):
+    """A problem, its parameters with a policy that is not uniform, and a batch."""
+    problem = make(**options)
+    params, actor = jax.jit(problem.init)(jax.random.key(0))
+    params = params._replace(policy=jax.tree.map(lambda x: 2.0 * x, params.policy))
+    return problem, params, actor, jax.jit(problem.collect)(params, actor, jax.random.key(1))[1]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_sampler_and_learner_agree(temperature):
+    """Ragged prompts, any temperature: the ratio is 1 before the first update."""
+    problem, params, _, batch = collected(temperature=temperature)
+    assert len(np.unique(batch.inputs.pad)) > 1
+    log_prob = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
+    np.testing.assert_allclose(jnp.where(batch.mask, log_prob, 0.0), batch.log_prob, atol=1e-4)
+
+
+def test_mask_follows_the_length_and_keeps_eos():
+    _, _, _, batch = collected()
+    eos, pad = TASK.tokenizer.eos, TASK.tokenizer.pad
+    tokens, mask = np.asarray(batch.action), np.asarray(batch.mask)
+    some_end = False
+    for row, kept in zip(tokens, mask, strict=True):
+        length = kept.sum()
+        assert kept[:length].all()
+        assert (row[length:] == pad).all()
+        if length < len(row) or row[-1] == eos:
+            assert row[length - 1] == eos
+            some_end = True
+        assert (row[: length - 1] != eos).all()
+    assert some_end
+    assert (tokens[mask] == eos).any()
+
+
+def test_last_token_terminates_and_the_budget_truncates():
+    _, _, _, batch = collected()
+    length = np.asarray(batch.mask.sum(1))
+    last = np.arange(batch.mask.shape[1]) == length[:, None] - 1
+    np.testing.assert_array_equal(batch.terminated, last)
+    ended = np.asarray((batch.action == TASK.tokenizer.eos).any(1))
+    assert not ended.all()
+    np.testing.assert_array_equal(batch.truncated, last & ~ended[:, None])
+    np.testing.assert_allclose(batch.metrics["truncated"].value(), 1.0 - ended.mean())
+    np.testing.assert_allclose(batch.metrics["response_length"].value(), length.mean())
+
+
+def test_values_are_shifted_and_end_at_zero():
+    problem, params, _, batch = collected()
+    value = problem.apply(params, batch.inputs)[1]
+    np.testing.assert_allclose(batch.value, value, rtol=1e-4, atol=1e-6)
+    last = np.asarray(batch.terminated)
+    np.testing.assert_array_equal(np.asarray(batch.next_value)[last], 0.0)
+    inner = np.asarray(batch.mask) & ~last
+    np.testing.assert_allclose(np.asarray(batch.next_value)[inner], np.roll(value, -1, 1)[inner], rtol=1e-4, atol=1e-6)
+
+
+class Oracle:
+    """A policy that always continues with the right answer, so that rewards are known."""
+
+    def __init__(self, wrong_first=False):
+        self.vocabulary, self.outputs, self.wrong_first = TASK.tokenizer.size, 0, wrong_first
+
+    def init(self, key, tokens, pad):
+        return {}
+
+    def empty_cache(self, batch, length):
+        return jnp.zeros((batch, length), jnp.int32)
+
+    def apply(self, params, tokens, pad, cache=None, start=0, *, last=0):
+        seen = jax.lax.dynamic_update_slice_in_dim(cache, tokens, start, axis=1)
+        zero, plus = TASK.tokenizer.ids["0"], TASK.tokenizer.ids["+"]
+
+        def answer(row, pad):
+            at = jnp.arange(TASK.prompt_length)
+            prompt = row[: TASK.prompt_length]
+            sign = jnp.argmax(prompt == plus)
+            first, second = (at >= pad) & (at < sign), (at > sign) & (at < TASK.prompt_length - 1)
+            a = jnp.sum(jnp.where(first, (prompt - zero) * 10 ** jnp.clip(sign - 1 - at, 0, 3), 0))
+            b = jnp.sum(jnp.where(second, (prompt - zero) * 10 ** jnp.clip(TASK.prompt_length - 2 - at, 0, 3), 0))
+            return TASK.demonstrate((a.astype(jnp.uint32), b.astype(jnp.uint32)))
+
+        answers = jax.vmap(answer)(seen, pad)
+        if self.wrong_first:
+            answers = answers.at[:, 0].set(jnp.where(answers[:, 0] == zero, zero + 1, zero))
+        t = start + tokens.shape[1] - TASK.prompt_length
+        token = jax.lax.dynamic_index_in_dim(answers, t, axis=1, keepdims=False)
+        return jnp.where(jax.nn.one_hot(token, self.vocabulary, dtype=bool), 0.0, -jnp.inf)[:, None], seen
+
+
+@pytest.mark.parametrize(("wrong_first", "accuracy"), [(False, 1.0), (True, 0.0)])
+def test_rewards_of_known_answers(wrong_first, accuracy):
+    model = Oracle(wrong_first)
+    for process_reward in (False, True):
+        problem = language.make_problem(TASK, model, num_prompts=16, group_size=2, process_reward=process_reward)
+        batch = problem.collect(*problem.init(jax.random.key(0)), jax.random.key(1))[1]
+        assert batch.score.shape == (16, 2)
+        assert batch.reward.dtype == batch.score.dtype == jnp.float32
+        np.testing.assert_array_equal(batch.score, accuracy)
+        np.testing.assert_allclose(batch.metrics["accuracy"].value(), accuracy)
+        length = np.asarray(batch.mask.sum(1), np.float32)
+        if not process_reward:
+            np.testing.assert_array_equal(batch.reward, np.where(batch.terminated, accuracy, 0.0))
+        elif accuracy:
+            np.testing.assert_allclose(batch.reward, np.where(batch.mask, 1.0 / length[:, None], 0.0), rtol=1e-6)
+        else:
+            np.testing.assert_allclose(batch.reward.sum(1), 1.0 - 1.0 / length, rtol=1e-5)
+            np.testing.assert_array_equal(batch.reward[:, 0], 0.0)
+    params, actor = problem.init(jax.random.key(0))
+    evaluated = language.make_evaluate(TASK, model, num_prompts=8)(params, actor, jax.random.key(0))
+    np.testing.assert_array_equal(evaluated["accuracy"], accuracy)
+
+
+def test_groups_share_their_prompt_and_keys_differ():
+    problem, params, actor, batch = collected()
+    prompts = np.asarray(batch.inputs.tokens[:, : TASK.prompt_length]).reshape(6, 3, -1)
+    assert (prompts == prompts[:, :1]).all()
+    assert len(np.unique(prompts[:, 0], axis=0)) > 1
+    assert len(np.unique(np.asarray(batch.action)[:3], axis=0)) > 1
+    collect = jax.jit(problem.collect)
+    again, other = (collect(params, actor, jax.random.key(k))[1] for k in (1, 2))
+    np.testing.assert_array_equal(again.inputs.tokens, batch.inputs.tokens)
+    assert not np.array_equal(other.inputs.tokens, batch.inputs.tokens)
+    assert collect._cache_size() == 1
+
+
+def test_completions_do_not_depend_on_where_prompts_lie():
+    problem, params, actor, batch = collected()
+    halves = [jax.jit(problem.collect)(params, Actor(part), jax.random.key(1))[1] for part in jnp.split(actor.local, 2)]
+    np.testing.assert_array_equal(batch.inputs.tokens, jnp.concatenate([half.inputs.tokens for half in halves]))
+
+
+def test_without_a_critic():
+    _, params, _, batch = collected(critic=None)
+    assert params.value == ()
+    assert not batch.value.any()
+    assert not batch.next_value.any()
+
+
+def test_evaluation_is_greedy_repeatable_and_of_the_held_out_split():
+    _, params, actor, _ = collected()
+    evaluate = jax.jit(language.make_evaluate(TASK, MODEL, num_prompts=16))
+    first, second = (evaluate(params, actor, jax.random.key(3)) for _ in range(2))
+    np.testing.assert_array_equal(first["length"], second["length"])
+    assert first["accuracy"].shape == (16,)
+
+
+@pytest.fixture(scope="module")
+def easy():
+    task = language.tasks.addition(1)
+    sizes = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=64)
+    return task, sizes.build(task.tokenizer.size)
+
+
+def test_warm_start_stops_at_the_accuracy_that_was_asked_for(easy):
+    task, model = easy
+
+    def greedy(**settings):
+        warm = language.WarmStart(**settings)
+        problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
+        params, _ = jax.jit(problem.init)(jax.random.key(0))
+        return params, float(demonstration_loss(model, params.policy, task, jax.random.key(9), 512)[1])
+
+    half, accuracy = greedy(steps=2000, accuracy=0.5, batch_size=64, learning_rate=5e-3)
+    assert 0.3 < accuracy < 0.85
+    none, _ = greedy(steps=0)
+    untouched, _ = jax.jit(language.make_problem(task, model, num_prompts=2, group_size=2).init)(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, none.policy, untouched.policy)
+    assert not np.array_equal(jax.tree.leaves(half.policy)[0], jax.tree.leaves(none.policy)[0])
+
+
+def test_teacher_forced_accuracy_is_greedy_accuracy(easy):
+    """A greedy completion is right exactly where every step's most likely token is."""
+    task, model = easy
+    # Ten operands each are too few to generalise from: ask what was taught.
+    task = task._replace(sample=lambda key, held_out, sample=task.sample: sample(key, False))
+    warm = language.WarmStart(steps=2000, accuracy=0.5, batch_size=64, learning_rate=5e-3)
+    problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
+    params, actor = jax.jit(problem.init)(jax.random.key(0))
+    sampled = jax.jit(language.make_evaluate(task, model, num_prompts=256))(params, actor, jax.random.key(3))["accuracy"]
+    keys = jax.vmap(jax.random.split)(jax.random.split(jax.random.key(3), 256))[:, 0]
+    prompts = jax.vmap(lambda key: task.sample(key, True))(keys)
+    answers = jax.vmap(task.demonstrate)(prompts.problem)
+    tokens = jnp.concatenate([prompts.tokens, answers], axis=1)
+    logits, _ = model.apply(params.policy, tokens[:, :-1], prompts.pad, last=task.answer_length)
+    right = jnp.all((jnp.argmax(logits, -1) == answers) | (answers == task.tokenizer.pad), axis=1)
+    np.testing.assert_array_equal(sampled, right)
+    assert 0.05 < float(right.mean()) < 0.95
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"num_prompts": 0}, "num_prompts"),
+        ({"group_size": -2}, "group_size"),
+        ({"max_new_tokens": 3}, "max_new_tokens must be at least 4"),
+        ({"critic": MODEL}, "critic must have outputs = 1"),
+    ],
+)
+def test_bad_arguments_are_named(options, match):
+    with pytest.raises(ConfigError, match=match):
+        make(**options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "match"),
+    [
+        ({"width": 12, "heads": 4}, "width / heads"),
+        ({"width": 10, "heads": 4}, "width / heads"),
+        ({"heads": 4, "kv_heads": 3}, "kv_heads"),
+        ({"layers": 0}, "layers"),
+        ({"dtype": "float8"}, "dtype"),
+    ],
+)
+def test_bad_models_are_named(sizes, match):
+    with pytest.raises(ConfigError, match=match):
+        language.ModelSettings(**sizes).build(14)
+
+
+def test_other_bad_input():
+    with pytest.raises(ConfigError, match="vocabulary must be 14"):
+        language.make_problem(TASK, SIZES.build(15))
+    with pytest.raises(ConfigError, match="num_prompts"):
+        language.make_evaluate(TASK, MODEL, num_prompts=0)
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        language.make_evaluate(TASK, MODEL, max_new_tokens=2)
+    with pytest.raises(ConfigError, match="accuracy has no effect"):
+        language.WarmStart(accuracy=0.5).validate()

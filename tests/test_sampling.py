@@ -1,0 +1,163 @@
+"""Sampling: shared prompts, keys, temperature, and the end of a completion."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po.language import Transformer
+from jaxrl_po.language.sampling import generate
+
+VOCABULARY, PAD, EOS, BUDGET = 10, 0, 1, 5
+MODEL = Transformer(VOCABULARY, width=16, layers=1, heads=4, kv_heads=2, mlp_width=16)
+PROMPT = jnp.array([[0, 0, 2, 3], [4, 5, 2, 2], [0, 3, 4, 5], [3, 2, 4, 4]], jnp.int32)
+PADDING = jnp.array([2, 0, 1, 0])
+KEYS = jax.random.split(jax.random.key(5), 4)
+
+
+class Script:
+    """Stands in for a transformer: the next token's logits are `table[token]`. Notes the shapes that it is asked for."""
+
+    def __init__(self, table):
+        self.table, self.shapes, self.calls = jnp.asarray(table, jnp.float32), [], []
+
+    def empty_cache(self, batch, length):
+        return jnp.zeros((batch, length))
+
+    def apply(self, params, tokens, pad, cache, start, *, last=0):
+        self.shapes.append(tokens.shape)
+        jax.debug.callback(self.calls.append, start)
+        return self.table[tokens][:, -last:], cache
+
+
+def countdown():
+    """Says k − 1 after k, and EOS = 1 after 2, with certainty."""
+    return Script(np.where(np.arange(VOCABULARY)[:, None] - 1 == np.arange(VOCABULARY), 0.0, -np.inf))
+
+
+def ending(*tokens):
+    """Prompts of three tokens that end so."""
+    return jnp.array([[5, 5, token] for token in tokens]), jnp.zeros(len(tokens), jnp.int32)
+
+
+@functools.cache
+def parameters():
+    generator = np.random.default_rng(0)
+    shapes = jax.eval_shape(MODEL.init, jax.random.key(0), PROMPT, PADDING)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(2 * generator.normal(size=leaf.shape) / leaf.shape[0] ** 0.5, leaf.dtype), shapes
+    )
+
+
+@functools.cache
+def sampler(model=MODEL, **options):
+    options = {"group_size": 1, "max_new_tokens": BUDGET, "temperature": 1.0, "eos": EOS, "pad_token": PAD} | options
+    return jax.jit(functools.partial(generate, model, **options))
+
+
+def test_golden_end_of_completions():
+    """EOS counts, only PAD follows, and a row without EOS in its budget has not ended."""
+    completions = sampler(countdown())((), *ending(2, 4, 6, 9), KEYS)
+    assert completions.tokens.tolist() == [[1, 0, 0, 0, 0], [3, 2, 1, 0, 0], [5, 4, 3, 2, 1], [8, 7, 6, 5, 4]]
+    assert completions.length.tolist() == [1, 3, 5, 5]
+    assert completions.ended.tolist() == [True, True, True, False]
+    np.testing.assert_array_equal(completions.log_prob, np.zeros((4, BUDGET)))  # certainty before the end, nothing after
+
+
+def test_a_generated_pad_is_a_token_and_not_the_end():
+    """PAD drawn by the policy is a token that was chosen: it has a log-probability and counts in the length."""
+    table = np.full((VOCABULARY, VOCABULARY), -np.inf)
+    table[3, PAD], table[PAD, 2], table[2, EOS], table[EOS, EOS] = 0.0, 0.0, 0.0, 0.0
+    completions = sampler(Script(table))((), *ending(3), KEYS[:1])
+    assert completions.tokens.tolist() == [[0, 2, 1, 0, 0]]
+    assert completions.length.tolist() == [3]
+
+
+def test_prompt_is_read_once_for_each_group_and_the_loop_ends_with_the_last_row():
+    model = countdown()
+    completions = sampler(model, group_size=3)((), *ending(2, 4), KEYS[:2])
+    jax.effects_barrier()
+    assert completions.tokens.shape == (6, BUDGET)
+    assert model.shapes == [(2, 3), (6, 1)]  # two prompts of three tokens, then steps of six rows
+    assert sorted(map(int, model.calls)) == [0, 3, 4]  # the longest completion has three tokens: two steps after the prompt
+
+
+def test_vmap_keeps_what_has_ended():
+    """Under vmap every lane runs until the slowest ends."""
+    one, two = ending(2, 3), ending(4, 9)
+    run = functools.partial(sampler(countdown()), ())
+    together = jax.vmap(run, in_axes=(0, 0, None))(*map(jnp.stack, zip(one, two, strict=True)), KEYS[:2])
+    for lane, prompts in enumerate((one, two)):
+        alone = run(*prompts, KEYS[:2])
+        jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x, lane=lane: x[lane], together), alone)
+
+
+def reference(prompt, pad, key, member, temperature, *, greedy=False):
+    """One completion by whole passes over the bare prompt: no cache, no group, no padding."""
+    tokens, log_probs = prompt[int(pad) :].tolist(), []
+    key = jax.random.fold_in(key, member)
+    for t in range(BUDGET):
+        # Filling on the right keeps one compiled shape; nothing reads ahead.
+        filled = jnp.array([tokens + [PAD] * (PROMPT.shape[1] + BUDGET - len(tokens))])
+        logits = whole_pass(filled)[0, len(tokens) - 1] / temperature
+        token = int(jnp.argmax(logits)) if greedy else int(jax.random.categorical(jax.random.fold_in(key, t), logits))
+        tokens.append(token)
+        log_probs.append(float(jax.nn.log_softmax(logits)[token]))
+        if token == EOS:
+            break
+    length = len(log_probs)
+    return tokens[-length:] + [PAD] * (BUDGET - length), log_probs + [0.0] * (BUDGET - length), length
+
+
+@jax.jit
+def whole_pass(tokens):
+    return MODEL.apply(parameters(), tokens, jnp.zeros(1, jnp.int32))[0]
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(0.7, False), (1.3, False), (1.0, True)])
+def test_shared_prompt_and_cache_equal_whole_passes_for_each_sample(temperature, greedy):
+    """Ragged prompts, grouped queries. Also fixes which key draws which token."""
+    completions = sampler(group_size=3, temperature=temperature, greedy=greedy)(parameters(), PROMPT, PADDING, KEYS)
+    lengths = set()
+    for row in range(12):
+        group, member = divmod(row, 3)
+        want = reference(PROMPT[group], PADDING[group], KEYS[group], member, temperature, greedy=greedy)
+        assert completions.tokens[row].tolist() == want[0]
+        np.testing.assert_allclose(completions.log_prob[row], want[1], atol=1e-4)
+        assert int(completions.length[row]) == want[2]
+        lengths.add(want[2])
+    assert greedy or len(lengths) > 1  # some sampled ones end early
+
+
+def test_halves_of_the_prompts_give_the_completions_of_the_whole():
+    run = functools.partial(sampler(group_size=2), parameters())
+    whole = run(PROMPT, PADDING, KEYS)
+    halves = [run(PROMPT[half], PADDING[half], KEYS[half]) for half in (slice(0, 2), slice(2, 4))]
+    np.testing.assert_array_equal(whole.tokens, np.concatenate([half.tokens for half in halves]))
+    np.testing.assert_allclose(whole.log_prob, np.concatenate([half.log_prob for half in halves]), atol=1e-5)
+
+
+def test_members_keys_and_positions_draw_independently():
+    """Uniform over ten tokens: 4 · 50 rows agree in a token by chance, not in whole completions."""
+    model = Script(np.zeros((VOCABULARY, VOCABULARY)))
+    run = sampler(model, group_size=50, eos=-1)
+    tokens = run((), *ending(5, 5, 5, 5), KEYS).tokens
+    assert len({tuple(row) for row in tokens.tolist()}) > 190
+    other = run((), *ending(5, 5, 5, 5), jax.random.split(jax.random.key(6), 4)).tokens
+    for one, two in ((tokens, other), (tokens[:100], tokens[100:]), (tokens[:, 1:], tokens[:, :-1])):
+        assert 0.03 < float((one == two).mean()) < 0.2
+
+
+def test_temperature_is_that_of_the_distribution():
+    """Logits (log 4, 0) of tokens 2 and 3: at T = 2 the odds are √4 = 2, at T = ½ they are 4² = 16."""
+    table = np.full((VOCABULARY, VOCABULARY), -np.inf)
+    table[:, 2:4] = np.log(4.0), 0.0
+    for temperature, odds in ((1.0, 4.0), (2.0, 2.0), (0.5, 16.0)):
+        run = sampler(Script(table), group_size=1000, max_new_tokens=4, temperature=temperature)
+        completions = run((), *ending(5), KEYS[:1])
+        first = np.asarray(completions.tokens) == 2
+        p = odds / (1 + odds)
+        assert abs(first.mean() - p) < 5 * (p * (1 - p) / 4000) ** 0.5
+        np.testing.assert_allclose(completions.log_prob, np.log(np.where(first, p, 1 - p)), rtol=1e-4)
