@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_po import config, flags, folder, metrics, parallel, plotting, runner
-from jaxrl_po.algorithms import ppo
+from jaxrl_po.algorithms import a2c, grpo, npg, ppo, reinforce, trpo
 from jaxrl_po.checkpoint import CheckpointError
 from jaxrl_po.config import COUNT, NON_NEGATIVE, static
 from jaxrl_po.flags import UsageError
@@ -18,7 +18,7 @@ from jaxrl_po.parallel import Placement
 from jaxrl_po.progress import Progress
 from jaxrl_po.types import Actor, ActorCritic, Learner, TrainState
 
-ALGORITHMS = {"ppo": ppo}
+ALGORITHMS = {"reinforce": reinforce, "a2c": a2c, "npg": npg, "trpo": trpo, "ppo": ppo, "grpo": grpo}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "jaxrl_po")
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
@@ -70,7 +70,7 @@ class Script(NamedTuple):
       name: of the script.
       summary: first line of `--help`.
       options: record of the flags without a prefix, an extension of `Options`.
-      defaults: algorithm to flags to their defaults, where those of the records do not suit this script.
+      defaults: options to flags and their defaults, where those of the records do not suit.
       sections: options to prefix and record, beside `config`, which is the algorithm's.
       rows: records to the rows (environments or prompts) of one seed.
       build: `(records, algorithm, axis_name) -> Experiment`; raises ConfigError or UsageError.
@@ -83,7 +83,7 @@ class Script(NamedTuple):
     name: str
     summary: str
     options: type
-    defaults: Mapping[str, Mapping[str, Any]]
+    defaults: Callable[[Any], Mapping[str, Any]]
     sections: Callable[[Any], Mapping[str, type]]
     rows: Callable[[Mapping[str, Any]], int]
     build: Callable[[Mapping[str, Any], Any, str | None], Experiment]
@@ -101,8 +101,8 @@ def main(script: Script, argv: Sequence[str]) -> int:
     """
     if {"--help", "-help", "-h"} & set(argv):
         options = flags.parse([a for a in argv if a.lstrip("-") not in ("h", "help")], {"": script.options}, partial=True)[""]
-        defaults = script.defaults.get(options.algorithm)
-        print(flags.usage(f"{script.name}.py", script.summary, sections_of(script, options), defaults))
+        sections = sections_of(script, options)
+        print(flags.usage(f"{script.name}.py", script.summary, sections, script.defaults(options)))
         return 0
 
     options = flags.parse(argv, {"": script.options}, partial=True)[""]
@@ -111,7 +111,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
         raise UsageError(f"--resume: --out={options.out} holds a run of {stored['script']}.py, not of {script.name}.py")
     options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
     sections = sections_of(script, options)
-    records = flags.parse(argv, sections, stored=stored, defaults=script.defaults.get(options.algorithm))
+    records = flags.parse(argv, sections, stored=stored, defaults=script.defaults(options))
     options = records[""]
     folder.require_same(flags.flatten(records), stored, options.out)
 
@@ -120,7 +120,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
         placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=script.rows(records))
         experiment = script.build(records, ALGORITHMS[options.algorithm], placement.axis_name)
         iterations = count_iterations(options.total_steps, experiment.steps_per_iteration, script.unit)
-        require_learning(records["config"].decay_iterations, iterations)
+        require_learning(vars(records["config"]).get("decay_iterations", 0), iterations)
         log_every = stored.get("resolved", {}).get("log_every") or options.log_every or max(1, iterations // LINES)
         job = make_job(experiment, options, placement, iterations=iterations, log_every=log_every)
         runner.check(job)

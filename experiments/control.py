@@ -1,14 +1,51 @@
 """Trains a method on a gymnax environment: `python experiments/control.py --env=CartPole-v1 --out=runs/first`."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import common
+import jax
 
-from jaxrl_po import config, control, flags
+from jaxrl_po import config, control, flags, losses
 from jaxrl_po.config import COUNT, static
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.masked import Mean
 from jaxrl_po.plotting import Series
+from jaxrl_po.types import Problem, Samples
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+class Sampling(NamedTuple):
+    """A way to collect.
+
+    Attributes:
+      settings: record of `--problem.*`.
+      build: `(env, settings, axis_name) -> Problem`.
+      rows: settings to what is sharded over devices.
+      steps: settings and the number of discrete actions to the environment steps of one iteration, every one that is simulated.
+    """
+
+    settings: type
+    build: Callable[..., Problem]
+    rows: Callable[[Any], int]
+    steps: Callable[[Any, int], int]
+
+
+SAMPLINGS = {
+    "path": Sampling(control.Settings, control.from_settings, lambda s: s.num_envs, lambda s, _: s.num_envs * s.num_steps),
+    "groups": Sampling(
+        control.GroupSettings,
+        control.groups_from_settings,
+        lambda s: s.num_prompts,
+        lambda s, _: s.num_prompts * s.group_size * s.num_steps,
+    ),
+    "vine": Sampling(control.VineSettings, control.vine_from_settings, lambda s: s.num_envs, control.VineSettings.steps),
+}
 
 
 @config.record
@@ -16,7 +53,32 @@ class Options(common.Options):
     """The run as a whole."""
 
     env: str = static("CartPole-v1", "a registered gymnax environment")
+    sampling: str = static(
+        "auto",
+        "rollouts that run on (path), episodes in groups from one state (groups), or branches from visited states (vine); "
+        "auto is groups for grpo, else path",
+        choices=("auto", *SAMPLINGS),
+    )
     eval_episodes: int = static(32, "greedy episodes of one evaluation of one seed", unit="episodes", within=COUNT)
+
+
+def sampling(options: Options) -> Sampling:
+    """The way to collect that the options ask for."""
+    default = "groups" if options.algorithm == "grpo" else "path"
+    return flags.lookup("sampling", default if options.sampling == "auto" else options.sampling, SAMPLINGS)
+
+
+def tuned(options: Options) -> Mapping[str, Any]:
+    """Flags to the values that a sweep found for this method on this environment; none where there was no sweep."""
+    path = CONFIGS / options.algorithm / f"{options.env}.json"
+    return json.loads(path.read_text())["flags"] if path.exists() else {}
+
+
+def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:
+    """TRPO eq. 18 over the branches of each state, rows `[N · K]`."""
+    rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
+    of_states = jax.vmap(losses.self_normalized_surrogate)(*(x.reshape(-1, branches) for x in rows))
+    return losses.token_mean(of_states, of_states == of_states)
 
 
 def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
@@ -26,12 +88,16 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
     options, settings = records[""], records["problem"]
     flags.lookup("env", options.env, dict.fromkeys(gymnax.registered_envs))
     env, _ = gymnax.make(options.env)
-    problem = control.from_settings(env, settings, axis_name=axis_name)
+    kind = sampling(options)
+    problem = kind.build(env, settings, axis_name=axis_name)
+    make = algorithm.make
+    if options.algorithm in ("npg", "trpo") and options.sampling == "vine" and settings.num_branches:
+        make = functools.partial(make, surrogate=functools.partial(self_normalized, settings.num_branches))
     return common.Experiment(
-        learner=algorithm.make(dataclasses.replace(records["config"], axis_name=axis_name), problem),
+        learner=make(dataclasses.replace(records["config"], axis_name=axis_name), problem),
         evaluate=control.make_evaluate(env, problem, num_episodes=options.eval_episodes),
         score="return",
-        steps_per_iteration=settings.num_envs * settings.num_steps,
+        steps_per_iteration=kind.steps(settings, control.adapt(env).num_actions),
     )
 
 
@@ -39,9 +105,9 @@ SCRIPT = common.Script(
     name="control",
     summary="Trains a method of policy optimisation on a gymnax environment.",
     options=Options,
-    defaults={},
-    sections=lambda options: {"problem": control.Settings},
-    rows=lambda records: records["problem"].num_envs,
+    defaults=tuned,
+    sections=lambda options: {"problem": sampling(options).settings},
+    rows=lambda records: sampling(records[""]).rows(records["problem"]),
     build=build,
     title=lambda records: f"{records[''].algorithm} on {records[''].env}",
     unit="environment steps",

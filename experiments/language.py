@@ -92,7 +92,7 @@ SCRIPT = common.Script(
     name="language",
     summary="Trains a small transformer on a task whose answers are verified.",
     options=Options,
-    defaults={"ppo": PPO},
+    defaults=lambda options: PPO if options.algorithm == "ppo" else {},
     sections=lambda options: {
         "task": flags.lookup("task", options.task, TASKS).settings,
         "problem": language.Settings,

@@ -156,7 +156,7 @@ def _check_stream(reward: jax.Array, next_value: jax.Array, terminated: jax.Arra
     chex.assert_type([terminated, truncated], bool)
 
 
-def group_relative(reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: float = 1e-6) -> jax.Array:
+def group_relative(reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6) -> jax.Array:
     """`(r_i − mean(r)) / (std(r) + ε)` within one group; equal rewards give exactly 0.
 
     Args:

@@ -116,13 +116,31 @@ def check(config: Any) -> None:
                 raise ConfigError(f"{field.name} must lie in {within}{unit}, got {element:g}")
 
 
+def require(config: Any, name: str, condition: bool, when: str) -> None:
+    """Refuses a field that was set although it has no effect.
+
+    Args:
+      config: a record.
+      name: of the field.
+      condition: whether it has an effect.
+      when: what would give it one, in words.
+
+    Raises:
+      ConfigError: the field holds another value than its default, and `condition` is False.
+    """
+    if not condition and changed(config, name):
+        raise ConfigError(f"{name} has no effect unless {when}")
+
+
 def changed(config: Any, name: str) -> bool:
     """Whether a field holds another value than its default; a traced value counts as unchanged.
 
     For the check that a field which has no effect was not set.
     """
     value, default = getattr(config, name), getattr(type(config), name)
-    return not isinstance(value, jax.core.Tracer) and bool(np.any(np.float32(value) != np.float32(default)))
+    if isinstance(value, jax.core.Tracer):
+        return False
+    return value != default if isinstance(default, str) else bool(np.any(np.float32(value) != np.float32(default)))
 
 
 def as_arrays(config: Record) -> Record:

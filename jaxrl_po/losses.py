@@ -53,6 +53,28 @@ def surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array
     return -ratio(log_prob, old_log_prob) * jax.lax.stop_gradient(advantage)
 
 
+def self_normalized_surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
+    """`−Σ_k r_k A_k / Σ_k r_k` over K actions from one state: a constant that is added to all A_k changes no gradient.
+
+    Args:
+      log_prob: `[K]`, nats, under the parameters that are trained.
+      old_log_prob: `[K]`, nats, under the policy that sampled.
+      advantage: `[K]`, held constant.
+
+    Returns:
+      `[]`, to be minimised. Source: Schulman et al. 2015 (TRPO), eq. 18, for the vine method with continuous actions.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> round(float(self_normalized_surrogate(jnp.log(jnp.array([3.0, 1.0])), jnp.zeros(2), jnp.array([1.0, 5.0]))), 4)
+      -2.0
+    """
+    chex.assert_rank(log_prob, 1)
+    chex.assert_equal_shape([log_prob, old_log_prob, advantage])
+    r = ratio(log_prob, old_log_prob)
+    return -jnp.sum(r * jax.lax.stop_gradient(advantage)) / jnp.sum(r)
+
+
 def clipped_surrogate(
     log_prob: jax.Array,
     old_log_prob: jax.Array,

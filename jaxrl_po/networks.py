@@ -1,4 +1,4 @@
-"""Flax actors and critics for control: orthogonal initialisation without LAPACK, multilayer perceptrons, two policy heads."""
+"""Flax actors and critics for control: orthogonal initialisation without LAPACK, torsos, heads."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.distributions import Categorical, DiagonalGaussian
+from jaxrl_po.distributions import Categorical, DiagonalGaussian, Distribution
 
 Activation = Callable[[jax.Array], jax.Array]
 Initializer = Callable[..., jax.Array]
@@ -60,75 +60,116 @@ def orthogonal(scale: float = 1.0, *, tolerance: float = 1e-5, max_iterations: i
     return init
 
 
-class MLP(nn.Module):
-    """Multilayer perceptron, orthogonal √2 in the hidden layers.
+class Convolution(nn.Module):
+    """A 3 × 3 convolution without padding, as one matrix product over nine shifted views.
+
+    Vmapped over seeds, XLA would turn its own convolution into a grouped one, which is far slower on a CPU.
 
     Attributes:
-      hidden: width of each hidden layer.
-      outputs: width of the output.
-      activation: after each hidden layer.
-      output_scale: scale of the orthogonal output layer (.01 for a policy, 1 for a critic).
+      channels: of the output.
     """
 
-    hidden: Sequence[int]
-    outputs: int
-    activation: Activation = nn.tanh
-    output_scale: float = 1.0
+    channels: int
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[E*, D]` to `[E*, outputs]`."""
+        """Maps `[E*, H, W, C]` to `[E*, H − 2, W − 2, channels]`."""
+        height, width = x.shape[-3] - 2, x.shape[-2] - 2
+        views = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
+        return nn.Dense(self.channels, kernel_init=orthogonal(math.sqrt(2.0)))(jnp.concatenate(views, axis=-1))
+
+
+class Torso(nn.Module):
+    """What actor and critic do before their head: a convolution for images, then a perceptron; orthogonal √2.
+
+    Attributes:
+      hidden: width of each hidden layer.
+      activation: after each layer.
+      observation_rank: axes of one observation; those that are left after the convolution become one.
+      channels: of the convolution that reads observations `[H, W, C]`; 0 for none.
+    """
+
+    hidden: Sequence[int] = (64, 64)
+    activation: Activation = nn.tanh
+    observation_rank: int = 1
+    channels: int = 0
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        """Maps observations `[E*, …]` to features `[E*, hidden[-1]]`."""
+        x = observation
+        if self.channels:
+            x = self.activation(Convolution(self.channels)(x))
+        x = x.reshape(*x.shape[: x.ndim - self.observation_rank], -1)
         for width in self.hidden:
             x = self.activation(nn.Dense(width, kernel_init=orthogonal(math.sqrt(2.0)))(x))
-        return nn.Dense(self.outputs, kernel_init=orthogonal(self.output_scale))(x)
+        return x
 
 
-def flatten(observation: jax.Array, rank: int) -> jax.Array:
-    """Merges the last `rank` axes: an image becomes a vector, `[E*, H, W, C]` to `[E*, H·W·C]`."""
-    return observation.reshape(*observation.shape[: observation.ndim - rank], -1)
-
-
-class CategoricalPolicy(nn.Module):
-    """Observation `[E*, …]` of `observation_rank` axes to a categorical distribution over `num_actions`."""
+class CategoricalHead(nn.Module):
+    """Features `[E*, D]` to a categorical distribution over `num_actions`."""
 
     num_actions: int
-    hidden: Sequence[int] = (64, 64)
-    activation: Activation = nn.tanh
-    observation_rank: int = 1
 
     @nn.compact
-    def __call__(self, observation: jax.Array) -> Categorical:
+    def __call__(self, features: jax.Array) -> Categorical:
         """Returns the distribution, batch shape `E*`."""
-        x = flatten(observation, self.observation_rank)
-        return Categorical(MLP(self.hidden, self.num_actions, self.activation, output_scale=0.01)(x))
+        return Categorical(nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(features))
 
 
-class GaussianPolicy(nn.Module):
-    """Observation `[E*, …]` to a diagonal Gaussian over `action_size` components; log σ does not depend on the state."""
+class GaussianHead(nn.Module):
+    """Features `[E*, D]` to a diagonal Gaussian over `action_size` components; log σ does not depend on the state."""
 
     action_size: int
-    hidden: Sequence[int] = (64, 64)
-    activation: Activation = nn.tanh
     initial_log_std: float = 0.0
-    observation_rank: int = 1
 
     @nn.compact
-    def __call__(self, observation: jax.Array) -> DiagonalGaussian:
+    def __call__(self, features: jax.Array) -> DiagonalGaussian:
         """Returns the distribution, batch shape `E*`."""
-        x = flatten(observation, self.observation_rank)
-        mean = MLP(self.hidden, self.action_size, self.activation, output_scale=0.01)(x)
+        mean = nn.Dense(self.action_size, kernel_init=orthogonal(0.01))(features)
         log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (self.action_size,))
         return DiagonalGaussian(mean, jnp.broadcast_to(log_std, mean.shape))
 
 
-class Critic(nn.Module):
-    """Observation `[E*, …]` to a value `[E*]`, in reward units."""
+class ValueHead(nn.Module):
+    """Features `[E*, D]` to a value `[E*]`, in reward units."""
 
-    hidden: Sequence[int] = (64, 64)
-    activation: Activation = nn.tanh
-    observation_rank: int = 1
+    @nn.compact
+    def __call__(self, features: jax.Array) -> jax.Array:
+        """Returns the value of each row."""
+        return nn.Dense(1, kernel_init=orthogonal(1.0))(features)[..., 0]
+
+
+class Policy(nn.Module):
+    """Observation `[E*, …]` to a distribution: a torso of its own and a head."""
+
+    torso: nn.Module
+    head: nn.Module
+
+    def __call__(self, observation: jax.Array) -> Distribution:
+        """Returns the distribution, batch shape `E*`."""
+        return self.head(self.torso(observation))
+
+
+class Critic(nn.Module):
+    """Observation `[E*, …]` to a value `[E*]`, in reward units: a torso of its own and a head."""
+
+    torso: nn.Module
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
         """Returns the value of each observation."""
-        return MLP(self.hidden, 1, self.activation, output_scale=1.0)(flatten(observation, self.observation_rank))[..., 0]
+        return ValueHead()(self.torso(observation))
+
+
+class SharedActorCritic(nn.Module):
+    """Observation `[E*, …]` to a distribution and a value, both from one torso."""
+
+    torso: nn.Module
+    head: nn.Module
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> tuple[Distribution, jax.Array]:
+        """Returns the distribution and the value of each observation."""
+        features = self.torso(observation)
+        return self.head(features), ValueHead()(features)

@@ -1,4 +1,4 @@
-"""Improving parameters by gradient: epochs of shuffled minibatches, one division, and no step on bad numbers."""
+"""Improving parameters: by gradient, in epochs of shuffled minibatches with one division; or by one step in a trust region."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import masked
+from jaxrl_po import masked, trust_region
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.masked import Mean
+from jaxrl_po.trust_region import LineSearchInfo
 from jaxrl_po.types import Metrics, PyTree
 
 Loss = Callable[[PyTree, Any], tuple[tuple[Mean, ...], Metrics]]
@@ -139,6 +140,85 @@ def gradient_update(
         carry, metrics = jax.lax.scan(body, carry, orders, length=num_epochs * num_minibatches)
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
         return carry.params, carry.opt_state, metrics
+
+    return update
+
+
+Surrogate = Callable[[Any, Any], Mean]
+Search = Callable[[Callable[[PyTree], tuple[jax.Array, jax.Array]], PyTree, PyTree], tuple[PyTree, LineSearchInfo]]
+
+
+def trust_region_update(
+    surrogate: Surrogate,
+    policy: Callable[[PyTree, Any], Any],
+    *,
+    max_kl: Number,
+    damping: Number,
+    iterations: int,
+    tolerance: Number = 0.0,
+    fisher_stride: int = 1,
+    search: Search,
+    axis_name: str | None = None,
+) -> Callable[[PyTree, Any], tuple[PyTree, Metrics]]:
+    """One natural step of a policy within KL(old ‖ new) ≤ δ: gradient, conjugate gradient, length, search.
+
+    `x ≈ (F + damping · I)⁻¹ g`, step `√(2δ / xᵀ(F + damping · I)x) · x`, then `search`. Where the gradient, the curvature or the
+    KL is not finite, or the gradient is zero, there is no step.
+
+    Args:
+      surrogate: `surrogate(distribution, samples) -> Mean`, minimised.
+      policy: `policy(params, samples) -> distribution`, batch shape that of `samples.mask`.
+      max_kl: δ, nats.
+      damping: at least 0.
+      iterations: Fisher products of the conjugate gradient at most.
+      tolerance: relative residual at which it stops.
+      fisher_stride: Fisher products read every so many rows; 1 reads all.
+      search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as `trust_region.full_step` or `line_search`.
+      axis_name: device axis over which rows are sharded, or None.
+
+    Returns:
+      `update(params, samples) -> (params, metrics)`, bit for bit the given parameters where no step was accepted. Metrics: `kl`
+      (exact, of the step taken), `policy_loss` (before), `gain` and `predicted_gain` of the surrogate, `step_size` (norm of the
+      change), `backtracks`, `residual` (‖g − Fx‖ / ‖g‖), `accepted`, `grad_norm`, `skipped` (1 where numbers were not finite).
+    """
+
+    def update(params: PyTree, samples: Any) -> tuple[PyTree, Metrics]:
+        old = jax.lax.stop_gradient(policy(params, samples))
+
+        def pooled(mean: Mean) -> jax.Array:
+            return masked.psum(mean, axis_name).value()
+
+        def evaluate(candidate: PyTree) -> tuple[jax.Array, jax.Array]:
+            distribution = policy(candidate, samples)
+            return -pooled(surrogate(distribution, samples)), pooled(masked.total(old.kl(distribution), samples.mask))
+
+        def share(params: PyTree) -> jax.Array:
+            mean = surrogate(policy(params, samples), samples)
+            return mean.total / jnp.maximum(masked.psum(mean.count, axis_name), 1.0)
+
+        loss, gradient = masked.psum(jax.value_and_grad(share)(params), axis_name)
+        some = jax.tree.map(lambda x: x[::fisher_stride], samples)
+        weight = some.mask / jnp.maximum(masked.psum(some.mask.sum(dtype=jnp.float32), axis_name), 1.0)
+        matvec = trust_region.fisher(lambda p: policy(p, some), params, weight, damping=damping, axis_name=axis_name)
+        uphill = jax.tree.map(jnp.negative, gradient)
+        direction, residual = trust_region.conjugate_gradient(matvec, uphill, iterations=iterations, tolerance=tolerance)
+        step = trust_region.natural_step(direction, matvec, max_kl=max_kl)
+        after, info = search(evaluate, params, step)
+        norm = optax.tree.norm(gradient)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm) & jnp.isfinite(info.kl)
+        metrics = {
+            "kl": info.kl,
+            "policy_loss": loss,
+            "gain": info.gain,
+            "predicted_gain": optax.tree.vdot(uphill, step),
+            "step_size": optax.tree.norm(jax.tree.map(jnp.subtract, after, params)),
+            "backtracks": info.steps.astype(jnp.float32),
+            "residual": residual / jnp.where(norm > 0, norm, 1.0),
+            "grad_norm": norm,
+        }
+        flags = {"accepted": info.accepted, "skipped": ~finite}
+        each = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics) | flags
+        return after, {name: Mean(jnp.asarray(x, jnp.float32), jnp.float32(1.0)) for name, x in each.items()}
 
     return update
 
@@ -275,5 +355,28 @@ def adam(learning_rate: Number, *, max_grad_norm: Number, epsilon: float = 1e-5)
     return optax.flatten(
         optax.chain(
             optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon), optax.scale(-1.0 * learning_rate)
+        )
+    )
+
+
+def rmsprop(
+    learning_rate: Number, *, max_grad_norm: Number, decay: float = 0.99, epsilon: float = 1e-5
+) -> optax.GradientTransformation:
+    """RMSProp behind a clip of the global gradient norm, on one flat vector; A2C's optimizer.
+
+    Args:
+      learning_rate: size of a step, may be traced.
+      max_grad_norm: gradients of a larger global norm are scaled down to it.
+      decay: of the mean square.
+      epsilon: outside the root.
+
+    Returns:
+      The transformation.
+    """
+    return optax.flatten(
+        optax.chain(
+            optax.clip_by_global_norm(max_grad_norm),
+            optax.scale_by_rms(decay=decay, eps=epsilon, eps_in_sqrt=False),
+            optax.scale(-1.0 * learning_rate),
         )
     )

@@ -240,8 +240,8 @@ def test_settings_reach_the_problem():
         ),
     )
     params, actor = problem.init(jax.random.key(0))
-    assert params.policy["params"]["MLP_0"]["Dense_0"]["kernel"].shape == (3, 8)
-    assert float(params.policy["params"]["log_std"][0]) == -0.5
+    assert params.policy["params"]["torso"]["Dense_0"]["kernel"].shape == (3, 8)
+    assert float(params.policy["params"]["head"]["log_std"][0]) == -0.5
     assert actor.shared.observations.mean.shape == (3,)
     assert actor.local.discounted.shape == (2,)
 

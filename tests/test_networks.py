@@ -83,26 +83,31 @@ def test_haar_is_invariant_under_a_rotation():
         np.testing.assert_allclose(np.quantile(entry, quantiles), 2 * quantiles - 1, atol=0.05)
 
 
+def policy(head, hidden=(8, 8)):
+    return networks.Policy(networks.Torso(hidden), head)
+
+
 def test_layers_have_the_scales_of_ppo():
     """√2 in the hidden layers, .01 at the policy's head, 1 at the critic's, biases 0."""
     observation = jnp.ones(5)
-    for module, head in (
-        (networks.CategoricalPolicy(3, (8, 8)), 0.01),
-        (networks.GaussianPolicy(3, (8, 8)), 0.01),
-        (networks.Critic((8, 8)), 1.0),
+    for module, head, scale in (
+        (policy(networks.CategoricalHead(3)), "head", 0.01),
+        (policy(networks.GaussianHead(3)), "head", 0.01),
+        (networks.Critic(networks.Torso((8, 8))), "ValueHead_0", 1.0),
     ):
-        layers = jax.jit(module.init)(jax.random.key(0), observation)["params"]["MLP_0"]
-        norms = [np.linalg.norm(np.float64(layers[f"Dense_{i}"]["kernel"]), ord=2) for i in range(3)]
-        np.testing.assert_allclose(norms, [math.sqrt(2.0), math.sqrt(2.0), head], rtol=1e-4)
-        assert not any(np.any(layer["bias"]) for layer in layers.values())
+        params = jax.jit(module.init)(jax.random.key(0), observation)["params"]
+        layers = [params["torso"]["Dense_0"], params["torso"]["Dense_1"], params[head]["Dense_0"]]
+        norms = [np.linalg.norm(np.float64(layer["kernel"]), ord=2) for layer in layers]
+        np.testing.assert_allclose(norms, [math.sqrt(2.0), math.sqrt(2.0), scale], rtol=1e-4)
+        assert not any(np.any(layer["bias"]) for layer in layers)
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 4)])
 def test_heads_keep_the_batch_shape(batch):
     observation = jnp.zeros((*batch, 5))
+    modules = (policy(networks.CategoricalHead(3)), policy(networks.GaussianHead(2)), networks.Critic(networks.Torso((8,))))
     categorical, gaussian, value = (
-        jax.eval_shape(module.init_with_output, jax.random.key(0), observation)[0]
-        for module in (networks.CategoricalPolicy(3, (8,)), networks.GaussianPolicy(2, (8,)), networks.Critic((8,)))
+        jax.eval_shape(module.init_with_output, jax.random.key(0), observation)[0] for module in modules
     )
     assert isinstance(categorical, Categorical)
     assert isinstance(gaussian, DiagonalGaussian)
@@ -112,12 +117,12 @@ def test_heads_keep_the_batch_shape(batch):
 
 
 def test_log_std_is_a_parameter_that_no_observation_moves():
-    policy = networks.GaussianPolicy(2, (8,), initial_log_std=-0.5)
+    module = policy(networks.GaussianHead(2, initial_log_std=-0.5))
 
     @jax.jit
     def spread(observation):
-        distribution, params = policy.init_with_output(jax.random.key(0), observation)
-        return distribution.mean, distribution.log_std, params["params"]["log_std"]
+        distribution, params = module.init_with_output(jax.random.key(0), observation)
+        return distribution.mean, distribution.log_std, params["params"]["head"]["log_std"]
 
     (mean, log_std, param), (other_mean, other_log_std, _) = spread(jnp.ones(5)), spread(-2.0 * jnp.ones(5))
     assert np.any(mean != other_mean)
@@ -127,14 +132,43 @@ def test_log_std_is_a_parameter_that_no_observation_moves():
 
 def test_images_are_flattened_and_their_batch_axes_kept():
     image = jnp.arange(4 * 6 * 3 * 2.0).reshape(4, 6, 3, 2) / 144
-    value, params = jax.jit(networks.Critic((8,), observation_rank=3).init_with_output)(jax.random.key(1), image)
-    flat = networks.Critic((8,)).apply(params, image.reshape(4, 36))
+    critic = networks.Critic(networks.Torso((8,), observation_rank=3))
+    value, params = jax.jit(critic.init_with_output)(jax.random.key(1), image)
+    flat = networks.Critic(networks.Torso((8,))).apply(params, image.reshape(4, 36))
     np.testing.assert_allclose(value, flat, rtol=1e-5)
     assert len(np.unique(value)) == 4
-    np.testing.assert_array_equal(networks.flatten(jnp.arange(3), 0), [[0], [1], [2]])
+
+
+def test_convolution_equals_xlas():
+    image = jax.random.normal(jax.random.key(0), (2, 5, 6, 3))
+    output, params = networks.Convolution(4).init_with_output(jax.random.key(1), image)
+    layer = params["params"]["Dense_0"]
+    kernel = layer["kernel"].reshape(3, 3, 3, 4)
+    expected = jax.lax.conv_general_dilated(image, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    assert output.shape == (2, 3, 4, 4)
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+def test_torso_convolves_images_only_when_asked():
+    image = jnp.zeros((2, 10, 10, 4))
+    shapes = [
+        jax.eval_shape(networks.Torso((8,), jnp.tanh, 3, channels).init, jax.random.key(0), image)["params"]
+        for channels in (0, 16)
+    ]
+    assert shapes[0]["Dense_0"]["kernel"].shape == (400, 8)
+    assert shapes[1]["Dense_0"]["kernel"].shape == (8 * 8 * 16, 8)
+    assert shapes[1]["Convolution_0"]["Dense_0"]["kernel"].shape == (36, 16)
+
+
+def test_shared_torso_feeds_both_heads():
+    module = networks.SharedActorCritic(networks.Torso((8,)), networks.CategoricalHead(2))
+    (distribution, value), params = module.init_with_output(jax.random.key(0), jnp.ones((3, 5)))
+    assert distribution.logits.shape == (3, 2)
+    assert value.shape == (3,)
+    assert set(params["params"]) == {"torso", "head", "ValueHead_0"}
 
 
 def test_activation_is_the_one_passed():
-    module = networks.MLP((4,), 2, activation=jnp.zeros_like)
+    module = networks.Torso((4,), activation=jnp.zeros_like)
     output, _ = jax.jit(module.init_with_output)(jax.random.key(0), jnp.array([0.5, -1.0]))
-    np.testing.assert_array_equal(output, [0.0, 0.0])
+    np.testing.assert_array_equal(output, np.zeros(4))

@@ -1,48 +1,60 @@
-"""PPO with the clipped surrogate (Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, algorithm 1)."""
+"""PPO: clipped, with a fixed or an adaptive penalty on the KL, or both (Schulman et al. 2017, arXiv:1707.06347)."""
+
+import functools
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from jaxrl_po import advantages, divergences, learner, losses, updates
 from jaxrl_po import config as config_lib
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Interval, Number, number, static
+from jaxrl_po import divergences, learner, losses, masked, updates
+from jaxrl_po.algorithms import actor_critic
+from jaxrl_po.algorithms.actor_critic import JointLoss
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Interval, Number, number, static
+from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, Samples, TrainState
+from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples, TrainState
+
+NONE, FIXED, ADAPTIVE, SATISFIED = PENALTIES = ("none", "fixed", "adaptive", "satisfied")
+OLD_NEW, NEW_OLD = DIRECTIONS = ("old_new", "new_old")
+Round = tuple[jax.Array, jax.Array, tuple[ActorCritic, PyTree, Metrics]]
+CLIP = Interval(0.0, 1.0, True, True)
 
 
 @config_lib.record
-class Config:
+class Config(JointLoss):
     """Hyperparameters of PPO; the defaults suit control."""
 
-    learning_rate: Number = number(3e-4, "Adam's step size", within=POSITIVE)
-    gamma: Number = number(0.99, "discount γ", within=UNIT)
-    lambda_: Number = number(0.95, "λ of generalised advantage estimation", within=UNIT)
-    epsilon_low: Number = number(
-        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=Interval(0.0, 1.0, True, True)
+    clip: bool = static(True, "clip the ratio (eq. 7); off leaves the plain surrogate")
+    epsilon_low: Number = number(0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP)
+    epsilon_high: Number = number(0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP)
+    penalty: str = static(
+        NONE,
+        "β · KL in the loss (eq. 8): β fixed, adapted after each iteration, or until the KL of one batch is near target_kl",
+        choices=PENALTIES,
     )
-    epsilon_high: Number = number(
-        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=Interval(0.0, 1.0, True, True)
+    kl_coefficient: Number = number(1.0, "β, the first one where it is adapted", within=NON_NEGATIVE)
+    kl_direction: str = static(OLD_NEW, "the penalty is KL(old ‖ new) or KL(new ‖ old)", choices=DIRECTIONS)
+    satisfied_rounds: int = static(6, "optimisations of one batch at most, for penalty=satisfied", within=COUNT)
+    target_kl: Number = number(
+        0.02, "KL that the penalty aims at, and that the early stop admits", unit="nats", within=POSITIVE
     )
-    value_coefficient: Number = number(0.5, "weight of ½(v − target)²", within=NON_NEGATIVE)
-    entropy_coefficient: Number = number(0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE)
-    max_grad_norm: Number = number(0.5, "clip of the global gradient norm", within=POSITIVE)
-    target_kl: Number = number(0.02, "early stop once KL(old ‖ new) of a minibatch exceeds it", unit="nats", within=POSITIVE)
+    early_stop: bool = static(False, "leave out the rest of an update once a minibatch's KL(old ‖ new) exceeds target_kl")
     num_epochs: int = static(10, "passes over each batch", within=COUNT)
     num_minibatches: int = static(16, "gradient steps of one pass", within=COUNT)
-    num_microbatches: int = static(1, "parts of a minibatch, accumulated to bound memory", within=COUNT)
-    normalize_advantage: bool = static(True, "whiten advantages over the whole batch")
     clip_value: bool = static(False, "clip the value's change by epsilon_high in the value loss")
-    early_stop: bool = static(False, "leave out the rest of an update once target_kl is exceeded")
-    decay_iterations: int = static(
-        0, "length of the linear decay of learning_rate to 0; 0 keeps it", unit="iterations", within=NON_NEGATIVE
-    )
-    axis_name: str | None = static(None, "device axis over which rows are sharded")
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
-        config_lib.check(self)
-        if not self.early_stop and config_lib.changed(self, "target_kl"):
-            raise ConfigError("target_kl has no effect unless early_stop is on")
+        super().validate()
+        config_lib.require(self, "epsilon_low", self.clip, "clip is on")
+        config_lib.require(self, "epsilon_high", self.clip or self.clip_value, "clip or clip_value is on")
+        config_lib.require(self, "kl_coefficient", self.penalty != NONE, "there is a penalty")
+        config_lib.require(self, "kl_direction", self.penalty != NONE, "there is a penalty")
+        config_lib.require(self, "satisfied_rounds", self.penalty == SATISFIED, f"penalty is {SATISFIED}")
+        aims = self.early_stop or self.penalty in (ADAPTIVE, SATISFIED)
+        config_lib.require(self, "target_kl", aims, "early_stop is on or the penalty adapts")
 
 
 def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
@@ -60,58 +72,89 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
       ConfigError: names the field that cannot work.
     """
     config.validate()
-    if optimizer is not None and (config_lib.changed(config, "learning_rate") or config_lib.changed(config, "max_grad_norm")):
-        raise ConfigError("learning_rate and max_grad_norm have no effect beside an optimizer of your own; leave them out")
-    if optimizer is None:
-        optimizer = updates.adam(config.learning_rate, max_grad_norm=config.max_grad_norm)
+    optimizer = actor_critic.choose_optimizer(config, optimizer, updates.adam)
+    policy = actor_critic.policy_of(problem)
+    penalised = config.penalty != NONE
 
-    def estimate(state: TrainState, batch: Batch) -> Samples:
-        gae = jax.vmap(lambda *stream: advantages.gae(*stream, gamma=config.gamma, lambda_=config.lambda_))
-        advantage = gae(batch.reward, batch.value, batch.next_value, batch.terminated, batch.truncated)
-        target = advantage + batch.value
-        if config.normalize_advantage:
-            advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
-        value = batch.value if config.clip_value else ()
-        return Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, value, (), batch.mask)
+    def divergence(old: Distribution, new: Distribution) -> jax.Array:
+        return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)
 
-    def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
+    def loss(
+        params: ActorCritic, samples_and_old: tuple[Samples, Distribution], *, beta: jax.Array
+    ) -> tuple[tuple[Mean, ...], Metrics]:
+        samples, old = samples_and_old
         distribution, value = problem.apply(params, samples.inputs)
-        log_prob, entropy = distribution.log_prob(samples.action), distribution.entropy()
-        epsilons = {"epsilon_low": config.epsilon_low, "epsilon_high": config.epsilon_high}
-        policy_loss = losses.clipped_surrogate(log_prob, samples.log_prob, samples.advantage, **epsilons)
+        now = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
+        others = {"approximate_kl": divergences.k3(samples.log_prob, now[0])}
+        if config.clip:
+            policy_loss = losses.clipped_surrogate(*now, epsilon_low=config.epsilon_low, epsilon_high=config.epsilon_high)
+            others["clip_fraction_low"] = losses.clip_fraction_low(*now, config.epsilon_low)
+            others["clip_fraction_high"] = losses.clip_fraction_high(*now, config.epsilon_high)
+        else:
+            policy_loss = losses.surrogate(*now)
         if config.clip_value:
             value_loss = losses.clipped_value(value, samples.value, samples.target, epsilon=config.epsilon_high)
         else:
             value_loss = losses.squared_value(value, samples.target)
-        elements = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "kl": divergences.k3(samples.log_prob, log_prob),
-            "clip_fraction_low": losses.clip_fraction_low(log_prob, samples.log_prob, samples.advantage, config.epsilon_low),
-            "clip_fraction_high": losses.clip_fraction_high(log_prob, samples.log_prob, samples.advantage, config.epsilon_high),
-        }
-        metrics = {name: losses.token_mean(x, samples.mask) for name, x in elements.items()}
-        means = (
-            metrics["policy_loss"],
-            metrics["value_loss"] * config.value_coefficient,
-            metrics["entropy"] * -config.entropy_coefficient,
-        )
-        return means, metrics
+        if penalised:
+            policy_loss += beta * divergence(old, distribution)
+        return actor_critic.joint_loss(config, distribution, samples, policy_loss=policy_loss, value_loss=value_loss, **others)
 
-    update = updates.gradient_update(
-        loss,
-        optimizer,
-        num_epochs=config.num_epochs,
-        num_minibatches=config.num_minibatches,
-        num_microbatches=config.num_microbatches,
-        stop=(lambda metrics: metrics["kl"].value() > config.target_kl) if config.early_stop else None,
-        axis_name=config.axis_name,
-    )
+    def optimise(state: TrainState, beta: jax.Array, rows: Samples, key: jax.Array) -> tuple[ActorCritic, PyTree, Metrics]:
+        """The update from the collecting parameters under one β, and how far it went."""
+        old: Any = policy(state.params.policy, rows) if penalised else ()
+        update = updates.gradient_update(
+            functools.partial(loss, beta=beta),
+            optimizer,
+            num_epochs=config.num_epochs,
+            num_minibatches=config.num_minibatches,
+            num_microbatches=config.num_microbatches,
+            stop=(lambda metrics: metrics["approximate_kl"].value() > config.target_kl) if config.early_stop else None,
+            axis_name=config.axis_name,
+        )
+        scale = updates.decay(state.step, config.decay_iterations)
+        params, opt_state, metrics = update(state.params, state.opt_state, (rows, old), key, scale)
+        if penalised:
+            kl = {"kl": masked.total(divergence(old, policy(params.policy, rows)), rows.mask)}
+        else:
+            kl = actor_critic.moved(policy, params.policy, rows)
+        return params, opt_state, metrics | kl
+
+    def adapt(beta: jax.Array, metrics: Metrics) -> jax.Array:
+        kl = masked.psum(metrics["kl"], config.axis_name).value()
+        return divergences.adapt_coefficient(beta, kl, config.target_kl)
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        scale = updates.decay(state.step, config.decay_iterations)
-        params, opt_state, metrics = update(state.params, state.opt_state, problem.rows(samples), key, scale)
-        return state._replace(params=params, opt_state=opt_state), metrics
+        rows, beta = problem.rows(samples), state.kl_coefficient
+        params, opt_state, metrics = optimise(state, beta, rows, key)
+        if config.penalty == SATISFIED:
+            # β settles within the iteration: the batch is optimised from the old parameters again until adapting leaves β alone.
+            def unsatisfied(carry: Round) -> jax.Array:
+                rounds, beta, (_, _, metrics) = carry
+                return (rounds < config.satisfied_rounds) & (adapt(beta, metrics) != beta)
 
-    return learner.make(problem, estimate=estimate, improve=improve, init_optimizer=optimizer.init, axis_name=config.axis_name)
+            def again(
+                carry: Round,
+            ) -> Round:
+                rounds, beta, (_, _, metrics) = carry
+                beta = adapt(beta, metrics)
+                return rounds + 1, beta, optimise(state, beta, rows, jax.random.fold_in(key, rounds))
+
+            rounds, beta, (params, opt_state, metrics) = jax.lax.while_loop(
+                unsatisfied, again, (jnp.int32(1), beta, (params, opt_state, metrics))
+            )
+            metrics["rounds"] = Mean(rounds.astype(jnp.float32), jnp.float32(1.0))
+        if penalised:
+            metrics["kl_coefficient"] = Mean(beta, jnp.float32(1.0))
+        if config.penalty == ADAPTIVE:
+            beta = adapt(beta, metrics)
+        return state._replace(params=params, opt_state=opt_state, kl_coefficient=beta), metrics
+
+    return learner.make(
+        problem,
+        estimate=actor_critic.make_estimate(config, keep_value=config.clip_value),
+        improve=improve,
+        init_optimizer=optimizer.init,
+        kl_coefficient=config.kl_coefficient if penalised else 0.0,
+        axis_name=config.axis_name,
+    )

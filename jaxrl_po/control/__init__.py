@@ -2,6 +2,23 @@
 
 from jaxrl_po.control.environment import Environment, Transition, adapt
 from jaxrl_po.control.evaluation import make_evaluate
-from jaxrl_po.control.problem import Settings, from_settings, make_problem
+from jaxrl_po.control.groups import GroupSettings, groups_from_settings, make_groups
+from jaxrl_po.control.problem import NetworkSettings, Settings, from_settings, make_problem
+from jaxrl_po.control.vine import VineSettings, make_vine, vine_from_settings
 
-__all__ = ["Environment", "Settings", "Transition", "adapt", "from_settings", "make_evaluate", "make_problem"]
+__all__ = [
+    "Environment",
+    "GroupSettings",
+    "NetworkSettings",
+    "Settings",
+    "Transition",
+    "VineSettings",
+    "adapt",
+    "from_settings",
+    "groups_from_settings",
+    "make_evaluate",
+    "make_groups",
+    "make_problem",
+    "make_vine",
+    "vine_from_settings",
+]

@@ -1,12 +1,13 @@
 """Control as a `Problem`: vectorised environments, an unroll, and the critic after it."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_po import masked, networks
-from jaxrl_po.config import COUNT, UNIT, ConfigError, check, record, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, require, static
 from jaxrl_po.control import normalizer, unroll
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.control.unroll import EnvState
@@ -17,24 +18,37 @@ ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 
 
 @record
-class Settings:
+class NetworkSettings:
+    """Sizes of actor and critic."""
+
+    width: int = static(64, "width of each hidden layer of actor and critic", unit="units", within=COUNT)
+    depth: int = static(2, "hidden layers of actor and critic", unit="layers", within=COUNT)
+    activation: str = static("tanh", "activation of the hidden layers", choices=tuple(ACTIVATIONS))
+    channels: int = static(
+        16, "channels of the 3 × 3 convolution that reads image observations; 0 flattens them", within=NON_NEGATIVE
+    )
+    initial_log_std: float = static(0.0, "initial log σ of a Gaussian policy (continuous actions only)", unit="nats")
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range."""
+        check(self)
+
+
+@record
+class Settings(NetworkSettings):
     """Sizes and switches of a control problem, as a record for command lines and logs."""
 
     num_envs: int = static(64, "environments that run side by side, over all devices", within=COUNT)
     num_steps: int = static(128, "steps of each environment in one iteration", unit="steps", within=COUNT)
-    width: int = static(64, "width of each hidden layer of actor and critic", unit="units", within=COUNT)
-    depth: int = static(2, "hidden layers of actor and critic", unit="layers", within=COUNT)
-    activation: str = static("tanh", "activation of the hidden layers", choices=tuple(ACTIVATIONS))
-    initial_log_std: float = static(0.0, "initial log σ of a Gaussian policy (continuous actions only)", unit="nats")
+    shared_torso: bool = static(False, "actor and critic are heads on one body, which rules out a trust region on the policy")
     normalize_observations: bool = static(False, "normalise observations by running mean and std, clip ±10")
     scale_rewards: bool = static(False, "divide rewards by the running std of the rolling discounted return")
     reward_discount: float = static(0.99, "γ of the rolling return that scales rewards", within=UNIT)
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
-        check(self)
-        if not self.scale_rewards and self.reward_discount != type(self).reward_discount:
-            raise ConfigError("reward_discount has no effect unless scale_rewards is on")
+        super().validate()
+        require(self, "reward_discount", self.scale_rewards, "scale_rewards is on")
 
 
 class Shared(NamedTuple):
@@ -61,32 +75,92 @@ class Local(NamedTuple):
     discounted: jax.Array | tuple[()]
 
 
-def default_networks(environment: Environment, settings: Settings) -> tuple[Any, Any]:
-    """Separate tanh perceptrons for actor and critic, with the head that the action space asks for.
+class Networks(NamedTuple):
+    """Actor and critic as functions of their parameters.
+
+    Attributes:
+      init: `init(key, observation) -> ActorCritic`; consumes `key`.
+      policy: `policy(params, inputs) -> distribution`.
+      value: `value(params, inputs) -> values`; zeros where there is no critic.
+    """
+
+    init: Callable[[jax.Array, jax.Array], ActorCritic]
+    policy: Callable[[ActorCritic, jax.Array], Distribution]
+    value: Callable[[ActorCritic, jax.Array], jax.Array]
+
+
+def build_networks(modules: Mapping[str, Any], observation_rank: int) -> Networks:
+    """Flax modules as functions of `ActorCritic`.
+
+    Args:
+      modules: `policy` (observation `[E*, …]` to a distribution) and `critic` (to a value `[E*]`, or None), or `actor_critic` (to
+        both), whose parameters are all in `params.policy`.
+      observation_rank: axes of one observation.
+    """
+    if "actor_critic" in modules:
+        shared = modules["actor_critic"]
+        return Networks(
+            init=lambda key, observation: ActorCritic(shared.init(key, observation)),
+            policy=lambda params, inputs: shared.apply(params.policy, inputs)[0],
+            value=lambda params, inputs: shared.apply(params.policy, inputs)[1],
+        )
+    policy, critic = modules["policy"], modules["critic"]
+
+    def init(key: jax.Array, observation: jax.Array) -> ActorCritic:
+        policy_key, critic_key = jax.random.split(key)
+        value = () if critic is None else critic.init(critic_key, observation)
+        return ActorCritic(policy.init(policy_key, observation), value)
+
+    def value(params: ActorCritic, inputs: jax.Array) -> jax.Array:
+        if params.value == ():
+            return jnp.zeros(inputs.shape[: inputs.ndim - observation_rank])
+        return critic.apply(params.value, inputs)
+
+    return Networks(init, lambda params, inputs: policy.apply(params.policy, inputs), value)
+
+
+def default_modules(environment: Environment, settings: NetworkSettings, *, shared_torso: bool = False) -> dict[str, Any]:
+    """Perceptrons for actor and critic (behind a convolution for images), with the head that the action space asks for.
 
     Raises:
-      ConfigError: when a setting of continuous actions is given for discrete ones.
+      ConfigError: for a setting that this environment has no use for.
     """
-    hidden, activation = (settings.width,) * settings.depth, ACTIVATIONS[settings.activation]
     rank = len(environment.observation_shape)
-    critic = networks.Critic(hidden, activation, rank)
+    if rank != 3 and settings.channels != NetworkSettings.channels:
+        raise ConfigError("channels applies to image observations only; this environment's have one axis")
+    if environment.num_actions and settings.initial_log_std != NetworkSettings.initial_log_std:
+        raise ConfigError("initial_log_std applies to continuous actions only; this environment's actions are discrete")
+
+    def torso() -> networks.Torso:
+        hidden, channels = (settings.width,) * settings.depth, settings.channels if rank == 3 else 0
+        return networks.Torso(hidden, ACTIVATIONS[settings.activation], rank, channels)
+
+    head: Any = networks.GaussianHead(environment.action_size, settings.initial_log_std)
     if environment.num_actions:
-        if settings.initial_log_std != Settings.initial_log_std:
-            raise ConfigError("initial_log_std applies to continuous actions only; this environment's actions are discrete")
-        return networks.CategoricalPolicy(environment.num_actions, hidden, activation, rank), critic
-    return networks.GaussianPolicy(environment.action_size, hidden, activation, settings.initial_log_std, rank), critic
+        head = networks.CategoricalHead(environment.num_actions)
+    if shared_torso:
+        return {"actor_critic": networks.SharedActorCritic(torso(), head)}
+    return {"policy": networks.Policy(torso(), head), "critic": networks.Critic(torso())}
+
+
+def choose_modules(environment: Environment, policy: Any, critic: Any, actor_critic: Any) -> dict[str, Any]:
+    """The modules that were given, and the default in place of a None."""
+    if actor_critic is not None:
+        if policy is not None or critic is not None:
+            raise ConfigError("actor_critic stands for both networks; give it alone, or policy and critic")
+        return {"actor_critic": actor_critic}
+    given = {name: module for name, module in {"policy": policy, "critic": critic}.items() if module is not None}
+    return default_modules(environment, NetworkSettings()) | given
 
 
 def from_settings(env: Any, settings: Settings, *, axis_name: str | None = None) -> Problem:
     """`make_problem` with everything taken from a record."""
     settings.validate()
-    policy, critic = default_networks(adapt(env), settings)
     return make_problem(
         env,
         num_envs=settings.num_envs,
         num_steps=settings.num_steps,
-        policy=policy,
-        critic=critic,
+        **default_modules(adapt(env), settings, shared_torso=settings.shared_torso),
         normalize_observations=settings.normalize_observations,
         scale_rewards=settings.scale_rewards,
         reward_discount=settings.reward_discount,
@@ -102,6 +176,7 @@ def make_problem(
     env_params: Any = None,
     policy: Any = None,
     critic: Any = None,
+    actor_critic: Any = None,
     normalize_observations: bool = False,
     scale_rewards: bool = False,
     reward_discount: float = 0.99,
@@ -116,6 +191,7 @@ def make_problem(
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation `[E*, …]` to a distribution; None builds a 64 × 64 tanh perceptron for the action space.
       critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds a 64 × 64 tanh perceptron.
+      actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both; one body for actor and critic.
       normalize_observations: subtract the running mean and divide by the running std (clip ±10). The statistics of earlier
         iterations serve throughout one iteration, so that every log-prob of a batch is of one policy.
       scale_rewards: divide rewards by the running std of the rolling discounted return, this iteration's included.
@@ -127,7 +203,8 @@ def make_problem(
       ended in the iteration, with count 0 when none did.
 
     Raises:
-      ConfigError: counts below 1, a discount outside [0, 1], or spaces that the adapter does not know.
+      ConfigError: counts below 1, a discount outside [0, 1], spaces that the adapter does not know, or `actor_critic` beside
+        `policy` or `critic`.
 
     Example:
       >>> import gymnax
@@ -139,15 +216,13 @@ def make_problem(
     """
     check(Settings(num_envs=num_envs, num_steps=num_steps, reward_discount=reward_discount))
     environment = adapt(env, env_params)
-    default_policy, default_critic = default_networks(environment, Settings())
-    policy = default_policy if policy is None else policy
-    critic = default_critic if critic is None else critic
     observation_rank = len(environment.observation_shape)
+    nets = build_networks(choose_modules(environment, policy, critic, actor_critic), observation_rank)
 
     def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
-        policy_key, critic_key, env_key = jax.random.split(key, 3)
+        network_key, env_key = jax.random.split(key)
         envs = unroll.start(environment, env_key, jnp.arange(num_envs, dtype=jnp.int32))
-        params = ActorCritic(policy.init(policy_key, envs.observation[0]), critic.init(critic_key, envs.observation[0]))
+        params = nets.init(network_key, envs.observation[0])
         shared = Shared(
             observations=normalizer.empty(environment.observation_shape) if normalize_observations else (),
             discounted=normalizer.empty(()) if scale_rewards else (),
@@ -155,14 +230,13 @@ def make_problem(
         return params, Actor(Local(envs, jnp.zeros(num_envs) if scale_rewards else ()), shared)
 
     def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
-        distribution = policy.apply(params.policy, inputs)
-        return distribution, _value(critic, params.value, inputs, observation_rank)
+        return nets.policy(params, inputs), nets.value(params, inputs)
 
     def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
         local, shared = actor
 
         def act(observation: jax.Array) -> Distribution:
-            return policy.apply(params.policy, normalize(shared, observation))
+            return nets.policy(params, normalize(shared, observation))
 
         envs, trajectory = unroll.unroll(environment, act, local.envs, key, num_steps=num_steps)
         transition = trajectory.transition
@@ -184,8 +258,8 @@ def make_problem(
             action=trajectory.action,
             log_prob=trajectory.distribution.log_prob(trajectory.action),
             reward=reward,
-            value=_value(critic, params.value, inputs, observation_rank),
-            next_value=_value(critic, params.value, final_inputs, observation_rank),
+            value=nets.value(params, inputs),
+            next_value=nets.value(params, final_inputs),
             terminated=transition.terminated,
             truncated=transition.truncated,
             mask=jnp.ones(reward.shape, bool),
@@ -208,12 +282,6 @@ def normalize(shared: Shared, observation: jax.Array) -> jax.Array:
 def merge_time(samples: Samples) -> Samples:
     """Leaves `[B, T, …]` to `[B·T, …]`: a control policy does not mix steps."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
-
-
-def _value(critic: Any, params: Any, inputs: jax.Array, observation_rank: int) -> jax.Array:
-    if params == ():
-        return jnp.zeros(inputs.shape[: inputs.ndim - observation_rank])
-    return critic.apply(params, inputs)
 
 
 def _rolling_return(discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float) -> tuple[jax.Array, jax.Array]:

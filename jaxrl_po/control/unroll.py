@@ -42,6 +42,7 @@ class Trajectory(NamedTuple):
       transition: what the environment answered.
       episode_return: `[B, T]`, undiscounted return of the running episode up to and including this step.
       episode_length: `[B, T]`, steps of the running episode, this one included.
+      state: the environment's, in which the observation was made, or `()` where states were not kept.
     """
 
     observation: jax.Array
@@ -50,6 +51,7 @@ class Trajectory(NamedTuple):
     transition: Transition
     episode_return: jax.Array
     episode_length: jax.Array
+    state: PyTree
 
 
 def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
@@ -66,7 +68,7 @@ def start(environment: Environment, key: jax.Array, index: jax.Array) -> EnvStat
 
 
 def unroll(
-    environment: Environment, policy: Policy, envs: EnvState, key: jax.Array, *, num_steps: int
+    environment: Environment, policy: Policy, envs: EnvState, key: jax.Array, *, num_steps: int, keep_states: bool = False
 ) -> tuple[EnvState, Trajectory]:
     """Runs `num_steps` steps of every environment under `policy`, resetting where episodes end.
 
@@ -76,6 +78,7 @@ def unroll(
       envs: where the environments stand.
       key: consumed; step t of environment b uses `fold_in(fold_in(key, b), t)`.
       num_steps: T.
+      keep_states: keep the environments' states in the segment, so that one can go back to them.
 
     Returns:
       Where they stand afterwards, and the segment `[B, T, …]`.
@@ -97,10 +100,21 @@ def unroll(
             episode_return=jnp.where(running, episode_return, 0.0),
             episode_length=jnp.where(running, episode_length, 0.0),
         )
-        return following, Trajectory(envs.observation, distribution, action, transition, episode_return, episode_length)
+        kept = envs.state if keep_states else ()
+        return following, Trajectory(envs.observation, distribution, action, transition, episode_return, episode_length, kept)
 
     envs, trajectory = jax.lax.scan(step, envs, jnp.arange(num_steps))
     return envs, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory)
+
+
+def until_first(ended: jax.Array) -> jax.Array:
+    """True up to and including the first end of each row, `[B, T]`.
+
+    Example:
+      >>> until_first(jnp.array([[False, True, False, True]])).tolist()
+      [[True, True, False, False]]
+    """
+    return jnp.cumsum(ended, axis=1) - ended == 0
 
 
 def episodes(

@@ -1,0 +1,65 @@
+"""A2C, the synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, algorithm S3).
+
+One gradient step on each short rollout: `−log π(a|s) · (R⁽ⁿ⁾ − v(s)) + c_v ½(v(s) − R⁽ⁿ⁾)² − c_e H(π)`, with n-step returns.
+"""
+
+import jax
+import optax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import learner, losses, updates
+from jaxrl_po.algorithms import actor_critic
+from jaxrl_po.algorithms.actor_critic import ESTIMATORS, N_STEP, JointLoss
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, Samples, TrainState
+
+
+@config_lib.record
+class Config(JointLoss):
+    """Hyperparameters of A2C."""
+
+    estimator: str = static(N_STEP, "estimator of the advantage", choices=ESTIMATORS)
+    normalize_advantage: bool = static(False, "whiten advantages over the whole batch")
+    learning_rate: Number = number(7e-4, "RMSProp's step size", within=POSITIVE)
+    entropy_coefficient: Number = number(0.01, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE)
+
+
+def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+    """A2C on any problem with a critic.
+
+    Args:
+      config: see `Config`.
+      problem: control or language.
+      optimizer: any optax transformation in place of RMSProp behind a gradient-norm clip; it brings its own step size.
+
+    Returns:
+      The learner.
+
+    Raises:
+      ConfigError: names the field that cannot work.
+    """
+    config.validate()
+    optimizer = actor_critic.choose_optimizer(config, optimizer, updates.rmsprop)
+    policy = actor_critic.policy_of(problem)
+
+    def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
+        distribution, value = problem.apply(params, samples.inputs)
+        policy_loss = losses.policy_gradient(distribution.log_prob(samples.action), samples.advantage)
+        value_loss = losses.squared_value(value, samples.target)
+        return actor_critic.joint_loss(config, distribution, samples, policy_loss=policy_loss, value_loss=value_loss)
+
+    update = updates.gradient_update(loss, optimizer, num_microbatches=config.num_microbatches, axis_name=config.axis_name)
+
+    def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
+        rows, scale = problem.rows(samples), updates.decay(state.step, config.decay_iterations)
+        params, opt_state, metrics = update(state.params, state.opt_state, rows, key, scale)
+        return state._replace(params=params, opt_state=opt_state), metrics | actor_critic.moved(policy, params.policy, rows)
+
+    return learner.make(
+        problem,
+        estimate=actor_critic.make_estimate(config),
+        improve=improve,
+        init_optimizer=optimizer.init,
+        axis_name=config.axis_name,
+    )

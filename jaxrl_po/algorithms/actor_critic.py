@@ -1,0 +1,233 @@
+"""What the methods with a critic have in common: an advantage estimator, the joint loss, or the critic's own fit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import advantages, divergences, learner, losses, masked, updates
+from jaxrl_po import config as config_lib
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Number, number, static
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, TrainState
+
+MONTE_CARLO, N_STEP, GAE = ESTIMATORS = ("monte_carlo", "n_step", "gae")
+
+Elements = dict[str, jax.Array]
+Policy = Callable[[PyTree, Any], Distribution]
+ImprovePolicy = Callable[[PyTree, PyTree, Samples, jax.Array], tuple[PyTree, PyTree, Metrics]]
+
+
+@config_lib.record
+class Estimation:
+    """How advantages are estimated: the fields of every method with a critic."""
+
+    gamma: Number = number(0.99, "discount γ", within=UNIT)
+    lambda_: Number = number(0.95, "λ of generalised advantage estimation", within=UNIT)
+    estimator: str = static(GAE, "estimator of the advantage", choices=ESTIMATORS)
+    n: int = static(5, "length of n-step returns; A3C(k) is n = k + 1", unit="steps", within=COUNT)
+    normalize_advantage: bool = static(True, "whiten advantages over the whole batch")
+    axis_name: str | None = static(None, "device axis over which rows are sharded")
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        config_lib.check(self)
+        config_lib.require(self, "lambda_", self.estimator == GAE, f"estimator is {GAE}, got estimator={self.estimator}")
+        config_lib.require(self, "n", self.estimator == N_STEP, f"estimator is {N_STEP}, got estimator={self.estimator}")
+
+
+@config_lib.record
+class JointLoss(Estimation):
+    """Actor and critic as one loss: the fields of A2C and PPO."""
+
+    learning_rate: Number = number(3e-4, "step size", within=POSITIVE)
+    value_coefficient: Number = number(0.5, "weight of ½(v − target)²", within=NON_NEGATIVE)
+    entropy_coefficient: Number = number(0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE)
+    max_grad_norm: Number = number(0.5, "clip of the global gradient norm", within=POSITIVE)
+    num_microbatches: int = static(1, "parts of a minibatch, accumulated to bound memory", within=COUNT)
+    decay_iterations: int = static(
+        0, "length of the linear decay of learning_rate to 0; 0 keeps it", unit="iterations", within=NON_NEGATIVE
+    )
+
+
+@config_lib.record
+class CriticFit(Estimation):
+    """A critic that is fitted apart from the policy, by Adam on ½(v − target)²: the fields of REINFORCE, NPG and TRPO."""
+
+    value_learning_rate: Number = number(1e-3, "Adam's step size for the critic", within=POSITIVE)
+    value_epochs: int = static(10, "passes of the critic over each batch", within=COUNT)
+    value_minibatches: int = static(16, "gradient steps of one pass of the critic", within=COUNT)
+
+
+def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Advantages by the estimator that the config names, and the critic's targets, both `[B, T]`, reward units.
+
+    Raises:
+      ConfigError: n-step returns longer than the rollout.
+    """
+    ends = batch.terminated, batch.truncated
+    if config.estimator == GAE:
+        gae = jax.vmap(lambda *stream: advantages.gae(*stream, gamma=config.gamma, lambda_=config.lambda_))
+        advantage = gae(batch.reward, batch.value, batch.next_value, *ends)
+        return advantage, advantage + batch.value
+    if config.estimator == N_STEP:
+        if config.n > batch.reward.shape[1]:
+            raise ConfigError(
+                f"n must be at most {batch.reward.shape[1]}, the steps of one rollout (num_steps), got {config.n}"
+            )
+        returns = jax.vmap(lambda *stream: advantages.n_step_returns(*stream, gamma=config.gamma, n=config.n))
+    else:
+        returns = jax.vmap(lambda *stream: advantages.discounted_returns(*stream, gamma=config.gamma))
+    target = returns(batch.reward, batch.next_value, *ends)
+    return target - batch.value, target
+
+
+def make_estimate(config: Estimation, *, keep_value: bool = False) -> learner.Estimate:
+    """`estimate(state, batch) -> samples` with advantages, whitened where the config says so, and targets.
+
+    Args:
+      config: see `Estimation`.
+      keep_value: keep the collecting critic's values, for a clipped value loss.
+    """
+
+    def from_batch(state: TrainState, batch: Batch) -> Samples:
+        del state
+        advantage, target = estimate(config, batch)
+        if config.normalize_advantage:
+            advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
+        value = batch.value if keep_value else ()
+        return Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, value, (), batch.mask)
+
+    return from_batch
+
+
+def policy_of(problem: Problem) -> Policy:
+    """`policy(params, samples) -> distribution` of the policy's parameters alone; the critic is not evaluated."""
+    return lambda params, samples: problem.apply(ActorCritic(params), samples.inputs)[0]
+
+
+def joint_loss(
+    config: JointLoss,
+    distribution: Distribution,
+    samples: Samples,
+    *,
+    policy_loss: jax.Array,
+    value_loss: jax.Array,
+    **others: jax.Array,
+) -> tuple[tuple[Mean, ...], Metrics]:
+    """`policy_loss + c_v · value_loss − c_e · entropy` of elements, each a mean over steps; `others` are logged only.
+
+    Source: Mnih et al. 2016 (A3C), section 4; Schulman et al. 2017 (PPO), eq. 9.
+    """
+    elements = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": distribution.entropy(), **others}
+    means = {name: losses.token_mean(x, samples.mask) for name, x in elements.items()}
+    terms = {"policy_loss": 1.0, "value_loss": config.value_coefficient, "entropy": -config.entropy_coefficient}
+    return tuple(means[name] * coefficient for name, coefficient in terms.items()), means
+
+
+def choose_optimizer(
+    config: Any, given: optax.GradientTransformation | None, default: Callable[..., optax.GradientTransformation]
+) -> optax.GradientTransformation:
+    """The optimizer that was given, or the method's own with the config's step size behind the config's clip of the norm.
+
+    Raises:
+      ConfigError: a step size or a norm beside an optimizer that does not read it.
+    """
+    if given is None:
+        return default(config.learning_rate, max_grad_norm=config.max_grad_norm)
+    for name in ("learning_rate", "max_grad_norm"):
+        config_lib.require(config, name, False, "the optimizer is the method's own; leave it out")
+    return given
+
+
+def moved(policy: Policy, params: PyTree, samples: Samples) -> Metrics:
+    """What an update did to the policy: `kl`, the k3 estimate of KL(old ‖ new) over all samples of the old policy, in nats."""
+    log_prob = policy(params, samples).log_prob(samples.action)
+    return {"kl": masked.total(divergences.k3(samples.log_prob, log_prob), samples.mask)}
+
+
+def alternate(
+    config: CriticFit,
+    problem: Problem,
+    *,
+    improve_policy: ImprovePolicy,
+    estimate: learner.Estimate | None = None,
+    init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: (),
+) -> Learner:
+    """A learner that moves policy and critic apart: the policy as it likes, the critic by Adam towards the targets.
+
+    Args:
+      config: see `CriticFit`.
+      problem: without a critic, nothing is fitted.
+      improve_policy: `(params, opt_state, samples, key) -> (params, opt_state, metrics)` of the policy; consumes `key`.
+      estimate: see `learner.make`; None takes `make_estimate(config)`.
+      init_policy_optimizer: policy parameters to the state of their optimizer; the default has none.
+
+    Returns:
+      The learner; `opt_state` is an `ActorCritic`. Metrics are the policy's and `value_loss`.
+    """
+    optimizer = updates.adam(config.value_learning_rate, max_grad_norm=jnp.inf)
+
+    def fit(params: ActorCritic, opt_state: PyTree, rows: Samples, key: jax.Array) -> tuple[PyTree, PyTree, Metrics]:
+        def loss(value_params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
+            _, value = problem.apply(params._replace(value=value_params), samples.inputs)
+            mean = losses.token_mean(losses.squared_value(value, samples.target), samples.mask)
+            return (mean,), {"value_loss": mean}
+
+        update = updates.gradient_update(
+            loss,
+            optimizer,
+            num_epochs=config.value_epochs,
+            num_minibatches=config.value_minibatches,
+            axis_name=config.axis_name,
+        )
+        value, opt_state, metrics = update(params.value, opt_state, rows, key)
+        return value, opt_state, {name: metrics[name] for name in ("value_loss", "skipped")}
+
+    def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
+        rows, (policy, value), (policy_state, value_state) = problem.rows(samples), state.params, state.opt_state
+        refuse_shared_parameters(problem, state.params, rows)
+        policy_key, value_key = jax.random.split(key)
+        # Before the policy moves: nothing but the critic's own parameters decides what it is.
+        if jax.tree.leaves(value):
+            value, value_state, fitted = fit(state.params, value_state, rows, value_key)
+        else:
+            fitted = {}
+        policy, policy_state, metrics = improve_policy(policy, policy_state, rows, policy_key)
+        metrics = {**fitted, **metrics}
+        if fitted:
+            metrics["skipped"] += fitted["skipped"]
+        return state._replace(params=ActorCritic(policy, value), opt_state=ActorCritic(policy_state, value_state)), metrics
+
+    def init_optimizer(params: ActorCritic) -> ActorCritic:
+        value = optimizer.init(params.value) if jax.tree.leaves(params.value) else ()
+        return ActorCritic(init_policy_optimizer(params.policy), value)
+
+    return learner.make(
+        problem,
+        estimate=make_estimate(config) if estimate is None else estimate,
+        improve=improve,
+        init_optimizer=init_optimizer,
+        axis_name=config.axis_name,
+    )
+
+
+def refuse_shared_parameters(problem: Problem, params: ActorCritic, samples: Samples) -> None:
+    """Refuses a value that depends on the policy's parameters; reads the traced program only.
+
+    Raises:
+      ConfigError: explains why.
+    """
+    program = jax.make_jaxpr(lambda policy: problem.apply(params._replace(policy=policy), samples.inputs)[1])(params.policy)
+    reached = {id(variable) for variable in program.jaxpr.invars}
+    for equation in program.jaxpr.eqns:
+        if any(id(variable) in reached for variable in equation.invars):
+            reached |= {id(variable) for variable in equation.outvars}
+    if any(id(variable) in reached for variable in program.jaxpr.outvars):
+        raise ConfigError(
+            "shared_torso must be off: this method moves policy and critic apart, and fitting a critic that shares the policy's "
+            "parameters would move the policy as well, outside any trust region"
+        )

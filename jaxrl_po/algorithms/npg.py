@@ -1,0 +1,76 @@
+"""The natural policy gradient with a normalised step (Kakade 2001; Peters & Schaal 2008).
+
+`θ' = θ + √(2δ / (gᵀF⁻¹g)) · F⁻¹g`: the longest step whose quadratic model of KL(old ‖ new) is δ. Taken as it is: no line search,
+so that neither the true KL nor the gain is guaranteed; that is TRPO.
+"""
+
+import jax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import losses, trust_region, updates
+from jaxrl_po.algorithms import actor_critic
+from jaxrl_po.algorithms.actor_critic import CriticFit
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import Learner, Metrics, Problem, PyTree, Samples
+
+
+@config_lib.record
+class Config(CriticFit):
+    """Hyperparameters of the natural step."""
+
+    max_kl: Number = number(0.01, "δ, what the quadratic model of KL(old ‖ new) may reach", unit="nats", within=POSITIVE)
+    damping: Number = number(0.1, "multiple of the identity that is added to the Fisher matrix", within=NON_NEGATIVE)
+    cg_iterations: int = static(10, "conjugate-gradient iterations at most", within=COUNT)
+    cg_tolerance: Number = number(1e-5, "relative residual at which the conjugate gradient stops", within=NON_NEGATIVE)
+    fisher_stride: int = static(1, "Fisher products read every so many rows of the batch; 1 reads all", within=COUNT)
+
+
+def surrogate(distribution: Distribution, samples: Samples) -> Mean:
+    """`−mean(r · A)` over steps: TRPO eq. 14, whose gradient at the old policy is the policy gradient."""
+    log_prob = distribution.log_prob(samples.action)
+    return losses.token_mean(losses.surrogate(log_prob, samples.log_prob, samples.advantage), samples.mask)
+
+
+def make(
+    config: Config,
+    problem: Problem,
+    *,
+    search: updates.Search = trust_region.full_step,
+    surrogate: updates.Surrogate = surrogate,
+) -> Learner:
+    """The natural policy gradient on any problem with a critic of its own, or none.
+
+    Args:
+      config: see `Config`.
+      problem: control or language.
+      search: what to make of the natural step, see `trust_region.line_search`.
+      surrogate: `surrogate(distribution, samples) -> Mean`, minimised.
+
+    Returns:
+      The learner.
+
+    Raises:
+      ConfigError: names the field that cannot work.
+    """
+    config.validate()
+    policy = actor_critic.policy_of(problem)
+    update = updates.trust_region_update(
+        surrogate,
+        policy,
+        max_kl=config.max_kl,
+        damping=config.damping,
+        iterations=config.cg_iterations,
+        tolerance=config.cg_tolerance,
+        fisher_stride=config.fisher_stride,
+        search=search,
+        axis_name=config.axis_name,
+    )
+
+    def improve_policy(params: PyTree, opt_state: PyTree, samples: Samples, key: jax.Array) -> tuple[PyTree, PyTree, Metrics]:
+        del key
+        params, metrics = update(params, samples)
+        return params, opt_state, metrics
+
+    return actor_critic.alternate(config, problem, improve_policy=improve_policy)

@@ -1,0 +1,124 @@
+"""Control in groups, as language has them: a prompt is an initial state, a completion an episode from it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import masked
+from jaxrl_po.config import COUNT, check, record, static
+from jaxrl_po.control import unroll
+from jaxrl_po.control.environment import adapt
+from jaxrl_po.control.problem import NetworkSettings, Shared, build_networks, default_modules, merge_time
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.types import Actor, ActorCritic, Batch, Problem
+
+
+@record
+class GroupSettings(NetworkSettings):
+    """Sizes of a control problem in groups."""
+
+    num_prompts: int = static(16, "initial states of one iteration, over all devices", within=COUNT)
+    group_size: int = static(8, "episodes from each initial state", within=COUNT)
+    num_steps: int = static(500, "steps of an episode at most", unit="steps", within=COUNT)
+
+
+def groups_from_settings(env: Any, settings: GroupSettings, *, axis_name: str | None = None) -> Problem:
+    """`make_groups` with everything taken from a record."""
+    settings.validate()
+    return make_groups(
+        env,
+        num_prompts=settings.num_prompts,
+        group_size=settings.group_size,
+        num_steps=settings.num_steps,
+        policy=default_modules(adapt(env), settings)["policy"],
+        axis_name=axis_name,
+    )
+
+
+def make_groups(
+    env: Any,
+    *,
+    num_prompts: int = 16,
+    group_size: int = 8,
+    num_steps: int = 500,
+    env_params: Any = None,
+    policy: Any = None,
+    critic: Any = None,
+    axis_name: str | None = None,
+) -> Problem:
+    """A control problem in groups: P fresh initial states an iteration, G episodes from each.
+
+    Args:
+      env: a gymnax ≥ 1.0 environment or one that speaks its interface.
+      num_prompts: P, over all devices.
+      group_size: G.
+      num_steps: T; an episode that is longer is truncated there.
+      env_params: parameters of the environment; None takes its defaults.
+      policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
+      critic: Flax module, observation to a value, or None for none (values are then zeros and its parameters `()`).
+      axis_name: accepted for symmetry with `make_problem`; nothing is pooled here.
+
+    Returns:
+      The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its end are masked.
+
+    Raises:
+      ConfigError: names the argument that cannot work.
+
+    Example:
+      >>> import gymnax
+      >>> problem = make_groups(gymnax.make("CartPole-v1")[0], num_prompts=2, group_size=3, num_steps=20)
+      >>> _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+      >>> batch.inputs.shape, batch.score.shape, bool((batch.score == batch.mask.sum(1).reshape(2, 3)).all())
+      ((6, 20, 4), (2, 3), True)
+    """
+    check(GroupSettings(num_prompts=num_prompts, group_size=group_size, num_steps=num_steps))
+    del axis_name
+    environment = adapt(env, env_params)
+    if policy is None:
+        policy = default_modules(environment, NetworkSettings())["policy"]
+    nets = build_networks({"policy": policy, "critic": critic}, len(environment.observation_shape))
+
+    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+        network_key, env_key = jax.random.split(key)
+        observation, _ = environment.reset(env_key)
+        local = jnp.arange(num_prompts, dtype=jnp.int32)
+        return nets.init(network_key, observation), Actor(local, Shared(observations=(), discounted=()))
+
+    def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
+        return nets.policy(params, inputs), nets.value(params, inputs)
+
+    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
+        reset_key, step_key = jax.random.split(key)
+        prompts = unroll.start(environment, reset_key, actor.local)
+        members = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
+        own = members.number * group_size + jnp.tile(jnp.arange(group_size, dtype=jnp.int32), actor.local.shape[0])
+        _, trajectory = unroll.unroll(
+            environment, lambda x: nets.policy(params, x), members._replace(number=own), step_key, num_steps=num_steps
+        )
+        transition = trajectory.transition
+        ended = transition.terminated | transition.truncated
+        mask = unroll.until_first(ended)
+        score = jnp.sum(transition.reward * mask, axis=1)
+        is_last = jnp.arange(num_steps)[None, :] == num_steps - 1
+        truncated = transition.truncated | (is_last & ~transition.terminated)
+        batch = Batch(
+            inputs=trajectory.observation,
+            action=trajectory.action,
+            log_prob=trajectory.distribution.log_prob(trajectory.action),
+            reward=transition.reward,
+            value=nets.value(params, trajectory.observation),
+            next_value=nets.value(params, transition.final_observation),
+            terminated=transition.terminated,
+            truncated=truncated,
+            mask=mask,
+            score=score.reshape(-1, group_size),
+            metrics={
+                "episode_return": masked.total(score),
+                "episode_length": masked.total(mask.sum(1)),
+                "truncated": masked.total(jnp.any(truncated & mask, axis=1)),
+            },
+        )
+        return actor, batch
+
+    return Problem(init, collect, apply, merge_time)

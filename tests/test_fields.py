@@ -1,0 +1,202 @@
+"""Every field of every algorithm's config does what it says: changing it changes the parameters after two steps."""
+
+import dataclasses
+import functools
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import control
+from jaxrl_po.algorithms import a2c, grpo, npg, ppo, reinforce, trpo
+from jaxrl_po.config import ConfigError, as_arrays
+
+ESTIMATION = {
+    "gamma": {"gamma": 0.5},
+    "lambda_": ({"estimator": "gae"}, {"estimator": "gae", "lambda_": 0.5}),
+    "estimator": {"estimator": "monte_carlo"},
+    "n": ({"estimator": "n_step", "n": 4}, {"estimator": "n_step", "n": 2}),
+    "normalize_advantage": {"normalize_advantage": False},
+}
+JOINT = ESTIMATION | {
+    "learning_rate": {"learning_rate": 1e-3},
+    "value_coefficient": {"value_coefficient": 2.0},
+    "entropy_coefficient": {"entropy_coefficient": 1.0},
+    "max_grad_norm": {"max_grad_norm": 1e-3},
+    "num_microbatches": {"num_microbatches": 2},
+    "decay_iterations": {"decay_iterations": 2},
+}
+FIT = ESTIMATION | {
+    "value_learning_rate": {"value_learning_rate": 1e-1},
+    "value_epochs": {"value_epochs": 2},
+    "value_minibatches": {"value_minibatches": 4},
+}
+NATURAL = FIT | {
+    "max_kl": {"max_kl": 0.003},
+    "damping": {"damping": 1.0},
+    "cg_iterations": {"cg_iterations": 1},
+    "cg_tolerance": {"cg_tolerance": 0.9},
+    "fisher_stride": {"fisher_stride": 2},
+}
+PENALISED = {"clip": False, "penalty": "adaptive", "kl_coefficient": 3.0, "target_kl": 1e-4}
+# Field to what is changed, or to the two settings that are compared where it has no effect at the base.
+CASES = {
+    "reinforce": (
+        reinforce,
+        reinforce.Config(value_epochs=1, value_minibatches=2),
+        FIT
+        | {
+            "estimator": {"estimator": "n_step"},
+            "learning_rate": {"learning_rate": 1e-3},
+            "entropy_coefficient": {"entropy_coefficient": 1.0},
+            "max_grad_norm": {"max_grad_norm": 1e-3},
+            "baseline": {"baseline": "none"},
+            "num_microbatches": {"num_microbatches": 2},
+        },
+    ),
+    "a2c": (a2c, a2c.Config(learning_rate=1e-2), JOINT | {"normalize_advantage": {"normalize_advantage": True}}),
+    "npg": (npg, npg.Config(value_epochs=1, value_minibatches=2), NATURAL),
+    "trpo": (
+        trpo,
+        trpo.Config(value_epochs=1, value_minibatches=2),
+        NATURAL
+        | {
+            "backtrack": ({"max_kl": 5.0, "backtrack": 0.8}, {"max_kl": 5.0, "backtrack": 0.3}),
+            "backtracks": ({"max_kl": 5.0, "backtrack": 0.9}, {"max_kl": 5.0, "backtrack": 0.9, "backtracks": 1}),
+        },
+    ),
+    "ppo": (
+        ppo,
+        ppo.Config(learning_rate=3e-2, num_epochs=3, num_minibatches=2),
+        JOINT
+        | {
+            "clip": {"clip": False},
+            "epsilon_low": {"epsilon_low": 0.01},
+            "epsilon_high": {"epsilon_high": 0.01},
+            "penalty": {"penalty": "fixed"},
+            "kl_coefficient": ({"penalty": "fixed"}, {"penalty": "fixed", "kl_coefficient": 100.0}),
+            "kl_direction": ({"penalty": "fixed"}, {"penalty": "fixed", "kl_direction": "new_old"}),
+            "satisfied_rounds": (
+                PENALISED | {"penalty": "satisfied"},
+                PENALISED | {"penalty": "satisfied", "satisfied_rounds": 2},
+            ),
+            "target_kl": ({"early_stop": True, "target_kl": 1e6}, {"early_stop": True, "target_kl": 1e-7}),
+            "early_stop": {"early_stop": True, "target_kl": 1e-7},
+            "num_epochs": {"num_epochs": 1},
+            "num_minibatches": {"num_minibatches": 4},
+            "clip_value": {"clip_value": True},
+        },
+    ),
+    "grpo": (
+        grpo,
+        grpo.Config(learning_rate=1e-2, num_epochs=2),
+        {
+            "learning_rate": {"learning_rate": 1e-3},
+            "epsilon_low": {"epsilon_low": 1e-3},
+            "epsilon_high": {"epsilon_high": 1e-3},
+            "scale": {"scale": "none"},
+            "ddof": {"ddof": 1},
+            "std_epsilon": {"std_epsilon": 10.0},
+            "use_reference": {"use_reference": False},
+            "kl_coefficient": {"kl_coefficient": 10.0},
+            "entropy_coefficient": {"entropy_coefficient": 1.0},
+            "max_grad_norm": {"max_grad_norm": 1e-3},
+            "num_epochs": {"num_epochs": 1},
+            "num_minibatches": {"num_minibatches": 2},
+            "num_microbatches": {"num_microbatches": 2},
+            "decay_iterations": {"decay_iterations": 2},
+        },
+    ),
+}
+
+
+@functools.cache
+def problem(algorithm):
+    env = gymnax.make("CartPole-v1")[0]
+    if algorithm == "grpo":
+        return control.make_groups(env, num_prompts=2, group_size=2, num_steps=40)
+    return control.make_problem(env, num_envs=4, num_steps=16)
+
+
+@functools.cache
+def program(algorithm, static):
+    """Two steps as one program; numbers are traced, so that all of their changes share it."""
+    del static
+
+    @jax.jit
+    def two_steps(config, key):
+        learner = CASES[algorithm][0].make(config, problem(algorithm))
+        return learner.step(learner.step(learner.init(key))[0])[0].params
+
+    return two_steps
+
+
+@functools.cache
+def outcome(algorithm, changes):
+    config = dataclasses.replace(CASES[algorithm][1], **dict(changes))
+    config.validate()
+    params = program(algorithm, jax.tree.structure(config))(as_arrays(config), jax.random.key(0))
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_every_field_has_a_case(algorithm):
+    module, _, fields = CASES[algorithm]
+    assert {f.name for f in dataclasses.fields(module.Config)} == set(fields) | {"axis_name"}
+
+
+@pytest.mark.parametrize(("algorithm", "field"), [(name, field) for name, case in CASES.items() for field in case[2]])
+def test_every_field_does_something(algorithm, field):
+    case = CASES[algorithm][2][field]
+    settings = case if isinstance(case, tuple) else ({}, case)
+    before, after = (outcome(algorithm, tuple(changes.items())) for changes in settings)
+    assert np.isfinite(after).all()
+    if field == "num_microbatches":
+        np.testing.assert_allclose(before, after, rtol=1e-3, atol=1e-4)  # splits the work and changes no number
+        assert not np.array_equal(before, after)
+    else:
+        assert np.abs(before - after).max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "match"),
+    [
+        ("ppo", {"gamma": 1.1}, r"gamma must lie in \[0, 1\], got 1.1"),
+        ("ppo", {"lambda_": -0.1}, "lambda_"),
+        ("ppo", {"epsilon_high": 1.0}, "epsilon_high"),
+        ("ppo", {"epsilon_low": 1.0}, "epsilon_low"),
+        ("ppo", {"learning_rate": 0.0}, "learning_rate"),
+        ("ppo", {"learning_rate": float("nan")}, "learning_rate"),
+        ("ppo", {"learning_rate": jnp.array([1e-3, -1.0])}, "learning_rate"),
+        ("ppo", {"num_epochs": 0}, "num_epochs"),
+        ("ppo", {"num_minibatches": -4}, "num_minibatches"),
+        ("ppo", {"num_minibatches": 2.0}, "num_minibatches must be of type int"),
+        ("ppo", {"decay_iterations": -1}, "decay_iterations"),
+        ("ppo", {"target_kl": 0.5}, "target_kl has no effect unless early_stop is on or the penalty adapts"),
+        ("ppo", {"kl_coefficient": 0.5}, "kl_coefficient has no effect unless there is a penalty"),
+        ("ppo", {"clip": False, "epsilon_low": 0.1}, "epsilon_low has no effect unless clip is on"),
+        ("ppo", {"penalty": "addaptive"}, "penalty must be one of none, fixed, adaptive, satisfied"),
+        ("ppo", {"n": 3}, "n has no effect unless estimator is n_step"),
+        ("a2c", {"lambda_": 0.5}, "lambda_ has no effect unless estimator is gae, got estimator=n_step"),
+        ("a2c", {"n": 17}, r"n must be at most 16, the steps of one rollout \(num_steps\), got 17"),
+        ("trpo", {"max_kl": 0.0}, "max_kl"),
+        ("trpo", {"damping": -0.1}, "damping"),
+        ("trpo", {"cg_iterations": 0}, "cg_iterations"),
+        ("trpo", {"backtrack": 1.0}, "backtrack"),
+        ("npg", {"fisher_stride": 0}, "fisher_stride"),
+        ("grpo", {"use_reference": False, "kl_coefficient": 0.1}, "kl_coefficient has no effect unless use_reference is on"),
+        ("grpo", {"scale": "none", "ddof": 1}, "ddof has no effect unless scale is std"),
+        ("grpo", {"ddof": 2}, "ddof must be one of 0, 1"),
+    ],
+)
+def test_bad_fields_are_named(algorithm, changes, match):
+    module, base, _ = CASES[algorithm]
+    with pytest.raises(ConfigError, match=match):
+        jax.eval_shape(
+            lambda key: (learner := module.make(dataclasses.replace(base, **changes), problem(algorithm))).step(
+                learner.init(key)
+            ),
+            jax.random.key(0),
+        )
