@@ -189,7 +189,8 @@ def make_job(experiment: Experiment, options: Options, placement: Placement, *, 
     learner = parallel.place(experiment.learner, placement)
 
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
-        values = over_seeds(lambda state: experiment.evaluate(state.params, state.actor, evaluation_key), placement)(state)
+        of_seed = jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, evaluation_key))
+        values = parallel.spread(of_seed, placement)(state)
         return {f"greedy_{name}": value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()}
 
     return runner.Job(
@@ -204,14 +205,6 @@ def make_job(experiment: Experiment, options: Options, placement: Placement, *, 
         evaluate=evaluate,
         score=f"greedy_{experiment.score}",
     )
-
-
-def over_seeds(function: Callable[[TrainState], Any], placement: Placement) -> Callable[[TrainState], Any]:
-    """A function of one seed's state as a function of the stacked state, each seed where it lives."""
-    if placement.seed_devices == 1:
-        return jax.vmap(function)
-    each = jax.sharding.PartitionSpec("seed")
-    return jax.shard_map(jax.vmap(function), mesh=parallel.make_mesh(placement), in_specs=each, out_specs=each, check_vma=False)
 
 
 def summarise(

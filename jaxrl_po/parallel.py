@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -115,6 +116,19 @@ def over_seeds(learner: Learner, num_seeds: int) -> Learner:
 
 def _lead(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[None], tree)
+
+
+def spread(function: Callable[..., Any], placement: Placement) -> Callable[..., Any]:
+    """A function of arrays that lead with `[S]`, each seed where it lives; nothing is communicated.
+
+    Args:
+      function: arrays `[S, …]` to arrays `[S, …]`, each seed by itself (a vmapped function).
+      placement: see `choose`.
+    """
+    if placement.seed_devices == 1:
+        return function
+    each = P("seed")
+    return jax.shard_map(function, mesh=make_mesh(placement), in_specs=each, out_specs=each, check_vma=False)
 
 
 def state_spec() -> Any:

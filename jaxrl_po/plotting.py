@@ -1,11 +1,12 @@
 """Learning curves: interquartile mean over seeds, a 95 % bootstrap band, and each seed faintly behind them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -14,7 +15,7 @@ from jaxrl_po import metrics
 from jaxrl_po.metrics import Row
 
 INK, QUIET = "#1b1f24", "#8a929c"
-COLOURS = ("#0b6e99", "#c4501b", "#3a7d44", "#7b4fa3")
+COLOURS = ("#0b6e99", "#c4501b", "#3a7d44", "#7b4fa3", "#b8860b", "#0a9a8f", "#a8325e", "#4d5560")
 
 STYLE: dict[Any, Any] = {
     "font.size": 10.5,
@@ -42,10 +43,12 @@ class Series(NamedTuple):
     Attributes:
       metric: its name in the lines.
       label: in the legend.
+      rows: the lines it comes from, where they are not the panel's.
     """
 
     metric: str
     label: str
+    rows: Sequence[Row] | None = None
 
 
 class Panel(NamedTuple):
@@ -58,6 +61,7 @@ class Panel(NamedTuple):
       x_label: with the unit.
       y_label: with the unit.
       target: a level to mark, or None.
+      seeds: draw each seed faintly behind the mean.
     """
 
     rows: Sequence[Row]
@@ -66,17 +70,19 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     target: float | None = None
+    seeds: bool = True
 
 
 def draw(axes: Axes, panel: Panel) -> None:
     """Draws one panel; a metric that no line holds is left out."""
     drawn = 0
     for series, colour in zip(panel.series, COLOURS, strict=False):
-        step, values = metrics.curve(panel.rows, series.metric)
+        step, values = metrics.curve(panel.rows if series.rows is None else series.rows, series.metric)
         if not step.size:
             continue
         low, high = metrics.bootstrap_interval([values])
-        axes.plot(step, values.T, color=colour, alpha=min(0.35, 2.5 / len(values)), linewidth=0.7)
+        if panel.seeds:
+            axes.plot(step, values.T, color=colour, alpha=min(0.35, 2.5 / len(values)), linewidth=0.7)
         axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
         centre = metrics.interquartile_mean(values)
         axes.plot(step, centre, color=colour, linewidth=2.2, label=f"{series.label}: IQM, 95 % band, {len(values)} seeds")
@@ -105,3 +111,41 @@ def save(panels: Sequence[Panel], path: Path) -> None:
         temporary = path.with_name(f".{path.name}")
         figure.savefig(temporary, format="png")
         temporary.replace(path)
+
+
+def save_sweep(rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], path: Path) -> None:
+    """Writes a picture of a sweep: for each setting that was varied, the score of every combination against it.
+
+    Args:
+      rows: the settings of a combination by name, and the scores of its seeds `[S]`; the best first.
+      path: of the PNG file.
+    """
+    names = list(rows[0][0]) or ["all"]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.6 * len(names) + 1.0, 3.8), layout="constrained", dpi=150)
+        columns = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+        for axes, name in zip(columns, names, strict=True):
+            ticks = sorted({values.get(name, "") for values, _ in rows}, key=_as_number)
+            # The best is drawn last, on top.
+            for rank, (values, scores) in reversed(list(enumerate(rows))):
+                finite = np.asarray(scores, np.float64)
+                finite = finite[np.isfinite(finite)]
+                if not finite.size:
+                    continue
+                colour = COLOURS[1] if rank == 0 else COLOURS[0]
+                x = ticks.index(values.get(name, "")) + 0.5 * (rank / max(len(rows) - 1, 1) - 0.5)
+                axes.vlines(x, finite.min(), finite.max(), color=colour, alpha=0.35, linewidth=1.2)
+                axes.plot(x, finite.mean(), "o", color=colour, markersize=5)
+            axes.set_xticks(range(len(ticks)), ticks)
+            axes.set(title=name, xlabel="mean of a combination; line: its seeds")
+        columns[0].set_ylabel("final score")
+        temporary = path.with_name(f".{path.name}")
+        figure.savefig(temporary, format="png")
+        temporary.replace(path)
+
+
+def _as_number(text: str) -> tuple[float, str]:
+    try:
+        return float(text), text
+    except ValueError:
+        return np.inf, text

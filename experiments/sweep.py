@@ -1,0 +1,222 @@
+"""Searches settings of a method on an environment, seeds and numbers vmapped into one program.
+
+`python experiments/sweep.py --algorithm=ppo --env=Pendulum-v1 --seeds=4 --config.learning_rate=3e-4,1e-3 --config.gamma=0.9,0.95`
+
+A flag of `control.py` that is given several values, separated by commas, is swept over, all combinations of all of them. Those that
+differ in numbers alone train side by side in one program; other sizes and switches are programs of their own. Leaves `sweep.json`
+(after each program, so that a sweep that was broken off goes on with `--resume`), `table.txt` and `sweep.png` under `--out`, and
+prints the flags of the best, which is how the files under `experiments/configs/` were found.
+"""
+
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import common
+import control
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po import config, flags, folder, metrics, parallel, plotting
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.flags import UsageError
+from jaxrl_po.types import Learner, TrainState
+
+Combination = dict[str, str]
+
+
+@config.record
+class Options(control.Options):
+    """The sweep as a whole."""
+
+    evaluations: int = static(10, "greedy evaluations of each run; the score is the mean of the last three", within=COUNT)
+    save: bool = static(False, "write the best flags to experiments/configs/")
+
+
+def combinations(argv: Sequence[str]) -> tuple[list[str], list[Combination]]:
+    """Arguments without the swept flags, and all combinations of these; one empty one where there are none.
+
+    Example:
+      >>> combinations(["--seeds=2", "--config.gamma=0.9,0.99"])
+      (['--seeds=2'], [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}])
+    """
+    swept: dict[str, list[str]] = {}
+    kept = []
+    for argument in argv:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if equals and "," in value and name.startswith(("config.", "problem.")):
+            swept[name] = value.split(",")
+        else:
+            kept.append(argument)
+    return kept, [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+
+
+def records_of(
+    argv: Sequence[str], combination: Combination, sections: Mapping[str, type], tuned: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The records of one combination."""
+    return flags.parse([*argv, *(f"--{name}={value}" for name, value in combination.items())], sections, defaults=tuned)
+
+
+def static_part(records: Mapping[str, Any]) -> str:
+    """What makes another program: everything but the numbers of the algorithm's config."""
+    values = flags.flatten(records)
+    numbers = {f"config.{f.name}" for f in dataclasses.fields(records["config"]) if not f.metadata["static"]}
+    return json.dumps({name: value for name, value in values.items() if name not in numbers}, default=str, sort_keys=True)
+
+
+def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
+    """Trains all combinations of one program, each over all seeds.
+
+    Returns:
+      `steps` `[E]` and `scores` `[C, S, E]` of the evaluations, `seconds` and `compile_seconds`.
+    """
+    runs = len(group) * options.seeds
+    placement = parallel.choose(options.devices, num_seeds=runs, num_rows=1)
+    algorithm = common.ALGORITHMS[options.algorithm]
+    experiments = [control.build(records, algorithm, None) for records in group]
+    steps = experiments[0].steps_per_iteration
+    iterations = common.count_iterations(options.total_steps, steps, "environment steps")
+    every = max(1, iterations // options.evaluations)
+    configs = jax.tree.map(
+        lambda *leaves: jnp.repeat(jnp.stack(leaves), options.seeds, axis=0), *(config.as_arrays(r["config"]) for r in group)
+    )
+    training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
+    # Every combination meets the same seeds, so that they are compared and not their luck.
+    keys = jnp.tile(jax.vmap(jax.random.fold_in, in_axes=(None, 0))(training_key, jnp.arange(options.seeds)), len(group))
+
+    def learner(settings: Any) -> Learner:
+        return control.build({**group[0], "config": settings}, algorithm, None).learner
+
+    def train(settings: Any, key: jax.Array) -> jax.Array:
+        method = learner(settings)
+
+        def stretch(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
+            state, _ = jax.lax.scan(lambda state, _: (method.step(state)[0], None), state, None, length=every)
+            return state, experiments[0].evaluate(state.params, state.actor, evaluation_key)["return"].mean()
+
+        return jax.lax.scan(stretch, method.init(key), None, length=iterations // every)[1]
+
+    program = parallel.spread(jax.vmap(train), placement)
+    begun = time.perf_counter()
+    compiled = jax.jit(program).lower(configs, keys).compile()
+    compile_seconds = time.perf_counter() - begun
+    begun = time.perf_counter()
+    scores = np.asarray(compiled(configs, keys)).reshape(len(group), options.seeds, -1)
+    return {
+        "steps": [steps * every * (i + 1) for i in range(iterations // every)],
+        "scores": scores.tolist(),
+        "seconds": time.perf_counter() - begun,
+        "compile_seconds": compile_seconds,
+    }
+
+
+def final(scores: Any) -> np.ndarray[Any, Any]:
+    """The score of each seed, `[S]`: the mean of its last three evaluations; a run that is not finite is worst."""
+    last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
+    return np.where(np.isfinite(last), last, -np.inf)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The combinations, best first, with mean, interquartile mean and worst seed."""
+    names = sorted({name for row in rows for name in row["flags"]})
+    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", *names])]
+    for row in rows:
+        scores = final(row["scores"])
+        numbers = [scores.mean(), float(metrics.interquartile_mean(scores)), scores.min()]
+        values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
+        lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), *values]))
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    argv, swept = combinations(argv)
+    if {"--help", "-h"} & set(argv):
+        options = flags.parse([a for a in argv if a.lstrip("-") not in ("h", "help")], {"": Options}, partial=True)[""]
+        print(
+            flags.usage("sweep.py", "Searches settings: give a flag several values, separated by commas.", sections_of(options))
+        )
+        return 0
+    options = flags.parse(argv, {"": Options}, partial=True)[""]
+    sections, tuned = sections_of(options), control.tuned(options)
+    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    everything = [(combination, records_of(argv, combination, sections, tuned)) for combination in swept]
+    groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
+    for combination, records in everything:
+        groups.setdefault(static_part(records), []).append((combination, records))
+    asked = {"script": "sweep", "argv": sorted(a for a in argv if not a.startswith("--resume")), "swept": swept}
+    if stored and stored != asked:
+        raise UsageError(f"--resume: --out={options.out} holds another sweep; start afresh with --overwrite or another --out")
+
+    with folder.claim(options.out, overwrite=options.overwrite) as out:
+        folder.write_json(out / folder.CONFIG, asked)
+        path = out / "sweep.json"
+        rows = json.loads(path.read_text()) if options.resume and path.exists() else []
+        done = [row["flags"] for row in rows]
+        for number, group in enumerate(groups.values(), 1):
+            if all(combination in done for combination, _ in group):
+                continue
+            with flags.blame(sections):
+                result = run([records for _, records in group], options)
+            rows += [
+                {"flags": combination, **result, "scores": scores}
+                for (combination, _), scores in zip(group, result["scores"], strict=True)
+            ]
+            rows.sort(key=lambda row: -final(row["scores"]).mean())
+            folder.write_json(path, rows)
+            print(
+                f"program {number} of {len(groups)}: {len(group)} settings × {options.seeds} seeds, {result['seconds']:.0f} s",
+                flush=True,
+            )
+        text = table(rows)
+        (out / "table.txt").write_text(text)
+        plotting.save_sweep([(row["flags"], final(row["scores"])) for row in rows], out / "sweep.png")
+        print(text, end="")
+        best = records_of(argv, rows[0]["flags"], sections, tuned)
+        chosen = {**tuned, **given(argv, sections), **{name: flags.flatten(best)[name] for name in rows[0]["flags"]}}
+        print("best:", *(f"--{name}={flags.shown(value)}" for name, value in chosen.items()))
+        if options.save:
+            save(options, argv, swept, chosen, final(rows[0]["scores"]))
+    return 0
+
+
+def given(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Any]:
+    """The flags of algorithm and problem that were set on the command line, to their values."""
+    names = [a.lstrip("-").partition("=")[0] for a in argv]
+    values = flags.flatten(flags.parse(argv, sections))
+    return {name: values[name] for name in names if name.startswith(("config.", "problem."))}
+
+
+def save(options: Options, argv: Sequence[str], swept: Sequence[Combination], chosen: Mapping[str, Any], scores: Any) -> None:
+    """Writes what was found, and how, to `experiments/configs/<algorithm>/<env>.json`."""
+    ranges = {name: ",".join(dict.fromkeys(c[name] for c in swept)) for name in swept[0]}
+    command = ["python", "experiments/sweep.py", *argv, *(f"--{name}={values}" for name, values in ranges.items())]
+    content = {
+        "found_by": " ".join(a for a in command if not a.startswith(("--out", "--overwrite", "--resume", "--save"))),
+        "score": {
+            "mean": float(np.mean(scores)),
+            "worst": float(np.min(scores)),
+            "seeds": len(scores),
+            "steps": options.total_steps,
+        },
+        "flags": chosen,
+    }
+    path = control.CONFIGS / options.algorithm / f"{options.env}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_json(path, content)
+    print(f"saved to {Path('experiments/configs') / path.relative_to(control.CONFIGS)}")
+
+
+def sections_of(options: Options) -> dict[str, type]:
+    """Prefix to record."""
+    return {**common.sections_of(control.SCRIPT, options), "": Options}
+
+
+if __name__ == "__main__":
+    flags.entry(main)
