@@ -14,6 +14,9 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.types import Actor, Learner, Metrics, TrainState
 
 
+MIN_ROWS = 16  # of a device, below which exchanging gradients costs more than sharing the work saves
+
+
 class Placement(NamedTuple):
     """How seeds and rows lie on devices.
 
@@ -50,7 +53,8 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int) -> Placement:
     """Decides how to use the devices; call it before anything runs, since it sets the number of CPU devices.
 
     Seeds are sharded where they divide evenly, since they need no communication; otherwise rows are. `auto` takes as many devices
-    as can be used: on a CPU one for each core, because XLA keeps small batched matrix products to one core.
+    as are of use: on a CPU one for each core, because XLA keeps small batched matrix products to one core, but none for fewer
+    than `MIN_ROWS` rows.
 
     Args:
       devices: `auto`, or how many.
@@ -66,7 +70,7 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int) -> Placement:
     wanted = _parse_devices(devices)
     available = _available(wanted)
     if wanted is None:
-        usable = [n for n in range(available, 0, -1) if num_seeds % n == 0 or num_rows % n == 0]
+        usable = [n for n in range(available, 0, -1) if num_seeds % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)]
         wanted = usable[0]
     if wanted > available:
         raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")

@@ -70,7 +70,8 @@ def make(
 
     def improve_policy(params: PyTree, opt_state: PyTree, samples: Samples, key: jax.Array) -> tuple[PyTree, PyTree, Metrics]:
         del key
+        entropy = losses.token_mean(policy(params, samples).entropy(), samples.mask)
         params, metrics = update(params, samples)
-        return params, opt_state, metrics
+        return params, opt_state, {**metrics, "entropy": entropy}
 
     return actor_critic.alternate(config, problem, improve_policy=improve_policy)

@@ -148,7 +148,9 @@ def make_vine(
 
         states, observation, distribution = jax.tree.map(repeat, (trunk.state, trunk.observation, trunk.distribution))
         # Of the state and not of the branch: whatever is drawn with it is common to all branches of a state.
-        number = jnp.repeat((envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)).reshape(-1), branches)
+        number = jnp.repeat(
+            (envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]).reshape(-1), branches
+        )
         which = jnp.tile(jnp.arange(branches, dtype=jnp.int32), number.shape[0] // branches)
         if enumerated:
             action, log_prob = which, jnp.full(which.shape, -jnp.log(branches))
@@ -166,7 +168,7 @@ def make_vine(
             [(first.terminated | first.truncated)[:, None], rest.transition.terminated | rest.transition.truncated], axis=1
         )
         reward = jnp.concatenate([first.reward[:, None], rest.transition.reward], axis=1)
-        q = jnp.sum(reward * discount ** jnp.arange(horizon) * unroll.until_first(ended), axis=1)
+        q = jnp.sum(reward * discount ** jnp.arange(horizon)[None, :] * unroll.until_first(ended), axis=1)
         score = q.reshape(-1, branches)
         if enumerated:
             weight = jnp.exp(distribution.log_prob(action)).reshape(-1, branches)
