@@ -108,6 +108,6 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
         yield folder
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Any) -> None:
     """Replaces a JSON file in one step; NaN becomes null."""
     write_atomically(path, json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n")

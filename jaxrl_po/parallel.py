@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po.config import ConfigError
 from jaxrl_po.types import Actor, Learner, Metrics, TrainState
 
-
 MIN_ROWS = 16  # of a device, below which exchanging gradients costs more than sharing the work saves
 
 

@@ -1,81 +1,9 @@
-"""Random tabular MDPs whose values, occupancies and gradients are exact to rounding."""
+"""`experiments/tabular.py`, for tests: under the same name, so that a test and a script which it loads share one module."""
 
-from typing import NamedTuple
+import importlib.util
+import sys
+from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-
-class MDP(NamedTuple):
-    transition: jax.Array  # [S, A, S], P(s' | s, a)
-    reward: jax.Array  # [S, A]
-    initial: jax.Array  # [S]
-    gamma: jax.Array  # []
-
-
-def random_mdps(rng, count, num_states=4, num_actions=3, gamma=0.8):
-    """A stack of them, leaves `[count, …]`, drawn by NumPy, which has nothing to compile."""
-    transition = np.square(rng.normal(size=(count, num_states, num_actions, num_states)))
-    initial = np.square(rng.normal(size=(count, num_states)))
-    return MDP(
-        jnp.asarray(transition / transition.sum(-1, keepdims=True)),
-        jnp.asarray(rng.normal(size=(count, num_states, num_actions))),
-        jnp.asarray(initial / initial.sum(-1, keepdims=True)),
-        jnp.full(count, gamma),
-    )
-
-
-def under(policy, x):
-    """`E_{a ~ policy}[x(s, a)]`, `[S]`."""
-    return jnp.sum(policy * x, axis=1)
-
-
-def state_transition(mdp, policy):
-    return jnp.einsum("sa,sat->st", policy, mdp.transition)
-
-
-def resolvent(mdp, policy):
-    """`(I − γ P_π)⁻¹ = Π_k (I + (γ P_π)^(2ᵏ))`, `[S, S]`: exact once γ^(2ᵏ) underflows, and far quicker to compile than a solve."""
-    eye = jnp.eye(len(mdp.initial))
-    power, product = mdp.gamma * state_transition(mdp, policy), eye
-    for _ in range(9):
-        power, product = power @ power, product @ (eye + power)
-    return product
-
-
-def value(mdp, policy):
-    """`V = (I − γ P_π)⁻¹ r_π`, `[S]`."""
-    return resolvent(mdp, policy) @ under(policy, mdp.reward)
-
-
-def action_value(mdp, policy):
-    """`Q(s, a)`, `[S, A]`."""
-    return mdp.reward + mdp.gamma * mdp.transition @ value(mdp, policy)
-
-
-def advantage(mdp, policy):
-    """`A(s, a) = Q(s, a) − V(s)`, `[S, A]`."""
-    return action_value(mdp, policy) - value(mdp, policy)[:, None]
-
-
-def occupancy(mdp, policy):
-    """`ρ(s) = Σ_t γᵗ P(S_t = s)`, `[S]`, unnormalised: it sums to 1 / (1 − γ)."""
-    return mdp.initial @ resolvent(mdp, policy)
-
-
-def performance(mdp, policy):
-    """`J = Σ_s μ(s) V(s)`."""
-    return mdp.initial @ value(mdp, policy)
-
-
-def policy_gradient(mdp, logits):
-    """`∇_θ J` of the softmax policy, `[S, A]`, by differentiating the solve."""
-    return jax.grad(lambda logits: performance(mdp, jax.nn.softmax(logits)))(logits)
-
-
-def fisher(weights, logits):
-    """`Σ_s w(s) E_a[∇log π ∇log πᵀ]`, dense `[S·A, S·A]`, by enumeration."""
-    policy = jax.nn.softmax(logits)
-    scores = jax.jacobian(jax.nn.log_softmax)(logits).reshape(*logits.shape, -1)
-    return jnp.einsum("s,sa,sai,saj->ij", weights, policy, scores, scores)
+_spec = importlib.util.spec_from_file_location(__name__, Path(__file__).parent.parent / "experiments" / "tabular.py")
+sys.modules[__name__] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(sys.modules[__name__])

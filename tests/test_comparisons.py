@@ -1,0 +1,177 @@
+"""The scripts that compare: sweeps and the family."""
+
+import json
+import sys
+from pathlib import Path
+
+import gymnax
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_po import control as control_lib
+from jaxrl_po import flags as flags_lib
+from jaxrl_po.flags import UsageError
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+SMALL = [
+    "--seeds=2",
+    "--devices=1",
+    "--total_steps=256",
+    "--evaluations=2",
+    "--eval_episodes=2",
+    "--problem.num_envs=4",
+    "--problem.num_steps=8",
+    "--config.num_minibatches=2",
+    "--config.num_epochs=1",
+]
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    jax.local_device_count()  # a script would choose the number of devices of a backend that does not run yet
+    sys.path.insert(0, str(EXPERIMENTS))
+    try:
+        import control
+        import family
+        import sweep
+
+        yield {"control": control, "family": family, "sweep": sweep}
+    finally:
+        sys.path.remove(str(EXPERIMENTS))
+
+
+def test_sweep_leaves_a_table_and_a_picture_and_goes_on(scripts, tmp_path, capsys, monkeypatch):
+    sweep, out = scripts["sweep"], tmp_path / "sweep"
+    arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--problem.width=4,8"]
+    monkeypatch.setattr(scripts["control"], "CONFIGS", tmp_path / "configs")
+    assert sweep.main([*arguments, "--save"]) == 0
+    printed = capsys.readouterr().out
+    assert "program 2 of 2: 2 settings × 2 seeds" in printed  # numbers share a program, sizes do not
+    rows = json.loads((out / "sweep.json").read_text())
+    assert len(rows) == 4
+    assert {(row["flags"]["config.learning_rate"], row["flags"]["problem.width"]) for row in rows} == {
+        (rate, width) for rate in ("1e-3", "1e-2") for width in ("4", "8")
+    }
+    for row in rows:
+        assert np.asarray(row["scores"]).shape == (2, 2)
+        assert row["steps"] == [128, 256]
+    assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert len((out / "table.txt").read_text().splitlines()) == 5
+    # What it saved is what control.py then starts from.
+    saved = json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text())
+    assert saved["flags"]["config.learning_rate"] == float(rows[0]["flags"]["config.learning_rate"])
+    assert saved["flags"]["problem.num_envs"] == 4
+    assert "--config.learning_rate=1e-3,1e-2" in saved["found_by"]
+    options = flags_lib.parse([], {"": scripts["control"].Options})[""]
+    assert scripts["control"].tuned(options) == saved["flags"]
+    # Broken off after the first program, it runs the second only.
+    (out / "sweep.json").write_text(json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"]))
+    assert sweep.main([*arguments, "--save", "--resume"]) == 0
+    assert "program 1" not in capsys.readouterr().out
+    assert json.loads((out / "sweep.json").read_text())[0]["scores"] == rows[0]["scores"]
+    with pytest.raises(UsageError, match="holds another sweep"):
+        sweep.main([*SMALL, f"--out={out}", "--config.learning_rate=1e-4,1e-2", "--resume"])
+
+
+def test_sweep_compares_like_with_like(scripts, tmp_path):
+    """A combination trains as it would alone, on the same seeds as the others."""
+    sweep = scripts["sweep"]
+    sweep.main([*SMALL, f"--out={tmp_path / 'both'}", "--config.learning_rate=1e-3,3e-2"])
+    sweep.main([*SMALL, f"--out={tmp_path / 'one'}", "--config.learning_rate=3e-2"])
+    both = {
+        row["flags"]["config.learning_rate"]: row["scores"] for row in json.loads((tmp_path / "both/sweep.json").read_text())
+    }
+    one = json.loads((tmp_path / "one/sweep.json").read_text())[0]["scores"]
+    assert both["3e-2"] == one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--config.learning_rate=1e-3,-1"], "config.learning_rate"),
+        (["--config.learning_rat=1e-3,1e-2"], "learning_rate"),
+        (["--problem.num_envs=4,many"], "num_envs"),
+        (["--env=CartPole-v2"], "CartPole-v1"),
+    ],
+)
+def test_bad_sweeps_are_named(scripts, tmp_path, arguments, match):
+    with pytest.raises(UsageError, match=match):
+        scripts["sweep"].main([*SMALL, f"--out={tmp_path / 'sweep'}", *arguments])
+    assert not (tmp_path / "sweep" / "sweep.json").exists()
+
+
+def fake_control(main_argv):
+    """A run that is over at once: TRPO is good from the first evaluation, anything else never."""
+
+    def main(argv):
+        main_argv.append(argv)
+        out = Path(next(a.removeprefix("--out=") for a in argv if a.startswith("--out=")))
+        good = "--algorithm=trpo" in argv
+        out.mkdir(parents=True)
+        rows = [
+            {
+                "iteration": i,
+                "step": 100 * i,
+                "greedy_return": [480.0 if good else 20.0] * 2,
+                "kl": [0.01, 0.02],
+                "time/seconds": 0.5,
+            }
+            for i in range(3)
+        ]
+        (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        returns = rows[-1]["greedy_return"]
+        summary = {"greedy_return": returns, "greedy_return_iqm": returns[0], "steps_per_second": 1000.0}
+        (out / "summary.json").write_text(json.dumps(summary))
+        return 0
+
+    return main
+
+
+def test_family_compares_methods(scripts, tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(scripts["family"].control, "main", fake_control(asked))
+    arguments = ["--methods=trpo,ppo_kl", "--seeds=2", "--seed=3", "--total_steps=200", f"--out={tmp_path / 'family'}"]
+    assert scripts["family"].main(arguments) == 0
+    assert (tmp_path / "family" / "family.png").read_bytes().startswith(b"\x89PNG")
+    header, trpo, ppo_kl = (tmp_path / "family" / "table.txt").read_text().splitlines()
+    assert header.split()[:4] == ["method", "mean", "IQM", "worst"]
+    assert trpo.split() == ["trpo", "480.0", "480.0", "480.0", "0", "1,000", "750.0"]
+    assert ppo_kl.split()[4] == "inf"
+    assert "--config.penalty=adaptive" in asked[1]
+    assert all("--seed=3" in argv for argv in asked)
+
+
+@pytest.mark.usefixtures("scripts")
+def test_every_method_of_the_family_has_valid_flags(scripts, tmp_path, monkeypatch):
+    def refuse(job):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("jaxrl_po.runner.check", refuse)
+    for name in scripts["family"].METHODS:
+        with pytest.raises(AssertionError, match="compiled"):
+            scripts["family"].main([f"--methods={name}", f"--out={tmp_path / name}", "--total_steps=100000"])
+
+
+def test_unknown_methods_are_named(scripts, tmp_path):
+    with pytest.raises(UsageError, match="did you mean trpo"):
+        scripts["family"].main(["--methods=trop", f"--out={tmp_path}"])
+
+
+def configs():
+    return sorted(EXPERIMENTS.glob("configs/*/*.json"))
+
+
+@pytest.mark.parametrize("path", configs(), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_tuned_settings_are_valid(scripts, path):
+    """Every file names a method and an environment that exist, and flags that they have."""
+    saved = json.loads(path.read_text())
+    control = scripts["control"]
+    options = flags_lib.parse([f"--algorithm={path.parent.name}", f"--env={path.stem}"], {"": control.Options})[""]
+    assert options.env in gymnax.registered_envs
+    sections = {**scripts["sweep"].common.sections_of(control.SCRIPT, options)}
+    records = flags_lib.parse([f"--{name}={flags_lib.shown(value)}" for name, value in saved["flags"].items()], sections)
+    assert {name: flags_lib.flatten(records)[name] for name in saved["flags"]} == saved["flags"]
+    assert saved["found_by"].startswith("python experiments/sweep.py")
+    assert saved["score"]["seeds"] >= 2
+    control_lib.adapt(gymnax.make(options.env)[0])
