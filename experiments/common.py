@@ -109,10 +109,9 @@ def main(script: Script, argv: Sequence[str]) -> int:
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     if stored.get("script", script.name) != script.name:
         raise UsageError(f"--resume: --out={options.out} holds a run of {stored['script']}.py, not of {script.name}.py")
-    options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
-    sections = sections_of(script, options)
-    records = flags.parse(argv, sections, stored=stored, defaults=script.defaults(options))
+    records = parse(script, argv, stored)
     options = records[""]
+    sections = sections_of(script, options)
     folder.require_same(flags.flatten(records), stored, options.out)
 
     title = f"{script.title(records)}, {options.seeds} seeds"
@@ -159,6 +158,12 @@ def train(job: runner.Job, out: Path, script: Script, title: str, *, resume: boo
         else:
             progress.tell(f"{title}: done, results in {out}")
     return 0
+
+
+def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Prefix to record, from arguments and, where they leave something out, from the `config.json` of an earlier run."""
+    options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
+    return flags.parse(argv, sections_of(script, options), stored=stored, defaults=script.defaults(options))
 
 
 def sections_of(script: Script, options: Any) -> dict[str, type]:

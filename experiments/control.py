@@ -81,15 +81,20 @@ def self_normalized(branches: int, distribution: Distribution, samples: Samples)
     return losses.token_mean(of_states, of_states == of_states)
 
 
-def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
-    """The method on the environment."""
+def build_problem(records: Mapping[str, Any], axis_name: str | None) -> tuple[Any, Problem]:
+    """The environment and the problem that it makes."""
     import gymnax  # here, because it starts the backend, whose devices are chosen first
 
-    options, settings = records[""], records["problem"]
+    options = records[""]
     flags.lookup("env", options.env, dict.fromkeys(gymnax.registered_envs))
     env, _ = gymnax.make(options.env)
-    kind = sampling(options)
-    problem = kind.build(env, settings, axis_name=axis_name)
+    return env, sampling(options).build(env, records["problem"], axis_name=axis_name)
+
+
+def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
+    """The method on the environment."""
+    options, settings = records[""], records["problem"]
+    env, problem = build_problem(records, axis_name)
     make = algorithm.make
     if options.algorithm in ("npg", "trpo") and options.sampling == "vine" and settings.num_branches:
         make = functools.partial(make, surrogate=functools.partial(self_normalized, settings.num_branches))
@@ -97,7 +102,7 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
         learner=make(dataclasses.replace(records["config"], axis_name=axis_name), problem),
         evaluate=control.make_evaluate(env, problem, num_episodes=options.eval_episodes),
         score="return",
-        steps_per_iteration=kind.steps(settings, control.adapt(env).num_actions),
+        steps_per_iteration=sampling(options).steps(settings, control.adapt(env).num_actions),
     )
 
 

@@ -23,9 +23,7 @@ class MDP(NamedTuple):
     gamma: jax.Array
 
 
-def random_mdps(
-    rng: np.random.Generator, count: int, num_states: int = 4, num_actions: int = 3, gamma: float = 0.8
-) -> MDP:
+def random_mdps(rng: np.random.Generator, count: int, num_states: int = 4, num_actions: int = 3, gamma: float = 0.8) -> MDP:
     """A stack of them, leaves `[count, …]`, drawn by NumPy, which has nothing to compile."""
     transition = np.square(rng.normal(size=(count, num_states, num_actions, num_states)))
     initial = np.square(rng.normal(size=(count, num_states)))

@@ -5,9 +5,11 @@ their words, and arrays of size zero, which orbax refuses, are rebuilt from the 
 are written last: a checkpoint without them was not finished, one that differs from them is damaged and never handed to orbax.
 """
 
+import contextlib
 import json
 import logging
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -100,7 +102,7 @@ class Store:
         Raises:
           CheckpointError: all are damaged (they stay), or the newest intact one holds other shapes.
         """
-        found = {iteration: self._condition(iteration) for iteration in self.iterations()}
+        found = {iteration: condition_of(self._folder / str(iteration)) for iteration in self.iterations()}
         intact = [iteration for iteration, condition in found.items() if condition == "intact"]
         if not intact and "damaged" in found.values():
             raise CheckpointError(f"no checkpoint in {self._folder} is intact: {sorted(found)} are damaged")
@@ -118,21 +120,45 @@ class Store:
         """The stored arrays of one checkpoint, by the path of their leaf."""
         return dict(self._manager.restore(iteration, args=ocp.args.StandardRestore()))
 
-    def _condition(self, iteration: int) -> str:
-        step = self._folder / str(iteration)
-        try:
-            expected = json.loads((step / CHECKSUMS).read_text())
-        except FileNotFoundError:
-            return "unfinished"
-        except (OSError, ValueError):
-            return "damaged"
-        return "intact" if checksums(step / ITEM) == expected else "damaged"
-
     def close(self) -> None:
         """Waits until everything is written."""
         self._writer.shutdown()
         self._manager.close()
         self.wait_until_finished()
+
+
+def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
+    """The newest intact checkpoint of a folder, in which nothing is changed: another process may be writing there.
+
+    Args:
+      folder: of a `Store`; it may be absent.
+      like: see `Store.load`.
+
+    Returns:
+      `(iteration, state)`, placed as `like` is, or None when none is intact.
+
+    Raises:
+      CheckpointError: it holds other shapes.
+    """
+    for iteration in sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True):
+        with tempfile.TemporaryDirectory() as copy:
+            with contextlib.suppress(OSError):  # its writer may be dropping it
+                shutil.copytree(folder / str(iteration), Path(copy) / str(iteration))
+            if condition_of(Path(copy) / str(iteration)) == "intact":
+                with Store(Path(copy)) as store:
+                    return store.load(like)
+    return None
+
+
+def condition_of(step: Path) -> str:
+    """Whether the folder of one checkpoint is `intact`, `unfinished` or `damaged`."""
+    try:
+        expected = json.loads((step / CHECKSUMS).read_text())
+    except FileNotFoundError:
+        return "unfinished"
+    except (OSError, ValueError):
+        return "damaged"
+    return "intact" if checksums(step / ITEM) == expected else "damaged"
 
 
 def checksums(folder: Path) -> dict[str, int]:

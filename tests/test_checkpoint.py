@@ -155,6 +155,21 @@ def test_an_unfinished_checkpoint_is_not_used(saved):
     assert told == [f"checkpoint {saved / '3'} is unfinished and dropped"]
 
 
+def test_peeking_finds_the_newest_intact_one_and_changes_nothing(saved):
+    DAMAGES[0](saved / "3")
+    (saved / "4").mkdir()  # another process has just begun it
+    before = {path: path.stat().st_mtime_ns for path in saved.rglob("*")}
+    iteration, loaded = checkpoint.peek(saved, state())
+    assert iteration == 2
+    assert bits(loaded) == bits(state(2))
+    assert {path: path.stat().st_mtime_ns for path in saved.rglob("*")} == before
+    assert checkpoint.peek(saved / "absent", state()) is None
+    with pytest.raises(CheckpointError, match="is not wanted"):
+        checkpoint.peek(saved, state()._replace(params={}))
+    DAMAGES[0](saved / "2")
+    assert checkpoint.peek(saved, state()) is None
+
+
 def test_if_all_are_damaged_nothing_is_removed(saved):
     for step in ("2", "3"):
         flip_one_bit(saved / step)

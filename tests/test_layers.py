@@ -12,11 +12,11 @@ LAYERS = (
     {"updates", "control", "language"},
     {"learner"},
     {"algorithms"},
-    {"parallel", "checkpoint", "metrics", "flags", "folder", "plotting", "progress", "runner"},
+    {"parallel", "checkpoint", "metrics", "flags", "folder", "plotting", "progress", "rendering", "runner"},
 )
 SIBLINGS_ALLOWED = {0, 5}  # L0 is a chain from config to types; L5 is one shell
 FLAX_HOMES = {"networks.py", "language/transformer.py"}
-IMPURE = {"absl", "orbax", "matplotlib", "rich"}
+IMPURE = {"absl", "orbax", "matplotlib", "PIL", "rich"}
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if p.name != "__init__.py")
 
 

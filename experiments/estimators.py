@@ -1,0 +1,649 @@
+"""Bias, variance and sample efficiency of advantage estimators, measured: `python experiments/estimators.py --gamma=0.95`.
+
+Monte Carlo, A3C(k) and GAE(λ) on a random tabular MDP, whose values, advantages and policy gradient are known exactly, with three
+critics: the exact one, one in error, and zeros. Every estimator sees the same segments: T steps of an episode that goes on,
+bootstrapped by the critic at the end; their states are drawn from the policy's stationary distribution, so that all steps of a
+segment have the same one and the mean of ∇log π · Â over them is an estimate of (1 − γ) ∇J.
+
+Â differs from A(s, a) by an error in the return and by the error of the baseline, V(s) − V̂(s). The latter is the same for all
+estimators, has no variance given s and biases no policy gradient, so bias and mean squared error are of Â + V̂(s) against Q(s, a);
+the table gives the bias against A(s, a) beside them. Leaves `table.txt`, `table.json`, `cells.npz` (mean and variance of Â − A,
+and visits, for each state, action and position) and `estimators.png` under `--out`.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import tabular
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import NullLocator
+from tabular import MDP
+
+from jaxrl_po import advantages, config, flags, folder, losses
+from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Interval, static
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.plotting import COLOURS, INK, QUIET, STYLE
+
+Array = np.ndarray[Any, Any]
+Statistics = dict[str, Array]
+Pair = tuple[Array, Array]
+
+CRITICS = ("exact", "in error", "zeros")
+TINY = 1e-12  # below it, a square is rounding
+GROUPS = 16  # of segments; the standard errors are their jackknife
+
+
+@config.record
+class Options:
+    """The measurement as a whole."""
+
+    num_states: int = static(8, "states of the MDP", within=Interval(2, 16))
+    num_actions: int = static(3, "actions of the MDP", within=Interval(2, 8))
+    stay: float = static(
+        0.8, "probability that a step leaves the state as it is, beside the random transition", within=Interval(0.0, 0.99)
+    )
+    gamma: float = static(0.95, "discount", within=Interval(0.0, 0.999, open_low=True))
+    num_steps: int = static(128, "length of a segment", unit="steps", within=Interval(2, 256))
+    num_samples: int = static(
+        8192, f"segments, a multiple of {GROUPS}; the critics share them", unit="segments", within=Interval(1024)
+    )
+    value_error: float = static(
+        0.5, "root mean square error of the critic in error, relative to the standard deviation of V", within=NON_NEGATIVE
+    )
+    lambdas: str = static("0,0.5,0.8,0.9,0.95,0.98,1", "λ of GAE, in [0, 1], separated by commas")
+    batch: int = static(16, "segments of the one policy gradient whose error is told", unit="segments", within=Interval(1))
+    accuracy: float = static(
+        0.1,
+        "relative error of the policy gradient for which the table tells the steps",
+        within=Interval(0.0, 1.0, open_low=True),
+    )
+    seed: int = static(0, "of the MDP, the policy, the critic's error and the segments", within=NON_NEGATIVE)
+    out: str = static("runs/estimators", "folder for the results; an earlier measurement in it is replaced")
+
+    def validate(self) -> None:
+        """Checks what one field alone does not show."""
+        if self.num_samples % GROUPS:
+            raise ConfigError(f"num_samples must be a multiple of {GROUPS}, got {self.num_samples}")
+        self.grid()
+
+    def grid(self) -> "Grid":
+        """The estimators that are asked for.
+
+        Raises:
+          ConfigError: `lambdas` holds something else than numbers in [0, 1].
+        """
+        try:
+            lambdas = sorted({float(item) for item in self.lambdas.split(",")})
+        except ValueError:
+            lambdas = []
+        if not lambdas or not all(lambda_ in UNIT for lambda_ in lambdas):
+            raise ConfigError(f"lambdas must be numbers in [0, 1], separated by commas, got {self.lambdas!r}")
+        ks = tuple(2**i - 1 for i in range(self.num_steps.bit_length()) if 2**i < self.num_steps)
+        return Grid(self.num_steps, ks, tuple(lambdas))
+
+
+class Grid(NamedTuple):
+    """The estimators, in this order: Monte Carlo, A3C(k), GAE(λ); all are Σ_l cˡ δ_{t+l} over n steps or to the segment's end.
+
+    Attributes:
+      num_steps: T, of a segment.
+      ks: of A3C(k), which is the n-step estimator with n = k + 1.
+      lambdas: of GAE.
+    """
+
+    num_steps: int
+    ks: tuple[int, ...]
+    lambdas: tuple[float, ...]
+
+    def names(self) -> list[str]:
+        """`[E]`."""
+        return ["MC", *(f"A3C({k})" for k in self.ks), *(f"GAE({lambda_:g})" for lambda_ in self.lambdas)]
+
+    def mixtures(self) -> Array:
+        """λ, so that c = γλ, `[E]`."""
+        return np.array([*(1.0 for _ in range(1 + len(self.ks))), *self.lambdas])
+
+    def horizons(self) -> Array:
+        """n, `[E]`."""
+        return np.array([self.num_steps, *(k + 1 for k in self.ks), *(self.num_steps for _ in self.lambdas)])
+
+
+class Setting(NamedTuple):
+    """A policy in an MDP, and what is known of them exactly.
+
+    Attributes:
+      mdp: its first state is drawn from the stationary distribution.
+      logits: `[S, A]`, of the policy.
+      policy: `[S, A]`, its probabilities.
+      value: `[S]`.
+      advantage: `[S, A]`.
+      gradient: `[S, A]`, (1 − γ) ∇J.
+      critics: `[C, S]`, in the order of `CRITICS`.
+    """
+
+    mdp: MDP
+    logits: jax.Array
+    policy: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    gradient: jax.Array
+    critics: jax.Array
+
+
+def setting(options: Options) -> Setting:
+    """Draws the MDP, the policy and the error of the critic."""
+    rng = np.random.default_rng(options.seed)
+    mdps = tabular.random_mdps(rng, 1, options.num_states, options.num_actions, options.gamma)
+    transition, reward, _, gamma = (np.asarray(leaf)[0] for leaf in mdps)
+    transition = (1 - options.stay) * transition + options.stay * np.eye(options.num_states)[:, None, :]
+    logits = rng.normal(size=reward.shape)
+    policy = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    visits = stationary_distribution(np.einsum("sa,sat->st", policy, transition))
+    mdp = MDP(*map(jnp.asarray, (transition, reward, visits, gamma)))
+    value, advantage, gradient = solve(mdp, jnp.asarray(logits))
+    error = rng.normal(size=options.num_states)
+    deviation = np.sqrt(visits @ np.square(value - visits @ np.asarray(value)))
+    error *= options.value_error * deviation / np.sqrt(visits @ np.square(error))
+    critics = np.stack([value, value + error, np.zeros_like(error)])
+    return Setting(mdp, jnp.asarray(logits), jnp.asarray(policy), value, advantage, gradient, jnp.asarray(critics))
+
+
+@jax.jit
+def solve(mdp: MDP, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """V `[S]`, A `[S, A]` and (1 − γ) ∇J `[S, A]` of the softmax policy."""
+    policy = jax.nn.softmax(logits)
+    gradient = (1 - mdp.gamma) * tabular.policy_gradient(mdp, logits)
+    return tabular.value(mdp, policy), tabular.advantage(mdp, policy), gradient
+
+
+def stationary_distribution(transition: Array) -> Array:
+    """`d = d P`, `[S]`, of a chain `[S, S]` that has one."""
+    size = len(transition)
+    equations = np.vstack([transition.T - np.eye(size), np.ones(size)])
+    return np.linalg.lstsq(equations, np.eye(size + 1)[-1], rcond=None)[0]
+
+
+class Sums(NamedTuple):
+    """Of all segments of a group; a cell is a position, a state and an action.
+
+    Attributes:
+      visits: `[T, S·A]`, of a cell.
+      error: `[C, E, T, S·A]`, of Â − A.
+      square: `[C, E, T, S·A]`, of (Â − A)².
+      gradient: `[C, E, S·A]`, of a segment's policy gradient.
+      gradient_square: `[C, E]`, of its squared norm.
+    """
+
+    visits: Any
+    error: Any
+    square: Any
+    gradient: Any
+    gradient_square: Any
+
+
+def sample(mdp: MDP, logits: jax.Array, num_steps: int, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """States, actions and next states of one segment, each `[T]`; consumes `key`."""
+
+    def step(state: jax.Array, key: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+        action_key, state_key = jax.random.split(key)
+        action = Categorical(logits[state]).sample(action_key)
+        following = Categorical(jnp.log(mdp.transition[state, action])).sample(state_key)
+        return following, (state, action, following)
+
+    first_key, key = jax.random.split(key)
+    first = Categorical(jnp.log(mdp.initial)).sample(first_key)
+    return jax.lax.scan(step, first, jax.random.split(key, num_steps))[1]
+
+
+def estimates(reward: jax.Array, value: jax.Array, next_value: jax.Array, gamma: jax.Array, grid: Grid) -> jax.Array:
+    """Â of one segment by every estimator, `[E, T]`."""
+    off = jnp.zeros(reward.shape, bool)
+    stream = reward, next_value, off, off
+    returns = [
+        advantages.discounted_returns(*stream, gamma=gamma),
+        *(advantages.n_step_returns(*stream, gamma=gamma, n=k + 1) for k in grid.ks),
+    ]
+    generalised = jax.vmap(
+        lambda lambda_: advantages.gae(reward, value, next_value, off, off, gamma=gamma, lambda_=lambda_),
+    )(jnp.array(grid.lambdas))
+    return jnp.concatenate([jnp.stack(returns) - value[None, :], generalised])
+
+
+@functools.partial(jax.jit, static_argnames=("grid", "num_samples"))
+def measure(setting: Setting, key: jax.Array, *, grid: Grid, num_samples: int) -> Sums:
+    """Samples segments and sums what every estimator makes of them under every critic.
+
+    Args:
+      setting: the MDP, the policy and the critics.
+      key: consumed.
+      grid: the estimators.
+      num_samples: segments, a multiple of `GROUPS`.
+
+    Returns:
+      One for each group, leaves `[GROUPS, …]`.
+    """
+    mdp, logits = setting.mdp, setting.logits
+
+    def gradient(state: jax.Array, action: jax.Array, advantage: jax.Array) -> jax.Array:
+        def loss(logits: jax.Array) -> jax.Array:
+            return losses.policy_gradient(Categorical(logits[state]).log_prob(action), advantage).mean()
+
+        return -jax.grad(loss)(logits).ravel()
+
+    def group(key: jax.Array) -> Sums:
+        keys = jax.random.split(key, num_samples // GROUPS)
+        state, action, following = jax.vmap(lambda key: sample(mdp, logits, grid.num_steps, key))(keys)
+        reward, advantage = mdp.reward[state, action], setting.advantage[state, action]
+        cell = jax.nn.one_hot(state * logits.shape[1] + action, logits.size, dtype=reward.dtype)
+
+        def under(critic: jax.Array) -> tuple[jax.Array, ...]:
+            made = jax.vmap(estimates, in_axes=(0, 0, 0, None, None))(reward, critic[state], critic[following], mdp.gamma, grid)
+            error = made - advantage[:, None, :]
+            gradients = jax.vmap(jax.vmap(gradient, in_axes=(None, None, 0)))(state, action, made)
+            return (
+                jnp.einsum("net,ntc->etc", error, cell),
+                jnp.einsum("net,ntc->etc", jnp.square(error), cell),
+                gradients.sum(0),
+                jnp.square(gradients).sum((0, 2)),
+            )
+
+        return Sums(cell.sum(0), *jax.lax.map(under, setting.critics))
+
+    return jax.lax.map(group, jax.random.split(key, GROUPS))
+
+
+class Cells(NamedTuple):
+    """Moments of Â − A given the state, the action and the position; for an unvisited cell NaN.
+
+    Attributes:
+      mean: `[C, E, T, S, A]`.
+      variance: `[C, E, T, S, A]`.
+      visits: `[T, S, A]`, their number; infinite where the moments are exact.
+    """
+
+    mean: Array
+    variance: Array
+    visits: Array
+
+
+def cells(setting: Setting, sums: Sums) -> Cells:
+    """The measured moments; variances are unbiased."""
+    count = sums.visits
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = sums.error / count
+        variance = (sums.square - count * np.square(mean)) / (count - 1)
+    variance = np.where(count > 1, np.maximum(variance, 0.0), np.nan)
+    return Cells(*(x.reshape(*x.shape[:-1], *setting.logits.shape) for x in (mean, variance, count)))
+
+
+def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: int) -> Cells:
+    """The same moments by enumeration, backwards from the last step of the sum Σ_l cˡ δ_{t+l}.
+
+    Args:
+      setting: the MDP, the policy and the critics.
+      mixtures: `[E]`, λ, so that c = γλ.
+      horizons: `[E]`, steps of the sum, no more than are left of the segment.
+      num_steps: T, of the segment.
+    """
+    transition, reward, _, gamma = (np.asarray(x) for x in setting.mdp)
+    policy, critics = np.asarray(setting.policy), np.asarray(setting.critics)
+    delta = (reward[:, :, None] + gamma * critics[:, None, None, :] - critics[:, :, None, None])[:, None]
+    decay = gamma * mixtures[:, None, None, None]
+
+    def expected(x: Array) -> Array:
+        return np.einsum("sat,...sat->...sa", transition, x)
+
+    def following(x: Array) -> Array:
+        """Of the next step's state and action, and of the next state."""
+        return np.sum(policy * x, axis=-1)[:, :, None, None, :]
+
+    mean = square = np.zeros((len(critics), len(mixtures), *reward.shape))
+    means, squares = [], []
+    for _ in range(num_steps):
+        ahead = decay * following(mean)
+        square = expected(np.square(delta) + 2 * delta * ahead + np.square(decay) * following(square))
+        mean = expected(delta + ahead)
+        means.append(mean)
+        squares.append(square)
+    left = np.minimum(horizons[:, None], num_steps - np.arange(num_steps)) - 1
+    chosen = np.arange(len(mixtures))[:, None]
+    mean, square = (np.stack(x, axis=2)[:, chosen, left] for x in (means, squares))
+    variance = np.maximum(square - np.square(mean), 0.0)
+    return Cells(mean - np.asarray(setting.advantage), variance, np.full(mean.shape[2:], np.inf))
+
+
+def scores(setting: Setting, moments: Cells) -> Statistics:
+    """Means over visits, squared, so that a bias that is not there is 0 on average, whatever its noise.
+
+    Returns:
+      `advantage_bias` of Â against A; `bias` and `rmse` of Â + V̂ against Q; `deviation` given state, action and position.
+    """
+    policy = np.asarray(setting.policy)
+    often = np.asarray(setting.mdp.initial)[:, None] * policy
+    weights = np.where(np.isinf(moments.visits), often, np.where(moments.visits > 1, moments.visits, 0.0))
+    weights = weights / weights.sum()
+    baseline = (np.asarray(setting.critics) - np.asarray(setting.value))[:, None, None, :, None]
+
+    def average(x: Array) -> Array:
+        return np.sum(weights * np.where(weights > 0, x, 0.0), axis=(-3, -2, -1))
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        noise = moments.variance / moments.visits
+    bias, variance = average(np.square(moments.mean + baseline) - noise), average(moments.variance)
+    advantage_bias = average(np.square(moments.mean) - noise)
+    return {"advantage_bias": advantage_bias, "bias": bias, "deviation": variance, "rmse": bias + variance}
+
+
+class GradientScores(NamedTuple):
+    """Of the policy gradient of one segment, relative to the squared norm of the exact one, `[C, E]`.
+
+    Attributes:
+      bias: squared.
+      variance: trace of the covariance.
+    """
+
+    bias: Array
+    variance: Array
+
+    def error(self, segments: float | Array) -> Array:
+        """Mean square relative error of the mean of so many segments."""
+        return np.maximum(self.bias, 0.0) + self.variance / segments
+
+    def segments(self, accuracy: float) -> Array:
+        """Segments for which the root of that is `accuracy`; infinite where the bias alone is more."""
+        slack = accuracy**2 - np.maximum(self.bias, 0.0)
+        return np.where(slack > 0, self.variance / np.where(slack > 0, slack, 1.0), np.inf)
+
+
+def gradient_scores(setting: Setting, sums: Sums) -> GradientScores:
+    """Measured from the segments' gradients."""
+    count = sums.visits[0].sum()
+    exact = np.asarray(setting.gradient).ravel()
+    mean = sums.gradient / count
+    variance = (sums.gradient_square - count * np.square(mean).sum(-1)) / (count - 1)
+    bias = np.square(mean - exact).sum(-1) - variance / count
+    return GradientScores(bias / (exact @ exact), variance / (exact @ exact))
+
+
+def gradient_bias(setting: Setting, moments: Cells) -> Array:
+    """Expected policy gradient less the exact one, `[C, E, S·A]`, from the exact moments."""
+    policy = np.asarray(setting.policy)
+    error = moments.mean.mean(axis=2)
+    centred = error - np.sum(policy * error, axis=-1, keepdims=True)
+    bias = np.asarray(setting.mdp.initial)[:, None] * policy * centred
+    return bias.reshape(*bias.shape[:2], -1)
+
+
+def total(sums: Sums) -> Sums:
+    """Of all groups."""
+    return Sums(*(x.sum(0) for x in sums))
+
+
+def jackknife(statistic: Callable[[Sums], Statistics], sums: Sums) -> dict[str, Pair]:
+    """Root of each statistic of all segments, and its standard error from leaving out one group at a time."""
+    whole = total(sums)
+    others = [statistic(Sums(*(x - y[i] for x, y in zip(whole, sums, strict=True)))) for i in range(GROUPS)]
+    pairs = {}
+    for name, squared in statistic(whole).items():
+        error = np.sqrt((GROUPS - 1) * np.var([other[name] for other in others], axis=0))
+        centre = np.maximum(squared, 0.0)
+        # Upwards only, which is finite at 0 too.
+        pairs[name] = np.sqrt(centre), np.sqrt(centre + error) - np.sqrt(centre)
+    return pairs
+
+
+class Result(NamedTuple):
+    """What the table, the figure and the tests are made of.
+
+    Attributes:
+      setting: the MDP, the policy and the critics.
+      grid: the estimators.
+      sums: of every group.
+      measured: name to number and standard error, `[C, E]` each: the roots of `scores`, and `gradient_bias` and `gradient_error`
+        (of one batch), both relative.
+      exact: name to number `[C, E]`, by enumeration.
+      gradients: of the policy gradient, with the exact bias.
+    """
+
+    setting: Setting
+    grid: Grid
+    sums: Sums
+    measured: dict[str, Pair]
+    exact: Statistics
+    gradients: GradientScores
+
+
+def evaluate(options: Options) -> Result:
+    """Runs the whole measurement, in double precision."""
+    grid = options.grid()
+    with jax.enable_x64(True):
+        problem = setting(options)
+        sums = jax.device_get(measure(problem, jax.random.key(options.seed), grid=grid, num_samples=options.num_samples))
+        problem = jax.device_get(problem)
+
+    def statistics(sums: Sums) -> Statistics:
+        gradient = gradient_scores(problem, sums)
+        relative = {"gradient_bias": gradient.bias, "gradient_error": gradient.error(options.batch)}
+        return scores(problem, cells(problem, sums)) | relative
+
+    exact = exact_scores(problem, grid.mixtures(), grid.horizons(), grid.num_steps)
+    return Result(
+        problem,
+        grid,
+        sums,
+        jackknife(statistics, sums),
+        exact,
+        GradientScores(np.square(exact["gradient_bias"]), gradient_scores(problem, total(sums)).variance),
+    )
+
+
+def exact_scores(setting: Setting, mixtures: Array, horizons: Array, num_steps: int) -> Statistics:
+    """Roots of the `scores` of `exact_cells`, and the relative `gradient_bias`."""
+    moments = exact_cells(setting, mixtures, horizons, num_steps)
+    bias = gradient_bias(setting, moments)
+    squared = scores(setting, moments) | {"gradient_bias": np.square(bias).sum(-1) / np.square(setting.gradient).sum()}
+    return {name: np.sqrt(x) for name, x in squared.items()}
+
+
+class Curve(NamedTuple):
+    """One family of estimators on a fine grid, exact.
+
+    Attributes:
+      name: `GAE` or `A3C`.
+      parameter: λ or k, `[N]`.
+      reach: where to draw it, in steps: 1 / (1 − γλ) or k + 1, `[N]`.
+      exact: name to number `[C, N]`.
+    """
+
+    name: str
+    parameter: Array
+    reach: Array
+    exact: Statistics
+
+
+def curves(result: Result) -> list[Curve]:
+    """GAE for λ from 0 to 1, and A3C for k from 0 to that of Monte Carlo."""
+    gamma, num_steps = float(result.setting.mdp.gamma), result.grid.num_steps
+    reach = np.geomspace(1.0, 1.0 / (1.0 - gamma), 121)
+    lambdas = np.clip((1.0 - 1.0 / reach) / gamma, 0.0, 1.0)
+    steps = np.unique(np.geomspace(1, num_steps, 61).round().astype(int))
+    gae = exact_scores(result.setting, lambdas, np.full(lambdas.shape, num_steps), num_steps)
+    a3c = exact_scores(result.setting, np.ones(steps.shape), steps, num_steps)
+    return [Curve("GAE", lambdas, reach, gae), Curve("A3C", steps - 1, steps, a3c)]
+
+
+def rows(result: Result, options: Options) -> list[dict[str, Any]]:
+    """One for each critic and estimator."""
+    steps = options.num_steps * result.gradients.segments(options.accuracy)
+    return [
+        {"critic": critic, "estimator": estimator, "steps": float(steps[c, e])}
+        | {name: float(number[c, e]) for name, (number, _) in result.measured.items()}
+        | {f"{name}_standard_error": float(error[c, e]) for name, (_, error) in result.measured.items()}
+        | {f"{name}_exact": float(number[c, e]) for name, number in result.exact.items()}
+        for c, critic in enumerate(CRITICS)
+        for e, estimator in enumerate(result.grid.names())
+    ]
+
+
+def table(result: Result, options: Options) -> str:
+    """The rows as text, a block for each critic; `*` marks the least of a column."""
+    batch = f"{options.batch * options.num_steps:,} steps"
+    lines = [
+        f"{'':9} {'bias of':>8} {'bias of Â + V̂':>20} {'standard deviation':>22} {'rmse':>8}"
+        f" {'policy gradient: relative bias, error of':>52}",
+        f"{'':9} {'Â to A':>8} {'to Q':>13} {'exact':>7} {'':>14} {'exact':>7} {'to Q':>8}"
+        f" {'bias':>13} {'exact':>6} {batch:>14} {f'steps to {options.accuracy:.0%}':>14}",
+    ]
+    everything, families = rows(result, options), curves(result)
+    for c, critic in enumerate(CRITICS):
+        error = result.setting.critics[c] - result.setting.value
+        lines += ["", f"critic: {critic}, root mean square error {np.sqrt(result.setting.mdp.initial @ np.square(error)):.2f}"]
+        block = [row for row in everything if row["critic"] == critic]
+        least = {name: min(row[name] for row in block) for name in ("rmse", "gradient_error", "steps")}
+        for row in block:
+            stars = {name: "*" if row[name] == x < np.inf else " " for name, x in least.items()}
+            pairs = {name: f"{row[name]:.3f}±{row[f'{name}_standard_error']:.3f}" for name in result.measured}
+            steps = f"{row['steps']:,.0f}" if np.isfinite(row["steps"]) else "never"
+            lines.append(
+                f"{row['estimator']:9} {row['advantage_bias']:>8.3f} {pairs['bias']:>13} {row['bias_exact']:>7.3f}"
+                f" {pairs['deviation']:>14} {row['deviation_exact']:>7.3f} {row['rmse']:>7.3f}{stars['rmse']}"
+                f" {pairs['gradient_bias']:>13} {row['gradient_bias_exact']:>6.3f}"
+                f" {pairs['gradient_error']:>13}{stars['gradient_error']} {steps:>13}{stars['steps']}"
+            )
+        best = [(curve, int(curve.exact["rmse"][c].argmin())) for curve in families]
+        found = (f"{curve.name}({curve.parameter[i]:.3g}) {curve.exact['rmse'][c, i]:.3f}" for curve, i in best)
+        lines.append(f"{'':9} least rmse in theory: {', '.join(found)}")
+    lines += [
+        "",
+        "±: standard error upwards, of the root of an unbiased square, so that 0.02±0.02 is no bias. *: least of its column.",
+        "never: the exact bias alone is more than the accuracy.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class Look(NamedTuple):
+    """How a curve is drawn."""
+
+    colour: str
+    width: float
+    label: str
+
+
+# The pale broad line lies behind that of whichever is the greater part of it.
+LOOKS = {
+    "rmse": Look("#c9ced3", 7.0, "mean squared error of Â + V̂(s) against Q"),
+    "deviation": Look(COLOURS[0], 2.0, "variance"),
+    "bias": Look(COLOURS[1], 2.0, "bias²"),
+}
+DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+
+
+def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
+    """Bias², variance and their sum for one family: exact as lines, measured as points ± two standard errors, the least marked."""
+    names = result.grid.names()
+    labels = {i: name[len(curve.name) + 1 : -1] for i, name in enumerate(names) if name.startswith(curve.name)}
+    parameters = [float(label) for label in labels.values()]
+    if curve.name == "A3C":
+        labels[0] = "MC"
+        parameters.append(curve.parameter[-1])
+    picked, reach = list(labels), np.interp(parameters, curve.parameter, curve.reach)
+    for name, look in LOOKS.items():
+        exact = np.square(curve.exact[name][critic])
+        axes.plot(curve.reach, np.where(exact > TINY, exact, np.nan), color=look.colour, linewidth=look.width, label=look.label)
+        if name == "rmse":
+            continue
+        number, error = (x[critic, picked] for x in result.measured[name])
+        measured, spread = np.square(number), np.square(number + error) - np.square(number)
+        # A bias that cannot be told from none has no place on a log scale.
+        told = measured > np.maximum(2 * spread, TINY)
+        axes.errorbar(reach[told], measured[told], yerr=2 * spread[told], fmt="o", color=look.colour, markersize=5)
+    best = int(curve.exact["rmse"][critic].argmin())
+    least = curve.reach[best], curve.exact["rmse"][critic, best] ** 2
+    axes.axvline(least[0], **DASHED)
+    axes.plot(*least, "o", markersize=12, markerfacecolor="none", markeredgecolor=INK, label="least in theory")
+    axes.annotate(
+        f"{curve.name}({curve.parameter[best]:.2g})", least, (5, 20), textcoords="offset points", color=INK, fontsize=9.5
+    )
+    axes.set_xticks(reach, list(labels.values()))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def draw_gradient(axes: Axes, result: Result, critic: int, options: Options, chosen: Sequence[int]) -> None:
+    """Relative error of the policy gradient against the environment steps that it is estimated from."""
+    segments = np.geomspace(1.0, 1e4, 60)
+    for colour, e in zip(COLOURS, chosen, strict=False):
+        bias, variance = (x[critic, e] for x in result.gradients)
+        error = np.sqrt(GradientScores(bias, variance).error(segments))
+        axes.plot(segments * options.num_steps, error, color=colour, linewidth=2.0, label=result.grid.names()[e])
+    axes.axhline(options.accuracy, label=f"{options.accuracy:.0%}", **DASHED)
+
+
+def save_figure(result: Result, options: Options, path: Path) -> None:
+    """Writes the picture: a row for each critic; GAE, A3C, and the error of the policy gradient.
+
+    Args:
+      result: of `evaluate`.
+      options: it came from.
+      path: of the PNG file.
+    """
+    names, families = result.grid.names(), curves(result)
+    # Those of each family that need the fewest steps under the critic in error stand for it under all.
+    steps = result.gradients.segments(options.accuracy)[CRITICS.index("in error")]
+    best = [min((e for e, name in enumerate(names) if name.startswith(f.name)), key=lambda e: steps[e]) for f in families]
+    chosen = list(dict.fromkeys([0, names.index("A3C(0)"), *reversed(best)]))
+    top = 3.0 * max(np.square(curve.exact["rmse"]).max() for curve in families)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(15.0, 10.5), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.1), dpi=150)
+        grid = figure.subplots(len(CRITICS), 3, sharex="col")
+        for axes in grid.flat:
+            axes.set(xscale="log", yscale="log")
+        for c, critic in enumerate(CRITICS):
+            for axes, curve in zip(grid[c], families, strict=False):
+                draw_curve(axes, curve, result, c)
+                axes.set(ylim=(top / 1e4, top), title=f"{curve.name}, critic: {critic}")
+            draw_gradient(grid[c, 2], result, c, options, chosen)
+            grid[c, 2].set(ylim=(0.02, 5.0), title=f"Sample efficiency, critic: {critic}")
+            grid[c, 0].set_ylabel("reward units squared")
+            grid[c, 2].set_ylabel("relative error of the gradient")
+        labels = ("λ, spaced by its reach 1 / (1 − γλ)", "k, spaced by the steps k + 1", "environment steps")
+        for axes, label in zip(grid[-1], labels, strict=True):
+            axes.set_xlabel(label)
+        grid[0, 0].legend(
+            fontsize=9, loc="lower right", title="lines exact; points measured, ± 2 standard errors", title_fontsize=9
+        )
+        grid[0, 2].legend(fontsize=9, loc="upper right")
+        temporary = path.with_name(f".{path.name}")
+        figure.savefig(temporary, format="png")
+        temporary.replace(path)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    sections = {"": Options}
+    if {"--help", "-h"} & set(argv):
+        print(flags.usage("estimators.py", "Measures bias, variance and sample efficiency of advantage estimators.", sections))
+        return 0
+    options = flags.parse(argv, sections)[""]
+    folder.inspect(options.out, resume=False, overwrite=True)
+    with folder.claim(options.out, overwrite=False) as out:
+        result = evaluate(options)
+        text = table(result, options)
+        (out / "table.txt").write_text(text, encoding="utf-8")
+        folder.write_json(out / "table.json", {"options": flags.flatten({"": options}), "rows": rows(result, options)})
+        np.savez_compressed(out / "cells.npz", **cells(result.setting, total(result.sums))._asdict())
+        save_figure(result, options, out / "estimators.png")
+    print(text, end="")
+    print(f"see {out / 'estimators.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)

@@ -1,0 +1,222 @@
+"""A finished or running run of `control.py` as a GIF: `python experiments/render.py --run=runs/cartpole --out=cartpole.gif`.
+
+It shows one episode of one seed, from a checkpoint, which is only read.
+"""
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import common
+import control
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po import checkpoint, config, flags, folder, rendering
+from jaxrl_po.checkpoint import CheckpointError
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, Interval, static
+from jaxrl_po.control import adapt, unroll
+from jaxrl_po.control.problem import Shared, normalize
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.flags import UsageError
+from jaxrl_po.parallel import Placement
+from jaxrl_po.rendering import Draw, Episode
+from jaxrl_po.types import ActorCritic, Problem
+
+
+class Scene(NamedTuple):
+    """How an environment is shown.
+
+    Attributes:
+      draw: one moment of it.
+      fps: frames a second that suit its pace.
+    """
+
+    draw: Draw
+    fps: int
+
+
+SCENES = {
+    "CartPole-v1": Scene(rendering.cart_pole, 30),
+    "Pendulum-v1": Scene(rendering.pendulum, 20),
+    "Acrobot-v1": Scene(rendering.acrobot, 15),
+    "MountainCar-v0": Scene(functools.partial(rendering.mountain_car, goal=0.5), 30),
+    "MountainCarContinuous-v0": Scene(functools.partial(rendering.mountain_car, goal=0.45), 30),
+    **{
+        f"{game}-MinAtar": Scene(rendering.grid, 10) for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+    },
+    **{f"{name}-bsuite": Scene(rendering.grid, 5) for name in ("Catch", "DeepSea", "MNISTBandit")},
+}
+OTHER = Scene(rendering.components, 10)
+
+
+@config.record
+class Options:
+    """What is to be shown."""
+
+    run: str = static("", "folder of a run of control.py")
+    out: str = static("", "the GIF; empty is episode.gif in the folder of the run")
+    seed_index: int = static(0, "which of the run's seeds plays", within=NON_NEGATIVE)
+    checkpoint: str = static("best", "whose parameters play", choices=("best", "latest"))
+    greedy: bool = static(True, "take the mode of the policy; otherwise sample")
+    seed: int = static(0, "of the episode's random numbers", within=NON_NEGATIVE)
+    max_steps: int = static(
+        0, "length of the episode at most; 0 is the environment's own limit", unit="steps", within=NON_NEGATIVE
+    )
+    fps: int = static(0, "frames a second, at most 50; 0 is what suits the environment", unit="frames", within=Interval(0, 50))
+    width: int = static(480, "of a frame, whose height is three quarters of it", unit="pixels", within=Interval(120, 1920))
+
+
+class Player(NamedTuple):
+    """One seed at one checkpoint.
+
+    Attributes:
+      env: the environment.
+      problem: whose `apply` is the policy.
+      params: of the seed.
+      shared: statistics of the seed, frozen.
+      iteration: of the checkpoint.
+      title: what plays what.
+    """
+
+    env: Any
+    problem: Problem
+    params: ActorCritic
+    shared: Shared
+    iteration: int
+    title: str
+
+
+class Mode(NamedTuple):
+    """A policy's distribution with all its mass on the mode, for `unroll`, which samples.
+
+    Attributes:
+      distribution: the policy's.
+    """
+
+    distribution: Distribution
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """The mode; `key` is not used."""
+        return self.distribution.mode()
+
+
+def read_records(run: str) -> dict[str, Any]:
+    """The settings of a run of `control.py`, prefix to record."""
+    if not run:
+        raise UsageError("--run must name the folder of a run of control.py, e.g. --run=runs/first")
+    try:
+        stored = dict(json.loads((Path(run) / folder.CONFIG).read_text(encoding="utf-8")))
+    except OSError:
+        raise UsageError(f"--run={run} must be the folder of a run of control.py; it holds no {folder.CONFIG}") from None
+    except (TypeError, ValueError):
+        raise UsageError(f"--run={run} holds a {folder.CONFIG} that is damaged") from None
+    if stored.get("script") != control.SCRIPT.name:
+        raise UsageError(f"--run={run} must be the folder of a run of control.py, not of {stored.get('script')}.py")
+    with blame_run(run):
+        return common.parse(control.SCRIPT, [], stored)
+
+
+@contextlib.contextmanager
+def blame_run(run: str) -> Iterator[None]:
+    """Inside, settings or states that are not what this version of the library makes become an error that names `--run`."""
+    try:
+        yield
+    except (CheckpointError, ConfigError, UsageError) as error:
+        raise UsageError(f"--run={run} does not suit this version of the library: {error}") from None
+
+
+def restore(options: Options, records: Mapping[str, Any]) -> Player:
+    """Rebuilds the problem of the run and reads the checkpoint."""
+    run = records[""]
+    if options.seed_index >= run.seeds:
+        raise UsageError(f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of --run={options.run}")
+    with blame_run(options.run):
+        experiment = control.build(records, common.ALGORITHMS[run.algorithm], None)
+        env, problem = control.build_problem(records, None)
+        job = common.make_job(experiment, run, Placement(run.seeds, 1, 1), iterations=1, log_every=1)
+        like = jax.eval_shape(job.learner.init, job.keys)
+        found = checkpoint.peek(Path(options.run) / "checkpoints" / options.checkpoint, like)
+    if found is None:
+        raise UsageError(
+            f"--checkpoint={options.checkpoint}: --run={options.run} holds no intact checkpoint of that kind; "
+            f"wait for one or choose the other kind"
+        )
+    iteration, state = found
+    params, shared = jax.tree.map(lambda x: x[options.seed_index], (state.params, state.actor.shared))
+    return Player(env, problem, params, shared, iteration, f"{control.SCRIPT.title(records)}, seed {options.seed_index}")
+
+
+def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
+    """Plays one episode, the first of those that `control.make_evaluate` plays with this key; `key` is consumed."""
+    environment = adapt(player.env)
+    reset_key, step_key = jax.random.split(key)
+
+    @jax.jit
+    def run(params: ActorCritic, shared: Shared) -> unroll.Trajectory:
+        def policy(observation: jax.Array) -> Any:
+            distribution = player.problem.apply(params, normalize(shared, observation))[0]
+            return Mode(distribution) if greedy else distribution
+
+        start = unroll.start(environment, reset_key, jnp.arange(1, dtype=jnp.int32))
+        return unroll.unroll(environment, policy, start, step_key, num_steps=max_steps)[1]
+
+    trajectory = jax.tree.map(lambda x: np.asarray(x[0]), run(player.params, player.shared))
+    transition = trajectory.transition
+    ended = np.flatnonzero(transition.terminated | transition.truncated)
+    length = int(ended[0]) + 1 if ended.size else max_steps
+    final = transition.final_observation[length - 1 : length]
+    return Episode(
+        observation=np.concatenate([trajectory.observation[:length], final]),
+        action=trajectory.action[:length],
+        reward=transition.reward[:length],
+    )
+
+
+def require_file(out: str) -> Path:
+    """The path of `--out`, after a check that a file can be written there."""
+    path = Path(out)
+    ancestor = next(each for each in path.absolute().parents if each.exists())
+    if path.suffix.lower() != ".gif" or path.is_dir():
+        raise UsageError(f"--out={out} must be a file whose name ends in .gif")
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
+        raise UsageError(f"--out={out} must be a file that can be written; {ancestor} is no folder to write to")
+    return path
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    sections = {"": Options}
+    if {"--help", "-h"} & set(argv):
+        print(flags.usage("render.py", "Shows one episode of a run of control.py as a GIF.", sections))
+        return 0
+    options = flags.parse(argv, sections)[""]
+    records = read_records(options.run)
+    out = require_file(options.out or str(Path(options.run) / "episode.gif"))
+    player = restore(options, records)
+    limit = options.max_steps or getattr(player.env.default_params, "max_steps_in_episode", 0)
+    if not limit:
+        raise UsageError("--max_steps must be at least 1: the environment has no limit of its own")
+    episode = play(player, jax.random.key(options.seed), max_steps=int(limit), greedy=options.greedy)
+    scene = SCENES.get(records[""].env, OTHER)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
+        rendering.save_gif(pictures, out, fps=options.fps or scene.fps)
+    except OSError as error:
+        raise UsageError(f"--out={out} must be a file that can be written: {error.strerror or error}") from None
+    gain = float(np.sum(episode.reward, dtype=np.float64))
+    print(
+        f"{player.title}, {options.checkpoint} checkpoint (iteration {player.iteration}): "
+        f"{len(episode.reward)} steps, return {gain:.5g}, see {out}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)

@@ -1,0 +1,217 @@
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import gymnax
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxrl_po import control, rendering
+from jaxrl_po.flags import UsageError
+from jaxrl_po.rendering import Episode
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+ANGLES = np.array([[0.3, -0.5], [1.2, 2.0], [-2.0, 0.7], [3.0, -1.0]])
+ACROBOT = np.column_stack([np.cos(ANGLES[:, 0]), np.sin(ANGLES[:, 0]), np.cos(ANGLES[:, 1]), np.sin(ANGLES[:, 1]), ANGLES])
+RANDOM = np.random.default_rng(0)
+CASES = {
+    "cart_pole": (rendering.cart_pole, np.array([[0.0, 0, 0.1, 0], [1.0, 0, 0.1, 0], [1.0, 0, -0.2, 0], [-2.4, 0, 0, 0]])),
+    "pendulum": (rendering.pendulum, ACROBOT[:, :3]),
+    "acrobot": (rendering.acrobot, ACROBOT),
+    "mountain_car": (partial(rendering.mountain_car, goal=0.5), np.array([[-1.2, 0], [-0.5, 0], [0.1, 0], [0.6, 0]])),
+    "channels": (rendering.grid, np.eye(400)[:4].reshape(4, 10, 10, 4)),
+    "cells": (rendering.grid, np.eye(50)[[0, 7, 30, 49]].reshape(4, 10, 5)),
+    "components": (rendering.components, RANDOM.normal(size=(3, 6))),
+    "one_component": (rendering.components, RANDOM.normal(size=(2, 1))),
+    "many_axes": (rendering.components, RANDOM.normal(size=(2, 3, 4, 5, 6))),
+    "not_finite": (rendering.components, np.array([[np.nan, 1.0], [2.0, np.inf]])),
+}
+
+
+def episode(observation, action=None):
+    steps = len(observation) - 1
+    return Episode(observation, np.zeros(steps, np.int32) if action is None else action, np.ones(steps, np.float32))
+
+
+def stage(picture):
+    """The part of a frame in which the environment is drawn, without title and caption."""
+    height = len(picture)
+    return picture[int(0.12 * height) : int(0.88 * height)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_moment_is_a_picture_of_its_own(name):
+    draw, observation = CASES[name]
+    pictures = list(rendering.frames(draw, episode(observation), title="a $ title_", width=240))
+    assert len(pictures) == len(observation)
+    for picture in pictures:
+        assert picture.shape == (180, 240, 3)
+        assert picture.dtype == np.uint8
+        assert len(np.unique(stage(picture).reshape(-1, 3), axis=0)) > 2
+    assert len({stage(picture).tobytes() for picture in pictures}) == len(pictures)
+
+
+def test_components_take_actions_of_any_shape():
+    actions = RANDOM.normal(size=(2, 2, 2))
+    assert len(list(rendering.frames(rendering.components, episode(np.zeros((3, 2)), actions), title="", width=120))) == 3
+
+
+def test_the_pole_leans_to_the_side_of_its_angle():
+    right, left = (
+        next(rendering.frames(rendering.cart_pole, episode(np.array([[0.0, 0.0, angle, 0.0]])), title="", width=240))
+        for angle in (0.5, -0.5)
+    )
+    accent = np.array(rendering.to_rgb(rendering.ACCENT)) * 255
+    columns = [np.flatnonzero((np.abs(picture - accent) < 3).all(axis=2).any(axis=0)).mean() for picture in (right, left)]
+    assert columns[0] > 125
+    assert columns[1] < 115
+
+
+def test_the_first_channel_lies_on_top():
+    both, first = np.zeros((2, 1, 3, 3, 2), np.float32)
+    both[0, 1, 1], first[0, 1, 1, 0] = 1.0, 1.0
+    pictures = [next(rendering.frames(rendering.grid, episode(each), title="", width=120)) for each in (both, first)]
+    np.testing.assert_array_equal(*pictures)
+
+
+def test_a_gif_holds_every_frame_and_its_time(tmp_path):
+    pictures = [np.full((90, 120, 3), shade, np.uint8) for shade in (0, 100, 200)]
+    rendering.save_gif(pictures, tmp_path / "a.gif", fps=20)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
+    with Image.open(tmp_path / "a.gif") as gif:
+        assert (gif.format, gif.n_frames, gif.size, gif.info["loop"]) == ("GIF", 3, (120, 90), 0)
+        durations = []
+        for i in range(3):
+            gif.seek(i)
+            durations.append(gif.info["duration"])
+    assert durations == [50, 50, rendering.HOLD]
+
+
+@pytest.fixture(scope="module")
+def script():
+    sys.path.insert(0, str(EXPERIMENTS))
+    try:
+        import render
+
+        yield render
+    finally:
+        sys.path.remove(str(EXPERIMENTS))
+
+
+@pytest.fixture(scope="module")
+def run(script, tmp_path_factory):
+    """A run of `control.py` that is over at once."""
+    jax.local_device_count()  # the script would choose the number of devices of a backend that does not run yet
+    out = tmp_path_factory.mktemp("runs") / "cartpole"
+    sizes = ["--problem.num_envs=4", "--problem.num_steps=8", "--problem.width=8", "--problem.normalize_observations"]
+    flags = ["--algorithm=a2c", "--seeds=2", "--devices=1", "--total_steps=64", "--eval_episodes=2"]
+    assert script.control.main([*flags, *sizes, f"--out={out}"]) == 0
+    return out
+
+
+def snapshot(path):
+    return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in path.rglob("*") if file.is_file()}
+
+
+def test_an_episode_of_a_run(script, run, tmp_path, capsys):
+    before = snapshot(run)
+    out = tmp_path / "new" / "episode.gif"
+    flags = [f"--run={run}", "--seed_index=1", "--checkpoint=latest", "--seed=3"]
+    assert script.main([*flags, f"--out={out}", "--width=160"]) == 0
+    assert snapshot(run) == before
+
+    options = script.flags.parse(flags, {"": script.Options})[""]
+    player = script.restore(options, script.read_records(str(run)))
+    assert player.iteration == 2
+    evaluate = control.make_evaluate(player.env, player.problem, num_episodes=1)
+    expected = evaluate(player.params, control.problem.Actor((), player.shared), jax.random.key(3))
+    length = int(expected["length"][0])
+    with Image.open(out) as gif:
+        assert (gif.n_frames, gif.size) == (length + 1, (160, 120))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"a2c on CartPole-v1, seed 1, latest checkpoint (iteration 2): {length} steps, return {length}, see {out}"
+    )
+
+
+def test_an_episode_ends_where_the_environment_or_the_flag_says(script, run):
+    player = script.restore(script.Options(run=str(run)), script.read_records(str(run)))
+    whole = script.play(player, jax.random.key(0), max_steps=100, greedy=False)
+    assert len(whole.observation) == len(whole.action) + 1 == len(whole.reward) + 1
+    inside = (np.abs(whole.observation[:, 0]) <= 2.4) & (np.abs(whole.observation[:, 2]) <= np.radians(12))
+    assert inside[:-1].all()
+    assert not inside[-1]
+    short = script.play(player, jax.random.key(0), max_steps=5, greedy=False)
+    np.testing.assert_allclose(short.observation, whole.observation[:6], rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def played(script, monkeypatch):
+    """The episode is there without being played."""
+    monkeypatch.setattr(script, "play", lambda *_, **__: episode(CASES["cart_pole"][1]))
+
+
+@pytest.mark.usefixtures("played")
+def test_the_default_is_a_file_in_the_folder_of_the_run(script, run):
+    assert script.main([f"--run={run}", "--width=120"]) == 0
+    with Image.open(run / "episode.gif") as gif:
+        assert gif.n_frames == 4
+
+
+@pytest.mark.usefixtures("played")
+def test_a_place_that_cannot_be_written_is_told_of(script, run):
+    with pytest.raises(UsageError, match=r"^--out=/proc/a\.gif must be a file that can be written"):
+        script.main([f"--run={run}", "--width=120", "--out=/proc/a.gif"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run="], r"--run must name the folder"),
+        (["--run={tmp}"], r"--run=.* holds no config\.json"),
+        (["--run={tmp}/absent"], r"--run=.* holds no config\.json"),
+        (["--run={tmp}/language"], r"--run=.* must be the folder of a run of control\.py, not of language\.py"),
+        (["--run={tmp}/damaged"], r"--run=.* holds a config\.json that is damaged"),
+        (["--run={tmp}/other"], r"--run=.* does not suit this version of the library: --algorithm has no 'vpg'"),
+        (["--run={tmp}/wider"], r"--run=.* does not suit this version of the library: the checkpoint holds"),
+        (["--run={tmp}/early"], r"--checkpoint=best: --run=.* holds no intact checkpoint"),
+        (["--seed_index=2"], r"--seed_index=2 must be below 2, the seeds of --run="),
+        (["--seed_index=-1"], r"--seed_index must lie in \[0, inf\), got -1"),
+        (["--checkpoint=worst"], r"--checkpoint must be one of best, latest"),
+        (["--out={tmp}/a.png"], r"--out=.* must be a file whose name ends in \.gif"),
+        (["--out={tmp}/folder.gif"], r"--out=.* must be a file whose name ends in \.gif"),
+        (["--out={tmp}/file/a.gif"], r"--out=.* must be a file that can be written; .*file is no folder"),
+        (["--fps=51"], r"--fps must lie in \[0, 50\] frames, got 51"),
+        (["--sead=1"], r"--sead is not a flag; did you mean --seed\?"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_flag(script, run, tmp_path, arguments, message):
+    stored = json.loads((run / "config.json").read_text())
+    (tmp_path / "folder.gif").mkdir()
+    (tmp_path / "file").touch()
+    contents = {
+        "language": json.dumps({"script": "language"}),
+        "damaged": "{",
+        "other": json.dumps(stored | {"algorithm": "vpg"}),
+        "wider": json.dumps(stored | {"problem.width": 16}),
+        "early": json.dumps(stored),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    (tmp_path / "wider" / "checkpoints").symlink_to(run / "checkpoints")
+    arguments = [argument.format(tmp=tmp_path) for argument in arguments]
+    with pytest.raises(UsageError, match=f"^{message}") as caught:
+        script.main([f"--run={run}", "--max_steps=1", "--width=120", *arguments])
+    assert "\n" not in str(caught.value)
+
+
+def test_scenes_are_of_environments_that_exist(script):
+    assert set(script.SCENES) <= set(gymnax.registered_envs)
+
+
+def test_help(script, capsys):
+    assert script.main(["--help"]) == 0
+    assert "--seed_index=0" in capsys.readouterr().out
