@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import common
 import jax
+import jax.numpy as jnp
 
 from jaxrl_po import config, control, flags, losses
 from jaxrl_po.config import COUNT, static
@@ -78,7 +79,7 @@ def self_normalized(branches: int, distribution: Distribution, samples: Samples)
     """TRPO eq. 18 over the branches of each state, rows `[N · K]`."""
     rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
     of_states = jax.vmap(losses.self_normalized_surrogate)(*(x.reshape(-1, branches) for x in rows))
-    return losses.token_mean(of_states, of_states == of_states)
+    return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
 
 
 def build_problem(records: Mapping[str, Any], axis_name: str | None) -> tuple[Any, Problem]:

@@ -1,13 +1,15 @@
 """The scripts that compare: sweeps and the family."""
 
 import json
-import sys
 from pathlib import Path
 
+import control
+import family
 import gymnax
 import jax
 import numpy as np
 import pytest
+import sweep
 
 from jaxrl_po import control as control_lib
 from jaxrl_po import flags as flags_lib
@@ -27,24 +29,16 @@ SMALL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def scripts():
-    jax.local_device_count()  # a script would choose the number of devices of a backend that does not run yet
-    sys.path.insert(0, str(EXPERIMENTS))
-    try:
-        import control
-        import family
-        import sweep
-
-        yield {"control": control, "family": family, "sweep": sweep}
-    finally:
-        sys.path.remove(str(EXPERIMENTS))
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """A script would choose the number of devices of a backend that does not run yet."""
+    return jax.local_device_count()
 
 
-def test_sweep_leaves_a_table_and_a_picture_and_goes_on(scripts, tmp_path, capsys, monkeypatch):
-    sweep, out = scripts["sweep"], tmp_path / "sweep"
+def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "sweep"
     arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--problem.width=4,8"]
-    monkeypatch.setattr(scripts["control"], "CONFIGS", tmp_path / "configs")
+    monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     assert sweep.main([*arguments, "--save"]) == 0
     printed = capsys.readouterr().out
     assert "program 2 of 2: 2 settings × 2 seeds" in printed  # numbers share a program, sizes do not
@@ -63,8 +57,8 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(scripts, tmp_path, capsy
     assert saved["flags"]["config.learning_rate"] == float(rows[0]["flags"]["config.learning_rate"])
     assert saved["flags"]["problem.num_envs"] == 4
     assert "--config.learning_rate=1e-3,1e-2" in saved["found_by"]
-    options = flags_lib.parse([], {"": scripts["control"].Options})[""]
-    assert scripts["control"].tuned(options) == saved["flags"]
+    options = flags_lib.parse([], {"": control.Options})[""]
+    assert control.tuned(options) == saved["flags"]
     # Broken off after the first program, it runs the second only.
     (out / "sweep.json").write_text(json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"]))
     assert sweep.main([*arguments, "--save", "--resume"]) == 0
@@ -74,9 +68,8 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(scripts, tmp_path, capsy
         sweep.main([*SMALL, f"--out={out}", "--config.learning_rate=1e-4,1e-2", "--resume"])
 
 
-def test_sweep_compares_like_with_like(scripts, tmp_path):
+def test_sweep_compares_like_with_like(tmp_path):
     """A combination trains as it would alone, on the same seeds as the others."""
-    sweep = scripts["sweep"]
     sweep.main([*SMALL, f"--out={tmp_path / 'both'}", "--config.learning_rate=1e-3,3e-2"])
     sweep.main([*SMALL, f"--out={tmp_path / 'one'}", "--config.learning_rate=3e-2"])
     both = {
@@ -95,9 +88,9 @@ def test_sweep_compares_like_with_like(scripts, tmp_path):
         (["--env=CartPole-v2"], "CartPole-v1"),
     ],
 )
-def test_bad_sweeps_are_named(scripts, tmp_path, arguments, match):
+def test_bad_sweeps_are_named(tmp_path, arguments, match):
     with pytest.raises(UsageError, match=match):
-        scripts["sweep"].main([*SMALL, f"--out={tmp_path / 'sweep'}", *arguments])
+        sweep.main([*SMALL, f"--out={tmp_path / 'sweep'}", *arguments])
     assert not (tmp_path / "sweep" / "sweep.json").exists()
 
 
@@ -128,11 +121,11 @@ def fake_control(main_argv):
     return main
 
 
-def test_family_compares_methods(scripts, tmp_path, monkeypatch, capsys):
+def test_family_compares_methods(tmp_path, monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(scripts["family"].control, "main", fake_control(asked))
+    monkeypatch.setattr(family.control, "main", fake_control(asked))
     arguments = ["--methods=trpo,ppo_kl", "--seeds=2", "--seed=3", "--total_steps=200", f"--out={tmp_path / 'family'}"]
-    assert scripts["family"].main(arguments) == 0
+    assert family.main(arguments) == 0
     assert (tmp_path / "family" / "family.png").read_bytes().startswith(b"\x89PNG")
     header, trpo, ppo_kl = (tmp_path / "family" / "table.txt").read_text().splitlines()
     assert header.split()[:4] == ["method", "mean", "IQM", "worst"]
@@ -142,20 +135,19 @@ def test_family_compares_methods(scripts, tmp_path, monkeypatch, capsys):
     assert all("--seed=3" in argv for argv in asked)
 
 
-@pytest.mark.usefixtures("scripts")
-def test_every_method_of_the_family_has_valid_flags(scripts, tmp_path, monkeypatch):
+def test_every_method_of_the_family_has_valid_flags(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
     monkeypatch.setattr("jaxrl_po.runner.check", refuse)
-    for name in scripts["family"].METHODS:
+    for name in family.METHODS:
         with pytest.raises(AssertionError, match="compiled"):
-            scripts["family"].main([f"--methods={name}", f"--out={tmp_path / name}", "--total_steps=100000"])
+            family.main([f"--methods={name}", f"--out={tmp_path / name}", "--total_steps=100000"])
 
 
-def test_unknown_methods_are_named(scripts, tmp_path):
+def test_unknown_methods_are_named(tmp_path):
     with pytest.raises(UsageError, match="did you mean trpo"):
-        scripts["family"].main(["--methods=trop", f"--out={tmp_path}"])
+        family.main(["--methods=trop", f"--out={tmp_path}"])
 
 
 def configs():
@@ -163,13 +155,12 @@ def configs():
 
 
 @pytest.mark.parametrize("path", configs(), ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_tuned_settings_are_valid(scripts, path):
+def test_tuned_settings_are_valid(path):
     """Every file names a method and an environment that exist, and flags that they have."""
     saved = json.loads(path.read_text())
-    control = scripts["control"]
     options = flags_lib.parse([f"--algorithm={path.parent.name}", f"--env={path.stem}"], {"": control.Options})[""]
     assert options.env in gymnax.registered_envs
-    sections = {**scripts["sweep"].common.sections_of(control.SCRIPT, options)}
+    sections = {**sweep.common.sections_of(control.SCRIPT, options)}
     records = flags_lib.parse([f"--{name}={flags_lib.shown(value)}" for name, value in saved["flags"].items()], sections)
     assert {name: flags_lib.flatten(records)[name] for name in saved["flags"]} == saved["flags"]
     assert saved["found_by"].startswith("python experiments/sweep.py")

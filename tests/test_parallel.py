@@ -27,8 +27,11 @@ def test_choice(devices, num_seeds, num_rows, want):
 
 
 def test_auto_takes_what_divides():
-    placement = parallel.choose("auto", num_seeds=6, num_rows=64)
+    placement = parallel.choose("auto", num_seeds=6, num_rows=8 * parallel.MIN_ROWS)
     assert placement.num_devices == 8  # rows divide by 8 where the seeds do not
+    # Too few rows are not worth the exchange of gradients, but what was asked for is done.
+    assert parallel.choose("auto", num_seeds=1, num_rows=8).num_devices == 1
+    assert parallel.choose(8, num_seeds=1, num_rows=8).num_devices == 8
     assert parallel.choose("auto", num_seeds=7, num_rows=5).num_devices == 7
 
 
