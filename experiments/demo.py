@@ -1,7 +1,7 @@
-"""The demo: PPO on CartPole-v1 and on two-digit addition with a transformer, by the same code; then the family on CartPole.
+"""The demo: PPO on CartPole-v1 and on two-digit addition with a transformer, by the same code; a few minutes on two cores.
 
-Leaves `runs/demo/{cartpole,addition,family}/` and the pictures `runs/demo/demo.png` and `runs/demo/family/family.png`, in place of
-an earlier demo's. The exit status is 0 only if what is trained has learned. A few minutes on two cores.
+Leaves `runs/demo/{cartpole,addition}/` and one picture of both, `runs/demo/demo.png`, in place of an earlier demo's. The exit
+status is 0 only if both have learned.
 """
 
 import json
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import common
 import control
-import family
 import language
 import numpy as np
 import numpy.typing as npt
@@ -105,18 +104,12 @@ PARTS = (
 )
 
 
-# Every method with four seeds, which is enough to see the shapes of the curves.
-FAMILY = ("--env=CartPole-v1", "--seeds=4", "--total_steps=100000")
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the demo; returns 0 when both parts reach their targets."""
     begun = time.perf_counter()
     sections = {"": Options}
     if {"--help", "-h"} & set(argv):
-        print(
-            flags.usage("demo.py", "Trains PPO on CartPole-v1 and on addition, then the whole family on CartPole-v1.", sections)
-        )
+        print(flags.usage("demo.py", "Trains PPO on CartPole-v1 and on addition.", sections))
         return 0
     out = Path(flags.parse(argv, sections)[""].out)
     panels, lines = [], []
@@ -131,9 +124,6 @@ def main(argv: Sequence[str]) -> int:
         verdict = "learned" if reached >= part.target else "NOT LEARNED"
         lines.append((reached >= part.target, f"{part.title}: {part.score} {reached:.4g}, wanted {part.target:g}: {verdict}"))
     plotting.save(panels, out / "demo.png")
-    status = family.main([*FAMILY, f"--out={out / 'family'}"])
-    if status:
-        return status
     print(*(line for _, line in lines), f"{time.perf_counter() - begun:.0f} s in all; see {out / 'demo.png'}", sep="\n")
     return 0 if all(learned for learned, _ in lines) else 1
 

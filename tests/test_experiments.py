@@ -305,7 +305,6 @@ def test_the_demo_tells_whether_it_learned(scripts, tmp_path, monkeypatch, capsy
         fake_part(scripts, "addition", "greedy_accuracy", accuracies),
     )
     monkeypatch.setattr(scripts["demo"], "PARTS", parts)
-    monkeypatch.setattr(scripts["demo"].family, "main", lambda argv: 0)
     assert scripts["demo"].main([f"--out={tmp_path}"]) == status
     assert ("NOT LEARNED" in capsys.readouterr().out) is bool(status)
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
@@ -321,8 +320,6 @@ def test_the_flags_of_the_demo_are_valid(scripts, tmp_path):
     for part in scripts["demo"].PARTS:
         with pytest.raises(AssertionError, match="compiled"):
             part.main([*part.arguments, f"--out={tmp_path / part.name}"])
-    with pytest.raises(AssertionError, match="compiled"):
-        scripts["demo"].family.main([*scripts["demo"].FAMILY, f"--out={tmp_path / 'family'}"])
 
 
 def test_a_decay_that_ends_before_the_run_is_refused(scripts, tmp_path):
