@@ -30,10 +30,13 @@ def collected(**options):
     return problem, params, actor, jax.jit(problem.collect)(params, actor, jax.random.key(1))[1]
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.3])
-def test_sampler_and_learner_agree(temperature):
-    """Ragged prompts, any temperature: the ratio is 1 before the first update."""
-    problem, params, _, batch = collected(temperature=temperature)
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.7}, {"temperature": 1.3}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.3, "top_k": 4}],
+)
+def test_sampler_and_learner_agree(options):
+    """Ragged prompts, any temperature, truncated or not: the ratio is 1 before the first update."""
+    problem, params, _, batch = collected(**options)
     assert len(np.unique(batch.inputs.pad)) > 1
     log_prob = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
     np.testing.assert_allclose(jnp.where(batch.mask, log_prob, 0.0), batch.log_prob, atol=1e-4)
@@ -216,6 +219,11 @@ def test_teacher_forced_accuracy_is_greedy_accuracy(easy):
     [
         ({"temperature": 0.0}, "temperature"),
         ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0"),
+        ({"top_p": 1.1}, r"top_p must lie in \(0, 1\], got 1.1"),
+        ({"top_p": float("nan")}, r"top_p must lie in \(0, 1\], got nan"),
+        ({"top_k": -1}, "top_k must lie in"),
+        ({"top_k": 15}, "top_k must be at most 14, the vocabulary, got 15"),
         ({"num_prompts": 0}, "num_prompts"),
         ({"group_size": -2}, "group_size"),
         ({"max_new_tokens": 3}, "max_new_tokens must be at least 4"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po.language import Transformer
-from jaxrl_po.language.sampling import generate
+from jaxrl_po.language.sampling import generate, truncate
 
 VOCABULARY, PAD, EOS, BUDGET = 10, 0, 1, 5
 MODEL = Transformer(VOCABULARY, width=16, layers=1, heads=4, kv_heads=2, mlp_width=16)
@@ -161,3 +161,94 @@ def test_temperature_is_that_of_the_distribution():
         p = odds / (1 + odds)
         assert abs(first.mean() - p) < 5 * (p * (1 - p) / 4000) ** 0.5
         np.testing.assert_allclose(completions.log_prob, np.log(np.where(first, p, 1 - p)), rtol=1e-4)
+
+
+def kept(probabilities, top_k, top_p):
+    """The kept tokens, one at a time from the most likely on, in float64."""
+    order = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))[: top_k or None]
+    mass, chosen = sum(probabilities[token] for token in order), []
+    for token in order:
+        chosen.append(token)
+        if top_p < 1.0 and sum(probabilities[token] for token in chosen) >= top_p * mass:
+            break
+    return chosen
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 3, VOCABULARY])
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.77, 0.999, 1.0])
+def test_truncation_equals_a_plain_reference(top_k, top_p):
+    logits = np.random.default_rng(0).normal(size=(20, VOCABULARY)).astype(np.float32) * 2
+    logits[5:10, 3] = logits[5:10, 7]
+    logits[10:15] = 0.0
+    logits[15:, :4] = -np.inf
+    result = np.asarray(jax.jit(functools.partial(truncate, top_k=top_k, top_p=top_p))(logits))
+    for row, got in zip(logits.astype(np.float64), result, strict=True):
+        chosen = [token for token in kept(np.exp(row) / np.exp(row).sum(), top_k, top_p) if np.isfinite(row[token])]
+        assert np.flatnonzero(np.isfinite(got)).tolist() == sorted(chosen)
+        np.testing.assert_array_equal(got[chosen], row[chosen].astype(np.float32))
+        assert np.isfinite(got[row.argmax()])
+
+
+def test_of_equals_at_the_edge_the_lower_indices_stay():
+    """½ + ¼ reaches 0.7, and either of tokens 1 and 3 would do; of ten alike, seven reach 0.65 (six have 0.6)."""
+    logits = jnp.log(jnp.array([1e-9, 0.25, 0.5, 0.25]))
+    assert np.isfinite(truncate(logits, top_p=0.7)).tolist() == [False, True, True, False]
+    assert np.isfinite(truncate(logits, top_k=2)).tolist() == [False, True, True, False]
+    assert np.isfinite(truncate(jnp.zeros(10), top_p=0.65)).tolist() == [True] * 7 + [False] * 3
+
+
+def test_top_p_is_of_what_top_k_left():
+    """Of 0.4, 0.3, 0.2, 0.1 top-k leaves 4/7 and 3/7: half of that is the first token, of the whole it would be both."""
+    logits = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1]))
+    assert np.isfinite(truncate(logits, top_k=2, top_p=0.5)).tolist() == [True, False, False, False]
+    assert np.isfinite(truncate(logits, top_p=0.5)).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.8, "temperature": 1.3}])
+def test_truncation_is_that_of_the_samples_and_not_of_their_log_probs(options):
+    """Samples are those of μ = π 1[S] / π(S), first and later tokens; recorded is log π."""
+    table = np.random.default_rng(1).normal(size=(VOCABULARY, VOCABULARY)) * 2
+    table[:, EOS] = -np.inf
+    completions = sampler(Script(table), group_size=4000, max_new_tokens=2, **options)((), *ending(5), KEYS[:1])
+    tokens = np.asarray(completions.tokens)
+    logits = table / options.get("temperature", 1.0)
+    policy = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(completions.log_prob[:, 0], np.log(policy[5, tokens[:, 0]]), rtol=1e-4)
+    np.testing.assert_allclose(completions.log_prob[:, 1], np.log(policy[tokens[:, 0], tokens[:, 1]]), rtol=1e-4)
+    for before, after in [(5, tokens[:, 0]), *((t, tokens[tokens[:, 0] == t, 1]) for t in np.unique(tokens[:, 0]))]:
+        chosen = kept(policy[before], options.get("top_k", 0), options.get("top_p", 1.0))
+        assert set(after) <= set(chosen)
+        for token in chosen:
+            p = policy[before, token] / policy[before, chosen].sum()
+            assert abs((after == token).mean() - p) < 5 * (p * (1 - p) / len(after)) ** 0.5 + 1e-9
+
+
+def test_truncation_keeps_the_meaning_of_the_end():
+    """With top-p and a shared key: PAD after EOS, lengths and ends agree with the tokens; nothing kept out is drawn."""
+    full = sampler(group_size=50)(parameters(), PROMPT, PADDING, KEYS)
+    cut = sampler(group_size=50, top_p=0.7, top_k=4)(parameters(), PROMPT, PADDING, KEYS)
+    assert not np.array_equal(full.tokens, cut.tokens)
+    tokens, length, ended = np.asarray(cut.tokens), np.asarray(cut.length), np.asarray(cut.ended)
+    at = np.arange(BUDGET)
+    np.testing.assert_array_equal(ended, (tokens == EOS).any(1))
+    np.testing.assert_array_equal(length, np.where(ended, (tokens == EOS).argmax(1) + 1, BUDGET))
+    assert 0 < ended.sum() < len(ended)
+    after = at[None, :] >= length[:, None]
+    assert (tokens[after] == PAD).all()
+    np.testing.assert_array_equal(np.asarray(cut.log_prob)[after], 0.0)
+    assert (np.asarray(cut.log_prob)[~after] < 0.0).all()
+
+
+def test_the_most_likely_alone_is_greedy():
+    greedy = sampler(greedy=True)(parameters(), PROMPT, PADDING, KEYS)
+    jax.tree.map(np.testing.assert_array_equal, sampler(top_k=1)(parameters(), PROMPT, PADDING, KEYS), greedy)
+
+
+def test_switched_off_nothing_is_sorted():
+    def sorts(**options):
+        program = str(jax.make_jaxpr(functools.partial(truncate, **options))(jnp.zeros((2, 5))))
+        return "sort" in program or "top_k" in program
+
+    assert not sorts()
+    assert sorts(top_k=2)
+    assert sorts(top_p=0.5)

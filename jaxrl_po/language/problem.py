@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import masked
-from jaxrl_po.config import COUNT, POSITIVE, ConfigError, check, record, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Interval, check, record, static
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Prompt, Task
@@ -15,6 +15,8 @@ from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, Samples
 
 DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
+
+NUCLEUS = Interval(0.0, 1.0, open_low=True)
 
 
 @record
@@ -27,6 +29,10 @@ class Settings:
         0, "token budget of a completion, EOS included; 0 takes the task's longest answer", unit="tokens"
     )
     temperature: float = static(1.0, "sampling temperature, which the learner shares", within=POSITIVE)
+    top_k: int = static(0, "sample among so many of the most likely tokens; 0 is all", unit="tokens", within=NON_NEGATIVE)
+    top_p: float = static(
+        1.0, "sample among the most likely tokens that have this probability together; 1 is all", within=NUCLEUS
+    )
     process_reward: bool = static(False, "reward each right token as it comes, in place of the whole answer at its end")
 
     def validate(self) -> None:
@@ -82,6 +88,8 @@ def make_problem(
     group_size: int = 8,
     max_new_tokens: int = 0,
     temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
     process_reward: bool = False,
     critic: Transformer | None = None,
     warm: WarmStart | None = None,
@@ -100,6 +108,8 @@ def make_problem(
       group_size: G.
       max_new_tokens: T, budget of a completion, EOS included; 0 takes the task's longest answer.
       temperature: of the policy, above 0: what samples is what is trained.
+      top_k: truncates sampling, not what is trained, see `sampling.generate`; 0 is off.
+      top_p: likewise; 1 is off.
       process_reward: reward each token with the verifier's credit for it, in place of the score at the end.
       critic: transformer with one output, or None for none (values are then zeros and its parameters `()`).
       warm: supervised warm start, part of `init`; None for none.
@@ -120,7 +130,8 @@ def make_problem(
       >>> batch.action.shape, batch.score.shape
       ((6, 3), (2, 3))
     """
-    check(Settings(num_prompts=num_prompts, group_size=group_size, temperature=temperature))
+    check(Settings(num_prompts=num_prompts, group_size=group_size, temperature=temperature, top_k=top_k, top_p=top_p))
+    check_top_k(top_k, model)
     budget = check_budget(task, max_new_tokens)
     check_vocabulary(task, model)
     if critic is not None:
@@ -160,6 +171,8 @@ def make_problem(
             group_size=group_size,
             max_new_tokens=budget,
             temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
             eos=task.tokenizer.eos,
             pad_token=task.tokenizer.pad,
         )
@@ -216,3 +229,9 @@ def check_vocabulary(task: Task, model: Transformer) -> None:
     """Raises ConfigError where the model's vocabulary is not the tokenizer's."""
     if model.vocabulary != task.tokenizer.size:
         raise ConfigError(f"vocabulary must be {task.tokenizer.size}, that of {task.name}, got {model.vocabulary}")
+
+
+def check_top_k(top_k: int, model: Transformer) -> None:
+    """Raises ConfigError where there are not so many tokens to choose among."""
+    if top_k > model.vocabulary:
+        raise ConfigError(f"top_k must be at most {model.vocabulary}, the vocabulary, got {top_k}")

@@ -10,12 +10,44 @@ from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.transformer import Transformer
 
 
+def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Array:
+    """Excludes unlikely tokens: what is left is the fewest most likely ones, at most `top_k`, that reach `top_p` together.
+
+    Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751, eq. 2–3) over the distribution that top-k left, renormalised. The
+    most likely token always stays. Among equals the lower index goes first, so that a tie at the edge keeps no more than it must.
+
+    Args:
+      logits: `[…, V]`, at the temperature.
+      top_k: in [0, V]; 0 is off.
+      top_p: in (0, 1]; 1 is off. With both off nothing is sorted.
+
+    Returns:
+      `[…, V]`, `-inf` where a token is excluded and unchanged elsewhere; softmax renormalises.
+
+    Example:
+      >>> print(truncate(jnp.array([-2.0, 1.0, -1.0, 0.0]), top_p=0.7))
+      [-inf   1. -inf   0.]
+    """
+    vocabulary = logits.shape[-1]
+    if top_k == 0 and top_p == 1.0:
+        return logits
+    descending, index = jax.lax.top_k(logits, top_k or vocabulary)  # of equal values the lowest index comes first
+    probability = jax.nn.softmax(descending.astype(jnp.float32))
+    reached_before = jnp.cumsum(probability, axis=-1) - probability
+    within = reached_before < top_p if top_p < 1.0 else jnp.ones(probability.shape, bool)
+    last = jnp.sum(within, axis=-1, keepdims=True) - 1
+    edge, edge_index = (jnp.take_along_axis(x, last, axis=-1) for x in (descending, index))
+    token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    kept = (logits > edge) | ((logits == edge) & (token <= edge_index))
+    return jnp.where(kept, logits, -jnp.inf)
+
+
 class Completions(NamedTuple):
     """What was generated, B = P·G rows, group-major.
 
     Attributes:
       tokens: `[B, T]`, int32; PAD after EOS.
-      log_prob: `[B, T]`, nats, under the sampling distribution (at its temperature); 0 after EOS.
+      log_prob: `[B, T]`, nats, under the policy at its temperature, before any truncation; 0 after EOS.
       length: `[B]`, int32, tokens generated, EOS included.
       ended: `[B]`, bool, whether EOS came within the budget.
     """
@@ -36,6 +68,8 @@ def generate(
     group_size: int,
     max_new_tokens: int,
     temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
     eos: int,
     pad_token: int,
     greedy: bool = False,
@@ -43,6 +77,12 @@ def generate(
     """Samples `group_size` completions of each prompt.
 
     The prompt fills the cache once for each group, and the cache is then repeated for its members.
+
+    With top-k or top-p a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), S the tokens that `truncate` keeps, but `log_prob` is
+    log π(a), as the learner computes it: the ratio is then 1 on the first update and finite ever after, whereas a token that an
+    update pushes out of S would have log-probability −∞ under μ. The price is a bias: at every prefix the gradient lacks
+    −E_μ[A] ∇ log π(S), which pulls π towards μ where A > 0. It is 0 where the advantage averages 0 over μ, as an exact baseline
+    makes it, and without truncation.
 
     Args:
       model: the policy.
@@ -53,9 +93,11 @@ def generate(
       group_size: G.
       max_new_tokens: T, the budget, EOS included.
       temperature: above 0; logits are divided by it.
+      top_k: see `truncate`.
+      top_p: see `truncate`.
       eos: id that ends a completion.
       pad_token: id that fills the rest.
-      greedy: take the most likely token; `log_prob` is still that of the sampling distribution.
+      greedy: take the most likely token; `log_prob` is still that at the temperature.
 
     Returns:
       The completions.
@@ -85,7 +127,8 @@ def generate(
             token = distribution.mode()
         else:
             step_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, loop.t)
-            token = jax.vmap(lambda d, key: d.sample(key))(distribution, step_keys)
+            kept = Categorical(truncate(distribution.logits, top_k=top_k, top_p=top_p))
+            token = jax.vmap(lambda d, key: d.sample(key))(kept, step_keys)
         log_prob = jnp.where(loop.ended, 0.0, distribution.log_prob(token))
         token = jnp.where(loop.ended, pad_token, token)
         return loop._replace(
