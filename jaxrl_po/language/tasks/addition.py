@@ -1,0 +1,54 @@
+"""Addition of two numbers."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import Interval
+from jaxrl_po.language.tasks.split import make_draw
+from jaxrl_po.language.tasks.text import MAX_DIGITS, literal, number, write_answer, write_prompt
+from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.language.tasks.verify import one_answer
+from jaxrl_po.language.tokenizer import make_tokenizer
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) -> Task:
+    """Addition of two numbers of up to `num_digits` digits: `034+058=` is answered by `2900` and EOS, lowest digit first.
+
+    One pair of operands in ten is held out, chosen by a hash of the unordered pair, so that b + a never gives away a + b.
+
+    Args:
+      num_digits: digits of an operand, in [1, 9]; grades the difficulty.
+      zero_pad: operands and sum fill their width with zeros; otherwise prompts are ragged and sums vary in length.
+      reverse: lowest digit first, the order in which carries propagate.
+
+    Returns:
+      The task.
+
+    Raises:
+      ConfigError: `num_digits` outside its range.
+
+    Example:
+      >>> task = addition(2)
+      >>> prompt = task.sample(jax.random.key(0), False)
+      >>> text = task.tokenizer.decode(prompt.tokens.tolist())
+      >>> len(text), float(task.score(prompt.problem, task.demonstrate(prompt.problem)))
+      (6, 1.0)
+    """
+    check_size("num_digits", num_digits, Interval(1, MAX_DIGITS))
+    tokenizer = make_tokenizer("0123456789+=")
+    plus, equals = literal("+", tokenizer), literal("=", tokenizer)
+    prompt_length, answer_length = 2 * num_digits + 2, num_digits + 2
+    draw = make_draw([(0, 10**num_digits)] * 2, canonical=jnp.sort, advice="raise num_digits")
+
+    def sample(key: jax.Array, held_out: bool) -> Prompt:
+        a, b = draw(key, held_out)
+        first, second = (number(x, num_digits, tokenizer, zero_pad=zero_pad, reverse=False) for x in (a, b))
+        return write_prompt([first, plus, second, equals], prompt_length, tokenizer, (a, b))
+
+    def demonstrate(problem: Pair) -> jax.Array:
+        total = number(problem[0] + problem[1], num_digits + 1, tokenizer, zero_pad=zero_pad, reverse=reverse)
+        return write_answer([total], answer_length, tokenizer)
+
+    return one_answer(f"{num_digits}-digit addition", tokenizer, prompt_length, answer_length, sample, demonstrate)

@@ -1,0 +1,98 @@
+"""Writing numbers and texts of varying length as tokens, inside the program."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.language.tasks.types import Prompt
+from jaxrl_po.language.tokenizer import Tokenizer
+from jaxrl_po.types import PyTree
+
+MAX_DIGITS = 9  # a sum of two numbers still fits an int32
+
+
+class Piece(NamedTuple):
+    """Tokens of which the first few count.
+
+    Attributes:
+      tokens: `[N]`, int32.
+      length: `[]`, how many of them count, in [0, N].
+    """
+
+    tokens: jax.Array | np.ndarray
+    length: jax.Array | int
+
+
+def digits(x: jax.Array, places: int, base: int = 10) -> jax.Array:
+    """The lowest digits of `x`, lowest first: `floor(x / base^i) mod base`.
+
+    Args:
+      x: `[]`, uint32.
+      places: how many; base^(places − 1) < 2^32.
+      base: of the digits.
+
+    Returns:
+      `[places]`, int32.
+
+    Example:
+      >>> digits(jnp.uint32(340), 4).tolist(), digits(jnp.uint32(6), 4, base=2).tolist()
+      ([0, 4, 3, 0], [0, 1, 1, 0])
+    """
+    return (x // _powers(places, base) % base).astype(jnp.int32)
+
+
+def number(
+    x: jax.Array, places: int, tokenizer: Tokenizer, *, base: int = 10, zero_pad: bool = True, reverse: bool = True
+) -> Piece:
+    """Writes a number, whose digits follow `0` in the alphabet.
+
+    Args:
+      x: `[]`, uint32, below base^places.
+      places: its width.
+      tokenizer: the alphabet.
+      base: of the digits.
+      zero_pad: fill the width with zeros; otherwise 0 is `0` and no other number begins with one.
+      reverse: lowest digit first.
+
+    Returns:
+      A `Piece` of up to `places` tokens.
+    """
+    length = places if zero_pad else jnp.maximum(1, jnp.sum(x >= _powers(places, base), dtype=jnp.int32))
+    at = np.arange(places)
+    order = at if reverse else jnp.maximum(length - 1 - at, 0)
+    return Piece(tokenizer.ids["0"] + digits(x, places, base)[order], length)
+
+
+def literal(text: str, tokenizer: Tokenizer) -> Piece:
+    """A fixed text."""
+    return Piece(np.array(tokenizer.encode(text), np.int32), len(text))
+
+
+def write_prompt(pieces: Sequence[Piece], length: int, tokenizer: Tokenizer, problem: PyTree) -> Prompt:
+    """The pieces one after another, padded on the left to `length` tokens."""
+    tokens, keep = _concatenate(pieces)
+    pad = length - jnp.sum(keep, dtype=jnp.int32)
+    return Prompt(_place(tokens, keep, pad, length, tokenizer), pad, problem)
+
+
+def write_answer(pieces: Sequence[Piece], length: int, tokenizer: Tokenizer) -> jax.Array:
+    """The pieces one after another, then EOS, then padding up to `length` tokens."""
+    tokens, keep = _concatenate([*pieces, Piece(np.array([tokenizer.eos], np.int32), 1)])
+    return _place(tokens, keep, jnp.int32(0), length, tokenizer)
+
+
+def _concatenate(pieces: Sequence[Piece]) -> tuple[jax.Array, jax.Array]:
+    keep = [np.arange(piece.tokens.shape[0]) < piece.length for piece in pieces]
+    return jnp.concatenate([piece.tokens for piece in pieces]), jnp.concatenate(keep)
+
+
+def _place(tokens: jax.Array, keep: jax.Array, start: jax.Array, length: int, tokenizer: Tokenizer) -> jax.Array:
+    at = jnp.where(keep, start + jnp.cumsum(keep) - 1, length)
+    return jnp.full(length, tokenizer.pad, jnp.int32).at[at].set(tokens, mode="drop")
+
+
+def _powers(places: int, base: int) -> np.ndarray:
+    return np.array([base**i for i in range(places)], np.uint32)

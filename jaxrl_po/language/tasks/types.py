@@ -1,0 +1,57 @@
+"""What a task is, and the check of its sizes."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from jaxrl_po.config import ConfigError, Interval
+from jaxrl_po.language.tokenizer import Tokenizer
+from jaxrl_po.types import PyTree
+
+
+class Prompt(NamedTuple):
+    """One prompt.
+
+    Attributes:
+      tokens: `[L]`, int32, left-padded.
+      pad: `[]`, int32, padding tokens on the left.
+      problem: what the verifier needs.
+    """
+
+    tokens: jax.Array
+    pad: jax.Array
+    problem: PyTree
+
+
+class Task(NamedTuple):
+    """A verifiable task.
+
+    Attributes:
+      name: for logs and pictures.
+      tokenizer: its alphabet.
+      prompt_length: L, tokens of a prompt, padding included.
+      answer_length: tokens of the longest demonstration, EOS included.
+      sample: `sample(key, held_out) -> Prompt`; consumes `key`. The two splits share no problem.
+      demonstrate: `demonstrate(problem) -> tokens [answer_length]`, a right answer with EOS, then PAD.
+      score: `score(problem, tokens [T]) -> []` float32 in [0, 1]: the raw accuracy of a completion, T ≥ answer_length.
+      credit: `credit(problem, tokens [T]) -> [T]` float32: each token's share of a process reward, at most 1 in all.
+      parses: `parses(problem, tokens [T]) -> []` bool: whether a completion is an answer at all, right or wrong: of the right
+        alphabet and shape, EOS, nothing but padding behind it. None where the task does not tell the two apart.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    prompt_length: int
+    answer_length: int
+    sample: Callable[[jax.Array, bool], Prompt]
+    demonstrate: Callable[[PyTree], jax.Array]
+    score: Callable[[PyTree, jax.Array], jax.Array]
+    credit: Callable[[PyTree, jax.Array], jax.Array]
+    parses: Callable[[PyTree, jax.Array], jax.Array] | None = None
+
+
+def check_size(name: str, value: int, within: Interval) -> None:
+    """Raises ConfigError for a size that is no whole number of its range."""
+    if not isinstance(value, int) or isinstance(value, bool) or value not in within:
+        raise ConfigError(f"{name} must lie in {within}, got {value}")

@@ -1,0 +1,104 @@
+"""Verifiers that tasks share: a bounded number of comparisons of tokens, never an interpreter of text."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.language.tasks.types import Prompt, Task
+from jaxrl_po.language.tokenizer import Tokenizer
+from jaxrl_po.types import PyTree
+
+
+def one_answer(
+    name: str,
+    tokenizer: Tokenizer,
+    prompt_length: int,
+    answer_length: int,
+    sample: Callable[[jax.Array, bool], Prompt],
+    demonstrate: Callable[[PyTree], jax.Array],
+    *,
+    symbols: int = 10,
+) -> Task:
+    """A task whose demonstrations are its only right answers, written in the first `symbols` characters of its alphabet."""
+    return Task(
+        name,
+        tokenizer,
+        prompt_length,
+        answer_length,
+        sample,
+        demonstrate,
+        score=lambda problem, tokens: exact_match(demonstrate(problem), tokens, tokenizer.pad),
+        credit=lambda problem, tokens: token_match(demonstrate(problem), tokens, tokenizer.pad),
+        parses=lambda problem, tokens: is_word(tokens, symbols, tokenizer),
+    )
+
+
+def exact_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
+    """1 where the completion is the answer, EOS included, and nothing but padding follows; else 0.
+
+    Args:
+      answer: `[A]`, right answer, padded.
+      tokens: `[T]`, completion, padded after EOS; T ≥ A.
+      pad: id of PAD.
+    """
+    return jnp.all(fill(answer, tokens, pad) == tokens).astype(jnp.float32)
+
+
+def token_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
+    """1 / (length of the answer) for each token that stands where the answer has it, EOS included; else 0.
+
+    Args:
+      answer: `[A]`, right answer, padded.
+      tokens: `[T]`, completion, padded after EOS; T ≥ A.
+      pad: id of PAD.
+    """
+    answer = fill(answer, tokens, pad)
+    counts = answer != pad
+    return ((answer == tokens) & counts) / jnp.sum(counts, dtype=jnp.float32)
+
+
+def fill(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
+    """The answer, padded to the length of the completion."""
+    return jnp.concatenate([answer, jnp.full(tokens.shape[0] - answer.shape[0], pad, answer.dtype)])
+
+
+def is_word(tokens: jax.Array, symbols: int, tokenizer: Tokenizer) -> jax.Array:
+    """Whether the completion is one or more of the first `symbols` characters, EOS, and nothing but padding.
+
+    Args:
+      tokens: `[T]`.
+      symbols: characters allowed, from the first of the alphabet.
+      tokenizer: the alphabet.
+    """
+    is_eos = tokens == tokenizer.eos
+    ended = jnp.cumsum(is_eos)
+    first = tokenizer.ids[tokenizer.characters[0]]
+    allowed = (tokens >= first) & (tokens < first + symbols)
+    behind = (tokens == tokenizer.pad) | (is_eos & (ended == 1))
+    return (ended[0] == 0) & (ended[-1] == 1) & jnp.all(jnp.where(ended == 0, allowed, behind))
+
+
+def after_separator(tokens: jax.Array, separator: str, tokenizer: Tokenizer) -> tuple[jax.Array, jax.Array]:
+    """What follows the last separator; before it any characters may stand, any number of them.
+
+    Args:
+      tokens: `[T]`, completion.
+      separator: one character.
+      tokenizer: the alphabet.
+
+    Returns:
+      `[T]`, the answer, moved to the left, then padding; and `[]`, bool, whether there was a separator and neither EOS nor
+      padding before it.
+    """
+    at = jnp.arange(tokens.shape[0])
+    start = jnp.max(jnp.where(tokens == tokenizer.ids[separator], at + 1, 0))
+    special = (tokens == tokenizer.eos) | (tokens == tokenizer.pad)
+    answer = jnp.roll(jnp.where(at >= start, tokens, tokenizer.pad), -start)
+    return answer, (start > 0) & ~jnp.any(special & (at < start))
+
+
+def at_end(reward: jax.Array, tokens: jax.Array, tokenizer: Tokenizer) -> jax.Array:
+    """`[T]`: the reward where the first EOS stands, else 0."""
+    is_eos = tokens == tokenizer.eos
+    return jnp.where(is_eos & (jnp.cumsum(is_eos) == 1), reward, 0.0)
