@@ -13,7 +13,7 @@ from jaxrl_po.flags import UsageError, shown
 from jaxrl_po.metrics import strict, write_atomically
 
 CONFIG = "config.json"
-ARTEFACTS = (CONFIG, "metrics.jsonl", "summary.json", "curves.png", "checkpoints")
+ARTEFACTS = (CONFIG, "metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "checkpoints")
 MAY_DIFFER = ("out", "devices", "resume", "overwrite", "total_steps")
 
 

@@ -131,10 +131,10 @@ def strict(value: Any) -> Any:
     return [strict(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def append(path: Path, row: Row) -> None:
-    """Writes one line and waits until it is on disk: a checkpoint is never newer than its line."""
+def append(path: Path, *rows: Row) -> None:
+    """Writes a line for each row and waits until they are on disk: a checkpoint is never newer than its lines."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(strict(row), allow_nan=False) + "\n")
+        file.write("".join(json.dumps(strict(row), allow_nan=False) + "\n" for row in rows))
         file.flush()
         os.fsync(file.fileno())
 

@@ -25,9 +25,10 @@ from jaxrl_po import metrics as metrics_lib
 from jaxrl_po.checkpoint import Store
 from jaxrl_po.masked import Mean
 from jaxrl_po.metrics import Row
-from jaxrl_po.types import Learner, Metrics, TrainState
+from jaxrl_po.types import Learner, Metrics, PyTree, TrainState
 
 SKIPPED = "skipped"
+METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
 
 
 class Diverged(Exception):
@@ -47,6 +48,18 @@ class Reporter(Protocol):
         """One line of metrics."""
 
 
+class Examples(NamedTuple):
+    """What the policy does at an evaluation, to be read rather than counted.
+
+    Attributes:
+      describe: training state to arrays; compiled, and its random numbers must be its own and fixed.
+      render: those arrays, on the host, to the rows that are kept.
+    """
+
+    describe: Callable[..., PyTree]
+    render: Callable[[PyTree], list[Row]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """What is to be run.
@@ -62,6 +75,7 @@ class Job:
       patience: iterations in a row in which all updates of a seed are skipped, before the run stops.
       evaluate: `state -> {name: [S]}`, or None; its random numbers must be its own and fixed.
       score: the evaluated quantity whose mean over seeds, when it grows, marks the best checkpoint; empty for none.
+      examples: shown at each evaluation, or None.
     """
 
     learner: Learner
@@ -74,6 +88,7 @@ class Job:
     patience: int = 10
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
+    examples: Examples | None = None
 
     @property
     def num_seeds(self) -> int:
@@ -104,18 +119,20 @@ class Outcome(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """Compiled programs; `evaluate` may be None.
+    """Compiled programs; `evaluate` and `describe` may be None.
 
     Attributes:
       init: keys to state.
       chunk: `(state, n) -> (state, metrics [log_every, S])` of n iterations; the state is donated.
       evaluate: state to a dict of `[S]`.
+      describe: state to what `Examples.render` reads.
       like: shapes and placement of the state.
     """
 
     init: Any
     chunk: Any
     evaluate: Any
+    describe: Any
     like: TrainState
 
 
@@ -149,12 +166,13 @@ def compile_programs(job: Job) -> Programs:
         init=init,
         chunk=jax.jit(chunk, donate_argnums=0, out_shardings=(placed, None)).lower(like, np.int32(0)).compile(),
         evaluate=job.evaluate and jax.jit(job.evaluate).lower(like).compile(),
+        describe=job.examples and jax.jit(job.examples.describe).lower(like).compile(),
         like=like,
     )
 
 
 def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> Outcome:
-    """Runs `job` to its end, leaving `metrics.jsonl` and `checkpoints/{latest,best}` in `folder`.
+    """Runs `job` to its end, leaving `metrics.jsonl` and `checkpoints/{latest,best}` in `folder`, and `samples.jsonl` of examples.
 
     A line is on disk before the checkpoint that goes with it. On resuming, the newest intact checkpoint is loaded and the lines
     after it are dropped and written again. SIGINT or SIGTERM ends the run after the current chunk, saved; a second one kills.
@@ -194,7 +212,10 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
         reporter.phase("compiling")
         programs, compile_seconds = wait_for(compile_programs, job)
         saved = latest.load(programs.like, tell=reporter.tell) if resume else None
-        log = Log(folder / "metrics.jsonl", job.score, after=saved[0] if saved else -1)
+        done = saved[0] if saved else -1
+        log = Log(folder / METRICS, job.score, after=done)
+        if job.examples is not None:
+            metrics_lib.truncate(folder / EXAMPLES, done)
 
         def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
             """Writes the line of `iteration`, and keeps its state as the best so far if it is."""
@@ -203,6 +224,10 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             if evaluated and programs.evaluate is not None:
                 values, seconds = wait_for(programs.evaluate, state)
                 row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
+            if evaluated and job.examples is not None:
+                arrays, _ = wait_for(programs.describe, state)
+                examples = job.examples.render(jax.device_get(arrays))
+                metrics_lib.append(folder / EXAMPLES, *({**place, **example} for example in examples))
             row["time/compile_seconds"] = compile_seconds
             if log.write(row) and not streak.any():
                 best.save(iteration, state)

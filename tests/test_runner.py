@@ -237,6 +237,39 @@ def test_memory_does_not_grow_with_the_iterations(tmp_path):
     assert max(live[2:]) <= max(live[:2])
 
 
+def read_walk(arrays):
+    """The first two components of the walk of each seed."""
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arrays))
+    return [{"seed": s, "at": row.tolist()} for s, row in enumerate(arrays["walk"])]
+
+
+EXAMPLES = runner.Examples(lambda state: {"walk": state.params.policy[:, :2]}, read_walk)
+
+
+def test_examples_of_every_evaluation_are_kept(tmp_path, whole):
+    outcome = run(tmp_path, examples=EXAMPLES)
+    rows = read(tmp_path / "samples.jsonl")
+    evaluated = [row for row in lines(tmp_path) if "greedy_return" in row]
+    assert [(row["iteration"], row["step"], row["seed"]) for row in rows] == [
+        (row["iteration"], row["step"], seed) for row in evaluated for seed in range(SEEDS)
+    ]
+    np.testing.assert_allclose([row["at"] for row in rows[-SEEDS:]], outcome.state.params.policy[:, :2], rtol=1e-6)
+    assert lines(tmp_path) == lines(whole[0])  # showing changes nothing
+    assert not (whole[0] / "samples.jsonl").exists()
+
+
+def test_a_resumed_run_loses_and_doubles_no_example(tmp_path):
+    run(tmp_path / "whole", examples=EXAMPLES)
+    cut = tmp_path / "cut"
+    run(cut, examples=EXAMPLES, iterations=10)
+    with (cut / "samples.jsonl").open("a") as file:  # as a kill between the examples and their checkpoint leaves it
+        file.write('{"iteration": 20, "step": 200, "seed": 0, "at": [0.0, 0.0]}\n{"iteration": 20, "st')
+    run(cut, examples=EXAMPLES, resume=True)
+    assert (cut / "samples.jsonl").read_bytes() == (tmp_path / "whole" / "samples.jsonl").read_bytes()
+    run(cut, examples=EXAMPLES)  # afresh, not resumed
+    assert (cut / "samples.jsonl").read_bytes() == (tmp_path / "whole" / "samples.jsonl").read_bytes()
+
+
 def test_one_program_serves_every_chunk_and_every_length(tmp_path):
     traced = []
 
