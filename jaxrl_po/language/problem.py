@@ -117,7 +117,7 @@ def make_problem(
 
     Returns:
       The `Problem`. Metrics: `accuracy` (raw score), `response_length` (tokens, EOS included), `truncated` (share of completions
-      without EOS).
+      without EOS), and `malformed` (share that is no answer at all, see `Task.parses`) where the task tells.
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -178,6 +178,9 @@ def make_problem(
         )
         members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
         score = jax.vmap(task.score)(members.problem, completions.tokens)
+        malformed = {}
+        if task.parses is not None:
+            malformed["malformed"] = masked.total(~jax.vmap(task.parses)(members.problem, completions.tokens))
         at = jnp.arange(budget)[None, :]
         mask, is_last = at < completions.length[:, None], at == completions.length[:, None] - 1
         inputs = Sequences(jnp.concatenate([members.tokens, completions.tokens], axis=1), members.pad)
@@ -199,7 +202,8 @@ def make_problem(
                 "accuracy": masked.total(score),
                 "response_length": masked.total(completions.length),
                 "truncated": masked.total(~completions.ended),
-            },
+            }
+            | malformed,
         )
         return actor, batch
 

@@ -12,6 +12,8 @@ from jaxrl_po.language.tokenizer import Tokenizer
 from jaxrl_po.types import PyTree
 
 MAX_DIGITS = 9  # a sum of two numbers still fits an int32
+MAX_FACTOR_DIGITS = 4  # a product of two numbers still fits
+MAX_LENGTH = 64  # digits of a list
 
 
 class Piece(NamedTuple):

@@ -98,6 +98,27 @@ def after_separator(tokens: jax.Array, separator: str, tokenizer: Tokenizer) -> 
     return answer, (start > 0) & ~jnp.any(special & (at < start))
 
 
+def after_scratch(
+    answer: Callable[[PyTree], jax.Array], tokenizer: Tokenizer
+) -> tuple[Callable[[PyTree, jax.Array], jax.Array], Callable[[PyTree, jax.Array], jax.Array]]:
+    """`score` and `parses` of a task in which any text may stand before the last `#` and only what follows it is scored.
+
+    Args:
+      answer: `answer(problem) -> tokens [A]`, the one right answer with EOS, then padding.
+      tokenizer: the alphabet, digits first.
+    """
+
+    def score(problem: PyTree, tokens: jax.Array) -> jax.Array:
+        word, separated = after_separator(tokens, "#", tokenizer)
+        return separated * exact_match(answer(problem), word, tokenizer.pad)
+
+    def parses(problem: PyTree, tokens: jax.Array) -> jax.Array:
+        word, separated = after_separator(tokens, "#", tokenizer)
+        return separated & is_word(word, 10, tokenizer)
+
+    return score, parses
+
+
 def at_end(reward: jax.Array, tokens: jax.Array, tokenizer: Tokenizer) -> jax.Array:
     """`[T]`: the reward where the first EOS stands, else 0."""
     is_eos = tokens == tokenizer.eos

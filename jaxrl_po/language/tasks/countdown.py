@@ -1,0 +1,113 @@
+"""Countdown: an expression over given numbers that makes a target."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import Interval
+from jaxrl_po.language.tasks.split import make_draw
+from jaxrl_po.language.tasks.stack_machine import OPERATORS, run
+from jaxrl_po.language.tasks.text import Piece, literal, number, write_answer, write_prompt
+from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.language.tasks.verify import at_end
+from jaxrl_po.language.tokenizer import make_tokenizer
+
+MAX_NUMBERS = 8
+LARGEST = 2**31 - 1  # of an int32
+
+
+class Countdown(NamedTuple):
+    """One problem.
+
+    Attributes:
+      numbers: `[K]`, int32, as the prompt lists them.
+      target: `[]`, int32.
+      solution: `[A]`, int32, one right answer, with EOS.
+    """
+
+    numbers: jax.Array
+    target: jax.Array
+    solution: jax.Array
+
+
+def countdown(num_numbers: int, *, max_number: int) -> Task:
+    """Countdown: `3,7,2>13=` asks for 13 out of 3, 7 and 2, which `32*7+` and EOS make, and so does `723*+`.
+
+    The rule: the expression is postfix, uses **every given number exactly once** (one given twice, twice) and `+`, `-`, `*`; values
+    on the way may be negative. Numbers fill their width (`03`), highest digit first, so that no marks stand between them.
+
+    A stack machine of one step for each token verifies it. Any right expression scores 1; `credit` is the score, at EOS, for half
+    an expression is neither right nor wrong. A completion parses where it is postfix that leaves one value, whatever its numbers.
+
+    Targets are solvable by construction: numbers in random order are joined one by one to the value so far, by an operator drawn
+    among those that keep it in [0, 10^(digits + 1)), the smaller subtracted from the larger. One multiset of numbers in ten is held
+    out, with all its targets.
+
+    Args:
+      num_numbers: K, given numbers, in [2, 8]; grades the difficulty.
+      max_number: the largest of them, at least 2, the smallest is 1; max_number^K < 2^31, so that no value overflows.
+
+    Returns:
+      The task; its problem is a `Countdown`.
+
+    Raises:
+      ConfigError: an argument outside its range, or so few numbers that a split would be empty.
+
+    Example:
+      >>> task = countdown(3, max_number=9)
+      >>> prompt = task.sample(jax.random.key(0), False)
+      >>> len(task.tokenizer.decode(prompt.tokens.tolist())), float(task.score(prompt.problem, prompt.problem.solution))
+      (9, 1.0)
+    """
+    check_size("num_numbers", num_numbers, Interval(2, MAX_NUMBERS))
+    largest = max(n for n in range(2, 46_341) if n**num_numbers <= LARGEST)
+    check_size("max_number", max_number, Interval(2, largest))
+    tokenizer = make_tokenizer("0123456789" + OPERATORS + ",>=")
+    places = len(str(max_number))
+    prompt_length = num_numbers * (places + 1) + places + 2
+    answer_length = num_numbers * (places + 1)  # K numbers, K − 1 operators, EOS
+    limit = 10 ** (places + 1)
+    draw = make_draw([(1, max_number + 1)] * num_numbers, canonical=jnp.sort, advice="raise max_number or num_numbers")
+
+    def write(x: jax.Array, width: int) -> Piece:
+        return number(x.astype(jnp.uint32), width, tokenizer, reverse=False)
+
+    def construct(key: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+        order_key, operator_key = jax.random.split(key)
+        numbers = jax.random.permutation(order_key, numbers)
+        value, text = numbers[0], write(numbers[0], places).tokens
+        for i in range(1, num_numbers):
+            x, operand = numbers[i], write(numbers[i], places).tokens
+            values = jnp.stack([value + x, jnp.abs(value - x), value * x])
+            operator = jax.random.categorical(jax.random.fold_in(operator_key, i), jnp.where(values < limit, 0.0, -jnp.inf))
+            reverse = (operator == OPERATORS.index("-")) & (x > value)
+            joined = jnp.where(reverse, jnp.concatenate([operand, text]), jnp.concatenate([text, operand]))
+            value, text = values[operator], jnp.append(joined, tokenizer.ids[OPERATORS[0]] + operator.astype(jnp.int32))
+        return value, write_answer([Piece(text, answer_length - 1)], answer_length, tokenizer)
+
+    def sample(key: jax.Array, held_out: bool) -> Prompt:
+        draw_key, construct_key = jax.random.split(key)
+        numbers = draw(draw_key, held_out).astype(jnp.int32)
+        target, solution = construct(construct_key, numbers)
+        pieces: list[Piece] = []
+        for i in range(num_numbers):
+            pieces += [write(numbers[i], places), literal("," if i + 1 < num_numbers else ">", tokenizer)]
+        pieces += [write(target, places + 1), literal("=", tokenizer)]
+        return write_prompt(pieces, prompt_length, tokenizer, Countdown(numbers, target, solution))
+
+    def score(problem: Countdown, tokens: jax.Array) -> jax.Array:
+        result = run(problem.numbers, tokens, places, tokenizer)
+        return (result.parses & result.uses_all & (result.value == problem.target)).astype(jnp.float32)
+
+    return Task(
+        f"countdown of {num_numbers} numbers up to {max_number}",
+        tokenizer,
+        prompt_length,
+        answer_length,
+        sample,
+        demonstrate=lambda problem: problem.solution,
+        score=score,
+        credit=lambda problem, tokens: at_end(score(problem, tokens), tokens, tokenizer),
+        parses=lambda problem, tokens: run(problem.numbers, tokens, places, tokenizer).parses,
+    )

@@ -1,0 +1,87 @@
+"""Multiplication of two numbers, with its steps written out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.config import Interval
+from jaxrl_po.language.tasks.split import make_draw
+from jaxrl_po.language.tasks.text import MAX_FACTOR_DIGITS, Piece, literal, number, write_answer, write_prompt
+from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.language.tasks.verify import after_scratch, at_end, fill, one_answer
+from jaxrl_po.language.tokenizer import make_tokenizer
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
+    """Multiplication of two numbers of `num_digits` digits: `12*34=` is answered by `840+0630:8040#8040` and EOS.
+
+    Operands are written as people do, the answer lowest digit first, all at full width. The chain holds the product of the first
+    operand with each digit of the second, shifted by zeros (48, then 360), and after each but the first the sum so far (408); the
+    answer follows `#`. The score asks for the answer alone: what stands before the last `#` is free, in length too.
+
+    `credit` pays 1 / (2 num_digits) for each product and each sum, where it stands as demonstrated, at the mark that ends it, and
+    as much for the score at EOS; without a chain each right token earns its share, as in addition.
+
+    One pair of operands in ten is held out, chosen by a hash of the unordered pair.
+
+    Args:
+      num_digits: digits of an operand, in [1, 4]; grades the difficulty.
+      chain_of_thought: demonstrate the steps; otherwise the answer is all there is, without `#`.
+
+    Returns:
+      The task.
+
+    Raises:
+      ConfigError: `num_digits` outside its range.
+
+    Example:
+      >>> task = multiplication(2)
+      >>> tokens = task.demonstrate((jnp.uint32(12), jnp.uint32(34)))
+      >>> task.tokenizer.decode(tokens.tolist())
+      '840+0630:8040#8040'
+    """
+    check_size("num_digits", num_digits, Interval(1, MAX_FACTOR_DIGITS))
+    tokenizer = make_tokenizer("0123456789*=+:#" if chain_of_thought else "0123456789*=")
+    draw = make_draw([(0, 10**num_digits)] * 2, canonical=jnp.sort, advice="raise num_digits")
+    name, prompt_length, full = f"{num_digits}-digit multiplication", 2 * num_digits + 2, 2 * num_digits
+
+    def sample(key: jax.Array, held_out: bool) -> Prompt:
+        a, b = draw(key, held_out)
+        first, second = (number(x, num_digits, tokenizer, reverse=False) for x in (a, b))
+        return write_prompt([first, literal("*", tokenizer), second, literal("=", tokenizer)], prompt_length, tokenizer, (a, b))
+
+    def answer(problem: Pair) -> jax.Array:
+        return write_answer([number(problem[0] * problem[1], full, tokenizer)], full + 1, tokenizer)
+
+    if not chain_of_thought:
+        return one_answer(name, tokenizer, prompt_length, full + 1, sample, answer)
+
+    # A product shifted by i places and the sum so far have num_digits + 1 + i digits; a mark ends each of them.
+    widths = np.array([num_digits + 1 + i for i in range(num_digits) for _ in range(2 if i else 1)])
+    ends = np.cumsum(widths + 1)
+    starts = ends - widths - 1
+    answer_length = int(ends[-1]) + full + 1
+    share = 1.0 / (len(widths) + 1)
+
+    def demonstrate(problem: Pair) -> jax.Array:
+        a, b = problem
+        pieces: list[Piece] = []
+        for i in range(num_digits):
+            width, unit = num_digits + 1 + i, np.uint32(10**i)
+            pieces += [literal("+", tokenizer)] if i else []
+            pieces += [number(a * (b // unit % 10 * unit), width, tokenizer)]
+            pieces += [literal(":", tokenizer), number(a * (b % (10 * unit)), width, tokenizer)] if i else []
+        pieces += [literal("#", tokenizer), number(a * b, full, tokenizer)]
+        return write_answer(pieces, answer_length, tokenizer)
+
+    score, parses = after_scratch(answer, tokenizer)
+
+    def credit(problem: Pair, tokens: jax.Array) -> jax.Array:
+        wrong = jnp.cumsum(fill(demonstrate(problem), tokens, tokenizer.pad) != tokens)
+        wrong = jnp.concatenate([jnp.zeros(1, wrong.dtype), wrong])
+        steps = jnp.zeros(tokens.shape[0]).at[ends - 1].set(wrong[ends] == wrong[starts])
+        return share * (steps + at_end(score(problem, tokens), tokens, tokenizer))
+
+    return Task(name, tokenizer, prompt_length, answer_length, sample, demonstrate, score, credit, parses)

@@ -1,0 +1,50 @@
+"""Sorting a list of digits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.config import Interval
+from jaxrl_po.language.tasks.split import make_draw
+from jaxrl_po.language.tasks.text import MAX_LENGTH, Piece, literal, write_answer, write_prompt
+from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.language.tasks.verify import one_answer
+from jaxrl_po.language.tokenizer import make_tokenizer
+
+
+def sorting(length: int, *, symbols: int = 10) -> Task:
+    """Sorting a list of digits, lowest first: `3142=` is answered by `1234` and EOS.
+
+    One multiset in ten is held out: no reordering of a list shows its answer in the other split.
+
+    Args:
+      length: digits of a list, in [2, 64]; grades the difficulty.
+      symbols: digits to choose from, in [2, 10].
+
+    Returns:
+      The task.
+
+    Raises:
+      ConfigError: an argument outside its range, or so few lists that a split would be empty.
+
+    Example:
+      >>> task = sorting(4)
+      >>> task.tokenizer.decode(task.demonstrate(jnp.array([3, 1, 4, 2], jnp.uint32)).tolist())
+      '1234'
+    """
+    check_size("length", length, Interval(2, MAX_LENGTH))
+    check_size("symbols", symbols, Interval(2, 10))
+    tokenizer = make_tokenizer("0123456789"[:symbols] + "=")
+    draw = make_draw([(0, symbols)] * length, canonical=jnp.sort, advice="raise length or symbols")
+
+    def write(values: jax.Array) -> Piece:
+        return Piece(tokenizer.ids["0"] + values.astype(np.int32), length)
+
+    def sample(key: jax.Array, held_out: bool) -> Prompt:
+        values = draw(key, held_out)
+        return write_prompt([write(values), literal("=", tokenizer)], length + 1, tokenizer, values)
+
+    def demonstrate(problem: jax.Array) -> jax.Array:
+        return write_answer([write(jnp.sort(problem))], length + 1, tokenizer)
+
+    return one_answer(f"sorting {length} digits", tokenizer, length + 1, length + 1, sample, demonstrate, symbols=symbols)
