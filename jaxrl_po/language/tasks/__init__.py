@@ -8,7 +8,7 @@ from jaxrl_po.language.tasks.base_conversion import base_conversion
 from jaxrl_po.language.tasks.countdown import MAX_NUMBERS, Countdown, countdown
 from jaxrl_po.language.tasks.modular import modular
 from jaxrl_po.language.tasks.multiplication import multiplication
-from jaxrl_po.language.tasks.running_sum import running_sum
+from jaxrl_po.language.tasks.running_sum import MAX_FILLER, running_sum
 from jaxrl_po.language.tasks.sorting import sorting
 from jaxrl_po.language.tasks.split import HELD_OUT, is_held_out
 from jaxrl_po.language.tasks.text import MAX_DIGITS, MAX_FACTOR_DIGITS, MAX_LENGTH
@@ -19,6 +19,7 @@ __all__ = [
     "HELD_OUT",
     "MAX_DIGITS",
     "MAX_FACTOR_DIGITS",
+    "MAX_FILLER",
     "MAX_LENGTH",
     "MAX_NUMBERS",
     "Countdown",

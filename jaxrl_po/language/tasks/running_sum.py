@@ -11,6 +11,8 @@ from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 from jaxrl_po.language.tasks.verify import after_scratch, at_end
 from jaxrl_po.language.tokenizer import make_tokenizer
 
+MAX_FILLER = 256  # dots of a demonstration
+
 Problem = tuple[jax.Array, jax.Array]
 
 
@@ -43,7 +45,7 @@ def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
     """
     check_size("length", length, Interval(2, MAX_LENGTH))
     check_size("modulus", modulus, Interval(2, 10))
-    check_size("max_filler", max_filler, Interval(0, 4 * MAX_LENGTH))
+    check_size("max_filler", max_filler, Interval(0, MAX_FILLER))
     tokenizer = make_tokenizer("0123456789=#.")
     zero, dots = tokenizer.ids["0"], literal("." * max_filler, tokenizer)
     draw = make_draw([(0, 10)] * length, canonical=jnp.sort, advice="raise length")
