@@ -50,10 +50,11 @@ class Experiment(NamedTuple):
 
     Attributes:
       learner: of one seed.
-      evaluate: `(params, actor, key) -> {name: array}` of one seed; each becomes `greedy_<name>`, a mean over its array.
+      evaluate: `(params, actor, key) -> {name: array}` of one seed; each is logged as the mean over its array.
       score: the evaluated name that marks the best checkpoint.
       steps_per_iteration: environment steps (or completions) of one iteration.
       initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
+      examples: of the first seed, shown at each evaluation; `describe(params, actor, key)` is given the key of the evaluation.
     """
 
     learner: Learner
@@ -61,6 +62,7 @@ class Experiment(NamedTuple):
     score: str
     steps_per_iteration: int
     initial: str = ""
+    examples: runner.Examples | None = None
 
 
 class Script(NamedTuple):
@@ -196,7 +198,7 @@ def make_job(experiment: Experiment, options: Options, placement: Placement, *, 
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
         of_seed = jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, evaluation_key))
         values = parallel.spread(of_seed, placement)(state)
-        return {f"greedy_{name}": value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()}
+        return {name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()}
 
     return runner.Job(
         learner=Learner(jax.jit(learner.init), jax.jit(learner.step)),
@@ -208,15 +210,26 @@ def make_job(experiment: Experiment, options: Options, placement: Placement, *, 
         checkpoint_every=options.checkpoint_every,
         patience=options.patience,
         evaluate=evaluate,
-        score=f"greedy_{experiment.score}",
+        score=experiment.score,
+        examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),
     )
+
+
+def of_first_seed(examples: runner.Examples, key: jax.Array) -> runner.Examples:
+    """Those of the first seed of a stacked state; `key` is fixed, so that every evaluation shows the same."""
+
+    def describe(state: TrainState) -> Any:
+        params, actor = jax.tree.map(lambda x: x[0], (state.params, state.actor))
+        return examples.describe(params, actor, key)
+
+    return runner.Examples(describe, lambda arrays: [{"seed": 0, **row} for row in examples.render(arrays)])
 
 
 def summarise(
     rows: Sequence[metrics.Row], experiment: Experiment, options: Options, resolved: Mapping[str, Any]
 ) -> metrics.Row:
     """The content of `summary.json`; `steps` counts one seed, `steps_per_second` all of them."""
-    first, last, score = rows[0], rows[-1], f"greedy_{experiment.score}"
+    first, last, score = rows[0], rows[-1], experiment.score
     seconds = sum(row.get("time/seconds", 0.0) for row in rows)
     return {
         **({experiment.initial: first[score]} if experiment.initial else {}),

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config, control, flags, losses
 from jaxrl_po.config import COUNT, static
+from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
 from jaxrl_po.plotting import Series
@@ -92,6 +93,11 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> tuple[An
     return env, sampling(options).build(env, records["problem"], axis_name=axis_name)
 
 
+def greedy(evaluate: Evaluate) -> Evaluate:
+    """The same evaluation under the names of its metrics."""
+    return lambda params, actor, key: {f"greedy_{name}": value for name, value in evaluate(params, actor, key).items()}
+
+
 def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
     """The method on the environment."""
     options, settings = records[""], records["problem"]
@@ -101,8 +107,8 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
         make = functools.partial(make, surrogate=functools.partial(self_normalized, settings.num_branches))
     return common.Experiment(
         learner=make(dataclasses.replace(records["config"], axis_name=axis_name), problem),
-        evaluate=control.make_evaluate(env, problem, num_episodes=options.eval_episodes),
-        score="return",
+        evaluate=greedy(control.make_evaluate(env, problem, num_episodes=options.eval_episodes)),
+        score="greedy_return",
         steps_per_iteration=sampling(options).steps(settings, control.adapt(env).num_actions),
     )
 

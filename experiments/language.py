@@ -1,13 +1,14 @@
 """Trains a transformer on a verifiable task: `python experiments/language.py --task=addition --out=runs/addition`."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import common
 
-from jaxrl_po import config, flags, language
-from jaxrl_po.config import COUNT, Interval, static
+from jaxrl_po import config, flags, language, runner
+from jaxrl_po.config import COUNT, NON_NEGATIVE, Interval, static
 from jaxrl_po.plotting import Series
 
 
@@ -101,7 +102,19 @@ class Options(common.Options):
     """The run as a whole."""
 
     task: str = static("addition", f"one of {', '.join(TASKS)}")
-    eval_prompts: int = static(512, "held-out prompts of one greedy evaluation of one seed", unit="prompts", within=COUNT)
+    eval_prompts: int = static(512, "held-out prompts of one evaluation of one seed", unit="prompts", within=COUNT)
+    eval_samples: int = static(
+        0,
+        "samples of each held-out prompt, for avg@n and pass@k; 0 evaluates greedily only",
+        unit="samples",
+        within=NON_NEGATIVE,
+    )
+    show: int = static(
+        4,
+        "held-out prompts of the first seed whose completions, greedy and sampled, each evaluation adds to samples.jsonl",
+        unit="prompts",
+        within=NON_NEGATIVE,
+    )
 
 
 def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
@@ -117,18 +130,30 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
         warm=records["warm_start"],
         axis_name=axis_name,
     )
+    decoding = {
+        "max_new_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "top_k": settings.top_k,
+        "top_p": settings.top_p,
+    }
     return common.Experiment(
         learner=algorithm.make(dataclasses.replace(records["config"], axis_name=axis_name), problem),
         evaluate=language.make_evaluate(
             task,
             policy,
             num_prompts=options.eval_prompts,
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
+            num_samples=options.eval_samples,
+            **decoding,
         ),
-        score="accuracy",
+        score="greedy_accuracy",
         steps_per_iteration=settings.num_prompts * settings.group_size,
         initial="warm_start_accuracy",
+        examples=runner.Examples(
+            language.make_describe(task, policy, num_prompts=options.show, **decoding),
+            functools.partial(language.render, task),
+        )
+        if options.show
+        else None,
     )
 
 

@@ -35,6 +35,8 @@ SMALL_LANGUAGE = [
     "--devices=1",
     "--total_steps=24",
     "--eval_prompts=4",
+    "--eval_samples=2",
+    "--show=3",
     "--task.num_digits=1",
     "--problem.num_prompts=2",
     "--problem.group_size=4",
@@ -144,6 +146,10 @@ def no_compilation(monkeypatch):
         ("control", "--overwrite --resume", r"--resume and --overwrite exclude each other"),
         ("control", "extra", r"'extra' is not a flag"),
         ("language", "--task=adition", r"--task has no 'adition'; did you mean addition\?"),
+        ("language", "--problem.top_p=0", r"--problem\.top_p must lie in \(0, 1\], got 0"),
+        ("language", "--problem.top_k=15", r"--problem\.top_k must be at most 14, the vocabulary, got 15"),
+        ("language", "--eval_samples=-1", r"--eval_samples must lie in \[0, inf\) samples, got -1"),
+        ("language", "--show=-1", r"--show must lie in \[0, inf\) prompts, got -1"),
         ("language", "--env=CartPole-v1", r"--env is not a flag"),
         ("language", "--task.num_digits=10", r"--task\.num_digits must lie in \[1, 9\] digits, got 10"),
         ("language", "--problem.temperature=0", r"--problem\.temperature must lie in \(0, inf\), got 0"),
@@ -190,9 +196,8 @@ def test_one_script_does_not_resume_the_other(scripts, finished):
 @pytest.mark.parametrize("script", ["control", "language"])
 def test_a_run_leaves_its_files(finished, script):
     out = finished / script
-    assert {path.name for path in out.iterdir()} == {
-        ".lock", "checkpoints", "config.json", "curves.png", "metrics.jsonl", "summary.json",
-    }  # fmt: skip
+    files = {".lock", "checkpoints", "config.json", "curves.png", "metrics.jsonl", "summary.json"}
+    assert {path.name for path in out.iterdir()} == files | ({"samples.jsonl"} if script == "language" else set())
     config, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("config", "summary"))
     assert config["config.gamma"] == {"control": 0.99, "language": 1.0}[script]
     assert config["resolved"]["steps_per_iteration"] == {"control": 32, "language": 8}[script]
@@ -214,6 +219,19 @@ def test_lines_hold_what_is_to_be_watched(finished):
     wanted = {"episode_return", "policy_loss", "value_loss", "entropy", "kl", "grad_norm", "skipped", "greedy_return"}
     for name in wanted:
         assert {name, f"{name}/mean", f"{name}/iqm"} <= set(row)
+
+
+def test_the_language_script_evaluates_samples_and_shows_some(finished):
+    """Three iterations, a line each, evaluated at the first state, and at the last."""
+    rows = read(finished / "language" / "metrics.jsonl")
+    evaluated = [row for row in rows if "greedy_accuracy" in row]
+    assert all({"greedy_length", "avg@2", "pass@1", "pass@2"} <= set(row) for row in evaluated)
+    shown = read(finished / "language" / "samples.jsonl")
+    assert [row["iteration"] for row in shown] == [row["iteration"] for row in evaluated for _ in range(6)]
+    assert [row["decoding"] for row in shown] == ["greedy", "sampled"] * (len(shown) // 2)
+    assert len({row["prompt"] for row in shown}) == 3
+    names = ["iteration", "step", "seed", "decoding", "prompt", "completion", "length", "score", "ended"]
+    assert list(shown[0]) == names
 
 
 def params(out):

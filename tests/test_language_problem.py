@@ -134,7 +134,7 @@ def test_rewards_of_known_answers(wrong_first, accuracy):
             np.testing.assert_array_equal(batch.reward[:, 0], 0.0)
     params, actor = problem.init(jax.random.key(0))
     evaluated = language.make_evaluate(TASK, model, num_prompts=8)(params, actor, jax.random.key(0))
-    np.testing.assert_array_equal(evaluated["accuracy"], accuracy)
+    np.testing.assert_array_equal(evaluated["greedy_accuracy"], accuracy)
 
 
 def test_groups_share_their_prompt_and_keys_differ():
@@ -167,8 +167,8 @@ def test_evaluation_is_greedy_repeatable_and_of_the_held_out_split():
     _, params, actor, _ = collected()
     evaluate = jax.jit(language.make_evaluate(TASK, MODEL, num_prompts=16))
     first, second = (evaluate(params, actor, jax.random.key(3)) for _ in range(2))
-    np.testing.assert_array_equal(first["length"], second["length"])
-    assert first["accuracy"].shape == (16,)
+    np.testing.assert_array_equal(first["greedy_length"], second["greedy_length"])
+    assert first["greedy_accuracy"].shape == (16,)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_teacher_forced_accuracy_is_greedy_accuracy(easy):
     warm = language.WarmStart(steps=2000, accuracy=0.5, batch_size=64, learning_rate=5e-3)
     problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
     params, actor = jax.jit(problem.init)(jax.random.key(0))
-    sampled = jax.jit(language.make_evaluate(task, model, num_prompts=256))(params, actor, jax.random.key(3))["accuracy"]
+    sampled = jax.jit(language.make_evaluate(task, model, num_prompts=256))(params, actor, jax.random.key(3))["greedy_accuracy"]
     keys = jax.vmap(jax.random.split)(jax.random.split(jax.random.key(3), 256))[:, 0]
     prompts = jax.vmap(lambda key: task.sample(key, True))(keys)
     answers = jax.vmap(task.demonstrate)(prompts.problem)

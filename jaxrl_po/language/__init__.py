@@ -1,7 +1,7 @@
 """Language problems: small transformers, sampling, and tasks whose answers are verified inside the program."""
 
 from jaxrl_po.language import rewards, tasks
-from jaxrl_po.language.evaluation import make_evaluate
+from jaxrl_po.language.evaluation import make_describe, make_evaluate, render
 from jaxrl_po.language.problem import ModelSettings, Sequences, Settings, make_problem
 from jaxrl_po.language.tasks import Prompt, Task
 from jaxrl_po.language.tokenizer import Tokenizer, make_tokenizer
@@ -17,9 +17,11 @@ __all__ = [
     "Tokenizer",
     "Transformer",
     "WarmStart",
+    "make_describe",
     "make_evaluate",
     "make_problem",
     "make_tokenizer",
+    "render",
     "rewards",
     "tasks",
 ]

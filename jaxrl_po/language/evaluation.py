@@ -1,17 +1,97 @@
-"""Evaluation of a language policy on held-out prompts."""
+"""Evaluation of a language policy on held-out prompts: greedy accuracy, avg@n, pass@k, and answers to be read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jaxrl_po.config import COUNT, ConfigError
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check
 from jaxrl_po.language import sampling
-from jaxrl_po.language.problem import check_budget
+from jaxrl_po.language.problem import Settings, check_budget, check_top_k, check_vocabulary
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import Actor, ActorCritic
+from jaxrl_po.types import Actor, ActorCritic, PyTree
 
 Evaluate = Callable[[ActorCritic, Actor, jax.Array], dict[str, jax.Array]]
+Describe = Callable[[ActorCritic, Actor, jax.Array], "dict[str, Answers]"]
+
+
+class Answers(NamedTuple):
+    """Completions of P held-out prompts, n of each.
+
+    Attributes:
+      prompt: `[P, L]`, int32, left-padded.
+      tokens: `[P, n, T]`, int32; PAD after EOS.
+      length: `[P, n]`, int32, tokens, EOS included.
+      ended: `[P, n]`, bool, whether EOS came within the budget.
+      score: `[P, n]`, float32 in [0, 1], the verifier's.
+    """
+
+    prompt: jax.Array
+    tokens: jax.Array
+    length: jax.Array
+    ended: jax.Array
+    score: jax.Array
+
+
+def make_answer(
+    task: Task,
+    model: Transformer,
+    *,
+    num_prompts: int,
+    max_new_tokens: int = 0,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Callable[[PyTree, jax.Array, int], Answers]:
+    """Builds `answer(policy, key, n) -> Answers`: n samples of each held-out prompt, or for n = 0 the greedy answer.
+
+    Args:
+      task: see `Task`.
+      model: the policy.
+      num_prompts: P.
+      max_new_tokens: token budget; 0 takes the task's longest answer.
+      temperature: of sampling.
+      top_k: of sampling, see `sampling.truncate`.
+      top_p: of sampling, see `sampling.truncate`.
+
+    Returns:
+      The function; `key` is consumed. The same key asks the same prompts whatever n is, and of more prompts these first.
+
+    Raises:
+      ConfigError: names the argument that cannot work.
+    """
+    check(Settings(num_prompts=num_prompts, temperature=temperature, top_k=top_k, top_p=top_p))
+    check_vocabulary(task, model)
+    check_top_k(top_k, model)
+    budget = check_budget(task, max_new_tokens)
+
+    def answer(policy: PyTree, key: jax.Array, n: int) -> Answers:
+        keys = jax.vmap(jax.random.split)(jax.random.split(key, num_prompts))
+        prompts = jax.vmap(lambda key: task.sample(key, True))(keys[:, 0])
+        completions = sampling.generate(
+            model,
+            policy,
+            prompts.tokens,
+            prompts.pad,
+            keys[:, 1],
+            group_size=max(n, 1),
+            max_new_tokens=budget,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            eos=task.tokenizer.eos,
+            pad_token=task.tokenizer.pad,
+            greedy=n == 0,
+        )
+        tokens, length, ended = (
+            x.reshape(num_prompts, -1, *x.shape[1:]) for x in (completions.tokens, completions.length, completions.ended)
+        )
+        score = jax.vmap(jax.vmap(task.score, in_axes=(None, 0)))(prompts.problem, tokens)
+        return Answers(prompts.tokens, tokens, length, ended, score)
+
+    return answer
 
 
 def make_evaluate(
@@ -19,48 +99,151 @@ def make_evaluate(
     model: Transformer,
     *,
     num_prompts: int = 256,
+    num_samples: int = 0,
     max_new_tokens: int = 0,
     temperature: float = 1.0,
-    greedy: bool = True,
+    top_k: int = 0,
+    top_p: float = 1.0,
 ) -> Evaluate:
-    """Builds `evaluate(params, actor, key) -> {"accuracy", "length"}`, each `[num_prompts]`, on the held-out split.
+    """Builds `evaluate(params, actor, key) -> {name: [num_prompts]}` on the held-out split.
 
     Args:
       task: see `Task`.
       model: the policy.
       num_prompts: held-out prompts.
+      num_samples: n, samples of each prompt; 0 takes the greedy answers only.
       max_new_tokens: token budget; 0 takes the task's longest answer.
-      temperature: of sampling, where not greedy.
-      greedy: take the most likely token at every step; otherwise sample.
+      temperature: of sampling.
+      top_k: of sampling, see `sampling.truncate`.
+      top_p: of sampling, see `sampling.truncate`.
 
     Returns:
-      The function; the same key asks the same prompts.
+      The function; the same key asks the same prompts and draws with the same random numbers. `greedy_accuracy`, `greedy_length`
+      (tokens, EOS included) and, with samples, `avg@n`, the mean score of the n, and `pass@k` for k = 1, 2, 4, … up to n, where a
+      sample of score 1 is right.
 
     Raises:
       ConfigError: names the argument that cannot work.
     """
-    if num_prompts not in COUNT:
-        raise ConfigError(f"num_prompts must lie in {COUNT}, got {num_prompts}")
-    budget = check_budget(task, max_new_tokens)
+    if num_samples not in NON_NEGATIVE:
+        raise ConfigError(f"num_samples must lie in {NON_NEGATIVE}, got {num_samples}")
+    answer = make_answer(
+        task,
+        model,
+        num_prompts=num_prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
 
     def evaluate(params: ActorCritic, actor: Actor, key: jax.Array) -> dict[str, jax.Array]:
         del actor
-        keys = jax.vmap(jax.random.split)(jax.random.split(key, num_prompts))
-        prompts = jax.vmap(lambda key: task.sample(key, True))(keys[:, 0])
-        completions = sampling.generate(
-            model,
-            params.policy,
-            prompts.tokens,
-            prompts.pad,
-            keys[:, 1],
-            group_size=1,
-            max_new_tokens=budget,
-            temperature=temperature,
-            eos=task.tokenizer.eos,
-            pad_token=task.tokenizer.pad,
-            greedy=greedy,
-        )
-        accuracy = jax.vmap(task.score)(prompts.problem, completions.tokens)
-        return {"accuracy": accuracy, "length": completions.length}
+        greedy = answer(params.policy, key, 0)
+        values = {"greedy_accuracy": greedy.score[:, 0], "greedy_length": greedy.length[:, 0]}
+        if num_samples:
+            score = answer(params.policy, key, num_samples).score
+            correct = jnp.sum(score >= 1.0, axis=1)
+            values[f"avg@{num_samples}"] = score.mean(axis=1)
+            for k in (2**i for i in range(num_samples.bit_length())):
+                values[f"pass@{k}"] = pass_at_k(correct, num_samples, k)
+        return values
 
     return evaluate
+
+
+def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
+    """The unbiased estimate of the probability that at least one of k samples is right, from n of which `correct` are.
+
+    1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1), as the product ∏ (1 − k / i) over i = n − c + 1 … n,
+    in which no binomial can overflow.
+
+    Args:
+      correct: `E*`, whole numbers c in [0, n].
+      n: samples.
+      k: in [1, n].
+
+    Returns:
+      `E*`, in [0, 1]. Its mean over samples is 1 − (1 − p)^k, where 1 − (1 − c / n)^k falls short.
+
+    Raises:
+      ConfigError: k outside its range.
+
+    Example:
+      >>> print(round(float(pass_at_k(jnp.array(2), 8, 4)), 4))  # 1 − C(6, 4) / C(8, 4) = 1 − 15 / 70
+      0.7857
+    """
+    if k not in COUNT or k > n:
+        raise ConfigError(f"k must lie in [1, {n}], the samples, got {k}")
+    i = jnp.arange(1, n + 1).reshape(*[1] * correct.ndim, n)
+    # Where i < k the factor i = k is among them and makes 0 of the product; below 0 they could overflow before that.
+    factor = jnp.maximum(1.0 - k / i, 0.0)
+    return 1.0 - jnp.prod(jnp.where(i > n - correct[..., None], factor, 1.0), axis=-1)
+
+
+def make_describe(
+    task: Task,
+    model: Transformer,
+    *,
+    num_prompts: int = 4,
+    max_new_tokens: int = 0,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Describe:
+    """Builds `describe(params, actor, key) -> {"greedy": Answers, "sampled": Answers}`, one answer each, for `render`.
+
+    Args:
+      task: see `Task`.
+      model: the policy.
+      num_prompts: held-out prompts; with the key of an evaluation these are its first.
+      max_new_tokens: token budget; 0 takes the task's longest answer.
+      temperature: of sampling.
+      top_k: of sampling, see `sampling.truncate`.
+      top_p: of sampling, see `sampling.truncate`.
+
+    Returns:
+      The function.
+
+    Raises:
+      ConfigError: names the argument that cannot work.
+    """
+    answer = make_answer(
+        task,
+        model,
+        num_prompts=num_prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
+
+    def describe(params: ActorCritic, actor: Actor, key: jax.Array) -> dict[str, Answers]:
+        del actor
+        return {"greedy": answer(params.policy, key, 0), "sampled": answer(params.policy, key, 1)}
+
+    return describe
+
+
+def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
+    """What `describe` returned, on the host, as one row for each completion; those of a prompt follow each other.
+
+    Args:
+      task: whose tokenizer is used.
+      answers: how the tokens were chosen, to the answers.
+    """
+    text = task.tokenizer.decode
+    num_prompts = len(next(iter(answers.values())).prompt)
+    return [
+        {
+            "decoding": decoding,
+            "prompt": text(of.prompt[p].tolist()),
+            "completion": text(of.tokens[p, g].tolist()),
+            "length": int(of.length[p, g]),
+            "score": float(of.score[p, g]),
+            "ended": bool(of.ended[p, g]),
+        }
+        for p in range(num_prompts)
+        for decoding, of in answers.items()
+        for g in range(of.tokens.shape[1])
+    ]

@@ -1,0 +1,156 @@
+"""Evaluation of a language policy: pass@k, avg@n, and the answers that are shown."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import language
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language.evaluation import make_answer, pass_at_k
+
+SAMPLES, PROMPTS, SHOWN = 6, 24, 16
+ADDITION = language.tasks.addition(1, zero_pad=False)
+TASK = ADDITION._replace(sample=lambda key, held_out: ADDITION.sample(key, False))  # ten operands: too few to generalise from
+MODEL = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16).build(TASK.tokenizer.size)
+KEY = jax.random.key(3)
+
+
+@functools.cache
+def trained():
+    """Parameters that answer some prompts rightly and some not."""
+    warm = language.WarmStart(steps=1000, accuracy=0.5, batch_size=64, learning_rate=1e-2)
+    return jax.jit(language.make_problem(TASK, MODEL, num_prompts=2, group_size=2, warm=warm).init)(jax.random.key(0))
+
+
+@functools.cache
+def answers(n, num_prompts=PROMPTS, **options):
+    return jax.jit(make_answer(TASK, MODEL, num_prompts=num_prompts, **options), static_argnums=2)(trained()[0].policy, KEY, n)
+
+
+@functools.cache
+def evaluated(**options):
+    return jax.jit(language.make_evaluate(TASK, MODEL, num_prompts=PROMPTS, **options))(*trained(), KEY)
+
+
+@functools.cache
+def shown():
+    return jax.jit(language.make_describe(TASK, MODEL, num_prompts=SHOWN, temperature=1.3))(*trained(), KEY)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_pass_at_k_is_one_minus_a_ratio_of_binomials(n):
+    """Of C(n, k) choices of k among n samples C(n − c, k) hold no right one."""
+    correct = jnp.arange(n + 1)
+    for k in range(1, n + 1):
+        expected = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
+        np.testing.assert_allclose(jax.jit(pass_at_k, static_argnums=(1, 2))(correct, n, k), expected, atol=1e-6)
+
+
+def test_pass_at_k_where_a_binomial_would_overflow():
+    """C(4096, 2048) has 1232 digits; c of n right: k = 1 gives c / n, and k = n any right one."""
+    correct = jnp.array([[0, 1, 1024], [2048, 4095, 4096]])
+    np.testing.assert_allclose(pass_at_k(correct, 4096, 1), correct / 4096, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(pass_at_k(correct, 4096, 4096), [[0, 1, 1], [1, 1, 1]])
+    np.testing.assert_allclose(pass_at_k(correct, 4096, 2048)[0, :2], [0.0, 0.5], rtol=1e-3)
+
+
+def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
+    """Over Binomial(n = 6, p = 0.3): the mean is 1 − 0.7⁴ exactly, that of 1 − (1 − c/n)⁴ is below it by more than 0.03."""
+    n, k, p = 6, 4, 0.3
+    counts = np.arange(n + 1)
+    weights = np.array([math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in counts])
+    np.testing.assert_allclose(weights @ np.asarray(pass_at_k(jnp.asarray(counts), n, k)), 1 - (1 - p) ** k, rtol=1e-6)
+    assert weights @ (1 - (1 - counts / n) ** k) < 1 - (1 - p) ** k - 0.03
+
+
+@pytest.mark.parametrize("k", [0, 9])
+def test_k_outside_the_samples_is_refused(k):
+    with pytest.raises(ConfigError, match=r"k must lie in \[1, 8\]"):
+        pass_at_k(jnp.array(2), 8, k)
+
+
+def test_evaluation_summarises_the_samples():
+    values, score = evaluated(num_samples=SAMPLES, temperature=1.3), np.asarray(answers(SAMPLES, temperature=1.3).score)
+    assert set(values) == {"greedy_accuracy", "greedy_length", "avg@6", "pass@1", "pass@2", "pass@4"}
+    assert all(value.shape == (PROMPTS,) for value in values.values())
+    np.testing.assert_allclose(values["avg@6"], score.mean(1), rtol=1e-6)
+    np.testing.assert_allclose(values["pass@1"], values["avg@6"], atol=1e-6)  # a score of 0 or 1
+    wrong = (score < 1.0).sum(1)
+    expected = [1 - math.comb(w, 4) / math.comb(SAMPLES, 4) for w in wrong]
+    np.testing.assert_allclose(values["pass@4"], expected, atol=1e-6)
+    assert 0.0 < values["avg@6"].mean() < values["pass@2"].mean() < values["pass@4"].mean() < 1.0
+
+
+def test_what_is_asked_is_held_out():
+    asked = []
+
+    def sample(key, held_out):
+        asked.append(held_out)
+        return ADDITION.sample(key, held_out)
+
+    answer = make_answer(ADDITION._replace(sample=sample), MODEL, num_prompts=2)
+    jax.eval_shape(lambda policy, key: answer(policy, key, 0), trained()[0].policy, KEY)
+    assert asked == [True]
+
+
+def test_samples_leave_the_greedy_numbers_alone():
+    values, greedy = evaluated(num_samples=SAMPLES, temperature=1.3), answers(0)
+    np.testing.assert_array_equal(values["greedy_accuracy"], greedy.score[:, 0])
+    np.testing.assert_array_equal(values["greedy_length"], greedy.length[:, 0])
+    alone = jax.eval_shape(language.make_evaluate(TASK, MODEL, num_prompts=PROMPTS), *trained(), KEY)
+    assert set(alone) == {"greedy_accuracy", "greedy_length"}
+
+
+def test_samples_differ_among_themselves_and_not_from_time_to_time():
+    first = answers(SAMPLES, temperature=1.3)
+    again = jax.jit(make_answer(TASK, MODEL, num_prompts=PROMPTS, temperature=1.3), static_argnums=2)
+    jax.tree.map(np.testing.assert_array_equal, again(trained()[0].policy, KEY, SAMPLES), first)
+    tokens = np.asarray(first.tokens)
+    assert any(len(np.unique(group, axis=0)) > 1 for group in tokens)
+
+
+def test_truncation_reaches_the_samples():
+    """With one token to choose among, every sample is the greedy answer."""
+    one, greedy = answers(2, top_k=1), answers(0)
+    np.testing.assert_array_equal(one.tokens, np.repeat(greedy.tokens, 2, axis=1))
+
+
+def test_what_is_shown_are_the_first_answers_of_the_evaluation():
+    of_evaluation = {"greedy": answers(0), "sampled": answers(SAMPLES, temperature=1.3)}
+    for decoding, few in shown().items():
+        many = of_evaluation[decoding]
+        first = many._replace(**{name: getattr(many, name)[:, :1] for name in ("tokens", "length", "ended", "score")})
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[:SHOWN]), few, first)
+
+
+def test_rows_say_what_was_asked_and_answered():
+    rows = language.render(TASK, jax.device_get(shown()))
+    assert [row["decoding"] for row in rows] == ["greedy", "sampled"] * SHOWN
+    assert [row["prompt"] for row in rows[::2]] == [row["prompt"] for row in rows[1::2]]
+    for row in rows:
+        a, b = row["prompt"].removesuffix("=").split("+")
+        right = row["ended"] and row["completion"] == str(int(a) + int(b))[::-1]
+        assert row["score"] == float(right)
+        assert type(row["length"]) is int
+        assert row["length"] == len(row["completion"]) + row["ended"]
+    assert len({row["score"] for row in rows}) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_prompts": 0}, "num_prompts"),
+        ({"num_samples": -1}, "num_samples"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_k": 15}, "top_k must be at most 14"),
+        ({"max_new_tokens": 2}, "max_new_tokens"),
+    ],
+)
+def test_bad_arguments_are_named(options, match):
+    with pytest.raises(ConfigError, match=match):
+        language.make_evaluate(TASK, MODEL, **options)
