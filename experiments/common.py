@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_po import config, flags, folder, metrics, parallel, plotting, runner
-from jaxrl_po.algorithms import a2c, grpo, npg, ppo, reinforce, trpo
+from jaxrl_po.algorithms import a2c, cispo, dapo, dr_grpo, grpo, gspo, npg, ppo, reinforce, reinforce_pp, rloo, trpo
 from jaxrl_po.checkpoint import CheckpointError
 from jaxrl_po.config import COUNT, NON_NEGATIVE, static
 from jaxrl_po.flags import UsageError
@@ -18,7 +18,17 @@ from jaxrl_po.parallel import Placement
 from jaxrl_po.progress import Progress
 from jaxrl_po.types import Actor, ActorCritic, Learner, TrainState
 
-ALGORITHMS = {"reinforce": reinforce, "a2c": a2c, "npg": npg, "trpo": trpo, "ppo": ppo, "grpo": grpo}
+WITH_CRITIC = {"reinforce": reinforce, "a2c": a2c, "npg": npg, "trpo": trpo, "ppo": ppo}
+IN_GROUPS = {
+    "grpo": grpo,
+    "dapo": dapo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+ALGORITHMS = WITH_CRITIC | IN_GROUPS
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "jaxrl_po")
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
@@ -41,6 +51,9 @@ class Options:
     eval_every: int = static(5, "lines between evaluations", unit="lines", within=COUNT)
     checkpoint_every: int = static(1, "lines between checkpoints", unit="lines", within=COUNT)
     patience: int = static(10, "iterations in a row with non-finite updates only, after which the run stops", within=COUNT)
+    idle_patience: int = static(
+        100, "iterations in a row in which no group of any seed is informative, after which the run ends", within=COUNT
+    )
     resume: bool = static(False, "go on with the run in --out; flags that are not given are as they were")
     overwrite: bool = static(False, "replace the run in --out")
 
@@ -136,30 +149,36 @@ def main(script: Script, argv: Sequence[str]) -> int:
             "versions": versions(),
         }
         folder.write_json(out / folder.CONFIG, {"script": script.name, **flags.flatten(records), "resolved": resolved})
-        status = train(job, out, script, title, resume=options.resume)
+        outcome = train(job, out, script, title, resume=options.resume)
         rows = metrics.read(out / "metrics.jsonl")
         plotting.save([panel(script, title, rows)], out / "curves.png")
-        if rows[-1]["iteration"] == iterations:
+        if rows[-1]["iteration"] == iterations or (outcome is not None and outcome.idle):
             folder.write_json(out / "summary.json", summarise(rows, experiment, options, resolved))
-    return status
+    return 1 if outcome is None else 0
 
 
-def train(job: runner.Job, out: Path, script: Script, title: str, *, resume: bool) -> int:
-    """Runs the job and says how it ended; returns the exit status."""
+def train(job: runner.Job, out: Path, script: Script, title: str, *, resume: bool) -> runner.Outcome | None:
+    """Runs the job and says how it ended; returns its outcome, or None where it diverged."""
     watch = [series.metric for series in script.curves]
     with Progress(title, job.iterations * job.steps_per_iteration, unit=script.unit, watch=watch) as progress:
         try:
             outcome = runner.run(job, out, progress, resume=resume)
         except runner.Diverged as error:
             print(f"error: {error}", file=sys.stderr)
-            return 1
+            return None
         except CheckpointError as error:
             raise UsageError(f"--resume: {error}; start afresh with --overwrite or another --out") from None
         if outcome.interrupted:
             progress.tell(f"{title}: stopped and saved at iteration {outcome.iteration}; --resume goes on from there")
+        elif outcome.idle:
+            progress.tell(
+                f"{title}: ended at iteration {outcome.iteration}: all members of a group scored alike in every group of every "
+                f"seed for --idle_patience={job.idle_patience} iterations. The task is too hard or too easy for the policy: warm "
+                "start it further, choose another difficulty, or raise --problem.group_size"
+            )
         else:
             progress.tell(f"{title}: done, results in {out}")
-    return 0
+    return outcome
 
 
 def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,6 +228,7 @@ def make_job(experiment: Experiment, options: Options, placement: Placement, *, 
         eval_every=options.eval_every,
         checkpoint_every=options.checkpoint_every,
         patience=options.patience,
+        idle_patience=options.idle_patience,
         evaluate=evaluate,
         score=experiment.score,
         examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),

@@ -58,7 +58,7 @@ class Options(common.Options):
     sampling: str = static(
         "auto",
         "rollouts that run on (path), episodes in groups from one state (groups), or branches from visited states (vine); "
-        "auto is groups for grpo, else path",
+        "auto is groups for the methods without a critic, else path",
         choices=("auto", *SAMPLINGS),
     )
     eval_episodes: int = static(32, "greedy episodes of one evaluation of one seed", unit="episodes", within=COUNT)
@@ -66,7 +66,7 @@ class Options(common.Options):
 
 def sampling(options: Options) -> Sampling:
     """The way to collect that the options ask for."""
-    default = "groups" if options.algorithm == "grpo" else "path"
+    default = "groups" if options.algorithm in common.IN_GROUPS else "path"
     return flags.lookup("sampling", default if options.sampling == "auto" else options.sampling, SAMPLINGS)
 
 

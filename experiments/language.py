@@ -118,7 +118,7 @@ class Options(common.Options):
 
 
 def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
-    """The method on the task, with a policy and a critic of one size."""
+    """The method on the task, with a policy and, where the method reads one, a critic of its size."""
     options, settings, model = records[""], records["problem"], records["model"]
     task = TASKS[options.task].make(**vars(records["task"]))
     policy = model.build(task.tokenizer.size)
@@ -126,7 +126,7 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
         task,
         policy,
         **vars(settings),
-        critic=model.build(task.tokenizer.size, outputs=1),
+        critic=None if options.algorithm in common.IN_GROUPS else model.build(task.tokenizer.size, outputs=1),
         warm=records["warm_start"],
         axis_name=axis_name,
     )
@@ -157,11 +157,17 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
     )
 
 
-# One completion is one episode with its reward at the end; few passes over many rows keep a small model stable.
-PPO = {
+# Few passes over many rows keep a small model stable.
+SMALL = {
     "total_steps": 131_072,
     "seeds": 4,
+    "model.mlp_width": 128,
+    "warm_start.steps": 10_000,
+    "warm_start.accuracy": 0.4,
     "config.learning_rate": 1e-3,
+}
+# One completion is one episode with its reward at the end.
+WITH_CRITIC = {
     "config.gamma": 1.0,
     "config.lambda_": 1.0,
     "config.max_grad_norm": 1.0,
@@ -169,16 +175,22 @@ PPO = {
     "config.num_minibatches": 2,
     "problem.num_prompts": 256,
     "problem.group_size": 1,
-    "model.mlp_width": 128,
-    "warm_start.steps": 10_000,
-    "warm_start.accuracy": 0.4,
 }
+IN_GROUPS = {"config.num_minibatches": 2}
+
+
+def defaults(options: Options) -> dict[str, Any]:
+    """Flags that suit small transformers."""
+    if options.algorithm == "ppo":
+        return SMALL | WITH_CRITIC
+    return SMALL | IN_GROUPS if options.algorithm in common.IN_GROUPS else {}
+
 
 SCRIPT = common.Script(
     name="language",
     summary="Trains a small transformer on a task whose answers are verified.",
     options=Options,
-    defaults=lambda options: PPO if options.algorithm == "ppo" else {},
+    defaults=defaults,
     sections=lambda options: {
         "task": flags.lookup("task", options.task, TASKS).settings,
         "problem": language.Settings,

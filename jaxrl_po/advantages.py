@@ -193,6 +193,46 @@ def group_relative(reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsi
     return jnp.where(informative, centred, 0.0)
 
 
+def process_relative(
+    reward: jax.Array, mask: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6
+) -> jax.Array:
+    """`Â_t = Σ_{u ≥ t} (r_u − mean(r)) / (std(r) + ε)` of each member: rewards along the trace, normalised within one group.
+
+    Mean and std are over all unmasked tokens of the group. Equal rewards give exactly 0.
+
+    Args:
+      reward: `[G, T]`, a reward for each token; a token that closes no step has 0.
+      mask: `[G, T]`, bool.
+      scale: `std`, or `none` for the centred rewards alone.
+      ddof: of the std.
+      epsilon: added to the std.
+
+    Returns:
+      `[G, T]`, 0 where masked. Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.3.
+
+    Raises:
+      ValueError: an unknown scale.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> reward, mask = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.ones((2, 2), bool)
+      >>> process_relative(reward, mask, epsilon=0.0).tolist()
+      [[0.0, -1.0], [0.0, 1.0]]
+    """
+    chex.assert_rank([reward, mask], 2)
+    chex.assert_equal_shape([reward, mask])
+    if scale not in ("std", "none"):
+        raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
+    count = mask.sum()
+    centred = jnp.where(mask, reward - masked.mean(reward, mask), 0.0)
+    informative = jnp.where(mask, reward, -jnp.inf).max() != jnp.where(mask, reward, jnp.inf).min()
+    if scale == "std":
+        std = jnp.sqrt(jnp.sum(jnp.square(centred)) / jnp.maximum(count - ddof, 1))
+        centred = centred / jnp.where(informative, std + epsilon, 1.0)
+    total = jnp.flip(jnp.cumsum(jnp.flip(centred, axis=1), axis=1), axis=1)
+    return jnp.where(mask & informative, total, 0.0)
+
+
 def leave_one_out(reward: jax.Array) -> jax.Array:
     """`r_i − mean_{j≠i} r_j`, equal to `G/(G−1) (r_i − mean(r))`: an unbiased baseline within one group.
 

@@ -132,6 +132,16 @@ def require(config: Any, name: str, condition: bool, when: str) -> None:
         raise ConfigError(f"{name} has no effect unless {when}")
 
 
+def require_order(low: Number, high: Number, low_name: str, high_name: str) -> None:
+    """Refuses two fields in the wrong order; traced values are let through.
+
+    Raises:
+      ConfigError: `high` is below `low` somewhere.
+    """
+    if not any(isinstance(value, jax.core.Tracer) for value in (low, high)) and np.any(np.asarray(high) < np.asarray(low)):
+        raise ConfigError(f"{high_name} must be at least {low_name} = {low}, got {high}")
+
+
 def changed(config: Any, name: str) -> bool:
     """Whether a field holds another value than its default; a traced value counts as unchanged.
 

@@ -128,6 +128,51 @@ def clip_fraction_high(log_prob: jax.Array, old_log_prob: jax.Array, advantage: 
     return ((advantage > 0) & (ratio(log_prob, old_log_prob) > 1.0 + epsilon_high)).astype(jnp.float32)
 
 
+def cispo(
+    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, *, epsilon_low: Number, epsilon_high: Number
+) -> jax.Array:
+    """`−stop_gradient(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π`: the weight is clipped, no token loses its gradient.
+
+    Args:
+      log_prob: `E*`, nats, under the policy that is trained.
+      old_log_prob: `E*`, nats, under the policy that sampled.
+      advantage: `E*`, no gradient flows into it.
+      epsilon_low: at 1 or above nothing is clipped from below.
+      epsilon_high: above 0.
+
+    Returns:
+      `E*`, to be minimised. Source: CISPO, MiniMax 2025 (arXiv:2506.13585), eq. 4 and 5.
+
+    Example:
+      >>> bool(jnp.isclose(cispo(jnp.log(0.5), jnp.log(0.1), 1.0, epsilon_low=1.0, epsilon_high=4.0), -5.0 * jnp.log(0.5)))
+      True
+    """
+    weight = jnp.clip(ratio(log_prob, old_log_prob), 1.0 - epsilon_low, 1.0 + epsilon_high)
+    return -jax.lax.stop_gradient(weight * advantage) * log_prob
+
+
+def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array) -> jax.Array:
+    """`(1 / |y|) Σ_t (log π − log π_old)` of each row, for all of its tokens: GSPO's ratio of a whole sequence, in logs.
+
+    Args:
+      log_prob: `[B, T]`, nats, under the policy that is trained.
+      old_log_prob: `[B, T]`, nats, under the policy that sampled.
+      mask: `[B, T]`, bool.
+
+    Returns:
+      `[B, T]`, nats, equal along a row; 0 in an empty one. Source: Zheng et al. 2025 (arXiv:2507.18071), eq. 7.
+
+    Example:
+      >>> mask = jnp.array([[True, True, False]])
+      >>> sequence_log_ratio(jnp.array([[0.5, 1.5, 9.0]]), jnp.zeros((1, 3)), mask).tolist()
+      [[1.0, 1.0, 1.0]]
+    """
+    chex.assert_rank(mask, 2)
+    chex.assert_equal_shape([log_prob, old_log_prob, mask])
+    mean = jax.vmap(masked.mean)(log_prob - old_log_prob, mask)
+    return jnp.broadcast_to(mean[:, None], mask.shape)
+
+
 def squared_value(value: jax.Array, target: jax.Array) -> jax.Array:
     """`½ (v − G)²`; a coefficient c on (v − G)², as in the PPO paper's eq. 9, is 2c on this.
 

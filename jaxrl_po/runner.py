@@ -28,6 +28,7 @@ from jaxrl_po.metrics import Row
 from jaxrl_po.types import Learner, Metrics, PyTree, TrainState
 
 SKIPPED = "skipped"
+SIGNAL = "signal"
 METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
 
 
@@ -73,6 +74,8 @@ class Job:
       eval_every: chunks between evaluations; the first and the last state are always evaluated.
       checkpoint_every: chunks between checkpoints; the last state is always saved.
       patience: iterations in a row in which all updates of a seed are skipped, before the run stops.
+      idle_patience: iterations in a row in which no sample of any seed carried a signal (metric `signal`, where the learner tells
+        it), before the run ends.
       evaluate: `state -> {name: [S]}`, or None; its random numbers must be its own and fixed.
       score: the evaluated quantity whose mean over seeds, when it grows, marks the best checkpoint; empty for none.
       examples: shown at each evaluation, or None.
@@ -86,6 +89,7 @@ class Job:
     eval_every: int = 1
     checkpoint_every: int = 1
     patience: int = 10
+    idle_patience: int = 100
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
     examples: Examples | None = None
@@ -110,12 +114,14 @@ class Outcome(NamedTuple):
     Attributes:
       state: the training state.
       iteration: iterations done.
-      interrupted: whether a signal ended it early.
+      interrupted: whether a signal of the system ended it early.
+      idle: whether it ended early because nothing that was sampled could teach anything.
     """
 
     state: TrainState
     iteration: int
     interrupted: bool
+    idle: bool = False
 
 
 class Programs(NamedTuple):
@@ -245,15 +251,16 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             kept = iteration
             reporter.tell(f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})")
 
-        first, begun = iteration, time.perf_counter()
-        while iteration < job.iterations and not stop.is_set():
+        first, begun, idle = iteration, time.perf_counter(), False
+        while iteration < job.iterations and not stop.is_set() and not idle:
             end = job.boundary(iteration)
             (state, buffer), seconds = wait_for(programs.chunk, state, np.int32(end - iteration))
             means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
             streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
             rate = (end - iteration) * job.steps_per_iteration * job.num_seeds / seconds
             fields = {**metrics_lib.by_seed(metrics_lib.pool(means)), "time/seconds": seconds, "time/steps_per_second": rate}
-            row = record(end, state, fields, evaluated=job.due(end, job.eval_every))
+            idle = log.idle(end, fields) >= job.idle_patience
+            row = record(end, state, fields, evaluated=idle or job.due(end, job.eval_every))
             reporter.update(row, (time.perf_counter() - begun) / (end - first) * (job.iterations - end))
             if stuck is not None:
                 where = iteration + stuck[0] + 1
@@ -268,11 +275,11 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                 kept = iteration
         if kept != iteration and not streak.any():
             latest.save(iteration, state)
-    return Outcome(state, iteration, iteration < job.iterations)
+    return Outcome(state, iteration, iteration < job.iterations and not idle, idle)
 
 
 class Log:
-    """The file of lines, and the best score in it.
+    """The file of lines, the best score in it, and the last line with a signal.
 
     Args:
       path: of the file.
@@ -282,17 +289,27 @@ class Log:
 
     def __init__(self, path: Path, score: str, *, after: int):
         self._path, self._name = path, f"{score}/mean"
-        self._best = max((self._score(row) for row in metrics_lib.truncate(path, after)), default=-math.inf)
+        self._best, self._signalled = -math.inf, 0
+        for row in metrics_lib.truncate(path, after):
+            self._follow(row)
 
-    def _score(self, row: Row) -> float:
-        score = row.get(self._name)
-        return -math.inf if score is None or math.isnan(score) else score
+    def idle(self, iteration: int, fields: Row) -> int:
+        """Iterations up to this one in which no sample of any seed carried a signal."""
+        signal = fields.get(SIGNAL)
+        return 0 if signal is None or np.any(np.asarray(signal, np.float64) > 0) else iteration - self._signalled
 
     def write(self, row: Row) -> bool:
         """Appends a line; returns whether its score is the best so far."""
         metrics_lib.append(self._path, row)
-        improved = self._score(row) > self._best
-        self._best = max(self._best, self._score(row))
+        return self._follow(row)
+
+    def _follow(self, row: Row) -> bool:
+        score = row.get(self._name)
+        improved = bool(score is not None and score > self._best)  # a NaN is not
+        if score is not None and improved:
+            self._best = float(score)
+        if self.idle(row["iteration"], row) == 0:
+            self._signalled = row["iteration"]
         return improved
 
 

@@ -341,6 +341,20 @@ def decay(step: jax.Array, iterations: int) -> jax.Array | float:
     return jnp.maximum(0.0, 1.0 - step / iterations) if iterations else 1.0
 
 
+def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
+    """Linear warm-up `min(1, (step + 1) / iterations)`, counted in iterations; 1 when `iterations` is 0.
+
+    Args:
+      step: `[]`, iterations done.
+      iterations: length of the rise, static; 0 leaves it out.
+
+    Example:
+      >>> float(warm_up(jnp.int32(4), 20)), float(warm_up(jnp.int32(30), 20))
+      (0.25, 1.0)
+    """
+    return jnp.minimum(1.0, (step + 1) / iterations) if iterations else 1.0
+
+
 def adam(learning_rate: Number, *, max_grad_norm: Number, epsilon: float = 1e-5) -> optax.GradientTransformation:
     """Adam behind a clip of the global gradient norm, on one flat vector.
 

@@ -10,7 +10,7 @@ LAYERS = (
     {"version", "config", "types", "masked", "distributions"},
     {"advantages", "losses", "divergences", "trust_region", "networks"},
     {"updates", "control", "language"},
-    {"learner"},
+    {"learner", "dynamic_sampling"},
     {"algorithms"},
     {"parallel", "checkpoint", "metrics", "flags", "folder", "plotting", "progress", "rendering", "runner"},
 )

@@ -1,0 +1,47 @@
+"""CISPO: the importance weight is clipped and no token loses its gradient (MiniMax 2025, arXiv:2506.13585, eq. 4 and 5)."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, losses
+from jaxrl_po.algorithms import group_policy
+from jaxrl_po.config import POSITIVE, Interval, Number, number, static
+from jaxrl_po.distributions import ratio
+from jaxrl_po.types import Learner, Problem, Samples
+
+
+@config_lib.record
+class Config(group_policy.GroupScale, group_policy.Reference):
+    """Hyperparameters of CISPO; nothing is clipped from below by default, as in the paper."""
+
+    epsilon_low: Number = number(1.0, "the weight is clipped from below at 1 − epsilon_low", within=Interval(0.0, 1.0, True))
+    epsilon_high: Number = number(4.0, "the weight is clipped from above at 1 + epsilon_high", within=POSITIVE)
+    use_reference: bool = static(False, "penalise the distance to the reference, at first the initial policy")
+
+
+def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+    """CISPO on any problem in groups; arguments as for `grpo.make`."""
+
+    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
+        elements = losses.cispo(
+            log_prob,
+            samples.log_prob,
+            samples.advantage,
+            epsilon_low=config.epsilon_low,
+            epsilon_high=config.epsilon_high,
+        )
+        r = ratio(log_prob, samples.log_prob)
+        clipped = {"clip_fraction_low": r < 1.0 - config.epsilon_low, "clip_fraction_high": r > 1.0 + config.epsilon_high}
+        return elements, {name: x.astype(jnp.float32) for name, x in clipped.items()}
+
+    return group_policy.make(
+        config,
+        problem,
+        optimizer,
+        advantage=group_policy.group_relative(config),
+        surrogate=surrogate,
+        aggregate=losses.token_mean,
+        loss_kl=divergences.k3,
+    )

@@ -1,0 +1,257 @@
+"""What the methods without a critic share: responses are compared within a group, and the policy follows its tokens.
+
+A method is the functions that it passes to `make`: what a response is worth beside the others of its group, the surrogate of a
+token, and how tokens are averaged. The fields of their configs are here, in the parts from which each takes what it reads.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import advantages, divergences, learner, losses, masked, updates
+from jaxrl_po import config as config_lib
+from jaxrl_po.algorithms import actor_critic
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, TrainState
+
+CLIP = Interval(0.0, 1.0, True, True)
+ABOVE_ONE = Interval(1.0, open_low=True)
+
+Advantage = Callable[[jax.Array, jax.Array], jax.Array]
+"""`(reward [P, G, T], mask [P, G, T]) -> [P, G, T]`."""
+Surrogate = Callable[[jax.Array, Samples], tuple[jax.Array, dict[str, jax.Array]]]
+"""`(log_prob [B, T], samples) -> elements to minimise [B, T], and elements to log`."""
+Aggregate = Callable[[jax.Array, jax.Array], Mean]
+"""`(elements [B, T], mask [B, T]) -> Mean`."""
+Divergence = Callable[[jax.Array, jax.Array], jax.Array]
+"""`(log_prob [B, T], reference_log_prob [B, T]) -> [B, T]`, nats."""
+
+
+@config_lib.record
+class GradientSteps:
+    """How a batch is used: the fields of every method without a critic."""
+
+    learning_rate: Number = number(1e-3, "Adam's step size", within=POSITIVE)
+    entropy_coefficient: Number = number(0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE)
+    max_grad_norm: Number = number(1.0, "clip of the global gradient norm", within=POSITIVE)
+    num_epochs: int = static(1, "passes over each batch", within=COUNT)
+    num_minibatches: int = static(1, "gradient steps of one pass", within=COUNT)
+    num_microbatches: int = static(1, "parts of a minibatch, accumulated to bound memory", within=COUNT)
+    warm_up_iterations: int = static(
+        0, "length of the linear rise of learning_rate from 0", unit="iterations", within=NON_NEGATIVE
+    )
+    decay_iterations: int = static(
+        0, "length of the linear decay of learning_rate to 0; 0 keeps it", unit="iterations", within=NON_NEGATIVE
+    )
+    axis_name: str | None = static(None, "device axis over which rows are sharded")
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        config_lib.check(self)
+
+
+@config_lib.record
+class Reference(GradientSteps):
+    """A penalty on the distance to a frozen reference policy."""
+
+    use_reference: bool = static(True, "penalise the distance to the reference, at first the initial policy")
+    kl_coefficient: Number = number(0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE)
+    reset_iterations: int = static(
+        0,
+        "every so many iterations the policy becomes the reference and the optimizer starts afresh (ProRL); 0 never",
+        unit="iterations",
+        within=NON_NEGATIVE,
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        for name in ("kl_coefficient", "reset_iterations"):
+            config_lib.require(self, name, self.use_reference, "use_reference is on")
+
+
+@config_lib.record
+class Clip(GradientSteps):
+    """The clip of the ratio."""
+
+    epsilon_low: Number = number(0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP)
+    epsilon_high: Number = number(0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP)
+    dual_clip: bool = static(False, "for negative advantages clip the ratio from above as well, at dual_clip_ratio")
+    dual_clip_ratio: Number = number(3.0, "largest ratio that a negative advantage admits", within=ABOVE_ONE)
+
+    @property
+    def upper(self) -> Number:
+        """ε at which the ratio is clipped from above."""
+        return self.epsilon_high
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        config_lib.require_order(self.epsilon_low, self.upper, "epsilon_low", "epsilon_high")
+        config_lib.require(self, "dual_clip_ratio", self.dual_clip, "dual_clip is on")
+
+
+@config_lib.record
+class GroupScale(GradientSteps):
+    """The scale of a group's advantages."""
+
+    scale: str = static("std", "advantages are divided by the group's std, or not at all", choices=("std", "none"))
+    ddof: int = static(0, "the std divides by G − ddof", choices=(0, 1))
+    std_epsilon: Number = number(1e-6, "added to the std", unit="reward units", within=NON_NEGATIVE)
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        config_lib.require(self, "ddof", self.scale == "std", "scale is std")
+        config_lib.require(self, "std_epsilon", self.scale == "std", "scale is std")
+
+
+def group_relative(config: GroupScale) -> Advantage:
+    """`(R − mean) / std` within the group, for every token of a response; see `advantages.group_relative`."""
+    return of_outcomes(lambda r: advantages.group_relative(r, scale=config.scale, ddof=config.ddof, epsilon=config.std_epsilon))
+
+
+def of_outcomes(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
+    """One advantage for all tokens of a response.
+
+    Args:
+      relative: outcomes of one group `[G]` to advantages `[G]`; the outcome is the sum of the response's rewards.
+    """
+
+    def advantage(reward: jax.Array, mask: jax.Array) -> jax.Array:
+        require_group(reward)
+        return jnp.broadcast_to(jax.vmap(relative)(reward.sum(axis=-1))[..., None], mask.shape)
+
+    return advantage
+
+
+def require_group(reward: jax.Array) -> None:
+    """Raises ConfigError where a group `[P, G, T]` has but one member."""
+    if reward.shape[1] < 2:
+        raise ConfigError("group_size must be at least 2: the group is the baseline")
+
+
+def clipped(config: Clip) -> Surrogate:
+    """The clipped surrogate of each token and the shares at either clip; see `losses.clipped_surrogate`."""
+
+    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
+        now = log_prob, samples.log_prob, samples.advantage
+        bound = config.dual_clip_ratio if config.dual_clip else None
+        elements = losses.clipped_surrogate(*now, epsilon_low=config.epsilon_low, epsilon_high=config.upper, dual_clip=bound)
+        return elements, {
+            "clip_fraction_low": losses.clip_fraction_low(*now, config.epsilon_low),
+            "clip_fraction_high": losses.clip_fraction_high(*now, config.upper),
+        }
+
+    return surrogate
+
+
+def make(
+    config: GradientSteps,
+    problem: Problem,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    advantage: Advantage,
+    surrogate: Surrogate,
+    aggregate: Aggregate,
+    shape: Callable[[Batch], jax.Array] = lambda batch: batch.reward,
+    keep: Callable[[Batch], jax.Array] = lambda batch: batch.mask,
+    reward_kl: Divergence | None = None,
+    loss_kl: Divergence | None = None,
+) -> Learner:
+    """A learner that compares responses within groups.
+
+    The loss is `aggregate(surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`; the rewards are `shape(batch) −
+    β · reward_kl`, so that β stands in one place or the other.
+
+    Args:
+      config: the fields above that the method reads; with a reference, those of `Reference`.
+      problem: completions of prompts, or episodes, in groups; a critic, if there is one, is left as it is.
+      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings its own step size.
+      advantage: see `Advantage`; masked slots hold reward 0.
+      surrogate: see `Surrogate`.
+      aggregate: see `Aggregate`.
+      shape: batch to rewards `[B, T]`.
+      keep: batch to the mask `[B, T]` of what is trained on.
+      reward_kl: estimate of KL(policy ‖ reference) to take from the rewards, or None.
+      loss_kl: estimate of KL(policy ‖ reference) to add to the loss, or None.
+
+    Returns:
+      The learner. Metric `signal` is the share of tokens with an advantage other than 0.
+
+    Raises:
+      ConfigError: names the field that cannot work.
+    """
+    config.validate()
+    optimizer = actor_critic.choose_optimizer(config, optimizer, updates.adam)
+    policy = actor_critic.policy_of(problem)
+    reference = config if isinstance(config, Reference) and config.use_reference else None
+
+    def estimate(state: TrainState, batch: Batch) -> Samples:
+        reward = shape(batch)
+        samples = Samples(batch.inputs, batch.action, batch.log_prob, reward, (), (), (), keep(batch))
+        if reference is not None:
+            samples = samples._replace(reference_log_prob=policy(state.reference_params, samples).log_prob(batch.action))
+            if reward_kl is not None:
+                kl = reward_kl(batch.log_prob, samples.reference_log_prob)
+                reward -= reference.kl_coefficient * jnp.where(batch.mask, kl, 0.0)
+        in_groups = [x.reshape(*batch.score.shape, -1) for x in (reward, batch.mask)]
+        return samples._replace(advantage=advantage(*in_groups).reshape(batch.mask.shape))
+
+    def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
+        distribution = policy(params, samples)
+        log_prob = distribution.log_prob(samples.action)
+        elements, others = surrogate(log_prob, samples)
+        terms = {"policy_loss": (elements, 1.0), "entropy": (distribution.entropy(), -config.entropy_coefficient)}
+        if reference is not None and loss_kl is not None:
+            terms["reference_kl"] = loss_kl(log_prob, samples.reference_log_prob), reference.kl_coefficient
+        means = {name: aggregate(x, samples.mask) for name, (x, _) in terms.items()}
+        others |= {
+            "kl": divergences.k3(samples.log_prob, log_prob),
+            "extreme_ratio": (jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)).astype(jnp.float32),
+        }
+        metrics = means | {name: losses.token_mean(x, samples.mask) for name, x in others.items()}
+        return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
+
+    update = updates.gradient_update(
+        loss,
+        optimizer,
+        num_epochs=config.num_epochs,
+        num_minibatches=config.num_minibatches,
+        num_microbatches=config.num_microbatches,
+        axis_name=config.axis_name,
+    )
+
+    def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
+        scale = updates.warm_up(state.step, config.warm_up_iterations) * updates.decay(state.step, config.decay_iterations)
+        params, opt_state, metrics = update(state.params.policy, state.opt_state, samples, key, scale)
+        metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
+        state = state._replace(params=state.params._replace(policy=params), opt_state=opt_state)
+        return (state if reference is None else reset(state, reference.reset_iterations)), metrics
+
+    def reset(state: TrainState, iterations: int) -> TrainState:
+        if not iterations:
+            return state
+        policy = state.params.policy
+        now = (state.step + 1) % iterations == 0
+        reference_params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(now, new, old),
+            (policy, optimizer.init(policy)),
+            (state.reference_params, state.opt_state),
+        )
+        return state._replace(reference_params=reference_params, opt_state=opt_state)
+
+    def init_reference(params: ActorCritic) -> PyTree:
+        return () if reference is None else params.policy
+
+    return learner.make(
+        problem,
+        estimate=estimate,
+        improve=improve,
+        init_optimizer=lambda params: optimizer.init(params.policy),
+        init_reference=init_reference,
+        axis_name=config.axis_name,
+    )

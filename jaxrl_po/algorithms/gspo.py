@@ -1,0 +1,39 @@
+"""GSPO: GRPO with the ratio, and the clip, of a whole sequence (Zheng et al. 2025, arXiv:2507.18071, eq. 5 and 7)."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, losses
+from jaxrl_po.algorithms import group_policy
+from jaxrl_po.config import Number, number, static
+from jaxrl_po.types import Learner, Problem, Samples
+
+
+@config_lib.record
+class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference):
+    """Hyperparameters of GSPO; its ratio is a geometric mean over tokens, hence the narrow clip."""
+
+    epsilon_low: Number = number(3e-4, "the ratio is clipped from below at 1 − epsilon_low", within=group_policy.CLIP)
+    epsilon_high: Number = number(4e-4, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP)
+    use_reference: bool = static(False, "penalise the distance to the reference, at first the initial policy")
+
+
+def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+    """GSPO on any problem in groups; arguments as for `grpo.make`."""
+    clipped = group_policy.clipped(config)
+
+    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
+        of_sequence = losses.sequence_log_ratio(log_prob, samples.log_prob, samples.mask)
+        return clipped(of_sequence, samples._replace(log_prob=jnp.zeros_like(of_sequence)))
+
+    return group_policy.make(
+        config,
+        problem,
+        optimizer,
+        advantage=group_policy.group_relative(config),
+        surrogate=surrogate,
+        aggregate=losses.sequence_mean,
+        loss_kl=divergences.k3,
+    )

@@ -1,0 +1,46 @@
+"""REINFORCE++: advantages normalised over the whole batch (Hu et al. 2025, arXiv:2501.03262).
+
+Token t's return is the outcome less `β · Σ_{u ≥ t} k1`, and returns are whitened over all tokens of the batch. With
+`group_baseline` the group's mean is taken from the outcome first, and the distance to the reference moves into the loss, as k2.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import advantages, divergences, losses
+from jaxrl_po import config as config_lib
+from jaxrl_po.algorithms import group_policy
+from jaxrl_po.config import static
+from jaxrl_po.types import Learner, Problem
+
+
+@config_lib.record
+class Config(group_policy.Clip, group_policy.Reference):
+    """Hyperparameters of REINFORCE++."""
+
+    group_baseline: bool = static(False, "the baseline form: the mean of the group is taken from each outcome")
+
+
+def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+    """REINFORCE++ on any problem, in groups or (without `group_baseline`) not; arguments as for `grpo.make`."""
+    centred = group_policy.of_outcomes(lambda r: advantages.group_relative(r, scale="none"))
+
+    def to_go(reward: jax.Array, mask: jax.Array) -> jax.Array:
+        total = jnp.flip(jnp.cumsum(jnp.flip(reward, axis=-1), axis=-1), axis=-1)
+        return jnp.where(mask, total, 0.0)
+
+    def advantage(reward: jax.Array, mask: jax.Array) -> jax.Array:
+        raw = (centred if config.group_baseline else to_go)(reward, mask)
+        return advantages.whiten(raw, mask, axis_name=config.axis_name)
+
+    return group_policy.make(
+        config,
+        problem,
+        optimizer,
+        advantage=advantage,
+        surrogate=group_policy.clipped(config),
+        aggregate=losses.token_mean,
+        reward_kl=None if config.group_baseline else divergences.k1,
+        loss_kl=divergences.k2 if config.group_baseline else None,
+    )

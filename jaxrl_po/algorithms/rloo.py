@@ -1,0 +1,39 @@
+"""RLOO: REINFORCE with the others of the group as baseline (Ahmadian et al. 2024, arXiv:2402.14740, eq. 8).
+
+A response is one action: its log-probability is the sum over its tokens, its reward the outcome less `β · (log π − log π_ref)`.
+There is no clip; `−r · A` has the gradient of `−log π · A` in the first update of a batch.
+"""
+
+import jax
+import optax
+
+from jaxrl_po import advantages, divergences, losses
+from jaxrl_po import config as config_lib
+from jaxrl_po.algorithms import group_policy
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import Learner, Problem, Samples
+
+
+@config_lib.record
+class Config(group_policy.Reference):
+    """Hyperparameters of RLOO."""
+
+
+def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+    """RLOO on any problem in groups; arguments as for `grpo.make`."""
+
+    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return losses.surrogate(log_prob, samples.log_prob, samples.advantage), {}
+
+    def sequence_sum(elements: jax.Array, mask: jax.Array) -> Mean:
+        return losses.fixed_length_mean(elements, mask, 1)
+
+    return group_policy.make(
+        config,
+        problem,
+        optimizer,
+        advantage=group_policy.of_outcomes(advantages.leave_one_out),
+        surrogate=surrogate,
+        aggregate=sequence_sum,
+        reward_kl=divergences.k1,
+    )

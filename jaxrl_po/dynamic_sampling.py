@@ -1,0 +1,220 @@
+"""DAPO's dynamic sampling as a combinator: any problem in groups becomes one whose groups all carry a signal.
+
+It stays inside the program: a bounded loop collects again until a buffer of fixed size is full of informative groups, or gives up
+and leaves the rest of the buffer masked.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import masked
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import Actor, ActorCritic, Batch, Metrics, Problem, PyTree
+
+
+class Local(NamedTuple):
+    """What is carried from one iteration to the next, a share on each device.
+
+    Attributes:
+      inner: `Actor.local` of the problem inside.
+      surplus: a batch of `[P, …]` groups, of which the first `count` over all devices are kept, or `()`.
+    """
+
+    inner: PyTree
+    surplus: Any
+
+
+class Shared(NamedTuple):
+    """What is carried and equal on every device.
+
+    Attributes:
+      inner: `Actor.shared` of the problem inside.
+      count: `[]`, int32, groups in the surplus of all devices, or `()`.
+    """
+
+    inner: PyTree
+    count: Any
+
+
+class Fill(NamedTuple):
+    """The loop: the groups gathered so far."""
+
+    actor: Actor
+    buffer: Any
+    filled: jax.Array
+    rounds: jax.Array
+    accepted: Mean
+    metrics: Metrics
+
+
+def informative(score: jax.Array) -> jax.Array:
+    """Whether the members of a group differ, `max ≠ min` of the raw score: `[P, G]` to bool `[P]`."""
+    return score.max(axis=1) != score.min(axis=1)
+
+
+def dynamic_sampling(
+    problem: Problem,
+    max_generation_batches: int,
+    *,
+    carry_surplus: bool = False,
+    num_groups: int = 0,
+    accept: Callable[[jax.Array], jax.Array] = informative,
+    axis_name: str | None = None,
+) -> Problem:
+    """The same problem, but `collect` gathers informative groups only, over as many batches of it as that takes.
+
+    The raw score decides, never a shaped reward. Groups keep the order in which they were generated, whatever the number of
+    devices. Slots that stay empty after `max_generation_batches` are masked, and have score 0.
+
+    Args:
+      problem: in groups of at least 2.
+      max_generation_batches: batches that one `collect` generates at most, ≥ 1.
+      carry_surplus: keep what a last batch had too many for the next iteration, with the log-probabilities under which it was
+        sampled (one update stale); else it is thrown away, as the paper does.
+      num_groups: groups of the batch that is trained on, over all devices; 0 takes as many as `problem` generates.
+      accept: raw scores `[P, G]` to bool `[P]`.
+      axis_name: device axis over which rows are sharded, or None. Under it each batch is gathered from all devices.
+
+    Returns:
+      The `Problem`. Metrics are those of `problem` over everything generated, and `filled` (share of the slots), `acceptance`
+      (accepted among the generated groups), `generation_batches` (in one `collect`). Source: Yu et al. 2025 (arXiv:2503.14476),
+      section 3.2 and algorithm 1.
+
+    Raises:
+      ConfigError: names the argument that cannot work.
+
+    Example:
+      >>> from jaxrl_po import control
+      >>> import gymnax
+      >>> episodes = control.make_groups(gymnax.make("CartPole-v1")[0], num_prompts=2, group_size=2, num_steps=16)
+      >>> problem = dynamic_sampling(episodes, 4, num_groups=3)
+      >>> _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+      >>> batch.score.shape, bool((batch.score[:, 0] != batch.score[:, 1]).all())
+      ((3, 2), True)
+    """
+    if max_generation_batches not in COUNT:
+        raise ConfigError(f"max_generation_batches must be at least 1, got {max_generation_batches}")
+    if num_groups not in NON_NEGATIVE:
+        raise ConfigError(f"num_groups must be at least 1, or 0 for as many as are generated, got {num_groups}")
+
+    def like(params: ActorCritic, actor: Actor, key: jax.Array) -> Batch:
+        """Shapes of one batch of the problem inside, one device's share of it where rows are sharded."""
+        batch = jax.eval_shape(problem.collect, params, actor, key)[1]
+        if not (hasattr(batch.score, "ndim") and batch.score.ndim == 2 and batch.score.shape[1] > 1):
+            raise ConfigError(
+                "group_size must be at least 2 for dynamic sampling: it compares the raw scores [P, G] of a group"
+            )
+        return batch
+
+    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+        params, actor = problem.init(key)
+        surplus: Any = ()
+        if carry_surplus:
+            # Collect may pool over devices, which init knows nothing of: a device axis of one stands in for them.
+            alone = jax.vmap(lambda _: problem.collect(params, actor, key), axis_size=1, axis_name=axis_name or "data")
+            groups = _by_group(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], alone(jnp.zeros(1)))[1]))
+            surplus = _zeros(groups, groups.score.shape[0])
+        count = jnp.int32(0) if carry_surplus else ()
+        return params, Actor(Local(actor.local, surplus), Shared(actor.shared, count))
+
+    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
+        inner = Actor(actor.local.inner, actor.shared.inner)
+        shapes = like(params, inner, key)
+        devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+        generated = shapes.score.shape[0]  # on this device
+        wanted = num_groups or generated * devices
+        if wanted % devices:
+            raise ConfigError(
+                f"num_groups = {wanted} must be a multiple of the {devices} devices over which groups are sharded"
+            )
+        own, first = wanted // devices, 0 if axis_name is None else jax.lax.axis_index(axis_name)
+
+        def insert(buffer: Any, filled: jax.Array, groups: Any, accepted: jax.Array) -> tuple[Any, jax.Array]:
+            """Puts accepted groups behind those that are there: into this device's share, or into its share of the surplus."""
+            everyone = jax.tree.map(lambda x: _gather(x, axis_name), (groups, accepted))
+            groups, accepted = everyone
+            slot = filled + jnp.cumsum(accepted) - 1
+            trained, spare = slot - first * own, slot - wanted - first * generated
+            here = jnp.where(
+                slot < wanted,
+                jnp.where((trained >= 0) & (trained < own), trained, own + generated),
+                jnp.where((spare >= 0) & (spare < generated), own + spare, own + generated),
+            )
+            here = jnp.where(accepted, here, own + generated)
+            buffer = jax.tree.map(lambda all, new: all.at[here].set(new, mode="drop"), buffer, groups)
+            return buffer, filled + accepted.sum(dtype=jnp.int32)
+
+        def unfilled(fill: Fill) -> jax.Array:
+            return (fill.filled < wanted) & (fill.rounds < max_generation_batches)
+
+        def generate(fill: Fill) -> Fill:
+            inside, batch = problem.collect(params, fill.actor, jax.random.fold_in(key, fill.rounds))
+            accepted = accept(batch.score)
+            chex.assert_shape(accepted, (generated,))
+            buffer, filled = insert(fill.buffer, fill.filled, _by_group(batch), accepted)
+            return Fill(
+                actor=inside,
+                buffer=buffer,
+                filled=filled,
+                rounds=fill.rounds + 1,
+                accepted=fill.accepted + masked.total(accepted),
+                metrics={name: fill.metrics[name] + mean for name, mean in batch.metrics.items()},
+            )
+
+        groups = _by_group(shapes)
+        buffer, filled = _zeros(groups, own + generated), jnp.int32(0)
+        if carry_surplus:
+            carried = first * generated + jnp.arange(generated) < actor.shared.count
+            buffer, filled = insert(buffer, filled, actor.local.surplus, carried)
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.metrics)
+        none = Mean(jnp.float32(0.0), jnp.float32(0.0))
+        fill = jax.lax.while_loop(unfilled, generate, Fill(inner, buffer, filled, jnp.int32(0), none, nothing))
+
+        rows = jax.tree.map(lambda x: x[:own], fill.buffer)
+        valid = first * own + jnp.arange(own) < fill.filled
+        batch = _by_row(rows)
+        batch = batch._replace(
+            mask=batch.mask & jnp.repeat(valid, shapes.score.shape[1])[:, None],
+            metrics={
+                **fill.metrics,
+                "filled": masked.total(valid),
+                "acceptance": fill.accepted,
+                "generation_batches": Mean(fill.rounds.astype(jnp.float32), jnp.float32(1.0)),
+            },
+        )
+        local = Local(fill.actor.local, jax.tree.map(lambda x: x[own:], fill.buffer) if carry_surplus else ())
+        count = jnp.clip(fill.filled - wanted, 0, generated * devices) if carry_surplus else ()
+        return Actor(local, Shared(fill.actor.shared, count)), batch
+
+    return problem._replace(init=init, collect=collect)
+
+
+def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:
+    return x if axis_name is None else jax.lax.all_gather(x, axis_name, tiled=True)
+
+
+def _by_group(batch: Any) -> Any:
+    """Leaves `[P·G, …]` as `[P, G, …]`; `score` has that shape already, and metrics are left out. Takes shapes as well."""
+    shape = batch.score.shape
+
+    def split(leaf: Any) -> Any:
+        whole = (*shape, *leaf.shape[1:])
+        return leaf.reshape(whole) if isinstance(leaf, jax.Array) else jax.ShapeDtypeStruct(whole, leaf.dtype)
+
+    return jax.tree.map(split, batch._replace(score=(), metrics={}))._replace(score=batch.score)
+
+
+def _by_row(groups: Any) -> Batch:
+    """Leaves `[P, G, …]` as `[P·G, …]`, but for `score`."""
+    merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups._replace(score=()))
+    return merged._replace(score=groups.score)
+
+
+def _zeros(groups: Any, count: int) -> Any:
+    """A buffer of `count` groups."""
+    return jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), groups)
