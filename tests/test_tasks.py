@@ -1,14 +1,21 @@
-"""Addition: prompts, demonstrations, verifier, and the split of operands."""
+"""Tasks: prompts, demonstrations, verifiers, and splits; addition first, then all of them."""
 
 import functools
+import inspect
+import re
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import language as script
 import numpy as np
 import pytest
 
+from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import tasks
+from jaxrl_po.language.tasks.split import make_draw
 
 VARIANTS = pytest.mark.parametrize("variant", [(1, True, True), (2, True, False), (3, False, True), (9, False, False)], ids=str)
 
@@ -163,3 +170,366 @@ def test_keys_decide():
 def test_bad_input(num_digits):
     with pytest.raises(ConfigError, match=r"num_digits must lie in \[1, 9\]"):
         tasks.addition(num_digits)
+
+
+# Every task: what it writes is read back on the host, by a verifier of its own, in plain Python.
+
+
+class Case(NamedTuple):
+    """A task, and what the host knows of it: how a prompt looks, the right answer to it, and which prompts are one problem."""
+
+    task: tasks.Task
+    prompt: str  # a pattern
+    answer: Callable[[re.Match], str] | None  # None where many are right
+    problem: Callable[[re.Match], Hashable]
+    shape: str = r"\d+"  # of an answer
+    scratch: bool = False
+
+
+def reverse(value, width, base=10):
+    return np.base_repr(value, base).lower()[::-1].ljust(width, "0")
+
+
+def pair(found):
+    return tuple(sorted(map(int, found.groups())))
+
+
+def multiset(found):
+    return tuple(sorted(found[1]))
+
+
+def product(found):
+    return int(found[1]) * int(found[2])
+
+
+def remainder(found):
+    a, b, c, modulus = map(int, found.groups())
+    return (a * b + c) % modulus
+
+
+def numbers(found):
+    return tuple(sorted(map(int, found[1].split(","))))
+
+
+def sum_of_digits(found):
+    return sum(map(int, found[1]))
+
+
+@functools.cache
+def cases():
+    return {
+        "multiplication": Case(
+            tasks.multiplication(3), r"(\d{3})\*(\d{3})=", lambda m: reverse(product(m), 6), pair, scratch=True
+        ),
+        "multiplication, answer only": Case(
+            tasks.multiplication(4, chain_of_thought=False), r"(\d{4})\*(\d{4})=", lambda m: reverse(product(m), 8), pair
+        ),
+        "sorting": Case(tasks.sorting(6, symbols=3), r"([0-2]{6})=", lambda m: "".join(multiset(m)), multiset, shape="[0-2]+"),
+        "modular": Case(
+            tasks.modular(2, modulus_digits=3),
+            r"\((\d{2})\*(\d{2})\+(\d{2})\)%(\d{3})=",
+            lambda m: reverse(remainder(m), 3),
+            lambda m: (tuple(sorted((m[1], m[2]))), m[3], m[4]),
+        ),
+        "binary": Case(
+            tasks.base_conversion(3, base=2), r"(\d{3})=", lambda m: reverse(int(m[1]), 10, 2), lambda m: m[1], shape="[01]+"
+        ),
+        "hexadecimal": Case(
+            tasks.base_conversion(9, base=16),
+            r"(\d{9})=",
+            lambda m: reverse(int(m[1]), 8, 16),
+            lambda m: m[1],
+            shape="[0-9a-f]+",
+        ),
+        "countdown": Case(tasks.countdown(3, max_number=9), r"((?:\d,){2}\d)>(\d{2})=", None, numbers),
+        "countdown, two places": Case(tasks.countdown(4, max_number=15), r"((?:\d\d,){3}\d\d)>(\d{3})=", None, numbers),
+        "running sum": Case(tasks.running_sum(4), r"(\d{4})=", lambda m: str(sum_of_digits(m) % 10), multiset, scratch=True),
+        "running sum, terse": Case(
+            tasks.running_sum(5, modulus=7, max_filler=0),
+            r"(\d{5})=",
+            lambda m: str(sum_of_digits(m) % 7),
+            multiset,
+            scratch=True,
+        ),
+    }
+
+
+EVERY = pytest.mark.parametrize("name", list(cases()))
+
+
+def postfix(text, width):
+    """The numbers and the value of a postfix expression, or None where it is none."""
+    stack, used = [], []
+    while text:
+        if re.match(rf"\d{{{width}}}", text):
+            used.append(int(text[:width]))
+            stack.append(used[-1])
+            text = text[width:]
+        elif text[0] in "+-*" and len(stack) > 1:
+            b, a = stack.pop(), stack.pop()
+            stack.append({"+": a + b, "-": a - b, "*": a * b}[text[0]])
+            text = text[1:]
+        else:
+            return None
+    return (tuple(sorted(used)), stack[0]) if len(stack) == 1 else None
+
+
+def judge(case, prompt, row):
+    """Whether a completion parses, and whether it is right."""
+    eos, pad = case.task.tokenizer.eos, case.task.tokenizer.pad
+    row = row.tolist()
+    if eos not in row or pad in row[: row.index(eos)] or set(row[row.index(eos) + 1 :]) - {pad}:
+        return False, False
+    text, found = case.task.tokenizer.decode(row), re.fullmatch(case.prompt, prompt)
+    if case.answer is None:
+        result = postfix(text, found[1].find(","))
+        return result is not None, result == (numbers(found), int(found[2]))
+    if case.scratch:
+        text = text.rpartition("#")[2] if "#" in text else ""
+    return re.fullmatch(case.shape, text) is not None, text == case.answer(found)
+
+
+COUNT = 200
+
+
+@functools.cache
+def sampler(name):
+    task = cases()[name].task
+
+    def draw(keys, held_out):
+        prompts = jax.vmap(lambda key: task.sample(key, held_out))(keys)
+        return prompts, jax.vmap(task.demonstrate)(prompts.problem)
+
+    return jax.jit(lambda keys: jax.tree.map(lambda *x: jnp.concatenate(x), draw(keys, False), draw(keys, True)))
+
+
+@functools.cache
+def drawn(name, seed=0):
+    """`COUNT` prompts and demonstrations of each split, the train split first."""
+    keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), COUNT)  # threefry takes thrice as long to compile
+    return jax.tree.map(np.asarray, sampler(name)(keys))
+
+
+@functools.cache
+def verifier(name):
+    task = cases()[name].task
+    return jax.jit(jax.vmap(lambda problem, tokens: [f(problem, tokens) for f in (task.score, task.credit, task.parses)]))
+
+
+@EVERY
+def test_prompts_and_demonstrations_read_back(name):
+    case = cases()[name]
+    (task, pattern), (prompts, answers) = case[:2], drawn(name)
+    eos, pad = task.tokenizer.eos, task.tokenizer.pad
+    assert prompts.tokens.shape == (2 * COUNT, task.prompt_length)
+    assert answers.shape == (2 * COUNT, task.answer_length)
+    assert prompts.tokens.dtype == answers.dtype == jnp.int32
+    np.testing.assert_array_equal(prompts.tokens == pad, np.arange(task.prompt_length) < prompts.pad[:, None])
+    is_eos = answers == eos
+    np.testing.assert_array_equal(is_eos.sum(axis=1), 1)
+    np.testing.assert_array_equal(answers == pad, np.cumsum(is_eos, axis=1) - is_eos == 1)
+    assert is_eos[:, -1].any()  # the longest needs all of the length
+    for prompt, answer in zip(texts(task, prompts.tokens), answers, strict=True):
+        assert re.fullmatch(pattern, prompt), prompt
+        assert judge(case, prompt, answer) == (True, True), prompt
+    score, credit, parses = verifier(name)(prompts.problem, np.pad(answers, ((0, 0), (0, 3)), constant_values=pad))
+    assert (score.dtype, credit.dtype, parses.dtype) == (jnp.float32, jnp.float32, bool)
+    np.testing.assert_array_equal(score, 1.0)
+    np.testing.assert_allclose(credit.sum(axis=1), 1.0, rtol=1e-5)
+
+
+@EVERY
+def test_splits_share_no_problem(name):
+    case, (prompts, _) = cases()[name], drawn(name)
+    problems = [case.problem(re.fullmatch(case.prompt, text)) for text in texts(case.task, prompts.tokens)]
+    train, held_out = set(problems[:COUNT]), set(problems[COUNT:])
+    assert not train & held_out
+    assert len(held_out) > 1
+    assert len(train) > len(held_out) or len(held_out) > COUNT / 4
+
+
+@EVERY
+def test_verifier_agrees_with_the_host_on_any_tokens(name):
+    """Right answers, ones with a token changed, left out or put in, their characters shuffled, another problem's, and garbage."""
+    case, (prompts, answers) = cases()[name], drawn(name)
+    task, rng = case.task, np.random.default_rng(0)
+    length = task.answer_length + 3
+    rows = np.pad(answers, ((0, 0), (0, 3)), constant_values=task.tokenizer.pad)
+    changed, shuffled = rows.copy(), rows.copy()
+    at = rng.integers(0, length, len(rows))
+    changed[np.arange(len(rows)), at] = rng.integers(0, task.tokenizer.size, len(rows))
+    for row in shuffled:
+        rng.shuffle(row[: row.tolist().index(task.tokenizer.eos)])
+    removed = np.stack([np.append(np.delete(row, i), 0) for row, i in zip(rows, at, strict=True)])
+    inserted = np.stack([np.insert(row, i, row[i])[:-1] for row, i in zip(rows, at, strict=True)])
+    garbage = rng.integers(0, task.tokenizer.size, rows.shape)
+    no_end = np.where(rows == task.tokenizer.eos, task.tokenizer.pad, rows)
+    right = wrong = malformed = 0
+    for completions in (rows, changed, removed, inserted, shuffled, np.roll(rows, 1, axis=0), garbage, no_end):
+        score, credit, parses = (np.asarray(x) for x in verifier(name)(prompts.problem, completions.astype(np.int32)))
+        judged = [judge(case, *both) for both in zip(texts(task, prompts.tokens), completions, strict=True)]
+        np.testing.assert_array_equal(np.stack([parses, score == 1.0], axis=1), judged)
+        assert set(score.tolist()) <= {0.0, 1.0}
+        assert (credit >= 0.0).all()
+        assert (credit.sum(axis=1) <= 1.0 + 1e-5).all()
+        right, wrong, malformed = right + score.sum(), wrong + (parses & (score == 0)).sum(), malformed + (~parses).sum()
+    assert min(right, wrong, malformed) > 2 * COUNT / 4  # each of the three was put to it
+
+
+@EVERY
+def test_keys_decide_every_task(name):
+    assert not np.array_equal(drawn(name)[0].tokens, drawn(name, 1)[0].tokens)
+
+
+def tokens_of(task, text, length=None):
+    """A completion: `$` is EOS, `_` padding."""
+    ids = task.tokenizer.ids | {"$": task.tokenizer.eos, "_": task.tokenizer.pad}
+    return jnp.array([ids[character] for character in text.ljust(length or task.answer_length, "_")], jnp.int32)
+
+
+def apply(function, task, problem, completions):
+    """`score`, `credit` or `parses` of completions of one problem."""
+    rows = jnp.stack([tokens_of(task, text, max(task.answer_length, *map(len, completions))) for text in completions])
+    return jax.jit(jax.vmap(function, (None, 0)))(problem, rows).tolist()
+
+
+def scores(task, problem, completions):
+    return apply(task.score, task, problem, completions)
+
+
+def test_multiplication_by_hand():
+    """12 · 34: 12 · 4 = 48, 12 · 30 = 360, together 408, each lowest digit first; a quarter for each, and for the answer."""
+    task = tasks.multiplication(2)
+    problem = (jnp.uint32(12), jnp.uint32(34))
+    assert jax.jit(task.demonstrate)(problem).tolist() == tokens_of(task, "840+0630:8040#8040$").tolist()
+    # The chain is free, the answer is not.
+    right = ["840+0630:8040#8040$", "#8040$", "::99#8040$", "#1#8040$"]
+    wrong = ["8040$", "840+0630:8040#804$", "840+0630:8040#8041$", "#8040", "#8040#$", "$#8040$", "_#8040$", "#8040$#8040$"]
+    assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
+    expected = {
+        "840+0630:8040#8040$": [(3, 0.25), (8, 0.25), (13, 0.25), (18, 0.25)],
+        "840+0930:8040#8040$": [(3, 0.25), (13, 0.25), (18, 0.25)],
+        "840+0630:8040#8041$": [(3, 0.25), (8, 0.25), (13, 0.25)],
+        "840#8040$": [(8, 0.25)],
+        "841+0630:8040#8040": [(8, 0.25), (13, 0.25)],
+    }
+    for text, credit in zip(expected, apply(task.credit, task, problem, list(expected)), strict=True):
+        assert [(i, x) for i, x in enumerate(credit) if x] == expected[text], text
+
+
+def test_multiplication_of_the_largest():
+    """9999² = 99980001, a uint32; the sums so far are 89,991, 989,901, 9,989,001 and 99,980,001 itself."""
+    task = tasks.multiplication(4)
+    text = task.tokenizer.decode(jax.jit(task.demonstrate)((jnp.uint32(9999), jnp.uint32(9999))).tolist())
+    assert text == "19998+019998:109989+0019998:1009899+00019998:10008999#10008999"
+    assert len(text) + 1 == task.answer_length
+
+
+def test_countdown_by_hand():
+    """13 from 3, 7 and 2: 3 · 2 + 7, in any order and nesting, each once; nothing else."""
+    task = tasks.countdown(3, max_number=9)
+    problem = tasks.Countdown(jnp.array([3, 7, 2]), jnp.int32(13), tokens_of(task, "32*7+$"))
+    right = ["32*7+$", "23*7+$", "732*+$", "723*+$"]
+    well_formed = ["72*1-$", "94+$", "37+3+$", "67+$", "372+*$"]
+    malformed = ["32*7+", "32*7+_", "32*7$", "32*+7$", "7+32*$", "$", "32*7+$7", "=32*7+$", "327$", "32*7++$", "3332*7+$"]
+    wrong = well_formed + malformed
+    assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
+    parses = apply(task.parses, task, problem, wrong)
+    assert parses == [True] * len(well_formed) + [False] * len(malformed)
+    # (2 − 7) + 3 = 3 − (7 − 2) = −2; a pair of equal numbers is two numbers.
+    assert scores(task, problem._replace(target=jnp.int32(-2)), ["27-3+$", "372--$"]) == [1.0, 1.0]
+    twice = problem._replace(numbers=jnp.array([2, 2, 7]), target=jnp.int32(11))
+    assert scores(task, twice, ["22+7+$", "27+2+$", "27+7+$", "29+$"]) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_countdown_does_not_overflow():
+    """14⁸ = 1,475,789,056 < 2³¹; a product of more, 15 times 99, wraps around and is refused all the same."""
+    task = tasks.countdown(8, max_number=14)
+    fourteens = tasks.Countdown(jnp.full(8, 14), jnp.int32(14**8), jnp.zeros(task.answer_length, jnp.int32))
+    assert scores(task, fourteens, ["14" * 8 + "*" * 7 + "$", "14" * 7 + "*" * 6 + "$"]) == [1.0, 0.0]
+    wrapped = np.int64(99) ** 15 % 2**32
+    problem = fourteens._replace(target=jnp.int32(np.uint32(wrapped).astype(np.int32)))
+    assert scores(task, problem, ["99" * 15 + "*" * 14 + "$"]) == [0.0]
+
+
+def test_running_sum_is_free_in_length():
+    """3 + 1 + 4 + 1 = 9."""
+    task = tasks.running_sum(4)
+    problem = (jnp.array([3, 1, 4, 1], jnp.uint32), jnp.int32(2))
+    assert jax.jit(task.demonstrate)(problem).tolist() == tokens_of(task, "..3489#9$").tolist()
+    right = ["#9$", "3489#9$", "......................#9$", "..3.4.8.9#9$", "#8#9$", "=#9$", "0000#9$"]
+    wrong = ["9$", "#9", "#8$", "#09$", "#9#$", "#9.$", "3489#9$.", "_#9$", "$#9$", "#$"]
+    assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
+    paid, unpaid = apply(task.credit, task, problem, ["34#9$", "3489#8$"])
+    assert (paid, unpaid) == ([0.0] * 4 + [1.0] + [0.0] * 10, [0.0] * 15)
+
+
+def test_demonstrations_of_the_running_sum_differ_in_length():
+    """0 to 8 dots, uniformly: all nine occur among 400, and the mean is 4 ± 0.13."""
+    filler = drawn("running sum")[0].problem[1]
+    assert set(filler.tolist()) == set(range(9))
+    assert abs(filler.mean() - 4.0) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("make_task", "message"),
+    [
+        (lambda: tasks.addition(2.0), r"num_digits must lie in \[1, 9\], got 2\.0"),
+        (lambda: tasks.addition(True), r"num_digits must lie in \[1, 9\], got True"),
+        (lambda: tasks.multiplication(0), r"num_digits must lie in \[1, 4\], got 0"),
+        (lambda: tasks.multiplication(5), r"num_digits must lie in \[1, 4\], got 5"),
+        (lambda: tasks.sorting(1), r"length must lie in \[2, 64\], got 1"),
+        (lambda: tasks.sorting(65), r"length must lie in \[2, 64\], got 65"),
+        (lambda: tasks.sorting(4, symbols=11), r"symbols must lie in \[2, 10\], got 11"),
+        (lambda: tasks.modular(5), r"num_digits must lie in \[1, 4\], got 5"),
+        (lambda: tasks.modular(2, modulus_digits=0), r"modulus_digits must lie in \[1, 4\], got 0"),
+        (lambda: tasks.base_conversion(10, base=2), r"num_digits must lie in \[1, 9\], got 10"),
+        (lambda: tasks.base_conversion(2, base=17), r"base must lie in \[2, 16\], got 17"),
+        (lambda: tasks.base_conversion(2, base=1), r"base must lie in \[2, 16\], got 1"),
+        (lambda: tasks.countdown(1, max_number=9), r"num_numbers must lie in \[2, 8\], got 1"),
+        (lambda: tasks.countdown(8, max_number=15), r"max_number must lie in \[2, 14\], got 15"),
+        (lambda: tasks.countdown(3, max_number=1), r"max_number must lie in \[2, 1290\], got 1"),
+        (lambda: tasks.running_sum(1), r"length must lie in \[2, 64\], got 1"),
+        (lambda: tasks.running_sum(4, modulus=1), r"modulus must lie in \[2, 10\], got 1"),
+        (lambda: tasks.running_sum(4, max_filler=-1), r"max_filler must lie in \[0, 256\], got -1"),
+        (
+            lambda: make_draw([(1, 4)], advice="raise it"),
+            r"too few problems to hold out one in 10 \(0\.0% would be\): raise it",
+        ),
+    ],
+)
+def test_sizes_out_of_range(make_task, message):
+    with pytest.raises(ConfigError, match=message):
+        make_task()
+
+
+def test_a_split_that_would_be_empty_is_refused():
+    """Of the six multisets of two numbers up to 3 the hash holds out none."""
+    with pytest.raises(ConfigError, match=r"one in 10 \(0\.0% would be\): raise max_number or num_numbers"):
+        tasks.countdown(2, max_number=3)
+
+
+def test_malformed_completions_are_counted_apart():
+    """An untrained policy: the metric is the share which the host cannot parse; a task that does not tell has none."""
+    case = cases()["running sum, terse"]
+    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(case.task.tokenizer.size)
+
+    def collect(task, key):
+        problem = language.make_problem(task, model, num_prompts=16, group_size=4)
+        return problem.collect(*problem.init(key), key)[1]
+
+    batch = jax.jit(functools.partial(collect, case.task))(jax.random.key(0))
+    prompts = texts(case.task, np.asarray(batch.inputs.tokens)[:, : case.task.prompt_length])
+    judged = [judge(case, prompt, row) for prompt, row in zip(prompts, np.asarray(batch.action), strict=True)]
+    np.testing.assert_allclose(batch.metrics["malformed"].value(), 1.0 - np.mean([parses for parses, _ in judged]), rtol=1e-6)
+    assert batch.metrics["malformed"].value() > batch.metrics["truncated"].value()
+    untold = jax.eval_shape(functools.partial(collect, case.task._replace(parses=None)), jax.random.key(0))
+    assert "malformed" not in untold.metrics
+
+
+def test_every_task_has_its_flags():
+    """The records of the command line are the arguments of the functions, and their defaults work."""
+    for name, entry in script.TASKS.items():
+        assert entry.make is getattr(tasks, name)
+        assert vars(entry.settings()).keys() == inspect.signature(entry.make).parameters.keys()
+        assert entry.make(**vars(entry.settings())).parses is not None
