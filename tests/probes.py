@@ -5,6 +5,10 @@ import jax.numpy as jnp
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from jaxrl_po import masked
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.types import Actor, ActorCritic, Batch, Problem
+
 
 @struct.dataclass
 class State(environment.EnvState):
@@ -94,3 +98,63 @@ class NanReward(Probe):
 
     def reward(self, state, action):
         return jnp.float32(jnp.nan)
+
+
+def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
+    """A problem without an environment, for tests of what is above it: its programs compile in a second.
+
+    The state at step t is (context + t) mod 6, whatever was done; action 0 ends the row, and a row that never ends is truncated.
+    A row's raw score is 1 if it has at least three steps. The reward is a fixed table of state and action (dense), or the score
+    at the end. Policy and value are small networks on fixed features.
+    """
+    states, actions, width = 6, 4, 5
+    table_key, feature_key = jax.random.split(jax.random.key(42))
+    table = jax.random.normal(table_key, (states, actions))
+    features = jax.random.normal(feature_key, (states, width))
+
+    def init(key):
+        first, second, value = jax.random.split(key, 3)
+        policy = {
+            "hidden": 0.5 * jax.random.normal(first, (width, width)),
+            "head": 0.3 * jax.random.normal(second, (width, actions)),
+        }
+        return ActorCritic(policy, 0.5 * jax.random.normal(value, (width,))), Actor(jnp.arange(num_prompts, dtype=jnp.int32))
+
+    def apply(params, inputs):
+        x = features[inputs]
+        logits = jnp.tanh(x @ params.policy["hidden"]) @ params.policy["head"]
+        value = jnp.zeros(inputs.shape) if isinstance(params.value, tuple) else x @ params.value
+        return Categorical(logits), value
+
+    def collect(params, actor, key):
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(actor.local)
+        context = jax.vmap(lambda key: jax.random.randint(key, (), 0, states))(keys[:, 0])
+        inputs = (jnp.repeat(context, group_size)[:, None] + jnp.arange(num_steps)[None, :]) % states
+        distribution, value = apply(params, inputs)
+        members = jax.vmap(lambda key: jax.random.split(key, group_size))(keys[:, 1]).reshape(-1)
+        action = jax.vmap(lambda row, key: row.sample(key))(distribution, members)
+        mask = jnp.cumsum(jnp.cumsum(action == 0, axis=1), axis=1) <= 1
+        last = (jnp.arange(num_steps) == num_steps - 1)[None, :]
+        terminated = (action == 0) & mask
+        truncated = (mask & last) & ~terminated
+        score = (mask.sum(axis=1) >= 3).astype(jnp.float32)
+        reward = table[inputs, action] if dense else jnp.where(terminated | truncated, score[:, None], 0.0)
+        _, next_value = apply(params, (inputs + 1) % states)
+        return actor, Batch(
+            inputs=inputs,
+            action=action,
+            log_prob=distribution.log_prob(action),
+            reward=reward,
+            value=value,
+            next_value=next_value,
+            terminated=terminated,
+            truncated=truncated,
+            mask=mask,
+            score=score.reshape(-1, group_size),
+            metrics={"accuracy": masked.total(score)},
+        )
+
+    def rows(samples):
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
+
+    return Problem(init, collect, apply, rows)

@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import tabular_problem
 
-from jaxrl_po import control
-from jaxrl_po.algorithms import a2c, grpo, npg, ppo, reinforce, trpo
+from jaxrl_po.algorithms import a2c, cispo, dapo, dr_grpo, grpo, gspo, npg, ppo, reinforce, reinforce_pp, rloo, trpo
 from jaxrl_po.config import ConfigError, as_arrays
 
 GAMMA = {"gamma": {"gamma": 0.5}}
@@ -55,7 +54,7 @@ CASES = {
         ESTIMATION
         | FIT
         | {
-            "estimator": {"estimator": "n_step"},
+            "estimator": {"estimator": "n_step", "n": 2},
             "learning_rate": {"learning_rate": 1e-3},
             "entropy_coefficient": {"entropy_coefficient": 1.0},
             "max_grad_norm": {"max_grad_norm": 1e-3},
@@ -103,7 +102,7 @@ CASES = {
         {
             "learning_rate": {"learning_rate": 1e-3},
             "epsilon_low": {"epsilon_low": 1e-3},
-            "epsilon_high": {"epsilon_high": 1e-3},
+            "epsilon_high": ({"epsilon_low": 1e-3}, {"epsilon_low": 1e-3, "epsilon_high": 1e-3}),
             "scale": {"scale": "none"},
             "ddof": {"ddof": 1},
             "std_epsilon": {"std_epsilon": 10.0},
@@ -115,17 +114,56 @@ CASES = {
             "num_minibatches": {"num_minibatches": 2},
             "num_microbatches": {"num_microbatches": 2},
             "decay_iterations": {"decay_iterations": 2},
+            "warm_up_iterations": {"warm_up_iterations": 2},
+            "reset_iterations": {"reset_iterations": 1},
+            "dual_clip": {"dual_clip": True, "dual_clip_ratio": 1.001},
+            "dual_clip_ratio": ({"dual_clip": True}, {"dual_clip": True, "dual_clip_ratio": 1.001}),
+            "supervision": {"supervision": "process"},
         },
     ),
+    "dapo": (
+        dapo,
+        dapo.Config(learning_rate=3e-2, num_epochs=3),
+        {
+            "clip_higher": {"clip_higher": False},
+            "epsilon_high": {"epsilon_high": 0.9},
+            "dynamic_sampling": {"dynamic_sampling": "reweight"},
+            "max_generation_batches": {"max_generation_batches": 1},
+            "carry_surplus": {"carry_surplus": True},
+            "train_prompts": {"train_prompts": 2},
+            "token_level_loss": {"token_level_loss": False},
+            "overlong_filtering": {"overlong_filtering": False},
+            "soft_overlong": {"soft_overlong": False},
+            "overlong_cache": {"overlong_cache": 6},
+            "overlong_factor": {"overlong_factor": 0.1},
+            "use_reference": {"use_reference": True, "kl_coefficient": 1.0},
+        },
+    ),
+    "dr_grpo": (dr_grpo, dr_grpo.Config(), {"use_reference": {"use_reference": True, "kl_coefficient": 10.0}}),
+    "rloo": (rloo, rloo.Config(learning_rate=1e-2), {"kl_coefficient": {"kl_coefficient": 10.0}}),
+    "reinforce_pp": (
+        reinforce_pp,
+        reinforce_pp.Config(learning_rate=1e-2),
+        {"group_baseline": {"group_baseline": True}, "kl_coefficient": {"kl_coefficient": 10.0}},
+    ),
+    "gspo": (
+        gspo,
+        gspo.Config(num_epochs=3),
+        {"epsilon_low": {"epsilon_low": 1e-5}, "epsilon_high": {"epsilon_high": 0.3}, "scale": {"scale": "none"}},
+    ),
+    "cispo": (
+        cispo,
+        cispo.Config(learning_rate=3e-2, num_epochs=3),
+        {"epsilon_low": {"epsilon_low": 1e-3}, "epsilon_high": {"epsilon_high": 1e-3}, "scale": {"scale": "none"}},
+    ),
 }
+IN_GROUPS = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo")
 
 
-@functools.cache
 def problem(algorithm):
-    env = gymnax.make("CartPole-v1")[0]
-    if algorithm == "grpo":
-        return control.make_groups(env, num_prompts=2, group_size=2, num_steps=40)
-    return control.make_problem(env, num_envs=4, num_steps=16)
+    if algorithm in IN_GROUPS:
+        return tabular_problem(num_prompts=4, group_size=4, dense=algorithm == "grpo")
+    return tabular_problem(num_prompts=4, num_steps=16)
 
 
 @functools.cache
@@ -136,7 +174,7 @@ def program(algorithm, static):
     @jax.jit
     def two_steps(config, key):
         learner = CASES[algorithm][0].make(config, problem(algorithm))
-        return learner.step(learner.step(learner.init(key))[0])[0].params
+        return jax.lax.fori_loop(0, 2, lambda _, state: learner.step(state)[0], learner.init(key)).params
 
     return two_steps
 
@@ -154,6 +192,7 @@ HANDED_ON = {
     "a2c": {"lambda_", "estimator"},
     "npg": {"lambda_", "estimator", "n", "normalize_advantage"},
     "trpo": {f.name for f in dataclasses.fields(npg.Config)},
+    **{name: {f.name for f in dataclasses.fields(grpo.Config)} - {"supervision"} for name in IN_GROUPS if name != "grpo"},
 }
 
 
@@ -161,7 +200,7 @@ HANDED_ON = {
 def test_every_field_has_a_case(algorithm):
     module, _, fields = CASES[algorithm]
     named = {f.name for f in dataclasses.fields(module.Config)}
-    assert named == set(fields) | HANDED_ON.get(algorithm, set()) | {"axis_name"}
+    assert set(fields) <= named <= set(fields) | HANDED_ON.get(algorithm, set()) | {"axis_name"}
 
 
 @pytest.mark.parametrize(("algorithm", "field"), [(name, field) for name, case in CASES.items() for field in case[2]])
@@ -206,6 +245,24 @@ def test_every_field_does_something(algorithm, field):
         ("grpo", {"use_reference": False, "kl_coefficient": 0.1}, "kl_coefficient has no effect unless use_reference is on"),
         ("grpo", {"scale": "none", "ddof": 1}, "ddof has no effect unless scale is std"),
         ("grpo", {"ddof": 2}, "ddof must be one of 0, 1"),
+        ("grpo", {"epsilon_low": 0.3}, "epsilon_high must be at least epsilon_low = 0.3, got 0.2"),
+        ("grpo", {"epsilon_high": 1.0}, "epsilon_high must lie in"),
+        ("grpo", {"dual_clip_ratio": 2.0}, "dual_clip_ratio has no effect unless dual_clip is on"),
+        ("grpo", {"dual_clip": True, "dual_clip_ratio": 1.0}, "dual_clip_ratio must lie in"),
+        ("grpo", {"use_reference": False, "reset_iterations": 5}, "reset_iterations has no effect unless use_reference is on"),
+        ("dapo", {"max_generation_batches": 0}, "max_generation_batches must lie in"),
+        ("dapo", {"epsilon_high": 0.1}, "epsilon_high must be at least epsilon_low = 0.2, got 0.1"),
+        ("dapo", {"clip_higher": False, "epsilon_high": 0.3}, "epsilon_high has no effect unless clip_higher is on"),
+        ("dapo", {"dynamic_sampling": "on"}, "dynamic_sampling must be one of off, refill, reweight"),
+        (
+            "dapo",
+            {"dynamic_sampling": "off", "carry_surplus": True},
+            "carry_surplus has no effect unless dynamic_sampling is refill",
+        ),
+        ("dapo", {"kl_coefficient": 0.1}, "kl_coefficient has no effect unless use_reference is on"),
+        ("dapo", {"overlong_cache": 9}, r"cache must lie in \[1, max_length = 8\] tokens, got 9"),
+        ("dapo", {"soft_overlong": False, "overlong_cache": 2}, "overlong_cache has no effect unless soft_overlong is on"),
+        ("cispo", {"epsilon_low": 0.0}, "epsilon_low must lie in"),
     ],
 )
 def test_bad_fields_are_named(algorithm, changes, match):

@@ -1,7 +1,7 @@
 """Writing numbers and texts of varying length as tokens, inside the program."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,13 +86,16 @@ def write_answer(pieces: Sequence[Piece], length: int, tokenizer: Tokenizer) -> 
     return _place(tokens, keep, jnp.int32(0), length, tokenizer)
 
 
-def _concatenate(pieces: Sequence[Piece]) -> tuple[jax.Array, jax.Array]:
-    keep = [np.arange(piece.tokens.shape[0]) < piece.length for piece in pieces]
-    return jnp.concatenate([piece.tokens for piece in pieces]), jnp.concatenate(keep)
+def _concatenate(pieces: Sequence[Piece]) -> tuple[jax.Array, jax.Array | np.ndarray]:
+    keep: list[Any] = [np.arange(piece.tokens.shape[0]) < piece.length for piece in pieces]
+    # Fixed lengths are summed here: XLA aborts on some cumulative sums of constants under shard_map.
+    fixed = all(isinstance(one, np.ndarray) for one in keep)
+    return jnp.concatenate([piece.tokens for piece in pieces]), (np if fixed else jnp).concatenate(keep)
 
 
-def _place(tokens: jax.Array, keep: jax.Array, start: jax.Array, length: int, tokenizer: Tokenizer) -> jax.Array:
-    at = jnp.where(keep, start + jnp.cumsum(keep) - 1, length)
+def _place(tokens: jax.Array, keep: jax.Array | np.ndarray, start: jax.Array, length: int, tokenizer: Tokenizer) -> jax.Array:
+    place = keep.cumsum() - 1
+    at = jnp.where(keep, start + place, length)
     return jnp.full(length, tokenizer.pad, jnp.int32).at[at].set(tokens, mode="drop")
 
 
