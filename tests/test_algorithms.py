@@ -75,7 +75,7 @@ ALGORITHMS = {
     "trpo": (trpo, trpo.Config(**FIT, cg_iterations=5)),
     "grpo": (grpo, grpo.Config(num_epochs=2, num_minibatches=2)),
     "grpo-process": (grpo, grpo.Config(supervision="process", dual_clip=True, reset_iterations=1, warm_up_iterations=3)),
-    "dapo": (dapo, dapo.Config(num_epochs=2, train_prompts=4, max_generation_batches=3)),
+    "dapo": (dapo, dapo.Config(num_epochs=2, train_prompts=4, max_generation_batches=40)),
     "dapo-carry": (dapo, dapo.Config(carry_surplus=True, train_prompts=4, use_reference=True, overlong_filtering=False)),
     "dapo-reweight": (dapo, dapo.Config(dynamic_sampling="reweight", clip_higher=False, token_level_loss=False)),
     "dr_grpo": (dr_grpo, dr_grpo.Config()),

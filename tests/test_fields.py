@@ -51,10 +51,9 @@ CASES = {
     "reinforce": (
         reinforce,
         reinforce.Config(value_epochs=1, value_minibatches=2),
-        ESTIMATION
+        GAMMA
         | FIT
         | {
-            "estimator": {"estimator": "n_step", "n": 2},
             "learning_rate": {"learning_rate": 1e-3},
             "entropy_coefficient": {"entropy_coefficient": 1.0},
             "max_grad_norm": {"max_grad_norm": 1e-3},
@@ -189,6 +188,7 @@ def outcome(algorithm, changes):
 
 # Fields that an algorithm hands on to code which another algorithm's cases test.
 HANDED_ON = {
+    "reinforce": {"lambda_", "estimator", "n", "normalize_advantage"},
     "a2c": {"lambda_", "estimator"},
     "npg": {"lambda_", "estimator", "n", "normalize_advantage"},
     "trpo": {f.name for f in dataclasses.fields(npg.Config)},
