@@ -1,0 +1,210 @@
+"""Dynamic sampling: which groups are kept, in which order, and what is left when there are none."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import tabular_problem
+
+from jaxrl_po.algorithms import dapo, grpo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.dynamic_sampling import dynamic_sampling, informative
+
+GROUPS, SIZE = 4, 2
+INNER = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=False)
+INNER_COLLECT = jax.jit(INNER.collect)
+STATE = INNER.init(jax.random.key(0))
+KEY = jax.random.key(5)
+
+
+def groups_of(batch):
+    """Actions of each group, which tell it from any other."""
+    return np.asarray(batch.action).reshape(*batch.score.shape, -1)
+
+
+def by_hand(key, batches):
+    """Informative groups of so many batches, in the order of their generation."""
+    kept = []
+    for i in range(batches):
+        _, batch = INNER_COLLECT(*STATE, jax.random.fold_in(key, i))
+        score = np.asarray(batch.score)
+        kept += [group for group, s in zip(groups_of(batch), score, strict=True) if s.max() != s.min()]
+    return kept
+
+
+def collect(key=KEY, actor=None, max_generation_batches=20, **options):
+    problem = dynamic_sampling(INNER, max_generation_batches, **options)
+    params, fresh = problem.init(jax.random.key(0))
+    return jax.jit(problem.collect)(params, fresh if actor is None else actor, key)
+
+
+@pytest.mark.parametrize("num_groups", [0, 2, 7])
+def test_the_first_informative_groups_are_kept_in_order(num_groups):
+    _, batch = collect(num_groups=num_groups)
+    wanted = num_groups or GROUPS
+    rounds = int(batch.metrics["generation_batches"].value())
+    expected = by_hand(KEY, rounds)
+    assert len(by_hand(KEY, rounds - 1)) < wanted <= len(expected)  # no batch more than it takes
+    np.testing.assert_array_equal(groups_of(batch), expected[:wanted])
+    assert batch.score.shape == (wanted, SIZE)
+    assert informative(batch.score).all()
+    assert float(batch.metrics["filled"].value()) == 1.0
+    np.testing.assert_allclose(batch.metrics["acceptance"].value(), len(expected) / (rounds * GROUPS), rtol=1e-6)
+
+
+def test_every_leaf_of_a_group_stays_with_it():
+    _, batch = collect(num_groups=7)
+    params = STATE[0]
+    distribution, value = INNER.apply(params, batch.inputs)
+    np.testing.assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(batch.value, value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(batch.score.reshape(-1), batch.mask.sum(axis=1) >= 3)
+
+
+def test_surplus_is_dropped_or_carried():
+    dropped, first = collect(num_groups=2)
+    rounds = int(first.metrics["generation_batches"].value())
+    expected = by_hand(KEY, rounds)
+    assert len(expected) > 2  # the case has a surplus
+    later = jax.random.key(8)
+    _, second = collect(later, dropped, num_groups=2)
+    np.testing.assert_array_equal(groups_of(second), by_hand(later, 20)[:2])
+
+    carried, again = collect(num_groups=2, carry_surplus=True)
+    np.testing.assert_array_equal(groups_of(again), groups_of(first))
+    assert int(carried.shared.count) == len(expected) - 2
+    _, second = collect(later, carried, num_groups=2, carry_surplus=True)
+    np.testing.assert_array_equal(groups_of(second), [*expected[2:], *by_hand(later, 20)][:2])
+
+
+def test_a_full_surplus_generates_nothing():
+    actor, _ = collect(num_groups=1, carry_surplus=True)
+    held = int(actor.shared.count)
+    assert held >= 1
+    actor, batch = collect(jax.random.key(9), actor, num_groups=1, carry_surplus=True)
+    assert float(batch.metrics["generation_batches"].value()) == 0.0
+    assert int(actor.shared.count) == held - 1
+    assert np.isnan(float(batch.metrics["acceptance"].metric()))  # nothing was generated, so there is no share
+
+
+def test_it_gives_up_and_masks_what_is_empty():
+    _, batch = collect(max_generation_batches=3, accept=lambda score: jnp.zeros(score.shape[0], bool))
+    assert not batch.mask.any()
+    assert float(batch.metrics["generation_batches"].value()) == 3.0
+    assert float(batch.metrics["filled"].value()) == 0.0
+    _, partly = collect(max_generation_batches=1, num_groups=20)
+    kept = len(by_hand(KEY, 1))
+    assert 0 < kept < 20
+    assert partly.mask.reshape(20, SIZE, -1).any(axis=(1, 2)).tolist() == [True] * kept + [False] * (20 - kept)
+
+
+def test_vmap_equals_the_lone_run():
+    """Seeds that are full wait for the slowest, and nothing of theirs changes meanwhile."""
+    problem = dynamic_sampling(INNER, 20, num_groups=5)
+    actor = problem.init(jax.random.key(0))[1]
+    keys = jax.random.split(jax.random.key(3), 4)
+    _, together = jax.jit(jax.vmap(lambda key: problem.collect(STATE[0], actor, key)))(keys)
+    rounds = together.metrics["generation_batches"].value()
+    assert len(set(rounds.tolist())) > 1  # or the case shows nothing
+    for i, key in enumerate(keys):
+        _, alone = collect(key, num_groups=5)
+        np.testing.assert_array_equal(together.action[i], alone.action)
+        assert float(alone.metrics["generation_batches"].value()) == float(rounds[i])
+
+
+def test_two_calls_differ_and_metrics_cover_everything_generated():
+    (_, one), (_, other) = collect(jax.random.key(1)), collect(jax.random.key(2))
+    assert not np.array_equal(one.action, other.action)
+    rounds = float(one.metrics["generation_batches"].value())
+    assert float(one.metrics["accuracy"].count) == rounds * GROUPS * SIZE
+
+
+def changed(edit, problem=INNER):
+    """The same problem with every batch edited."""
+
+    def collect(params, actor, key):
+        actor, batch = problem.collect(params, actor, key)
+        return actor, edit(batch)
+
+    return problem._replace(collect=collect)
+
+
+def step(module, config, problem=INNER, key=5):
+    learner = module.make(config, problem)
+    return jax.jit(learner.step)(learner.init(jax.random.key(key)))
+
+
+def test_nothing_informative_leaves_parameters_and_optimizer_alone():
+    blank = changed(lambda batch: batch._replace(score=0.0 * batch.score))
+    config = dapo.Config(max_generation_batches=2)
+    learner = dapo.make(config, blank)
+    state = learner.init(jax.random.key(5))
+    after, metrics = jax.jit(learner.step)(state)
+    before, now = (jax.tree.leaves((s.params, s.opt_state)) for s in (state, after))
+    for new, old in zip(now, before, strict=True):
+        np.testing.assert_array_equal(new, old)
+    assert float(metrics["updates"].total) == float(metrics["skipped"].total) == float(metrics["signal"].total) == 0.0
+
+
+def test_a_shaped_reward_does_not_decide():
+    """Soft overlong punishment tells the members of a group apart whose scores are equal; only raw scores count."""
+    _, metrics = step(dapo, dapo.Config(overlong_cache=6, max_generation_batches=20))
+    assert float(metrics["filled"].value()) == 1.0
+    assert 0.0 < float(metrics["acceptance"].value()) < 1.0
+
+
+OFF = {
+    "clip_higher": False,
+    "dynamic_sampling": "off",
+    "token_level_loss": False,
+    "overlong_filtering": False,
+    "soft_overlong": False,
+}
+
+
+def test_dapo_with_all_off_is_grpo():
+    ours, _ = step(dapo, dapo.Config(**OFF, num_epochs=2))
+    theirs, _ = step(grpo, grpo.Config(use_reference=False, num_epochs=2))
+    for one, other in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_leaving_groups_out_weighs_the_others_up():
+    """FACTS: the mean over informative groups is the naive mean times 1 / (1 − share left out); both at once would be twice."""
+    plain = dapo.Config(**OFF)
+    _, naive = step(dapo, plain)
+    _, reweighted = step(dapo, dapo.Config(**(OFF | {"dynamic_sampling": "reweight"})))
+    learner = dapo.make(plain, INNER)
+    state = learner.init(jax.random.key(5))
+    _, collect_key, _ = jax.random.split(state.key, 3)
+    share = float(informative(INNER.collect(state.params, state.actor, collect_key)[1].score).mean())
+    assert 0.0 < share < 1.0
+    np.testing.assert_allclose(reweighted["grad_norm"].value(), naive["grad_norm"].value() / share, rtol=1e-4)
+
+
+def test_overlong_filtering_leaves_cut_rows_out():
+    short = tabular_problem(num_prompts=GROUPS, group_size=SIZE, num_steps=4, dense=False)
+    never = changed(lambda batch: batch._replace(truncated=jnp.zeros_like(batch.mask)), short)
+    on = {"dynamic_sampling": "off", "overlong_filtering": True}
+    _, filtered = step(dapo, dapo.Config(**on), short)
+    _, unmarked = step(dapo, dapo.Config(**on), never)
+    _, off = step(dapo, dapo.Config(**(on | {"overlong_filtering": False})), short)
+    assert float(filtered["signal"].count) < float(off["signal"].count) == float(unmarked["signal"].count)
+
+
+@pytest.mark.parametrize(
+    ("problem", "options", "match"),
+    [
+        (INNER, {"max_generation_batches": 0}, "max_generation_batches must be at least 1, got 0"),
+        (INNER, {"max_generation_batches": 2, "num_groups": -1}, "num_groups must be at least 1, or 0"),
+        (tabular_problem(group_size=1), {"max_generation_batches": 2}, "group_size must be at least 2"),
+    ],
+    ids=["batches", "groups", "alone"],
+)
+def test_bad_input(problem, options, match):
+    def build():
+        sampler = dynamic_sampling(problem, **options)
+        jax.eval_shape(sampler.collect, *sampler.init(jax.random.key(0)), KEY)
+
+    with pytest.raises(ConfigError, match=match):
+        build()

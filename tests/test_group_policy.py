@@ -1,0 +1,230 @@
+"""Methods without a critic: what each does to a batch, against gradients written out by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from probes import tabular_problem
+
+from jaxrl_po import advantages, losses, runner
+from jaxrl_po.algorithms import cispo, dr_grpo, grpo, gspo, reinforce_pp, rloo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.masked import Mean
+from jaxrl_po.metrics import read
+from jaxrl_po.types import Learner
+
+GROUPS, SIZE = 4, 4
+PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
+# A plain gradient step of size one: the change of the parameters is minus the gradient.
+SGD = optax.sgd(1.0)
+
+
+@pytest.fixture(scope="module")
+def start():
+    params, actor = PROBLEM.init(jax.random.split(jax.random.key(0))[0])
+    state = grpo.make(grpo.Config(use_reference=False), PROBLEM, SGD).init(jax.random.key(0))
+    _, collect_key, _ = jax.random.split(state.key, 3)
+    batch = jax.jit(PROBLEM.collect)(params, actor, collect_key)[1]
+    zeros = batch._replace(log_prob=batch.log_prob * batch.mask, reward=batch.reward * batch.mask)
+    return params, zeros
+
+
+def gradient_of(module, config):
+    """The gradient of the method's first update, read off a step of plain gradient descent."""
+    learner = module.make(config, PROBLEM, SGD)
+    state = learner.init(jax.random.key(0))
+    after, _ = jax.jit(learner.step)(state)
+    return jax.tree.map(jnp.subtract, state.params.policy, after.params.policy)
+
+
+def by_hand(start, loss):
+    """The gradient of `loss(log_prob [B, T], batch)`."""
+    params, batch = start
+
+    def of(policy):
+        log_prob = PROBLEM.apply(params._replace(policy=policy), batch.inputs)[0].log_prob(batch.action)
+        return loss(jnp.where(batch.mask, log_prob, 0.0), batch)
+
+    return jax.grad(of)(params.policy)
+
+
+def outcomes(batch):
+    return np.asarray(batch.reward.sum(axis=1)).reshape(GROUPS, SIZE)
+
+
+def same(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_grpo_is_the_mean_over_responses_of_the_mean_over_tokens(start):
+    r = outcomes(start[1])
+    a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6)).reshape(-1, 1)
+    want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1)))
+    same(gradient_of(grpo, grpo.Config(use_reference=False)), want)
+
+
+def test_dr_grpo_divides_by_nothing_but_the_budget(start):
+    r = outcomes(start[1])
+    a = (r - r.mean(1, keepdims=True)).reshape(-1, 1)
+    want = by_hand(start, lambda lp, b: -jnp.sum(lp * a * b.mask) / b.mask.size)
+    same(gradient_of(dr_grpo, dr_grpo.Config()), want)
+
+
+def test_rloo_is_reinforce_of_whole_responses_against_the_others(start):
+    r = outcomes(start[1])
+    others = (r.sum(1, keepdims=True) - r) / (SIZE - 1)
+    a = (r - others).reshape(-1, 1)
+    want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1)))
+    same(gradient_of(rloo, rloo.Config(use_reference=False)), want)
+    # With the reference at the policy itself k1 is 0, so that the penalty changes nothing yet.
+    same(gradient_of(rloo, rloo.Config(kl_coefficient=5.0)), want)
+
+
+@pytest.mark.parametrize("group_baseline", [False, True])
+def test_reinforce_pp_whitens_over_all_tokens(start, group_baseline):
+    batch = start[1]
+    mask, reward = np.asarray(batch.mask), np.asarray(batch.reward)
+    if group_baseline:
+        r = outcomes(batch)
+        raw = np.broadcast_to((r - r.mean(1, keepdims=True)).reshape(-1, 1), mask.shape)
+    else:
+        raw = np.cumsum(reward[:, ::-1], axis=1)[:, ::-1]
+    a = np.where(mask, (raw - raw[mask].mean()) / raw[mask].std(), 0.0)
+    want = by_hand(start, lambda lp, b: -jnp.sum(lp * a * b.mask) / b.mask.sum())
+    same(gradient_of(reinforce_pp, reinforce_pp.Config(use_reference=False, group_baseline=group_baseline)), want)
+
+
+def test_on_policy_gspo_and_cispo_are_grpo_by_sequence_and_by_token(start):
+    same(gradient_of(gspo, gspo.Config()), gradient_of(grpo, grpo.Config(use_reference=False)))
+    r = outcomes(start[1])
+    a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6)).reshape(-1, 1)
+    want = by_hand(start, lambda lp, b: -jnp.sum(lp * a * b.mask) / b.mask.sum())
+    same(gradient_of(cispo, cispo.Config()), want)
+
+
+def test_process_supervision_credits_what_follows(start):
+    batch = start[1]
+    mask = np.asarray(batch.mask).reshape(GROUPS, SIZE, -1)
+    reward = np.asarray(batch.reward).reshape(mask.shape)
+    a = np.zeros(mask.shape)
+    for g in range(GROUPS):
+        inside = reward[g][mask[g]]
+        centred = np.where(mask[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
+        a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1] * mask[g]
+    a = a.reshape(batch.mask.shape)
+    want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1)))
+    same(gradient_of(grpo, grpo.Config(use_reference=False, supervision="process")), want)
+
+
+def test_process_relative_by_hand():
+    """Rewards 1 0 | 0 −: mean 1/3 of three tokens, std √2/3 (ddof 0) or √3/3 (ddof 1): (2 − 1)/3, −1/3 and −1/3 over it."""
+    reward, mask = jnp.array([[1.0, 0.0], [0.0, 9.0]]), jnp.array([[True, True], [True, False]])
+    s = 1 / np.sqrt(2)
+    got = advantages.process_relative(reward, mask, epsilon=0.0)
+    np.testing.assert_allclose(got, [[s, -s], [-s, 0.0]], rtol=1e-6)
+    s = 1 / np.sqrt(3)
+    got = advantages.process_relative(reward, mask, ddof=1, epsilon=0.0)
+    np.testing.assert_allclose(got, [[s, -s], [-s, 0.0]], rtol=1e-6)
+    got = advantages.process_relative(reward, mask, scale="none")
+    np.testing.assert_allclose(got, [[1 / 3, -1 / 3], [-1 / 3, 0.0]], rtol=1e-6)
+    equal = advantages.process_relative(jnp.full((2, 2), 0.1), mask)
+    np.testing.assert_array_equal(equal, np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="scale must be"):
+        advantages.process_relative(reward, mask, scale="mean")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "weight"),
+    [(2.0, 1.0, 1.28), (0.5, 1.0, 0.8), (2.0, -1.0, 1.28), (1.1, -1.0, 1.1)],
+)
+def test_cispo_clips_the_weight_and_keeps_the_gradient(ratio, advantage, weight):
+    """d/dlog π of −sg(clip(r)) A log π is −clip(r) A on either side of the clip, where PPO's would be 0."""
+    log_prob = jnp.log(0.25 * ratio)
+    old, advantage = jnp.log(0.25), jnp.float32(advantage)
+    slope = jax.grad(lambda x: losses.cispo(x, old, advantage, epsilon_low=0.2, epsilon_high=0.28))(log_prob)
+    np.testing.assert_allclose(slope, -weight * advantage, rtol=1e-5)
+
+
+def test_sequence_log_ratio_ignores_masked_tokens_and_empty_rows():
+    log_prob = jnp.array([[0.2, 0.4, 99.0], [5.0, 5.0, 5.0]])
+    mask = jnp.array([[True, True, False], [False, False, False]])
+    got = losses.sequence_log_ratio(log_prob, jnp.zeros((2, 3)), mask)
+    np.testing.assert_allclose(got, [[0.3] * 3, [0.0] * 3], rtol=1e-6)
+    gradient = jax.grad(lambda x: losses.sequence_log_ratio(x, jnp.zeros((2, 3)), mask)[0, 0])(log_prob)
+    np.testing.assert_allclose(gradient, [[0.5, 0.5, 0.0], [0.0] * 3])
+
+
+def test_gspo_clips_whole_sequences():
+    """Half a sequence with ratio e^0.01 up, half e^-0.01 down is a ratio of one: nothing is clipped, though each token would be."""
+    log_prob = jnp.array([[0.01, -0.01]])
+    mask = jnp.ones((1, 2), bool)
+    ratio = losses.sequence_log_ratio(log_prob, jnp.zeros((1, 2)), mask)
+    fraction = losses.clip_fraction_high(ratio, jnp.zeros((1, 2)), jnp.ones((1, 2)), 4e-4)
+    assert float(fraction.sum()) == 0.0
+    assert float(losses.clip_fraction_high(log_prob, jnp.zeros((1, 2)), jnp.ones((1, 2)), 4e-4).sum()) == 1.0
+
+
+def test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh():
+    learner = grpo.make(grpo.Config(reset_iterations=2), PROBLEM)
+    step = jax.jit(learner.step)
+    first = learner.init(jax.random.key(0))
+    one, _ = step(first)
+    same(one.reference_params, first.params.policy)
+    two, _ = step(one)
+    for a, b in zip(jax.tree.leaves(two.reference_params), jax.tree.leaves(two.params.policy), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(jax.tree.leaves(two.opt_state), jax.tree.leaves(first.opt_state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert any((np.asarray(x) != 0).any() for x in jax.tree.leaves(one.opt_state))
+    three, metrics = step(two)
+    assert float(metrics["reference_kl"].value()) == pytest.approx(0.0, abs=1e-6)
+    same(three.reference_params, two.params.policy)
+
+
+def test_a_group_of_one_has_no_baseline():
+    alone = tabular_problem(num_prompts=4, group_size=1)
+    for module in (grpo, dr_grpo, rloo, gspo, cispo):
+        learner = module.make(module.Config(), alone)
+        with pytest.raises(ConfigError, match="group_size must be at least 2: the group is the baseline"):
+            jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
+    whitened = reinforce_pp.make(reinforce_pp.Config(), alone)  # the batch is its baseline
+    jax.eval_shape(whitened.step, jax.eval_shape(whitened.init, jax.random.key(0)))
+
+
+def hopeless(from_iteration=0):
+    """Every response scores alike from some iteration on."""
+    learner = grpo.make(grpo.Config(), PROBLEM)
+
+    def step(state):
+        after, metrics = learner.step(state)
+        gone = state.step >= from_iteration
+        signal = metrics["signal"]
+        return after, metrics | {"signal": Mean(jnp.where(gone, 0.0, signal.total), signal.count)}
+
+    return Learner(jax.vmap(learner.init), jax.vmap(step))
+
+
+class Quiet:
+    def tell(self, line):
+        pass
+
+    def phase(self, name):
+        pass
+
+    def update(self, row, seconds_left):
+        pass
+
+
+@pytest.mark.parametrize(("from_iteration", "ends"), [(0, 6), (3, 10), (99, 12)])
+def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
+    """Lines of 2 iterations, patience 6: silent from 0, it ends at 6; from 3 on, the last line with a signal is that of 4."""
+    job = runner.Job(hopeless(from_iteration), jax.random.split(jax.random.key(0), 2), 12, 1, log_every=2, idle_patience=6)
+    outcome = runner.run(job, tmp_path, Quiet())
+    assert (outcome.iteration, outcome.idle, outcome.interrupted) == (ends, ends < 12, False)
+    assert read(tmp_path / "metrics.jsonl")[-1]["iteration"] == ends
+    again = runner.run(dataclasses.replace(job, iterations=14), tmp_path, Quiet(), resume=True)
+    assert again.iteration == (ends + 2 if ends < 12 else 14)  # what came before is remembered
