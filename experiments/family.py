@@ -4,18 +4,18 @@ Each method runs by `control.py` with the settings that a sweep found for it, in
 steps, KL of each update, entropy) and one table (final return, steps to a threshold, speed, time of an update) compare them.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import common
+import comparison
 import control
 import numpy as np
+from comparison import Result
 
 from jaxrl_po import config, flags, metrics, plotting
 from jaxrl_po.config import COUNT, NON_NEGATIVE, static
-from jaxrl_po.flags import UsageError
 from jaxrl_po.metrics import Row
 from jaxrl_po.plotting import Panel, Series
 
@@ -53,41 +53,12 @@ VARIANTS = {"ppo_kl": Method("ppo", ("--config.clip=false", "--config.penalty=ad
 METHODS = {**{name: Method(name) for name in common.ALGORITHMS}, **VARIANTS}
 
 
-class Result(NamedTuple):
-    """What a run left.
-
-    Attributes:
-      name: of the method.
-      rows: its lines.
-      summary: its summary.
-    """
-
-    name: str
-    rows: list[Row]
-    summary: Mapping[str, Any]
-
-
 def compare(options: Options, out: Path) -> list[Result]:
     """Runs every method; an error of one ends the comparison."""
-    results = []
-    for name in options.methods.split(","):
-        method = flags.lookup("methods", name, METHODS)
-        shared = [f"--{key}={getattr(options, key)}" for key in ("env", "seeds", "seed", "total_steps", "devices")]
-        status = control.main(
-            [
-                f"--algorithm={method.algorithm}",
-                *method.arguments,
-                *shared,
-                f"--out={out / name}",
-                "--overwrite",
-                "--eval_every=2",
-            ]
-        )
-        if status or not (out / name / "summary.json").exists():
-            raise UsageError(f"--methods: {name} did not finish; see {out / name}")
-        summary = json.loads((out / name / "summary.json").read_text())
-        results.append(Result(name, metrics.read(out / name / "metrics.jsonl"), summary))
-    return results
+    methods = {name: flags.lookup("methods", name, METHODS) for name in options.methods.split(",")}
+    shared = [f"--{key}={getattr(options, key)}" for key in ("env", "seeds", "seed", "total_steps", "devices")]
+    runs = {name: [f"--algorithm={method.algorithm}", *method.arguments] for name, method in methods.items()}
+    return comparison.run_each(control.main, runs, [*shared, "--eval_every=2"], out)
 
 
 def panels(results: Sequence[Result], options: Options) -> list[Panel]:

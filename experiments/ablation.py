@@ -1,0 +1,189 @@
+"""DAPO's ingredients one after another on a task of ours, as in Table 1 of the paper: `python experiments/ablation.py`.
+
+Every row adds one switch to the row before it. All start from the same warm starts, seed by seed, and are compared twice: after
+the same number of updates, and after the same number of generated tokens, since dynamic sampling generates more for each update.
+Leaves a folder for each row, `table.txt` and `ablation.png` under `--out`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import comparison
+import language
+import numpy as np
+import numpy.typing as npt
+from comparison import Result
+
+from jaxrl_po import config, flags, metrics, plotting
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, static
+from jaxrl_po.plotting import Panel, Series
+
+# Switch by switch, in the order of the paper's table; what a row does not name is off.
+STEPS = {
+    "naive GRPO": "",
+    "+ overlong filtering": "overlong_filtering=true",
+    "+ clip-higher": "clip_higher=true",
+    "+ soft overlong": "soft_overlong=true",
+    "+ token-level loss": "token_level_loss=true",
+    "+ dynamic sampling": "dynamic_sampling=refill",
+}
+OFF = {
+    "overlong_filtering": "false",
+    "clip_higher": "false",
+    "soft_overlong": "false",
+    "token_level_loss": "false",
+    "dynamic_sampling": "off",
+}
+
+
+@config.record
+class Options:
+    """The ablation as a whole; its defaults run on two CPU cores within half an hour."""
+
+    task: str = static("running_sum", f"one of {', '.join(language.TASKS)}")
+    length: int = static(5, "digits of a list, for running_sum", within=COUNT)
+    max_new_tokens: int = static(
+        0, "token budget of a completion; 0 takes the task's longest demonstration", unit="tokens", within=NON_NEGATIVE
+    )
+    seeds: int = static(8, "runs of each row", unit="seeds", within=COUNT)
+    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    updates: int = static(200, "iterations of each run", unit="iterations", within=COUNT)
+    num_prompts: int = static(16, "prompts of one generated batch", within=COUNT)
+    group_size: int = static(8, "completions of each prompt", within=COUNT)
+    width: int = static(64, "width of the transformer", within=COUNT)
+    layers: int = static(2, "its blocks", within=COUNT)
+    learning_rate: float = static(5e-4, "Adam's step size", within=POSITIVE)
+    warm_start: float = static(0.3, "greedy accuracy at which the supervised warm start stops", within=UNIT)
+    devices: str = static("auto", "devices to shard seeds over")
+    out: str = static("runs/ablation", "folder for the results; an earlier ablation in it is replaced")
+
+
+class Scores(NamedTuple):
+    """A row of the table, `[S]` each.
+
+    Attributes:
+      name: of the row.
+      updates: greedy accuracy after all updates.
+      tokens: greedy accuracy after as many generated tokens as the thriftiest row took.
+      generated: generated tokens in all.
+    """
+
+    name: str
+    updates: npt.NDArray[np.float64]
+    tokens: npt.NDArray[np.float64]
+    generated: npt.NDArray[np.float64]
+
+
+def arguments() -> dict[str, list[str]]:
+    """Name of a row to the switches of its run."""
+    switches, rows = dict(OFF), {}
+    for name, step in STEPS.items():
+        if step:
+            switch, value = step.split("=")
+            switches[switch] = value
+        rows[name] = [f"--config.{switch}={value}" for switch, value in switches.items()]
+    return rows
+
+
+def run(options: Options, out: Path) -> list[Result]:
+    """Trains every row."""
+    batch = options.num_prompts * options.group_size
+    shared = {
+        "algorithm": "dapo",
+        "task": options.task,
+        "seeds": options.seeds,
+        "seed": options.seed,
+        "devices": options.devices,
+        "total_steps": options.updates * batch,
+        "log_every": max(1, options.updates // 40),
+        "eval_every": 2,
+        "problem.num_prompts": options.num_prompts,
+        "problem.group_size": options.group_size,
+        "problem.max_new_tokens": options.max_new_tokens,
+        "model.width": options.width,
+        "model.layers": options.layers,
+        "warm_start.accuracy": options.warm_start,
+        "config.learning_rate": options.learning_rate,
+        "config.num_minibatches": 4,
+    }
+    if options.task == "running_sum":
+        shared["task.length"] = options.length
+    given = [f"--{name}={value}" for name, value in shared.items()]
+    return comparison.run_each(language.main, arguments(), given, out)
+
+
+def generated(result: Result, batch: int) -> npt.NDArray[np.float64]:
+    """Tokens generated up to each line, `[S, lines]`: batches of an iteration × completions of a batch × their mean length."""
+    rows = result.rows[1:]
+    iterations = np.diff([row["iteration"] for row in result.rows])
+    lengths = np.array([row["response_length"] for row in rows], np.float64)
+    batches = np.array([row.get("generation_batches", np.ones(lengths.shape[1])) for row in rows], np.float64)
+    each = iterations[:, None] * batches * batch * lengths
+    return np.concatenate([np.zeros((lengths.shape[1], 1)), np.cumsum(each, axis=0).T], axis=1)
+
+
+def score(results: Sequence[Result], batch: int) -> list[Scores]:
+    """Accuracies of every row at equal updates and at equal tokens."""
+    tokens = [generated(result, batch) for result in results]
+    budget = np.min([all[:, -1] for all in tokens], axis=0)  # of each seed
+    scores = []
+    for result, all in zip(results, tokens, strict=True):
+        evaluated = [i for i, row in enumerate(result.rows) if "greedy_accuracy" in row]
+        accuracy = np.array([result.rows[i]["greedy_accuracy"] for i in evaluated], np.float64).T
+        at_budget = [np.interp(budget[s], all[s, evaluated], accuracy[s]) for s in range(len(accuracy))]
+        scores.append(Scores(result.name, accuracy[:, -1], np.array(at_budget), all[:, -1]))
+    return scores
+
+
+def interval(values: npt.NDArray[np.float64]) -> str:
+    """Interquartile mean over seeds with its 95 % bootstrap interval."""
+    low, high = metrics.bootstrap_interval([values])
+    return f"{float(metrics.interquartile_mean(values)):.3f} [{float(low):.3f}, {float(high):.3f}]"
+
+
+def table(results: Sequence[Result], scores: Sequence[Scores]) -> str:
+    """One line for each row."""
+    warm = np.asarray(results[0].summary["warm_start_accuracy"], np.float64)
+    lines = [f"{'':>22} {'at equal updates':>24} {'at equal tokens':>24} {'tokens / 1000':>14}"]
+    lines.append(f"{'warm start':>22} {interval(warm):>24} {interval(warm):>24} {0:>14}")
+    for row in scores:
+        thousands = row.generated.mean() / 1000
+        lines.append(f"{row.name:>22} {interval(row.updates):>24} {interval(row.tokens):>24} {thousands:>14,.0f}")
+    return "\n".join(lines) + "\n"
+
+
+def panels(results: Sequence[Result], options: Options) -> list[Panel]:
+    """Accuracy, entropy, length and truncation of every row."""
+
+    def panel(metric: str, title: str) -> Panel:
+        series = [Series(metric, result.name, result.rows) for result in results]
+        return Panel([], series, title, "completions trained on, each seed", title, seeds=False)
+
+    return [
+        panel("greedy_accuracy", f"{options.task}: greedy accuracy"),
+        panel("entropy", "entropy, nats"),
+        panel("response_length", "response length, tokens"),
+        panel("truncated", "share cut at the budget"),
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    sections = {"": Options}
+    if {"--help", "-h"} & set(argv):
+        print(flags.usage("ablation.py", "DAPO's ingredients one after another.", sections))
+        return 0
+    options = flags.parse(argv, sections)[""]
+    out = Path(options.out)
+    results = run(options, out)
+    plotting.save(panels(results, options), out / "ablation.png")
+    text = table(results, score(results, options.num_prompts * options.group_size))
+    (out / "table.txt").write_text(text)
+    print(f"{options.task}, {options.seeds} seeds, IQM of the greedy accuracy with 95 % intervals", text, sep="\n", end="")
+    print(f"see {out / 'ablation.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)
