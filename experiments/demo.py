@@ -60,7 +60,7 @@ PARTS = (
         arguments=(
             "--env=CartPole-v1",
             "--seeds=16",
-            "--total_steps=150000",
+            "--total_steps=100000",
             "--problem.num_envs=16",
             "--problem.num_steps=128",
         ),

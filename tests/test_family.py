@@ -352,7 +352,7 @@ def test_monte_carlo_is_gae_with_lambda_one():
 
 LEARNING = [
     (reinforce, reinforce.Config(), 25),
-    (a2c, a2c.Config(learning_rate=5e-3, normalize_advantage=True), 60),
+    (a2c, a2c.Config(learning_rate=2e-3, normalize_advantage=True), 100),
     (npg, npg.Config(max_kl=0.03), 12),
     (trpo, trpo.Config(max_kl=0.03), 12),
 ]
