@@ -55,6 +55,7 @@ class Options:
     layers: int = static(2, "its blocks", within=COUNT)
     learning_rate: float = static(5e-4, "Adam's step size", within=POSITIVE)
     warm_start: float = static(0.3, "greedy accuracy at which the supervised warm start stops", within=UNIT)
+    warm_start_steps: int = static(10_000, "its most steps; 0 starts from a random policy", unit="steps", within=NON_NEGATIVE)
     devices: str = static("auto", "devices to shard seeds over")
     out: str = static("runs/ablation", "folder for the results; an earlier ablation in it is replaced")
 
@@ -103,6 +104,7 @@ def run(options: Options, out: Path) -> list[Result]:
         "problem.max_new_tokens": options.max_new_tokens,
         "model.width": options.width,
         "model.layers": options.layers,
+        "warm_start.steps": options.warm_start_steps,
         "warm_start.accuracy": options.warm_start,
         "config.learning_rate": options.learning_rate,
         "config.num_minibatches": 4,

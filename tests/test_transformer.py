@@ -173,3 +173,22 @@ def test_a_fresh_policy_is_close_to_uniform():
     log_probs = jax.nn.log_softmax(logits_of(model, jax.jit(model.init)(jax.random.key(0), tokens_of(), PAD), tokens_of()))
     entropy = float(-(jnp.exp(log_probs) * log_probs).sum(axis=-1).mean())
     assert 0.99 * math.log(VOCABULARY) < entropy < math.log(VOCABULARY)
+
+
+def test_remat_changes_memory_and_nothing_else():
+    """The same logits, gradient and parameters, with less kept for the backward pass."""
+    tokens = tokens_of(batch=3, length=64)
+    model, params = build(layers=4, mlp_width=256)
+    again, again_params = build(layers=4, mlp_width=256, remat=True)
+    jax.tree.map(np.testing.assert_array_equal, params, again_params)
+
+    def gradient(model):
+        def loss(params):
+            return jnp.square(model.apply(params, tokens, PAD)[0]).mean()
+
+        compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
+        return compiled(params), compiled.memory_analysis().temp_size_in_bytes
+
+    (want, memory), (got, less) = gradient(model), gradient(again)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=1e-4), got, want)
+    assert less < 0.6 * memory

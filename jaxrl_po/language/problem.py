@@ -52,6 +52,7 @@ class ModelSettings:
     gated: bool = static(True, "SwiGLU in place of GELU")
     tied: bool = static(False, "the output layer of the policy reuses the embedding")
     dtype: str = static("float32", "type of the matrix products", choices=tuple(DTYPES))
+    remat: bool = static(False, "compute the inside of the blocks again in the backward pass: less memory, more time")
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or sizes that do not divide."""

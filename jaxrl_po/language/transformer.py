@@ -31,6 +31,7 @@ class Transformer(nn.Module):
       gated: SwiGLU, else GELU.
       tied: the output reuses the embedding.
       dtype: of the matrix products, float32 or bfloat16.
+      remat: the backward pass computes the inside of each block again, in place of keeping it: less memory, more time.
     """
 
     vocabulary: int
@@ -43,6 +44,7 @@ class Transformer(nn.Module):
     gated: bool = True
     tied: bool = False
     dtype: jnp.dtype = jnp.dtype("float32")
+    remat: bool = False
 
     @nn.compact
     def __call__(
@@ -71,11 +73,12 @@ class Transformer(nn.Module):
         mask_BxNxS = (keys_S[None, None, :] <= columns_N[None, :, None]) & (keys_S[None, None, :] >= pad[:, None, None])
         position_BxN = jnp.maximum(columns_N[None, :] - pad[:, None], 0)
 
+        attention, mlp = (nn.remat(Attention), nn.remat(Mlp)) if self.remat else (Attention, Mlp)
         layer_caches: list[Any] = []
         for layer in range(self.layers):
             layer_cache = None if cache is None else cache[layer]
-            attend = Attention(self.heads, self.kv_heads or self.heads, self.dtype, name=f"attention_{layer}")
-            feed_forward = Mlp(self.mlp_width or 4 * self.width, self.gated, self.dtype, name=f"mlp_{layer}")
+            attend = attention(self.heads, self.kv_heads or self.heads, self.dtype, name=f"attention_{layer}")
+            feed_forward = mlp(self.mlp_width or 4 * self.width, self.gated, self.dtype, name=f"mlp_{layer}")
             h_MxD = nn.RMSNorm(dtype=self.dtype, name=f"attention_norm_{layer}")(x_MxD)
             h_MxD, layer_cache = attend(h_MxD, position_BxN, mask_BxNxS, layer_cache, start)
             x_MxD = x_MxD + h_MxD

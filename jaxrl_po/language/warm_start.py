@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_po import masked
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, check, record, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, check, record, static
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
@@ -27,10 +27,8 @@ class WarmStart:
     learning_rate: float = static(3e-3, "Adam's step size", within=POSITIVE)
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of its range."""
         check(self)
-        if self.steps == 0 and self.accuracy != type(self).accuracy:
-            raise ConfigError("accuracy has no effect without supervised steps")
 
 
 def demonstration_loss(

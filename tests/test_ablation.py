@@ -1,0 +1,121 @@
+"""The scripts of the language family that compare: the ablation and the benchmark."""
+
+import itertools
+import json
+from pathlib import Path
+
+import ablation
+import benchmark_language
+import common
+import jax
+import language
+import numpy as np
+import pytest
+from comparison import Result
+
+from jaxrl_po import flags
+from jaxrl_po.flags import UsageError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """A script would choose the number of devices of a backend that does not run yet."""
+    return jax.local_device_count()
+
+
+def test_each_row_adds_one_switch_to_the_row_before():
+    rows = list(ablation.arguments().values())
+    assert len(rows) == 6
+    for before, after in itertools.pairwise(rows):
+        assert len(set(after) - set(before)) == 1
+    records = [flags.parse(row, {"config": common.ALGORITHMS["dapo"].Config})["config"] for row in rows]
+    first, last = records[0], records[-1]
+    assert (first.upper, first.token_level_loss, first.dynamic_sampling) == (0.2, False, "off")
+    assert (last.upper, last.token_level_loss, last.dynamic_sampling) == (0.28, True, "refill")
+    assert not any(record.use_reference for record in records)
+
+
+def result(name, accuracy, batches):
+    """Two seeds, evaluations at iterations 0, 10 and 20, completions of 5 tokens."""
+    later = [
+        {
+            "iteration": 10 * i,
+            "step": 80 * i,
+            "greedy_accuracy": [accuracy[i], accuracy[i] / 2],
+            "response_length": [5.0, 5.0],
+            "truncated": [0.1, 0.1],
+            "entropy": [1.0, 1.0],
+            "generation_batches": batches,
+        }
+        for i in (1, 2)
+    ]
+    rows = [{"iteration": 0, "step": 0, "greedy_accuracy": [accuracy[0]] * 2}, *later]
+    return Result(name, rows, {"warm_start_accuracy": [accuracy[0]] * 2})
+
+
+def test_scores_at_equal_updates_and_at_equal_tokens():
+    """10 iterations × 8 completions × 5 tokens = 400 tokens; at two batches for each update the budget is spent halfway."""
+    plain, sampled = result("plain", [0.2, 0.4, 0.6], [1.0, 1.0]), result("sampled", [0.2, 0.5, 0.9], [2.0, 4.0])
+    np.testing.assert_allclose(ablation.generated(plain, 8), [[0, 400, 800]] * 2)
+    np.testing.assert_allclose(ablation.generated(sampled, 8), [[0, 800, 1600], [0, 1600, 3200]])
+    first, second = ablation.score([plain, sampled], 8)
+    np.testing.assert_allclose(first.updates, first.tokens)
+    np.testing.assert_allclose(first.tokens, [0.6, 0.3])
+    np.testing.assert_allclose(second.updates, [0.9, 0.45])
+    np.testing.assert_allclose(second.tokens, [0.5, (0.2 + 0.25) / 2])  # the second seed halfway to its first evaluation
+    text = ablation.table([plain, sampled], [first, second]).splitlines()
+    assert text[1].split()[:3] == ["warm", "start", "0.200"]
+    assert [line.split()[-1] for line in text[2:]] == ["1", "2"]
+
+
+def test_ablation_leaves_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
+    """The first and the last row, small; the others differ from them in switches that other tests cover."""
+    steps = {"naive GRPO": "", "+ dynamic sampling": "dynamic_sampling=refill"}
+    monkeypatch.setattr(ablation, "STEPS", steps)
+    out = tmp_path / "ablation"
+    sizes = ["--seeds=2", "--updates=4", "--num_prompts=4", "--group_size=4", "--width=16", "--layers=1", "--length=2"]
+    assert ablation.main([*sizes, "--warm_start_steps=0", "--devices=1", f"--out={out}"]) == 0
+    assert (out / "ablation.png").read_bytes().startswith(b"\x89PNG")
+    lines = (out / "table.txt").read_text().splitlines()
+    assert [line.strip().split("  ")[0] for line in lines[1:]] == ["warm start", *steps]
+    assert "running_sum, 2 seeds" in capsys.readouterr().out
+    first, last = (json.loads((out / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in steps)
+    assert "generation_batches" in last
+    assert "generation_batches" not in first
+
+
+def test_rows_start_from_the_same_warm_start_and_ask_for_what_exists(tmp_path, monkeypatch):
+    def refuse(job):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("jaxrl_po.runner.check", refuse)
+    for task in language.TASKS:
+        with pytest.raises(AssertionError, match="compiled"):
+            ablation.main([f"--out={tmp_path / task}", f"--task={task}", "--devices=1"])
+    with pytest.raises(UsageError, match="did you mean sorting"):
+        ablation.main([f"--out={tmp_path / 'x'}", "--task=sortin"])
+
+
+def test_benchmark_counts_what_it_times(capsys):
+    arguments = ["--width=16", "--layers=1", "--new_tokens=5", "--num_prompts=4", "--group_size=2", "--iterations=2"]
+    assert (
+        benchmark_language.main([*arguments, "--seeds=2", "--devices=2", "--num_microbatches=2", "--remat=true", "--json"]) == 0
+    )
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    # Embedding and output 14 · 16 each, norms 3 · 16, attention 4 · 16², SwiGLU 3 · 16 · 64.
+    assert row["parameters"] == 2 * 14 * 16 + 3 * 16 + 4 * 16**2 + 3 * 16 * 64
+    assert row["placement"].startswith("2 seeds on 2 devices")
+    assert row["seconds_per_iteration"] >= row["sampling_seconds"] > 0
+    tokens = row["sampled_tokens_per_second"] * row["sampling_seconds"]
+    assert 15 < tokens < 81  # 2 seeds × 4 prompts × 2 completions of 1 to 5 tokens
+
+
+def test_benchmark_names_what_does_not_fit():
+    with pytest.raises(UsageError, match="width / heads"):
+        benchmark_language.main(["--width=10", "--devices=1"])
+
+
+def test_scripts_explain_themselves(capsys):
+    for script in (ablation, benchmark_language):
+        assert script.main(["--help"]) == 0
+        assert Path(script.__file__).name in capsys.readouterr().out
