@@ -7,8 +7,9 @@ and with the older code generator of fusions half again.
 import os
 from pathlib import Path
 
-FLAGS = "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"]
+)
 
 import jax
 

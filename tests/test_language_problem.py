@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.warm_start import demonstration_loss
+from jaxrl_po.language.warm_start import greedy_accuracy
 from jaxrl_po.types import Actor
 
 TASK = language.tasks.addition(2, zero_pad=False)
@@ -185,33 +185,25 @@ def test_warm_start_stops_at_the_accuracy_that_was_asked_for(easy):
         warm = language.WarmStart(**settings)
         problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
         params, _ = jax.jit(problem.init)(jax.random.key(0))
-        return params, float(demonstration_loss(model, params.policy, task, jax.random.key(9), 512)[1])
+        return params, float(jax.jit(lambda p: greedy_accuracy(model, p, task, jax.random.key(9)))(params.policy))
 
     half, accuracy = greedy(steps=2000, accuracy=0.5, batch_size=64, learning_rate=5e-3)
-    assert 0.3 < accuracy < 0.85
+    assert 0.4 < accuracy < 0.85
     none, _ = greedy(steps=0)
     untouched, _ = jax.jit(language.make_problem(task, model, num_prompts=2, group_size=2).init)(jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, none.policy, untouched.policy)
     assert not np.array_equal(jax.tree.leaves(half.policy)[0], jax.tree.leaves(none.policy)[0])
 
 
-def test_teacher_forced_accuracy_is_greedy_accuracy(easy):
-    """A greedy completion is right exactly where every step's most likely token is."""
-    task, model = easy
-    # Ten operands each are too few to generalise from: ask what was taught.
-    task = task._replace(sample=lambda key, held_out, sample=task.sample: sample(key, False))
-    warm = language.WarmStart(steps=2000, accuracy=0.5, batch_size=64, learning_rate=5e-3)
+def test_warm_start_asks_the_verifier():
+    """Where right answers differ from the demonstration, only the verifier knows when to stop."""
+    task = language.tasks.running_sum(2, max_filler=8)
+    model = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=64).build(task.tokenizer.size)
+    warm = language.WarmStart(steps=1500, accuracy=0.3, batch_size=64, learning_rate=5e-3)
     problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
-    params, actor = jax.jit(problem.init)(jax.random.key(0))
-    sampled = jax.jit(language.make_evaluate(task, model, num_prompts=256))(params, actor, jax.random.key(3))["greedy_accuracy"]
-    keys = jax.vmap(jax.random.split)(jax.random.split(jax.random.key(3), 256))[:, 0]
-    prompts = jax.vmap(lambda key: task.sample(key, True))(keys)
-    answers = jax.vmap(task.demonstrate)(prompts.problem)
-    tokens = jnp.concatenate([prompts.tokens, answers], axis=1)
-    logits, _ = model.apply(params.policy, tokens[:, :-1], prompts.pad, last=task.answer_length)
-    right = jnp.all((jnp.argmax(logits, -1) == answers) | (answers == task.tokenizer.pad), axis=1)
-    np.testing.assert_array_equal(sampled, right)
-    assert 0.05 < float(right.mean()) < 0.95
+    params, _ = jax.jit(problem.init)(jax.random.key(0))
+    accuracy = float(jax.jit(lambda p: greedy_accuracy(model, p, task, jax.random.key(9)))(params.policy))
+    assert 0.2 < accuracy < 0.7  # all of its steps would take it beyond 0.9
 
 
 @pytest.mark.parametrize(
