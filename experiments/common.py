@@ -1,5 +1,6 @@
 """What the experiment scripts share: their flags, the table of algorithms, and the way from flags to a folder of results."""
 
+import dataclasses
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ IN_GROUPS = {
 }
 ALGORITHMS = WITH_CRITIC | IN_GROUPS
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "jaxrl_po")
+DECAY = "config.decay_iterations"
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
@@ -45,6 +47,7 @@ class Options:
         500_000, "length of each run, counted for one seed: environment steps, or completions", within=COUNT
     )
     devices: str = static("auto", "devices to shard seeds (or rows) over; auto on a CPU is one for each core")
+    mesh: str = static("", "devices by hand, as in seed:2,data:4: seeds over the one axis, rows over the other")
     log_every: int = static(
         0, f"iterations pooled into one line; 0 makes about {LINES} lines", unit="iterations", within=NON_NEGATIVE
     )
@@ -131,9 +134,13 @@ def main(script: Script, argv: Sequence[str]) -> int:
 
     title = f"{script.title(records)}, {options.seeds} seeds"
     with flags.blame(sections):
-        placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=script.rows(records))
+        placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=script.rows(records), mesh=options.mesh)
         experiment = script.build(records, ALGORITHMS[options.algorithm], placement.axis_name)
         iterations = count_iterations(options.total_steps, experiment.steps_per_iteration, script.unit)
+        if DECAY in script.defaults(options) and not stored and DECAY not in given(argv):
+            # A tuned decay ends with the run, however long that is.
+            records["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
+            experiment = script.build(records, ALGORITHMS[options.algorithm], placement.axis_name)
         require_learning(vars(records["config"]).get("decay_iterations", 0), iterations)
         log_every = stored.get("resolved", {}).get("log_every") or options.log_every or max(1, iterations // LINES)
         job = make_job(experiment, options, placement, iterations=iterations, log_every=log_every)
@@ -155,6 +162,11 @@ def main(script: Script, argv: Sequence[str]) -> int:
         if rows[-1]["iteration"] == iterations or (outcome is not None and outcome.idle):
             folder.write_json(out / "summary.json", summarise(rows, experiment, options, resolved))
     return 1 if outcome is None else 0
+
+
+def given(argv: Sequence[str]) -> set[str]:
+    """Names of the flags among arguments."""
+    return {argument.lstrip("-").partition("=")[0] for argument in argv if argument.startswith("-")}
 
 
 def train(job: runner.Job, out: Path, script: Script, title: str, *, resume: bool) -> runner.Outcome | None:

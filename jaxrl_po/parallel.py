@@ -45,28 +45,36 @@ class Placement(NamedTuple):
             return f"{self.num_seeds} seed(s) on 1 device"
         if self.data_devices == 1:
             return f"{self.num_seeds} seeds on {self.seed_devices} devices, {self.num_seeds // self.seed_devices} on each"
-        return f"{self.num_seeds} seed(s), the rows of each sharded over {self.data_devices} devices"
+        rows = f"the rows of each sharded over {self.data_devices} devices"
+        if self.seed_devices == 1:
+            return f"{self.num_seeds} seed(s), {rows}"
+        each = self.num_seeds // self.seed_devices
+        return f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}, {rows}, {self.num_devices} in all"
 
 
-def choose(devices: str | int, *, num_seeds: int, num_rows: int) -> Placement:
+def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "") -> Placement:
     """Decides how to use the devices; call it before anything runs, since it sets the number of CPU devices.
 
     Seeds are sharded where they divide evenly, since they need no communication; otherwise rows are. `auto` takes as many devices
     as are of use: on a CPU one for each core, because XLA keeps small batched matrix products to one core, but none for fewer
-    than `MIN_ROWS` rows.
+    than `MIN_ROWS` rows. A mesh says it all by hand.
 
     Args:
       devices: `auto`, or how many.
       num_seeds: seeds side by side.
       num_rows: rows (environments or prompts) of each seed.
+      mesh: `seed:S,data:D`, devices of either axis, of which one may be left out; empty to choose.
 
     Returns:
       The placement.
 
     Raises:
-      ConfigError: a count below 1, more devices than there are, or neither seeds nor rows that divide.
+      ConfigError: a count below 1, more devices than there are, a mesh of another number of devices, seeds or rows that do not
+        divide.
     """
     wanted = _parse_devices(devices)
+    if mesh:
+        return _by_hand(mesh, wanted, num_seeds=num_seeds, num_rows=num_rows)
     available = _available(wanted)
     if wanted is None:
         usable = [n for n in range(available, 0, -1) if num_seeds % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)]
@@ -78,6 +86,25 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int) -> Placement:
     if num_rows % wanted == 0:
         return Placement(num_seeds, 1, wanted)
     raise ConfigError(f"devices={wanted} must divide the {num_seeds} seeds or the {num_rows} rows (environments or prompts)")
+
+
+def _by_hand(mesh: str, devices: int | None, *, num_seeds: int, num_rows: int) -> Placement:
+    axes = {"seed": 1, "data": 1}
+    for part in mesh.split(","):
+        name, _, count = part.partition(":")
+        if name not in axes or not count.isdecimal() or int(count) < 1:
+            raise ConfigError(f"mesh must read like seed:2,data:4, with counts of at least 1, got {mesh!r}")
+        axes[name] = int(count)
+    placement = Placement(num_seeds, axes["seed"], axes["data"])
+    if devices is not None and devices != placement.num_devices:
+        raise ConfigError(f"mesh={mesh} has {placement.num_devices} devices, but devices={devices}")
+    available = _available(placement.num_devices)
+    if placement.num_devices > available:
+        raise ConfigError(f"mesh={mesh} needs {placement.num_devices} devices, and there are {available}")
+    for name, count, what in (("seed", num_seeds, "seeds"), ("data", num_rows, "rows (environments or prompts)")):
+        if count % axes[name]:
+            raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {count} {what}")
+    return placement
 
 
 def _parse_devices(devices: str | int) -> int | None:

@@ -357,3 +357,19 @@ def test_a_decay_that_ends_before_the_run_is_refused(scripts, tmp_path):
     with pytest.raises(UsageError, match="decay_iterations=3 must be 0 or at least 100"):
         scripts["control"].main([*SMALL, "--config.decay_iterations=3", f"--out={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("no_compilation")
+def test_a_tuned_decay_ends_with_the_run(scripts, tmp_path, monkeypatch):
+    built, build = [], scripts["control"].SCRIPT.build
+
+    def spy(records, *arguments):
+        built.append(records["config"].decay_iterations)
+        return build(records, *arguments)
+
+    script = scripts["control"].SCRIPT._replace(build=spy, defaults=lambda options: {"config.decay_iterations": 7})
+    monkeypatch.setattr(scripts["control"], "SCRIPT", script)
+    for arguments, want in (([], 100), (["--total_steps=32"], 1), (["--config.decay_iterations=500"], 500)):
+        with pytest.raises(AssertionError, match="compiled"):
+            scripts["control"].main([*SMALL, *arguments, f"--out={tmp_path / str(want)}"])
+        assert built[-1] == want

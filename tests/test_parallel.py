@@ -44,10 +44,37 @@ def test_bad_devices_are_named(devices, match):
         parallel.choose(devices, num_seeds=4, num_rows=64)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "want"),
+    [("seed:2,data:4", Placement(4, 2, 4)), ("data:8", Placement(4, 1, 8)), ("seed:4", Placement(4, 4, 1))],
+)
+def test_a_mesh_says_it_by_hand(mesh, want):
+    assert parallel.choose("auto", num_seeds=4, num_rows=64, mesh=mesh) == want
+    assert parallel.choose(want.num_devices, num_seeds=4, num_rows=64, mesh=mesh) == want
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "match"),
+    [
+        ("seed:2,data:4", 4, "has 8 devices, but devices=4"),
+        ("seed:2,rows:4", "auto", "must read like"),
+        ("seed:0", "auto", "must read like"),
+        ("seed:two", "auto", "must read like"),
+        ("seed:4,data:4", "auto", "needs 16 devices"),
+        ("seed:3", "auto", "seed:3 must divide the 4 seeds"),
+        ("data:7", "auto", "data:7 must divide the 64 rows"),
+    ],
+)
+def test_bad_meshes_are_named(mesh, devices, match):
+    with pytest.raises(ConfigError, match=match):
+        parallel.choose(devices, num_seeds=4, num_rows=64, mesh=mesh)
+
+
 def test_description_says_what_lies_where():
     assert "1 device" in Placement(3, 1, 1).describe()
     assert "4 on each" in Placement(8, 2, 1).describe()
     assert "sharded over 4" in Placement(1, 1, 4).describe()
+    assert "2 shares of 3, the rows of each sharded over 4 devices, 8 in all" in Placement(6, 2, 4).describe()
 
 
 def test_state_lies_where_the_placement_says():
