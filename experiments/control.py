@@ -76,6 +76,12 @@ def tuned(options: Options) -> Mapping[str, Any]:
     return json.loads(path.read_text())["flags"] if path.exists() else {}
 
 
+def defaults(options: Options) -> Mapping[str, Any]:
+    """What a sweep found; and an episode that lasts to the time limit is no overlong answer."""
+    overlong = {"config.overlong_filtering": False, "config.soft_overlong": False} if options.algorithm == "dapo" else {}
+    return {**overlong, **tuned(options)}
+
+
 def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:
     """TRPO eq. 18 over the branches of each state, rows `[N · K]`."""
     rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
@@ -117,7 +123,7 @@ SCRIPT = common.Script(
     name="control",
     summary="Trains a method of policy optimisation on a gymnax environment.",
     options=Options,
-    defaults=tuned,
+    defaults=defaults,
     sections=lambda options: {"problem": sampling(options).settings},
     rows=lambda records: sampling(records[""]).rows(records["problem"]),
     build=build,

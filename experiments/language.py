@@ -122,6 +122,9 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
     options, settings, model = records[""], records["problem"], records["model"]
     task = TASKS[options.task].make(**vars(records["task"]))
     policy = model.build(task.tokenizer.size)
+    if not settings.max_new_tokens and getattr(records["config"], "soft_overlong", False):
+        # The last fifth of the budget is punished: room for the longest answer before it.
+        settings = dataclasses.replace(settings, max_new_tokens=-(-5 * task.answer_length // 4))
     problem = language.make_problem(
         task,
         policy,

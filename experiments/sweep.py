@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
         )
         return 0
     options = flags.parse(argv, {"": Options}, partial=True)[""]
-    sections, tuned = sections_of(options), control.tuned(options)
+    sections, tuned = sections_of(options), control.defaults(options)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     everything = [(combination, records_of(argv, combination, sections, tuned)) for combination in swept]
     groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}

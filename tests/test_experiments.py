@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_po import language as language_lib
 from jaxrl_po import runner
+from jaxrl_po.algorithms import dapo
 from jaxrl_po.checkpoint import Store
 from jaxrl_po.flags import UsageError
 from jaxrl_po.metrics import read
@@ -373,3 +375,35 @@ def test_a_tuned_decay_ends_with_the_run(scripts, tmp_path, monkeypatch):
         with pytest.raises(AssertionError, match="compiled"):
             scripts["control"].main([*SMALL, *arguments, f"--out={tmp_path / str(want)}"])
         assert built[-1] == want
+
+
+@pytest.mark.usefixtures("no_compilation")
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        (["--algorithm=dapo"], 4),  # an answer of 3 tokens, and the last fifth of 4, rounded up to 1, is punished
+        (["--algorithm=dapo", "--config.soft_overlong=false"], 0),
+        (["--algorithm=dapo", "--problem.max_new_tokens=9"], 9),
+        (["--algorithm=grpo"], 0),
+    ],
+)
+def test_overlong_shaping_does_not_punish_the_longest_right_answer(scripts, tmp_path, monkeypatch, arguments, want):
+    asked, make_problem = [], language_lib.make_problem
+
+    def spy(*positional, **named):
+        asked.append(named["max_new_tokens"])
+        return make_problem(*positional, **named)
+
+    monkeypatch.setattr(language_lib, "make_problem", spy)
+    with pytest.raises(AssertionError, match="compiled"):
+        scripts["language"].main(["--task.num_digits=1", "--devices=1", *arguments, f"--out={tmp_path / 'run'}"])
+    assert asked == [want]
+
+
+@pytest.mark.usefixtures("no_compilation")
+def test_an_episode_that_lasts_is_not_overlong(scripts, tmp_path, monkeypatch):
+    asked, make = [], dapo.make
+    monkeypatch.setattr(dapo, "make", lambda config, problem: asked.append(config) or make(config, problem))
+    with pytest.raises(AssertionError, match="compiled"):
+        scripts["control"].main(["--algorithm=dapo", "--devices=1", "--total_steps=100000", f"--out={tmp_path / 'run'}"])
+    assert (asked[0].soft_overlong, asked[0].overlong_filtering) == (False, False)

@@ -39,7 +39,9 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
     token_level_loss: bool = static(True, "every token of the batch weighs the same; off, every response")
     overlong_filtering: bool = static(True, "leave responses that were cut at the token budget out of the loss")
     soft_overlong: bool = static(
-        True, "take up to overlong_factor from the reward of responses in the last overlong_cache tokens"
+        True,
+        "take up to overlong_factor from the reward of responses in the last overlong_cache tokens of the budget, which must leave "
+        "room for right answers before them",
     )
     overlong_cache: int = static(
         0, "tokens over which that punishment grows; 0 takes a fifth of the budget", unit="tokens", within=NON_NEGATIVE
