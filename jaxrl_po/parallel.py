@@ -101,9 +101,9 @@ def _by_hand(mesh: str, devices: int | None, *, num_seeds: int, num_rows: int) -
     available = _available(placement.num_devices)
     if placement.num_devices > available:
         raise ConfigError(f"mesh={mesh} needs {placement.num_devices} devices, and there are {available}")
-    for name, count, what in (("seed", num_seeds, "seeds"), ("data", num_rows, "rows (environments or prompts)")):
-        if count % axes[name]:
-            raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {count} {what}")
+    for name, number, what in (("seed", num_seeds, "seeds"), ("data", num_rows, "rows (environments or prompts)")):
+        if number % axes[name]:
+            raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {number} {what}")
     return placement
 
 
