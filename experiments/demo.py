@@ -1,7 +1,7 @@
 """The demo: control tasks and a transformer by the same code; a few minutes on two cores.
 
 PPO on CartPole-v1 and on two-digit addition (`demo.png`), and the methods of the control family on CartPole-v1 (`family.png`).
-Leaves a folder for each run under `runs/demo/`, in place of an earlier demo's. The exit status is 0 only if both parts have learned.
+Leaves a folder for each run under `runs/demo/`, in place of an earlier one. The exit status is 0 only if both parts have learned.
 """
 
 import time
