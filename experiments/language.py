@@ -166,7 +166,7 @@ SMALL = {
     "seeds": 4,
     "model.mlp_width": 128,
     "warm_start.steps": 10_000,
-    "warm_start.accuracy": 0.4,
+    "warm_start.accuracy": 0.5,
     "config.learning_rate": 1e-3,
 }
 # One completion is one episode with its reward at the end.
