@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from comparison import Result
 
-from jaxrl_po import config, flags, metrics, plotting
+from jaxrl_po import config, flags, metrics
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, static
-from jaxrl_po.plotting import Panel, Series
+from jaxrl_po.plotting import Panel
 
 # Switch by switch, in the order of the paper's table; what a row does not name is off.
 STEPS = {
@@ -39,7 +39,7 @@ OFF = {
 
 @config.record
 class Options:
-    """The ablation as a whole; its defaults run on two CPU cores within half an hour."""
+    """The ablation as a whole."""
 
     task: str = static("running_sum", f"one of {', '.join(language.TASKS)}")
     length: int = static(5, "digits of a list, for running_sum", within=COUNT)
@@ -62,6 +62,11 @@ class Options:
     warm_start_steps: int = static(10_000, "its most steps; 0 starts from a random policy", unit="steps", within=NON_NEGATIVE)
     devices: str = static("auto", "devices to shard seeds over")
     out: str = static("runs/ablation", "folder for the results; an earlier ablation in it is replaced")
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field without effect."""
+        config.require(self, "length", self.task == "running_sum", "task is running_sum")
+        config.require(self, "warm_start", self.warm_start_steps > 0, "warm_start_steps is above 0")
 
 
 class Scores(NamedTuple):
@@ -97,7 +102,8 @@ def budget(options: Options) -> int:
     task = flags.lookup("task", options.task, language.TASKS).make(
         **vars(language.RunningSum(length=options.length) if wordy else language.TASKS[options.task].settings())
     )
-    return options.max_new_tokens or (task.answer_length if wordy else -(-5 * task.answer_length // 4))
+    room = language.language.rewards.budget_with_room
+    return options.max_new_tokens or (task.answer_length if wordy else room(task.answer_length))
 
 
 def run(options: Options, out: Path) -> list[Result]:
@@ -118,7 +124,7 @@ def run(options: Options, out: Path) -> list[Result]:
         "model.width": options.width,
         "model.layers": options.layers,
         "warm_start.steps": options.warm_start_steps,
-        "warm_start.accuracy": options.warm_start,
+        "warm_start.accuracy": options.warm_start if options.warm_start_steps else 1.0,
         "config.learning_rate": options.learning_rate,
         "config.num_minibatches": 4,
     }
@@ -170,17 +176,14 @@ def table(results: Sequence[Result], scores: Sequence[Scores]) -> str:
 
 def panels(results: Sequence[Result], options: Options) -> list[Panel]:
     """Accuracy, entropy, length and truncation of every row."""
-
-    def panel(metric: str, title: str) -> Panel:
-        series = [Series(metric, result.name, result.rows) for result in results]
-        return Panel([], series, title, "completions trained on, each seed", title, seeds=False)
-
-    return [
-        panel("greedy_accuracy", f"{options.task}: greedy accuracy"),
-        panel("entropy", "entropy, nats"),
-        panel("response_length", "response length, tokens"),
-        panel("truncated", "share cut at the budget"),
-    ]
+    titles = {
+        "greedy_accuracy": f"{options.task}: greedy accuracy",
+        "entropy": "entropy, nats",
+        "response_length": "response length, tokens",
+        "truncated": "share cut at the budget",
+    }
+    steps = "completions trained on, each seed"
+    return [comparison.panel(results, metric, title, steps, title) for metric, title in titles.items()]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -192,11 +195,9 @@ def main(argv: Sequence[str]) -> int:
     options = flags.parse(argv, sections)[""]
     out = Path(options.out)
     results = run(options, out)
-    plotting.save(panels(results, options), out / "ablation.png")
     text = table(results, score(results, options.num_prompts * options.group_size))
-    (out / "table.txt").write_text(text)
-    print(f"{options.task}, {options.seeds} seeds, IQM of the greedy accuracy with 95 % intervals", text, sep="\n", end="")
-    print(f"see {out / 'ablation.png'}")
+    heading = f"{options.task}, {options.seeds} seeds, IQM of the greedy accuracy with 95 % intervals"
+    comparison.leave(out, "ablation", panels(results, options), heading, text)
     return 0
 
 

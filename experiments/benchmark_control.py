@@ -6,12 +6,11 @@ one row of it, and `--json` prints that as the last line.
 
 import json
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import comparison
 import jax
 
 from jaxrl_po import config, control, flags, parallel
@@ -113,9 +112,7 @@ def table(devices: str) -> None:
     print(f"{'envs × steps':>14} {'seeds':>6} {'steps/s':>10} {'compile s':>10} {'peak MB':>8}  placement")
     for envs, steps, seeds, total_steps in TABLE:
         numbers = [f"--envs={envs}", f"--steps={steps}", f"--seeds={seeds}", f"--total_steps={total_steps}"]
-        command = [sys.executable, __file__, *numbers, f"--devices={devices}", "--json"]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        row = json.loads(output.splitlines()[-1])
+        row = comparison.measure_apart(__file__, [*numbers, f"--devices={devices}"])
         print(
             f"{envs:>7} × {steps:<4} {seeds:>6} {row['steps_per_second']:>10,} {row['compile_seconds']:>10} "
             f"{row['peak_memory_mb']:>8}  {row['placement']}",

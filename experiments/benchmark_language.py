@@ -6,12 +6,12 @@ that as the last line. Sampling (with scoring) and the whole iteration are timed
 
 import json
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
+import comparison
 import jax
 import jax.numpy as jnp
 
@@ -131,11 +131,6 @@ def clock(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def median(values: Sequence[float]) -> float:
-    """The middle one."""
-    return sorted(values)[len(values) // 2]
-
-
 def matrix_peak(dtype: Any, size: int = 0) -> float:
     """Operations per second of one large matrix product, all that the machine gives: what a share is measured against."""
     size = size or (2048 if jax.default_backend() == "cpu" else 8192)
@@ -161,9 +156,7 @@ def main(argv: Sequence[str]) -> int:
     )
     for width, layers, new_tokens in TABLE:
         numbers = [f"--width={width}", f"--layers={layers}", f"--new_tokens={new_tokens}", f"--devices={options.devices}"]
-        command = [sys.executable, __file__, *numbers, f"--iterations={options.iterations}", "--json"]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        row = json.loads(output.splitlines()[-1])
+        row = comparison.measure_apart(__file__, [*numbers, f"--iterations={options.iterations}"])
         print(
             f"{width:>6} {layers:>7} {new_tokens:>11} {row['seconds_per_iteration']:>14} {row['sampling_seconds']:>11} "
             f"{row['compile_seconds']:>10}  {row['placement']}",

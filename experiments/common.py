@@ -141,7 +141,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
             # A tuned decay ends with the run, however long that is.
             records["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
             experiment = script.build(records, ALGORITHMS[options.algorithm], placement.axis_name)
-        require_learning(vars(records["config"]).get("decay_iterations", 0), iterations)
+        require_learning(records["config"], iterations)
         log_every = stored.get("resolved", {}).get("log_every") or options.log_every or max(1, iterations // LINES)
         job = make_job(experiment, options, placement, iterations=iterations, log_every=log_every)
         runner.check(job)
@@ -212,8 +212,9 @@ def count_iterations(total_steps: int, steps_per_iteration: int, unit: str) -> i
     return total_steps // steps_per_iteration
 
 
-def require_learning(decay_iterations: int, iterations: int) -> None:
-    """Refuses iterations in which the learning rate has already fallen to 0."""
+def require_learning(settings: Any, iterations: int) -> None:
+    """Refuses iterations in which the learning rate has already fallen to 0; a method without a decay has none."""
+    decay_iterations = vars(settings).get("decay_iterations", 0)
     if 0 < decay_iterations < iterations:
         raise UsageError(
             f"--config.decay_iterations={decay_iterations} must be 0 or at least {iterations}, the iterations of --total_steps: "

@@ -14,10 +14,10 @@ import control
 import numpy as np
 from comparison import Result
 
-from jaxrl_po import config, flags, metrics, plotting
+from jaxrl_po import config, flags, metrics
 from jaxrl_po.config import COUNT, NON_NEGATIVE, static
 from jaxrl_po.metrics import Row
-from jaxrl_po.plotting import Panel, Series
+from jaxrl_po.plotting import Panel
 
 
 @config.record
@@ -63,15 +63,11 @@ def compare(options: Options, out: Path) -> list[Result]:
 
 def panels(results: Sequence[Result], options: Options) -> list[Panel]:
     """Return, KL and entropy against steps, a curve for each method."""
-
-    def panel(metric: str, title: str, y_label: str, target: float | None = None) -> Panel:
-        series = [Series(metric, result.name, result.rows) for result in results]
-        return Panel([], series, title, "environment steps, each seed", y_label, target, seeds=False)
-
+    steps, title = "environment steps, each seed", f"{options.env}: greedy return"
     return [
-        panel("greedy_return", f"{options.env}: greedy return", "return", options.threshold),
-        panel("kl", "KL(old ‖ new) of an update", "nats"),
-        panel("entropy", "entropy of the policy", "nats"),
+        comparison.panel(results, "greedy_return", title, steps, "return", options.threshold),
+        comparison.panel(results, "kl", "KL(old ‖ new) of an update", steps, "nats"),
+        comparison.panel(results, "entropy", "entropy of the policy", steps, "nats"),
     ]
 
 
@@ -108,11 +104,8 @@ def main(argv: Sequence[str]) -> int:
         flags.lookup("methods", name, METHODS)
     out = Path(options.out)
     results = compare(options, out)
-    plotting.save(panels(results, options), out / "family.png")
-    text = table(results, options)
-    (out / "table.txt").write_text(text)
-    print(f"{options.env}, {options.seeds} seeds, {options.total_steps:,} environment steps each", text, sep="\n", end="")
-    print(f"see {out / 'family.png'}")
+    heading = f"{options.env}, {options.seeds} seeds, {options.total_steps:,} environment steps each"
+    comparison.leave(out, "family", panels(results, options), heading, table(results, options))
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import common
 
 from jaxrl_po import config, flags, language, runner
+from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, NON_NEGATIVE, Interval, static
 from jaxrl_po.plotting import Series
 
@@ -122,9 +123,8 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
     options, settings, model = records[""], records["problem"], records["model"]
     task = TASKS[options.task].make(**vars(records["task"]))
     policy = model.build(task.tokenizer.size)
-    if not settings.max_new_tokens and getattr(records["config"], "soft_overlong", False):
-        # The last fifth of the budget is punished: room for the longest answer before it.
-        settings = dataclasses.replace(settings, max_new_tokens=-(-5 * task.answer_length // 4))
+    if not settings.max_new_tokens and isinstance(records["config"], dapo.Config) and records["config"].soft_overlong:
+        settings = dataclasses.replace(settings, max_new_tokens=language.rewards.budget_with_room(task.answer_length))
     problem = language.make_problem(
         task,
         policy,

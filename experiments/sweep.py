@@ -77,13 +77,13 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
       `steps` `[E]` and `scores` `[C, S, E]` of the evaluations, `seconds` and `compile_seconds`.
     """
     runs = len(group) * options.seeds
-    placement = parallel.choose(options.devices, num_seeds=runs, num_rows=1)
+    placement = parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
     algorithm = common.ALGORITHMS[options.algorithm]
     experiments = [control.build(records, algorithm, None) for records in group]
     steps = experiments[0].steps_per_iteration
     iterations = common.count_iterations(options.total_steps, steps, "environment steps")
     for records in group:
-        common.require_learning(vars(records["config"]).get("decay_iterations", 0), iterations)
+        common.require_learning(records["config"], iterations)
     every = max(1, iterations // options.evaluations)
     configs = jax.tree.map(
         lambda *leaves: jnp.repeat(jnp.stack(leaves), options.seeds, axis=0), *(config.as_arrays(r["config"]) for r in group)

@@ -84,7 +84,7 @@ def test_ablation_leaves_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
     assert "generation_batches" not in first
 
 
-def test_rows_start_from_the_same_warm_start_and_ask_for_what_exists(tmp_path, monkeypatch):
+def test_every_task_has_valid_flags(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
@@ -94,6 +94,10 @@ def test_rows_start_from_the_same_warm_start_and_ask_for_what_exists(tmp_path, m
             ablation.main([f"--out={tmp_path / task}", f"--task={task}", "--devices=1"])
     with pytest.raises(UsageError, match="did you mean sorting"):
         ablation.main([f"--out={tmp_path / 'x'}", "--task=sortin"])
+    with pytest.raises(UsageError, match="length has no effect unless task is running_sum"):
+        ablation.main([f"--out={tmp_path / 'x'}", "--task=sorting", "--length=3"])
+    with pytest.raises(UsageError, match="warm_start has no effect unless warm_start_steps is above 0"):
+        ablation.main([f"--out={tmp_path / 'x'}", "--warm_start=0.5", "--warm_start_steps=0"])
 
 
 def test_benchmark_counts_what_it_times(capsys):

@@ -187,12 +187,17 @@ def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(cas
 
     @jax.jit
     def train(keys):
-        return jax.lax.scan(lambda state, _: placed.step(state), placed.init(keys), None, length=2)
+        def step(state, _):
+            state, metrics = placed.step(state)
+            return state, (state.params, metrics)
 
-    state, metrics = train(keys)
+        return jax.lax.scan(step, placed.init(keys), None, length=2)
+
+    state, (params, metrics) = train(keys)
     assert metrics["kl"].total.shape == (2, placement.num_seeds)
     for i in (0, placement.num_seeds - 1):
         alone, alone_metrics = step(arrays(case[0]), init(keys[i]))
+        chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[0, i], params), alone.params, rtol=2e-3, atol=2e-4)
         alone, _ = step(arrays(case[0]), alone)
         pick = jax.tree.map(lambda x, i=i: x[i], (state.params, state.actor.shared, state.step))
         chex.assert_trees_all_close(pick[0], alone.params, rtol=5e-3, atol=5e-4)

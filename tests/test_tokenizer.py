@@ -25,6 +25,7 @@ def test_decode_stops_at_the_first_eos_and_leaves_padding_out():
     tokenizer = make_tokenizer(ALPHABET)
     one, two = tokenizer.encode("12")
     assert tokenizer.decode([0, 0, one, two, 1, one, 1, two]) == "12"
+    assert tokenizer.decode([0, one, 0, two, 1, 0], pad="□") == "□1□2"
     assert tokenizer.decode([1, one]) == ""
     assert tokenizer.decode([]) == tokenizer.decode([0, 0]) == ""
 

@@ -92,7 +92,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
         if not config.soft_overlong:
             return batch.reward
         budget = batch.mask.shape[1]
-        cache = config.overlong_cache or max(1, budget // 5)
+        cache = config.overlong_cache or rewards.overlong_cache(budget)
         punishment = rewards.soft_overlong(
             batch.mask.sum(axis=1), max_length=budget, cache=cache, factor=config.overlong_factor
         )

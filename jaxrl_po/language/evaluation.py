@@ -16,6 +16,8 @@ from jaxrl_po.types import Actor, ActorCritic, PyTree
 Evaluate = Callable[[ActorCritic, Actor, jax.Array], dict[str, jax.Array]]
 Describe = Callable[[ActorCritic, Actor, jax.Array], "dict[str, Answers]"]
 
+PAD = "□"
+
 
 class Answers(NamedTuple):
     """Completions of P held-out prompts, n of each.
@@ -228,6 +230,8 @@ def make_describe(
 def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
     """What `describe` returned, on the host, as one row for each completion; those of a prompt follow each other.
 
+    A PAD that was sampled is shown as `PAD`, so that a text has as many characters as the policy wrote tokens before EOS.
+
     Args:
       task: whose tokenizer is used.
       answers: how the tokens were chosen, to the answers.
@@ -238,7 +242,7 @@ def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
         {
             "decoding": decoding,
             "prompt": text(of.prompt[p].tolist()),
-            "completion": text(of.tokens[p, g].tolist()),
+            "completion": text(of.tokens[p, g].tolist(), pad=PAD),
             "length": int(of.length[p, g]),
             "score": float(of.score[p, g]),
             "ended": bool(of.ended[p, g]),

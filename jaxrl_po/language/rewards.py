@@ -5,6 +5,34 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError, Number
 
+OVERLONG_SHARE = 5  # a cache of 0 is one in so many tokens of the budget
+
+
+def overlong_cache(budget: int) -> int:
+    """Tokens over which the punishment grows where nothing else is said: a fifth of the budget, at least 1.
+
+    Example:
+      >>> overlong_cache(20), overlong_cache(4)
+      (4, 1)
+    """
+    return max(1, budget // OVERLONG_SHARE)
+
+
+def budget_with_room(answer_length: int) -> int:
+    """The budget whose last fifth lies beyond the longest right answer, so that none is punished for its length.
+
+    Args:
+      answer_length: tokens of that answer, EOS included.
+
+    Returns:
+      Tokens; `budget − overlong_cache(budget)` is at least `answer_length`.
+
+    Example:
+      >>> budget_with_room(16), budget_with_room(4)
+      (20, 5)
+    """
+    return -(-OVERLONG_SHARE * answer_length // (OVERLONG_SHARE - 1))
+
 
 def soft_overlong(length: jax.Array, *, max_length: int, cache: int, factor: Number = 1.0) -> jax.Array:
     """DAPO's soft overlong punishment: 0 up to `max_length − cache`, then linear, `−factor` at and beyond `max_length`.

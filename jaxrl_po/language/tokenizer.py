@@ -41,11 +41,11 @@ class Tokenizer(NamedTuple):
                 raise ConfigError(f"character {character!r} of {text!r} is not among {self.characters!r}")
         return [ids[character] for character in text]
 
-    def decode(self, tokens: list[int]) -> str:
-        """Text up to the first EOS; padding is left out."""
+    def decode(self, tokens: list[int], *, pad: str = "") -> str:
+        """Text up to the first EOS, with `pad` in place of each PAD before it."""
         characters = {i: character for character, i in self.ids.items()}
         end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
-        return "".join(characters[int(token)] for token in tokens[:end] if token != self.pad)
+        return "".join(pad if token == self.pad else characters[int(token)] for token in tokens[:end])
 
 
 def make_tokenizer(characters: str, *, pad: int = 0, eos: int = 1) -> Tokenizer:

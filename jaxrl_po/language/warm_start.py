@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_po import masked
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, check, record, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, check, record, require, static
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Task
@@ -33,8 +33,9 @@ class WarmStart:
     learning_rate: float = static(3e-3, "Adam's step size", within=POSITIVE)
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range."""
+        """Raises ConfigError for a field out of its range or without effect."""
         check(self)
+        require(self, "accuracy", self.steps > 0, "steps is above 0")
 
 
 def demonstration_loss(model: Transformer, params: Any, task: Task, key: jax.Array, batch_size: int) -> jax.Array:

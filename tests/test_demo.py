@@ -1,0 +1,75 @@
+"""The demo: its verdict, its pictures, its flags."""
+
+import json
+from pathlib import Path
+
+import demo
+import jax
+import pytest
+
+from jaxrl_po.flags import UsageError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """A script would choose the number of devices of a backend that does not run yet."""
+    return jax.local_device_count()
+
+
+def fake_part(name, score, values, status=0):
+    """A part of the demo that is over at once, with `values` as its result."""
+
+    def main(argv):
+        out = Path(next(flag.removeprefix("--out=") for flag in argv if flag.startswith("--out=")))
+        assert "--overwrite" in argv
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "metrics.jsonl").write_text(json.dumps({"iteration": 1, "step": 8, score: values}) + "\n")
+        (out / "summary.json").write_text(json.dumps({score: values, f"{score}_iqm": 0.0, "steps_per_second": 1.0}))
+        return status
+
+    part = next(part for part in demo.PARTS if part.name == name)
+    assert part.score == score
+    return part._replace(main=main)
+
+
+@pytest.mark.parametrize(
+    ("returns", "accuracies", "status"),
+    [
+        ([0.0, 480.0, 490.0, 500.0], [0.9, 0.92], 0),  # interquartile mean 485, mean 0.91
+        ([0.0, 450.0, 490.0, 500.0], [0.9, 0.92], 1),  # 470
+        ([500.0] * 4, [0.85, 0.94], 1),  # 0.895
+        ([500.0] * 4, [None, 0.94], 1),
+    ],
+)
+def test_the_demo_tells_whether_it_learned(tmp_path, monkeypatch, capsys, returns, accuracies, status):
+    parts = (
+        fake_part("cartpole", "greedy_return", returns),
+        fake_part("addition", "greedy_accuracy", accuracies),
+    )
+    monkeypatch.setattr(demo, "PARTS", parts)
+    monkeypatch.setattr(demo.family, "compare", lambda options, out: [demo.comparison.read(tmp_path, "cartpole")])
+    assert demo.main([f"--out={tmp_path}"]) == status
+    printed = capsys.readouterr().out
+    assert ("NOT LEARNED" in printed) is bool(status)
+    assert "ppo" in printed
+    for name in ("demo.png", "family.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_hands_on_a_failure(tmp_path, monkeypatch):
+    failing = fake_part("cartpole", "greedy_return", [500.0], status=1)
+    monkeypatch.setattr(demo, "PARTS", (failing,))
+    with pytest.raises(UsageError, match="cartpole did not finish"):
+        demo.main([f"--out={tmp_path}"])
+
+
+def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch):
+    def refuse(job):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("jaxrl_po.runner.compile_programs", refuse)
+    for part in demo.PARTS:
+        with pytest.raises(AssertionError, match="compiled"):
+            part.main([*part.arguments, f"--out={tmp_path / part.name}"])
+    with pytest.raises(AssertionError, match="compiled"):
+        demo.family.compare(demo.FAMILY, tmp_path / "family")
