@@ -1,9 +1,11 @@
 """What the experiment scripts share: their flags, the table of algorithms, and the way from flags to a folder of results."""
 
+import contextlib
 import dataclasses
+import json
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ import jax
 from jaxrl_po import config, flags, folder, metrics, parallel, plotting, runner
 from jaxrl_po.algorithms import a2c, cispo, dapo, dr_grpo, grpo, gspo, npg, ppo, reinforce, reinforce_pp, rloo, trpo
 from jaxrl_po.checkpoint import CheckpointError
-from jaxrl_po.config import COUNT, NON_NEGATIVE, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
 from jaxrl_po.flags import UsageError
 from jaxrl_po.parallel import Placement
 from jaxrl_po.progress import Progress
@@ -197,6 +199,38 @@ def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dic
     """Prefix to record, from arguments and, where they leave something out, from the `config.json` of an earlier run."""
     options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
     return flags.parse(argv, sections_of(script, options), stored=stored, defaults=script.defaults(options))
+
+
+def read_run(script: Script, flag: str, run: str) -> dict[str, Any]:
+    """The settings of an earlier run of a script, prefix to record.
+
+    Args:
+      script: that made it.
+      flag: which names its folder.
+      run: the folder.
+    """
+    if not run:
+        raise UsageError(f"--{flag} must name the folder of a run of {script.name}.py, e.g. --{flag}=runs/first")
+    wanted = f"--{flag}={run} must be the folder of a run of {script.name}.py"
+    try:
+        stored = dict(json.loads((Path(run) / folder.CONFIG).read_text(encoding="utf-8")))
+    except OSError:
+        raise UsageError(f"{wanted}; it holds no {folder.CONFIG}") from None
+    except (TypeError, ValueError):
+        raise UsageError(f"--{flag}={run} holds a {folder.CONFIG} that is damaged") from None
+    if stored.get("script") != script.name:
+        raise UsageError(f"{wanted}, not of {stored.get('script')}.py")
+    with blame_run(flag, run):
+        return parse(script, [], stored)
+
+
+@contextlib.contextmanager
+def blame_run(flag: str, run: str) -> Iterator[None]:
+    """Inside, settings or states that are not what this version of the library makes become an error that names the flag."""
+    try:
+        yield
+    except (CheckpointError, ConfigError, UsageError) as error:
+        raise UsageError(f"--{flag}={run} does not suit this version of the library: {error}") from None
 
 
 def sections_of(script: Script, options: Any) -> dict[str, type]:

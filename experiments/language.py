@@ -3,11 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import common
+import jax
+import jax.numpy as jnp
 
-from jaxrl_po import config, flags, language, runner
+from jaxrl_po import checkpoint, config, flags, language, runner
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, NON_NEGATIVE, Interval, static
 from jaxrl_po.plotting import Series
@@ -103,6 +106,10 @@ class Options(common.Options):
     """The run as a whole."""
 
     task: str = static("addition", f"one of {', '.join(TASKS)}")
+    init_from: str = static(
+        "",
+        "folder of an earlier run of this script, at whose latest policy (of its first seed) every seed starts; empty for none",
+    )
     eval_prompts: int = static(512, "held-out prompts of one evaluation of one seed", unit="prompts", within=COUNT)
     eval_samples: int = static(
         0,
@@ -118,6 +125,32 @@ class Options(common.Options):
     )
 
 
+def initial_policy(records: Mapping[str, Any], task: language.Task, policy: language.Transformer) -> Any:
+    """The parameters that `--init_from` names.
+
+    Raises:
+      UsageError: its vocabulary or its model is another one, or no checkpoint is intact.
+    """
+    run = records[""].init_from
+    earlier = common.read_run(SCRIPT, "init_from", run)
+    tokenizer = TASKS[earlier[""].task].make(**vars(earlier["task"])).tokenizer
+    if tokenizer != task.tokenizer:
+        raise flags.UsageError(
+            f"--init_from={run} must have the vocabulary of --task={records[''].task}, {task.tokenizer.characters!r}; "
+            f"it was trained on {earlier[''].task}, {tokenizer.characters!r}"
+        )
+    for name in ("width", "layers", "heads", "kv_heads", "mlp_width", "gated", "tied"):
+        mine, its = vars(records["model"])[name], vars(earlier["model"])[name]
+        if mine != its:
+            raise flags.UsageError(f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}")
+    like = jax.eval_shape(policy.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+    with common.blame_run("init_from", run):
+        found = checkpoint.peek_policy(Path(run) / "checkpoints" / "latest", like, seed_index=0)
+    if found is None:
+        raise flags.UsageError(f"--init_from={run} holds no intact checkpoint; wait for one or choose another run")
+    return found
+
+
 def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
     """The method on the task, with a policy and, where the method reads one, a critic of its size."""
     options, settings, model = records[""], records["problem"], records["model"]
@@ -130,6 +163,7 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
         policy,
         **vars(settings),
         critic=None if options.algorithm in common.IN_GROUPS else model.build(task.tokenizer.size, outputs=1),
+        initial=initial_policy(records, task, policy) if options.init_from else None,
         warm=records["warm_start"],
         axis_name=axis_name,
     )
@@ -184,9 +218,10 @@ IN_GROUPS = {"config.num_minibatches": 2}
 
 def defaults(options: Options) -> dict[str, Any]:
     """Flags that suit small transformers."""
+    small = {name: value for name, value in SMALL.items() if not (options.init_from and name.startswith("warm_start."))}
     if options.algorithm == "ppo":
-        return SMALL | WITH_CRITIC
-    return SMALL | IN_GROUPS if options.algorithm in common.IN_GROUPS else {}
+        return small | WITH_CRITIC
+    return small | IN_GROUPS if options.algorithm in common.IN_GROUPS else {}
 
 
 SCRIPT = common.Script(

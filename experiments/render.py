@@ -3,11 +3,9 @@
 It shows one episode of one seed, from a checkpoint, which is only read.
 """
 
-import contextlib
 import functools
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import checkpoint, config, flags, folder, rendering
-from jaxrl_po.checkpoint import CheckpointError
-from jaxrl_po.config import NON_NEGATIVE, ConfigError, Interval, static
+from jaxrl_po import checkpoint, config, flags, rendering
+from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.problem import Shared, normalize
 from jaxrl_po.distributions import Distribution
@@ -106,37 +103,12 @@ class Mode(NamedTuple):
         return self.distribution.mode()
 
 
-def read_records(run: str) -> dict[str, Any]:
-    """The settings of a run of `control.py`, prefix to record."""
-    if not run:
-        raise UsageError("--run must name the folder of a run of control.py, e.g. --run=runs/first")
-    try:
-        stored = dict(json.loads((Path(run) / folder.CONFIG).read_text(encoding="utf-8")))
-    except OSError:
-        raise UsageError(f"--run={run} must be the folder of a run of control.py; it holds no {folder.CONFIG}") from None
-    except (TypeError, ValueError):
-        raise UsageError(f"--run={run} holds a {folder.CONFIG} that is damaged") from None
-    if stored.get("script") != control.SCRIPT.name:
-        raise UsageError(f"--run={run} must be the folder of a run of control.py, not of {stored.get('script')}.py")
-    with blame_run(run):
-        return common.parse(control.SCRIPT, [], stored)
-
-
-@contextlib.contextmanager
-def blame_run(run: str) -> Iterator[None]:
-    """Inside, settings or states that are not what this version of the library makes become an error that names `--run`."""
-    try:
-        yield
-    except (CheckpointError, ConfigError, UsageError) as error:
-        raise UsageError(f"--run={run} does not suit this version of the library: {error}") from None
-
-
 def restore(options: Options, records: Mapping[str, Any]) -> Player:
     """Rebuilds the problem of the run and reads the checkpoint."""
     run = records[""]
     if options.seed_index >= run.seeds:
         raise UsageError(f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of --run={options.run}")
-    with blame_run(options.run):
+    with common.blame_run("run", options.run):
         experiment = control.build(records, common.ALGORITHMS[run.algorithm], None)
         env, problem = control.build_problem(records, None)
         job = common.make_job(experiment, run, Placement(run.seeds, 1, 1), iterations=1, log_every=1)
@@ -196,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
         print(flags.usage("render.py", "Shows one episode of a run of control.py as a GIF.", sections))
         return 0
     options = flags.parse(argv, sections)[""]
-    records = read_records(options.run)
+    records = common.read_run(control.SCRIPT, "run", options.run)
     out = require_file(options.out or str(Path(options.run) / "episode.gif"))
     player = restore(options, records)
     limit = options.max_steps or getattr(player.env.default_params, "max_steps_in_episode", 0)

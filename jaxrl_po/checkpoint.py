@@ -140,13 +140,39 @@ def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
     Raises:
       CheckpointError: it holds other shapes.
     """
+    found = _peek_arrays(folder)
+    return None if found is None else (found[0], from_host(found[1], like))
+
+
+def peek_policy(folder: Path, like: PyTree, *, seed_index: int) -> PyTree | None:
+    """The policy's parameters of one seed in the newest intact checkpoint of a folder, in which nothing is changed.
+
+    Args:
+      folder: of a `Store` of stacked training states; it may be absent.
+      like: parameters, or `jax.ShapeDtypeStruct`s, of the structure that is wanted.
+      seed_index: which of the seeds.
+
+    Returns:
+      The parameters, or None when no checkpoint is intact.
+
+    Raises:
+      CheckpointError: it holds other shapes.
+    """
+    found, policy = _peek_arrays(folder), ".params.policy"
+    if found is None:
+        return None
+    arrays = {name.removeprefix(policy): array for name, array in found[1].items() if name.startswith(policy)}
+    return from_host({name: array[seed_index] for name, array in arrays.items()}, like)
+
+
+def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
     for iteration in sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True):
         with tempfile.TemporaryDirectory() as copy:
             with contextlib.suppress(OSError):  # its writer may be dropping it
                 shutil.copytree(folder / str(iteration), Path(copy) / str(iteration))
             if condition_of(Path(copy) / str(iteration)) == "intact":
                 with Store(Path(copy)) as store:
-                    return store.load(like)
+                    return iteration, store.read(iteration)
     return None
 
 

@@ -12,7 +12,7 @@ from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Prompt, Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart, warm_start
-from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, Samples
+from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, PyTree, Samples
 
 DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
 
@@ -93,6 +93,7 @@ def make_problem(
     top_p: float = 1.0,
     process_reward: bool = False,
     critic: Transformer | None = None,
+    initial: PyTree | None = None,
     warm: WarmStart | None = None,
     axis_name: str | None = None,
 ) -> Problem:
@@ -113,7 +114,8 @@ def make_problem(
       top_p: likewise; 1 is off.
       process_reward: reward each token with the verifier's credit for it, in place of the score at the end.
       critic: transformer with one output, or None for none (values are then zeros and its parameters `()`).
-      warm: supervised warm start, part of `init`; None for none.
+      initial: the policy's parameters at the start, the same for every key; None for fresh ones.
+      warm: supervised warm start from there, part of `init`; None for none.
       axis_name: accepted for symmetry with control, where statistics are pooled; sampling needs no communication.
 
     Returns:
@@ -135,6 +137,8 @@ def make_problem(
     check_top_k(top_k, model)
     budget = check_budget(task, max_new_tokens)
     check_vocabulary(task, model)
+    if initial is not None:
+        check_parameters(model, initial)
     if critic is not None:
         check_vocabulary(task, critic)
         if critic.outputs != 1:
@@ -144,7 +148,7 @@ def make_problem(
     def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
         policy_key, critic_key, warm_key = jax.random.split(key, 3)
         tokens, pad = jnp.zeros((1, task.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
-        policy = model.init(policy_key, tokens, pad)
+        policy = model.init(policy_key, tokens, pad) if initial is None else initial
         if warm is not None:
             policy = warm_start(model, policy, task, warm, warm_key)
         value = () if critic is None else critic.init(critic_key, tokens, pad)
@@ -234,6 +238,19 @@ def check_vocabulary(task: Task, model: Transformer) -> None:
     """Raises ConfigError where the model's vocabulary is not the tokenizer's."""
     if model.vocabulary != task.tokenizer.size:
         raise ConfigError(f"vocabulary must be {task.tokenizer.size}, that of {task.name}, got {model.vocabulary}")
+
+
+def check_parameters(model: Transformer, params: PyTree) -> None:
+    """Raises ConfigError where the parameters are not the model's."""
+    wanted = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+    shapes = [
+        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (params, wanted)
+    ]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        mine, its = (shape.get(name, "nothing") for shape in shapes)
+        if mine != its:
+            raise ConfigError(f"initial must be parameters of the model: {name} must be {its}, got {mine}")
 
 
 def check_top_k(top_k: int, model: Transformer) -> None:
