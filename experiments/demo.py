@@ -1,7 +1,8 @@
 """The demo: control tasks and a transformer by the same code; a few minutes on two cores.
 
-PPO on CartPole-v1 and on two-digit addition (`demo.png`), and the methods of the control family on CartPole-v1 (`family.png`).
-Leaves a folder for each run under `runs/demo/`, in place of an earlier one. The exit status is 0 only if both parts have learned.
+PPO on CartPole-v1 and on two-digit addition (`demo.png`), GRPO and DAPO on that task beside it (`groups.png`), and the methods of the
+control family on CartPole-v1 (`family.png`). Leaves a folder for each run under `runs/demo/`, in place of an earlier one. The exit
+status is 0 only if all parts have learned.
 """
 
 import time
@@ -69,38 +70,55 @@ CARTPOLE = Part(
     aggregate=metrics.interquartile_mean,
     target=475.0,
 )
-ADDITION = Part(
-    name="addition",
-    title="PPO on two-digit addition, 4 seeds",
-    script=language.SCRIPT,
-    main=language.main,
-    arguments=(
+
+
+def on_addition(algorithm: str, *arguments: str) -> Part:
+    """A method on two-digit addition, from a warm start that answers about half of the prompts."""
+    shared = (
         "--task=addition",
         "--task.num_digits=2",
         "--seeds=4",
         "--total_steps=40960",
-        "--problem.num_prompts=128",
-        "--problem.group_size=1",
         "--model.width=32",
         "--model.mlp_width=96",
         "--warm_start.steps=2000",
         "--warm_start.accuracy=0.45",
         "--warm_start.learning_rate=5e-3",
         "--config.learning_rate=2e-3",
-        "--config.decay_iterations=320",
-        "--config.entropy_coefficient=0.05",
-        "--config.epsilon_high=0.3",
         "--config.num_epochs=2",
-        "--config.num_minibatches=4",
-        "--config.gamma=1",
-        "--config.lambda_=1",
         "--eval_every=5",
-    ),
-    score="greedy_accuracy",
-    aggregate=metrics.mean,
-    target=0.9,
+    )
+    return Part(
+        name="addition" if algorithm == "ppo" else algorithm,
+        title=f"{algorithm.upper()} on two-digit addition, 4 seeds",
+        script=language.SCRIPT,
+        main=language.main,
+        arguments=(f"--algorithm={algorithm}", *shared, *arguments),
+        score="greedy_accuracy",
+        aggregate=metrics.mean,
+        target=0.9,
+    )
+
+
+ADDITION = on_addition(
+    "ppo",
+    "--problem.num_prompts=128",
+    "--problem.group_size=1",
+    "--config.decay_iterations=320",
+    "--config.entropy_coefficient=0.05",
+    "--config.epsilon_high=0.3",
+    "--config.num_minibatches=4",
 )
-PARTS = (CARTPOLE, ADDITION)
+IN_GROUPS = (
+    "--problem.num_prompts=32",
+    "--problem.group_size=4",
+    "--config.decay_iterations=320",
+    "--config.entropy_coefficient=0.02",
+    "--config.num_minibatches=2",
+)
+GRPO = on_addition("grpo", *IN_GROUPS, "--config.use_reference=false")
+DAPO = on_addition("dapo", *IN_GROUPS)
+PARTS = (CARTPOLE, ADDITION, GRPO, DAPO)
 
 # Beside PPO, which is a part already; each with the settings that a sweep found.
 FAMILY = family.Options(methods="reinforce,a2c,trpo", seeds=8, total_steps=100_000)
@@ -115,6 +133,17 @@ def learned(part: Part, result: Result) -> bool:
     return reached >= part.target
 
 
+def groups(results: Sequence[Result]) -> list[plotting.Panel]:
+    """PPO, GRPO and DAPO on addition, a curve each: accuracy, entropy, and what DAPO's dynamic sampling took out."""
+    ppo, *others = results
+    named, steps = [ppo._replace(name="ppo"), *others], "completions trained on, each seed"
+    return [
+        comparison.panel(named, "greedy_accuracy", "two-digit addition: greedy accuracy, held out", steps, "accuracy", 0.9),
+        comparison.panel(named, "entropy", "entropy of the policy", steps, "nats a token"),
+        comparison.panel(others, "signal", "what still teaches: tokens with an advantage", steps, "share of the batch"),
+    ]
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the demo; returns 0 when all parts reach their targets.
 
@@ -124,19 +153,20 @@ def main(argv: Sequence[str]) -> int:
     begun = time.perf_counter()
     sections = {"": Options}
     if {"--help", "-h"} & set(argv):
-        print(flags.usage("demo.py", "Trains PPO on CartPole-v1 and on addition, and the family on CartPole-v1.", sections))
+        print(flags.usage("demo.py", "Trains PPO, GRPO and DAPO on addition, and PPO and its family on CartPole-v1.", sections))
         return 0
     out = Path(flags.parse(argv, sections)[""].out)
     results = [comparison.run_each(part.main, {part.name: part.arguments}, (), out)[0] for part in PARTS]
-    panels = [
+    curves = [
         common.panel(part.script, part.title, result.rows, part.target) for part, result in zip(PARTS, results, strict=True)
     ]
-    plotting.save(panels, out / "demo.png")
+    plotting.save(curves[:2], out / "demo.png")
+    plotting.save(groups(results[1:]), out / "groups.png")
     methods = [*family.compare(FAMILY, out / "family"), results[0]._replace(name="ppo")]
     plotting.save(family.panels(methods, FAMILY), out / "family.png")
     print(f"CartPole-v1, {FAMILY.seeds} seeds (ppo: 16)", family.table(methods, FAMILY), sep="\n", end="")
     verdicts = [learned(part, result) for part, result in zip(PARTS, results, strict=True)]
-    print(f"{time.perf_counter() - begun:.0f} s in all; see {out / 'demo.png'} and {out / 'family.png'}")
+    print(f"{time.perf_counter() - begun:.0f} s in all; see {out}/{{demo,groups,family}}.png")
     return 0 if all(verdicts) else 1
 
 

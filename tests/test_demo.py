@@ -45,6 +45,8 @@ def test_the_demo_tells_whether_it_learned(tmp_path, monkeypatch, capsys, return
     parts = (
         fake_part("cartpole", "greedy_return", returns),
         fake_part("addition", "greedy_accuracy", accuracies),
+        fake_part("grpo", "greedy_accuracy", [0.95]),
+        fake_part("dapo", "greedy_accuracy", [0.95]),
     )
     monkeypatch.setattr(demo, "PARTS", parts)
     monkeypatch.setattr(demo.family, "compare", lambda options, out: [demo.comparison.read(tmp_path, "cartpole")])
@@ -52,7 +54,7 @@ def test_the_demo_tells_whether_it_learned(tmp_path, monkeypatch, capsys, return
     printed = capsys.readouterr().out
     assert ("NOT LEARNED" in printed) is bool(status)
     assert "ppo" in printed
-    for name in ("demo.png", "family.png"):
+    for name in ("demo.png", "groups.png", "family.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
