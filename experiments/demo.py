@@ -1,8 +1,8 @@
 """The demo: control tasks and a transformer by the same code; a few minutes on two cores.
 
-PPO on CartPole-v1 and on two-digit addition (`demo.png`), GRPO and DAPO on that task beside it (`groups.png`), and the methods of the
-control family on CartPole-v1 (`family.png`). Leaves a folder for each run under `runs/demo/`, in place of an earlier one. The exit
-status is 0 only if all parts have learned.
+PPO on CartPole-v1 and on two-digit addition (`demo.png`), GRPO and DAPO on that task beside it (`groups.png`), and the methods of
+the control family on CartPole-v1 (`family.png`). Leaves a folder for each run under `runs/demo/`, in place of an earlier one. The
+exit status is 0 only if all parts have learned.
 """
 
 import time
