@@ -57,7 +57,9 @@ class Options:
     group_size: int = static(8, "completions of each prompt", within=COUNT)
     width: int = static(64, "width of the transformer", within=COUNT)
     layers: int = static(2, "its blocks", within=COUNT)
-    learning_rate: float = static(5e-4, "Adam's step size", within=POSITIVE)
+    learning_rate: float = static(
+        2e-3, "Adam's step size at most: it rises over the first twentieth of the updates, then falls to 0", within=POSITIVE
+    )
     warm_start: float = static(0.3, "greedy accuracy at which the supervised warm start stops", within=UNIT)
     warm_start_steps: int = static(10_000, "its most steps; 0 starts from a random policy", unit="steps", within=NON_NEGATIVE)
     devices: str = static("auto", "devices to shard seeds over")
@@ -126,7 +128,10 @@ def run(options: Options, out: Path) -> list[Result]:
         "warm_start.steps": options.warm_start_steps,
         "warm_start.accuracy": options.warm_start if options.warm_start_steps else 1.0,
         "config.learning_rate": options.learning_rate,
-        "config.num_minibatches": 4,
+        "config.warm_up_iterations": options.updates // 20,
+        "config.decay_iterations": options.updates,
+        "config.num_epochs": 2,
+        "config.num_minibatches": 2,
     }
     if options.task == "running_sum":
         shared["task.length"] = options.length

@@ -85,8 +85,10 @@ def unroll(
     """
     keys = row_keys(key, envs.number)
 
-    def step(envs: EnvState, t: jax.Array) -> tuple[EnvState, Trajectory]:
-        step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
+    def keys_at(t: jax.Array) -> jax.Array:
+        return jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
+
+    def step(envs: EnvState, step_keys: jax.Array) -> tuple[EnvState, Trajectory]:
         distribution = policy(envs.observation)
         action = jax.vmap(lambda distribution, key: distribution.sample(key))(distribution, step_keys[:, 0])
         state, transition = jax.vmap(environment.step)(step_keys[:, 1], envs.state, action)
@@ -103,7 +105,8 @@ def unroll(
         kept = envs.state if keep_states else ()
         return following, Trajectory(envs.observation, distribution, action, transition, episode_return, episode_length, kept)
 
-    envs, trajectory = jax.lax.scan(step, envs, jnp.arange(num_steps))
+    # All keys at once: hashing a few words in each step costs as much as the environment.
+    envs, trajectory = jax.lax.scan(step, envs, jax.vmap(keys_at)(jnp.arange(num_steps)))
     return envs, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory)
 
 
