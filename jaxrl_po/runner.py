@@ -20,8 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from rich import filesize
 
 from jaxrl_po import metrics as metrics_lib
+from jaxrl_po import processes
 from jaxrl_po.checkpoint import Store
 from jaxrl_po.masked import Mean
 from jaxrl_po.metrics import Row
@@ -79,6 +81,8 @@ class Job:
       evaluate: `state -> {name: [S]}`, or None; its random numbers must be its own and fixed.
       score: the evaluated quantity whose mean over seeds, when it grows, marks the best checkpoint; empty for none.
       examples: shown at each evaluation, or None.
+      where: what lies on which device, in words.
+      replicated: where arrays that the host reads are put, if devices belong to several processes: a copy on each; or None.
     """
 
     learner: Learner
@@ -93,6 +97,8 @@ class Job:
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
     examples: Examples | None = None
+    where: str = ""
+    replicated: jax.sharding.Sharding | None = None
 
     @property
     def num_seeds(self) -> int:
@@ -124,6 +130,28 @@ class Outcome(NamedTuple):
     idle: bool = False
 
 
+class Memory(NamedTuple):
+    """What one device holds, in bytes.
+
+    Attributes:
+      state: its part of the training state.
+      peak: while a chunk runs: state, metrics and all that is computed in between; None where the compiler does not tell.
+    """
+
+    state: int
+    peak: int | None
+
+    def describe(self) -> str:
+        """One line for a person.
+
+        Example:
+          >>> Memory(3_100_000, 12_440_000).describe()
+          'a device holds 3.1 MB of state and at most 12.4 MB while it trains'
+        """
+        peak = "" if self.peak is None else f" and at most {filesize.decimal(self.peak)} while it trains"
+        return f"a device holds {filesize.decimal(self.state)} of state{peak}"
+
+
 class Programs(NamedTuple):
     """Compiled programs; `evaluate` and `describe` may be None.
 
@@ -133,6 +161,7 @@ class Programs(NamedTuple):
       evaluate: state to a dict of `[S]`.
       describe: state to what `Examples.render` reads.
       like: shapes and placement of the state.
+      memory: what a device holds.
     """
 
     init: Any
@@ -140,6 +169,7 @@ class Programs(NamedTuple):
     evaluate: Any
     describe: Any
     like: TrainState
+    memory: Memory
 
 
 def check(job: Job) -> None:
@@ -168,13 +198,27 @@ def compile_programs(job: Job) -> Programs:
         rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
         return jax.lax.fori_loop(0, n, body, (state, rows))
 
+    out = job.replicated
+    compiled = jax.jit(chunk, donate_argnums=0, out_shardings=(placed, out)).lower(like, np.int32(0)).compile()
     return Programs(
         init=init,
-        chunk=jax.jit(chunk, donate_argnums=0, out_shardings=(placed, None)).lower(like, np.int32(0)).compile(),
-        evaluate=job.evaluate and jax.jit(job.evaluate).lower(like).compile(),
-        describe=job.examples and jax.jit(job.examples.describe).lower(like).compile(),
+        chunk=compiled,
+        evaluate=job.evaluate and jax.jit(job.evaluate, out_shardings=out).lower(like).compile(),
+        describe=job.examples and jax.jit(job.examples.describe, out_shardings=out).lower(like).compile(),
         like=like,
+        memory=measure_memory(compiled, like),
     )
+
+
+def measure_memory(chunk: Any, like: TrainState) -> Memory:
+    """What one device holds, from the shapes and placement of the state and from what the compiler tells of a program."""
+    leaves = jax.tree.leaves(like)
+    state = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    told = chunk.memory_analysis()
+    if told is None:
+        return Memory(state, None)
+    held = told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes
+    return Memory(state, held + told.temp_size_in_bytes)
 
 
 def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> Outcome:
@@ -182,6 +226,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
 
     A line is on disk before the checkpoint that goes with it. On resuming, the newest intact checkpoint is loaded and the lines
     after it are dropped and written again. SIGINT or SIGTERM ends the run after the current chunk, saved; a second one kills.
+    Of several processes all compute and the first one writes; a signal to any of them ends all.
 
     Args:
       job: see `Job`.
@@ -217,10 +262,11 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
 
         reporter.phase("compiling")
         programs, compile_seconds = wait_for(compile_programs, job)
+        reporter.tell("; ".join(filter(None, [job.where, programs.memory.describe()])))
         saved = latest.load(programs.like, tell=reporter.tell) if resume else None
         done = saved[0] if saved else -1
         log = Log(folder / METRICS, job.score, after=done)
-        if job.examples is not None:
+        if job.examples is not None and processes.is_writer():
             metrics_lib.truncate(folder / EXAMPLES, done)
 
         def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
@@ -232,8 +278,9 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                 row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
             if evaluated and job.examples is not None:
                 arrays, _ = wait_for(programs.describe, state)
-                examples = job.examples.render(jax.device_get(arrays))
-                metrics_lib.append(folder / EXAMPLES, *({**place, **example} for example in examples))
+                if processes.is_writer():
+                    examples = job.examples.render(jax.device_get(arrays))
+                    metrics_lib.append(folder / EXAMPLES, *({**place, **example} for example in examples))
             row["time/compile_seconds"] = compile_seconds
             if log.write(row) and not streak.any():
                 best.save(iteration, state)
@@ -244,7 +291,8 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             reporter.phase("initialising")
             state, _ = wait_for(programs.init, job.keys)
             iteration = kept = 0
-            reporter.update(record(0, state, {}, evaluated=True), math.inf)
+            held = {f"memory/{name}_bytes": value for name, value in programs.memory._asdict().items()}
+            reporter.update(record(0, state, held, evaluated=True), math.inf)
             latest.save(0, state)
         else:
             iteration, state = saved
@@ -252,7 +300,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             reporter.tell(f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})")
 
         first, begun, idle = iteration, time.perf_counter(), False
-        while iteration < job.iterations and not stop.is_set() and not idle:
+        while iteration < job.iterations and not idle and not processes.any_of(stop.is_set()):
             end = job.boundary(iteration)
             (state, buffer), seconds = wait_for(programs.chunk, state, np.int32(end - iteration))
             means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
@@ -290,8 +338,10 @@ class Log:
     def __init__(self, path: Path, score: str, *, after: int):
         self._path, self._name = path, f"{score}/mean"
         self._best, self._signalled = -math.inf, 0
-        for row in metrics_lib.truncate(path, after):
-            self._follow(row)
+        rows = metrics_lib.truncate(path, after) if processes.is_writer() else metrics_lib.read(path)
+        for row in rows:
+            if row["iteration"] <= after:
+                self._follow(row)
 
     def idle(self, iteration: int, fields: Row) -> int:
         """Iterations up to this one in which no sample of any seed carried a signal."""
@@ -300,7 +350,8 @@ class Log:
 
     def write(self, row: Row) -> bool:
         """Appends a line; returns whether its score is the best so far."""
-        metrics_lib.append(self._path, row)
+        if processes.is_writer():
+            metrics_lib.append(self._path, row)
         return self._follow(row)
 
     def _follow(self, row: Row) -> bool:

@@ -80,7 +80,7 @@ def test_description_says_what_lies_where():
 def test_state_lies_where_the_placement_says():
     placement = Placement(2, 2, 2)
     problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=8, num_steps=4, axis_name=placement.axis_name)
-    learner = parallel.place(ppo.make(ppo.Config(axis_name=placement.axis_name, num_minibatches=1), problem), placement)
+    learner = parallel.over_devices(ppo.make(ppo.Config(axis_name=placement.axis_name, num_minibatches=1), problem), placement)
     state = jax.jit(learner.init)(jax.random.split(jax.random.key(0), 2))
     observation, kernel = state.actor.local.envs.observation, jax.tree.leaves(state.params)[0]
     assert observation.sharding.shard_shape(observation.shape) == (1, 4, 4)
