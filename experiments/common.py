@@ -33,6 +33,7 @@ IN_GROUPS = {
 ALGORITHMS = WITH_CRITIC | IN_GROUPS
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "jaxrl_po")
 DECAY = "config.decay_iterations"
+PER_PROCESS = ("out", "coordinator", "process_id")  # flags that may differ between processes, or are compared by themselves
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
@@ -197,7 +198,8 @@ def prepare(script: Script, argv: Sequence[str], options: Options, require_same:
     options = records[""]
     sections = sections_of(script, options)
     settings = flags.flatten(records)
-    require_same({name: value for name, value in settings.items() if name not in ("coordinator", "process_id")})
+    holds = f"{options.out} ({'with a run' if stored else 'without a run'})"  # all must see the same folder
+    require_same({"out": holds, **{name: settings[name] for name in settings if name not in PER_PROCESS}})
     folder.require_same(settings, stored, options.out)
 
     title = f"{script.title(records)}, {options.seeds} seeds"

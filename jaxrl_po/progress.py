@@ -25,7 +25,8 @@ class Progress:
     def __init__(self, title: str, total_steps: int, *, unit: str = "steps", watch: Sequence[str] = (), quiet: bool = False):
         self._title, self._total, self._unit, self._watch = title, total_steps, unit, watch
         self._shown: dict[str, float] = {}
-        self._console = Console(quiet=quiet)
+        self._console = Console()
+        self._console.quiet = quiet
         self._bar = Bar(
             SpinnerColumn(),
             TextColumn("{task.description}"),

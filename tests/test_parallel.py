@@ -1,5 +1,9 @@
 """Choosing where seeds and rows lie. That the numbers do not change is in test_algorithms.py."""
 
+import dataclasses
+import operator
+
+import chex
 import gymnax
 import jax
 import jax.numpy as jnp
@@ -98,3 +102,33 @@ def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
     assert metrics["kl"].total.shape == (1,)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6), state.params, alone.params)
     assert jnp.array_equal(state.step, jnp.array([1]))
+
+
+def test_processes_share_the_devices_evenly():
+    with pytest.raises(ConfigError, match="devices=3 must be a multiple of the 2 processes"):
+        parallel.choose(3, num_seeds=3, num_rows=64, num_processes=2)
+
+
+def test_pmap_steps_seeds_and_rows():
+    """`jax.pmap` over `step`, with a seed on each device or the rows of one seed cut in two, is what one device computes."""
+    config, env, devices = ppo.Config(num_minibatches=1, num_epochs=1), gymnax.make("CartPole-v1")[0], jax.devices()[:2]
+
+    def make(axis_name):
+        problem = control.make_problem(env, num_envs=8, num_steps=4, axis_name=axis_name)
+        return ppo.make(dataclasses.replace(config, axis_name=axis_name), problem)
+
+    alone = make(None)
+    start = jax.jit(jax.vmap(alone.init))(jax.random.split(jax.random.key(0), 2))
+    state, metrics = jax.jit(jax.vmap(alone.step))(start)
+    want = state.params, metrics["kl"]
+    state, metrics = jax.pmap(alone.step, devices=devices)(start)
+    chex.assert_trees_all_close((state.params, metrics["kl"]), want, rtol=1e-4, atol=1e-5)
+
+    first = jax.tree.map(lambda x: x[0], start)
+    copies = jax.tree.map(lambda x: jnp.stack([x, x]), first)
+    halves = jax.tree.map(lambda x: x.reshape(2, x.shape[0] // 2, *x.shape[1:]), first.actor.local)
+    copies = copies._replace(actor=copies.actor._replace(local=halves))
+    state, metrics = jax.pmap(make("data").step, axis_name="data", devices=devices)(copies)
+    for device in range(2):
+        one = jax.tree.map(operator.itemgetter(device), (state.params, metrics["kl"]))
+        chex.assert_trees_all_close(one, jax.tree.map(operator.itemgetter(0), want), rtol=1e-4, atol=1e-5)

@@ -89,7 +89,13 @@ def started(script, arguments, environment, count=2, timeout=60, apart=()):
     try:
         for i in range(count):
             several = join(count, i, port, timeout) if count > 1 else []
-            command = [sys.executable, str(EXPERIMENTS / f"{script}.py"), *arguments, *several, *(apart if i == count - 1 else ())]
+            command = [
+                sys.executable,
+                str(EXPERIMENTS / f"{script}.py"),
+                *arguments,
+                *several,
+                *(apart if i == count - 1 else ()),
+            ]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             running.append(subprocess.Popen(command, **pipes, text=True, env=environment))
         yield running
