@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from rich import filesize
 
+from jaxrl_po import memory, processes
 from jaxrl_po import metrics as metrics_lib
-from jaxrl_po import processes
 from jaxrl_po.checkpoint import Store
 from jaxrl_po.masked import Mean
+from jaxrl_po.memory import Memory
 from jaxrl_po.metrics import Row
 from jaxrl_po.types import Learner, Metrics, PyTree, TrainState
 
@@ -130,28 +130,6 @@ class Outcome(NamedTuple):
     idle: bool = False
 
 
-class Memory(NamedTuple):
-    """What one device holds, in bytes.
-
-    Attributes:
-      state: its part of the training state.
-      peak: while a chunk runs: state, metrics and all that is computed in between; None where the compiler does not tell.
-    """
-
-    state: int
-    peak: int | None
-
-    def describe(self) -> str:
-        """One line for a person.
-
-        Example:
-          >>> Memory(3_100_000, 12_440_000).describe()
-          'a device holds 3.1 MB of state and at most 12.4 MB while it trains'
-        """
-        peak = "" if self.peak is None else f" and at most {filesize.decimal(self.peak)} while it trains"
-        return f"a device holds {filesize.decimal(self.state)} of state{peak}"
-
-
 class Programs(NamedTuple):
     """Compiled programs; `evaluate` and `describe` may be None.
 
@@ -206,19 +184,8 @@ def compile_programs(job: Job) -> Programs:
         evaluate=job.evaluate and jax.jit(job.evaluate, out_shardings=out).lower(like).compile(),
         describe=job.examples and jax.jit(job.examples.describe, out_shardings=out).lower(like).compile(),
         like=like,
-        memory=measure_memory(compiled, like),
+        memory=memory.measure(compiled, like),
     )
-
-
-def measure_memory(chunk: Any, like: TrainState) -> Memory:
-    """What one device holds, from the shapes and placement of the state and from what the compiler tells of a program."""
-    leaves = jax.tree.leaves(like)
-    state = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-    told = chunk.memory_analysis()
-    if told is None:
-        return Memory(state, None)
-    held = told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes
-    return Memory(state, held + told.temp_size_in_bytes)
 
 
 def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> Outcome:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import runner
+from jaxrl_po import memory, runner
 from jaxrl_po.checkpoint import Store
 from jaxrl_po.masked import Mean
 from jaxrl_po.metrics import read
@@ -251,8 +251,8 @@ def test_what_a_device_holds_is_told_and_kept_in_the_first_line(tmp_path):
 
 def test_a_compiler_that_tells_nothing_of_memory(whole):
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), whole[1].state)
-    memory = runner.measure_memory(SimpleNamespace(memory_analysis=lambda: None), like)
-    assert memory.describe() == "a device holds 96 bytes of state"
+    held = memory.measure(SimpleNamespace(memory_analysis=lambda: None), like)
+    assert held.describe() == "a device holds 96 bytes of state"
 
 
 def read_walk(arrays):
