@@ -132,3 +132,10 @@ def test_pmap_steps_seeds_and_rows():
     for device in range(2):
         one = jax.tree.map(operator.itemgetter(device), (state.params, metrics["kl"]))
         chex.assert_trees_all_close(one, jax.tree.map(operator.itemgetter(0), want), rtol=1e-4, atol=1e-5)
+
+
+def test_several_processes_use_all_devices(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert parallel.choose("auto", num_seeds=2, num_rows=8, mesh="seed:2,data:4", num_processes=2).num_devices == 8
+    with pytest.raises(ConfigError, match=r"devices must be all 8 of the 2 processes, got 6: let them divide the 6 seeds"):
+        parallel.choose("auto", num_seeds=6, num_rows=5, num_processes=2)
