@@ -74,7 +74,7 @@ def measure(options: Options) -> dict[str, Any]:
     problem = control.make_problem(
         gymnax.make("CartPole-v1")[0], num_envs=options.envs, num_steps=options.steps, axis_name=placement.axis_name
     )
-    learner = parallel.place(METHODS[options.algorithm](options, problem, placement.axis_name), placement)
+    learner = parallel.over_devices(METHODS[options.algorithm](options, problem, placement.axis_name), placement)
     iterations = options.total_steps // (options.envs * options.steps)
     if iterations < 1:
         raise flags.UsageError(f"--total_steps={options.total_steps} must be at least {options.envs * options.steps}")

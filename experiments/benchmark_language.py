@@ -83,7 +83,7 @@ def measure(options: Options) -> dict[str, Any]:
         return state, masked.psum(seen, placement.axis_name)
 
     keys = jax.random.split(jax.random.key(0), options.seeds)
-    whole, alone = (parallel.place(each, placement) for each in (learner, Learner(learner.init, sample)))
+    whole, alone = (parallel.over_devices(each, placement) for each in (learner, Learner(learner.init, sample)))
     state = jax.jit(whole.init)(keys)
     start = time.perf_counter()
     step = jax.jit(whole.step).lower(state).compile()

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_po import config, flags, folder, metrics, parallel, plotting, runner
+from jaxrl_po import config, flags, folder, metrics, parallel, plotting, processes, runner
 from jaxrl_po.algorithms import a2c, cispo, dapo, dr_grpo, grpo, gspo, npg, ppo, reinforce, reinforce_pp, rloo, trpo
 from jaxrl_po.checkpoint import CheckpointError
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Interval, static
 from jaxrl_po.flags import UsageError
 from jaxrl_po.parallel import Placement
 from jaxrl_po.progress import Progress
@@ -34,6 +34,7 @@ IN_GROUPS = {
 ALGORITHMS = WITH_CRITIC | IN_GROUPS
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "jaxrl_po")
 DECAY = "config.decay_iterations"
+PER_PROCESS = ("out", "coordinator", "process_id")  # flags that may differ between processes, or are compared by themselves
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
@@ -61,6 +62,18 @@ class Options:
     )
     resume: bool = static(False, "go on with the run in --out; flags that are not given are as they were")
     overwrite: bool = static(False, "replace the run in --out")
+    distributed: bool = static(False, "be one of several processes, all started with the same flags but for --process_id")
+    coordinator: str = static("", "host:port where process 0 listens; empty to ask the cluster (SLURM, Kubernetes, TPU pod)")
+    num_processes: int = static(0, "processes of the run; 0 to ask the cluster", within=NON_NEGATIVE)
+    process_id: int = static(-1, "of this process, from 0; -1 to ask the cluster", within=Interval(-1))
+    coordinator_timeout: int = static(
+        120, "wait for all processes to meet, and later for a sign of life of each", unit="seconds", within=COUNT
+    )
+
+    def validate(self) -> None:
+        """Refuses what would have no effect."""
+        for name in ("coordinator", "num_processes", "process_id", "coordinator_timeout"):
+            config.require(self, name, self.distributed, "--distributed is given")
 
 
 class Experiment(NamedTuple):
@@ -126,17 +139,79 @@ def main(script: Script, argv: Sequence[str]) -> int:
         return 0
 
     options = flags.parse(argv, {"": script.options}, partial=True)[""]
+    if options.distributed:
+        processes.start(
+            coordinator=options.coordinator,
+            num_processes=options.num_processes,
+            process_id=options.process_id,
+            timeout=options.coordinator_timeout,
+        )
+    with processes.together() as require_same:
+        plan = prepare(script, argv, options, require_same)
+    records, options = plan.records, plan.records[""]
+
+    with contextlib.ExitStack() as stack:
+        with processes.together():
+            out = stack.enter_context(folder.claim(options.out, overwrite=options.overwrite))
+            if processes.is_writer():
+                settings = {name: value for name, value in flags.flatten(records).items() if name not in folder.PROCESSES}
+                folder.write_json(out / folder.CONFIG, {"script": script.name, **settings, "resolved": plan.resolved})
+        outcome = train(plan.job, out, script, plan.title, resume=options.resume)
+        if processes.is_writer():
+            rows = metrics.read(out / "metrics.jsonl")
+            plotting.save([panel(script, plan.title, rows)], out / "curves.png")
+            if rows[-1]["iteration"] == plan.job.iterations or (outcome is not None and outcome.idle):
+                folder.write_json(out / "summary.json", summarise(rows, plan.experiment, options, plan.resolved))
+    return 1 if outcome is None else 0
+
+
+class Plan(NamedTuple):
+    """What is to be run, all of it checked.
+
+    Attributes:
+      records: prefix to record.
+      experiment: of one seed.
+      job: over all seeds and devices.
+      title: for a person.
+      resolved: what the flags left to choose.
+    """
+
+    records: dict[str, Any]
+    experiment: Experiment
+    job: runner.Job
+    title: str
+    resolved: dict[str, Any]
+
+
+def prepare(script: Script, argv: Sequence[str], options: Options, require_same: Callable[[Mapping[str, Any]], None]) -> Plan:
+    """Reads all flags, chooses where everything lies and builds the job; nothing is compiled and nothing is written.
+
+    Args:
+      script: see `Script`.
+      argv: its arguments.
+      options: those of the run as a whole, as far as they are given.
+      require_same: see `processes.together`.
+    """
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     if stored.get("script", script.name) != script.name:
         raise UsageError(f"--resume: --out={options.out} holds a run of {stored['script']}.py, not of {script.name}.py")
     records = parse(script, argv, stored)
     options = records[""]
     sections = sections_of(script, options)
-    folder.require_same(flags.flatten(records), stored, options.out)
+    settings = flags.flatten(records)
+    holds = f"{options.out} ({'with a run' if stored else 'without a run'})"  # all must see the same folder
+    require_same({"out": holds, **{name: settings[name] for name in settings if name not in PER_PROCESS}})
+    folder.require_same(settings, stored, options.out)
 
     title = f"{script.title(records)}, {options.seeds} seeds"
     with flags.blame(sections):
-        placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=script.rows(records), mesh=options.mesh)
+        placement = parallel.choose(
+            options.devices,
+            num_seeds=options.seeds,
+            num_rows=script.rows(records),
+            mesh=options.mesh,
+            num_processes=options.num_processes if options.distributed else 1,
+        )
         experiment = script.build(records, ALGORITHMS[options.algorithm], placement.axis_name)
         iterations = count_iterations(options.total_steps, experiment.steps_per_iteration, script.unit)
         if DECAY in script.defaults(options) and not stored and DECAY not in given(argv):
@@ -148,22 +223,15 @@ def main(script: Script, argv: Sequence[str]) -> int:
         job = make_job(experiment, options, placement, iterations=iterations, log_every=log_every)
         runner.check(job)
 
-    with folder.claim(options.out, overwrite=options.overwrite) as out:
-        resolved = {
-            "iterations": iterations,
-            "steps_per_iteration": experiment.steps_per_iteration,
-            "log_every": log_every,
-            "placement": placement.describe(),
-            "device": describe_device(),
-            "versions": versions(),
-        }
-        folder.write_json(out / folder.CONFIG, {"script": script.name, **flags.flatten(records), "resolved": resolved})
-        outcome = train(job, out, script, title, resume=options.resume)
-        rows = metrics.read(out / "metrics.jsonl")
-        plotting.save([panel(script, title, rows)], out / "curves.png")
-        if rows[-1]["iteration"] == iterations or (outcome is not None and outcome.idle):
-            folder.write_json(out / "summary.json", summarise(rows, experiment, options, resolved))
-    return 1 if outcome is None else 0
+    resolved = {
+        "iterations": iterations,
+        "steps_per_iteration": experiment.steps_per_iteration,
+        "log_every": log_every,
+        "placement": placement.describe(),
+        "device": describe_device(),
+        "versions": versions(),
+    }
+    return Plan(records, experiment, job, title, resolved)
 
 
 def given(argv: Sequence[str]) -> set[str]:
@@ -173,8 +241,8 @@ def given(argv: Sequence[str]) -> set[str]:
 
 def train(job: runner.Job, out: Path, script: Script, title: str, *, resume: bool) -> runner.Outcome | None:
     """Runs the job and says how it ended; returns its outcome, or None where it diverged."""
-    watch = [series.metric for series in script.curves]
-    with Progress(title, job.iterations * job.steps_per_iteration, unit=script.unit, watch=watch) as progress:
+    watch, quiet = [series.metric for series in script.curves], not processes.is_writer()
+    with Progress(title, job.iterations * job.steps_per_iteration, unit=script.unit, watch=watch, quiet=quiet) as progress:
         try:
             outcome = runner.run(job, out, progress, resume=resume)
         except runner.Diverged as error:
@@ -259,16 +327,18 @@ def require_learning(settings: Any, iterations: int) -> None:
 def make_job(experiment: Experiment, options: Options, placement: Placement, *, iterations: int, log_every: int) -> runner.Job:
     """The experiment over all seeds and devices."""
     training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
-    learner = parallel.place(experiment.learner, placement)
+    learner = parallel.over_devices(experiment.learner, placement)
 
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
         of_seed = jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, evaluation_key))
         values = parallel.spread(of_seed, placement)(state)
         return {name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()}
 
+    replicated = parallel.replicated(placement) if processes.several() else None
+    seeds = jax.numpy.arange(options.seeds)
     return runner.Job(
         learner=Learner(jax.jit(learner.init), jax.jit(learner.step)),
-        keys=jax.vmap(jax.random.fold_in, in_axes=(None, 0))(training_key, jax.numpy.arange(options.seeds)),
+        keys=jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), out_shardings=replicated)(training_key, seeds),
         iterations=iterations,
         steps_per_iteration=experiment.steps_per_iteration,
         log_every=log_every,
@@ -279,6 +349,8 @@ def make_job(experiment: Experiment, options: Options, placement: Placement, *, 
         evaluate=evaluate,
         score=experiment.score,
         examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),
+        where=placement.describe(),
+        replicated=replicated,
     )
 
 
@@ -324,4 +396,5 @@ def versions() -> dict[str, str]:
 
 def describe_device() -> str:
     """The devices, in words."""
-    return f"{jax.local_device_count()} × {jax.local_devices()[0].device_kind}"
+    several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{jax.device_count()} × {jax.devices()[0].device_kind}{several}"

@@ -146,6 +146,8 @@ def main(argv: Sequence[str]) -> int:
         )
         return 0
     options = flags.parse(argv, {"": Options}, partial=True)[""]
+    if options.distributed:
+        raise UsageError("--distributed is for control.py and language.py: a sweep runs in one process")
     sections, tuned = sections_of(options), control.defaults(options)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     everything = [(combination, records_of(argv, combination, sections, tuned)) for combination in swept]

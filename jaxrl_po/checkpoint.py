@@ -3,6 +3,9 @@
 A thin layer over orbax. A state is stored as a dict from the path of each leaf to a host array; typed PRNG keys are stored as
 their words, and arrays of size zero, which orbax refuses, are rebuilt from the state that is asked for. Checksums of the files
 are written last: a checkpoint without them was not finished, one that differs from them is damaged and never handed to orbax.
+
+Of several processes all take part in saving, the first writes, and all read. A state is stored with its global shapes, so that it
+can be loaded onto another number of devices and processes.
 """
 
 import contextlib
@@ -18,11 +21,11 @@ from types import TracebackType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import orbax.checkpoint as ocp
 
+from jaxrl_po import processes
 from jaxrl_po.metrics import write_atomically
 from jaxrl_po.types import PyTree
 
@@ -54,7 +57,17 @@ class Store:
     def __init__(self, folder: Path, *, keep: int = 2):
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs at length what is told here in a line
         self._folder = folder.absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=False)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        here = jax.process_index()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=False,
+            read_only=not processes.is_writer(),
+            enable_async_checkpointing=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=here, active_processes={here}
+            ),  # no waiting
+        )
         self._manager = ocp.CheckpointManager(self._folder, options=options)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
@@ -68,13 +81,17 @@ class Store:
     def iterations(self) -> list[int]:
         """Iterations at which there is a checkpoint, ascending."""
         self.wait_until_finished()
+        return list(processes.decide(self._steps))
+
+    def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
     def save(self, iteration: int, state: PyTree) -> None:
         """Copies `state` to the host and writes it in the background; the state may be donated right away."""
         arrays = to_host(state)
         self.wait_until_finished()
-        self._written = self._writer.submit(self._write, iteration, arrays)
+        if processes.is_writer():
+            self._written = self._writer.submit(self._write, iteration, arrays)
 
     def _write(self, iteration: int, arrays: Arrays) -> None:
         if iteration in self._manager.all_steps():
@@ -102,19 +119,23 @@ class Store:
         Raises:
           CheckpointError: all are damaged (they stay), or the newest intact one holds other shapes.
         """
-        found = {iteration: condition_of(self._folder / str(iteration)) for iteration in self.iterations()}
+        self.wait_until_finished()
+        newest = processes.decide(lambda: self._drop_damaged(tell), CheckpointError)
+        self._manager.reload()
+        return None if newest is None else (newest, from_host(self.read(newest), like))
+
+    def _drop_damaged(self, tell: Callable[[str], None]) -> int | None:
+        """Drops what is newer than the newest intact checkpoint, and returns the iteration of that one."""
+        found = {iteration: condition_of(self._folder / str(iteration)) for iteration in self._steps()}
         intact = [iteration for iteration, condition in found.items() if condition == "intact"]
         if not intact and "damaged" in found.values():
             raise CheckpointError(f"no checkpoint in {self._folder} is intact: {sorted(found)} are damaged")
-        newest = max(intact, default=-1)
+        newest = max(intact, default=None)
         for iteration, condition in found.items():
-            if iteration > newest:
+            if newest is None or iteration > newest:
                 tell(f"checkpoint {self._folder / str(iteration)} is {condition} and dropped")
                 shutil.rmtree(self._folder / str(iteration))
-        self._manager.reload()
-        if not intact:
-            return None
-        return newest, from_host(self.read(newest), like)
+        return newest
 
     def read(self, iteration: int) -> Arrays:
         """The stored arrays of one checkpoint, by the path of their leaf."""
@@ -211,7 +232,7 @@ def _key_impl(leaf: Any) -> Any:
 def to_host(state: PyTree) -> Arrays:
     """Path to array, for every leaf of non-zero size: copies, since a donated buffer is overwritten."""
     words = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in _named(state).items()}
-    return {name: np.array(leaf) for name, leaf in words.items() if leaf.size}
+    return {name: processes.whole(leaf) for name, leaf in words.items() if leaf.size}
 
 
 def from_host(arrays: Arrays, like: PyTree) -> PyTree:
@@ -229,10 +250,8 @@ def from_host(arrays: Arrays, like: PyTree) -> PyTree:
         if array is None or array.shape != shape.shape or array.dtype != shape.dtype:
             held = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
             raise CheckpointError(f"the checkpoint holds {held} for {name}, where {shape.dtype}{list(shape.shape)} is wanted")
-        sharding = getattr(leaf, "sharding", None)
-        if _is_key(leaf):
-            return jax.device_put(jax.random.wrap_key_data(jnp.asarray(array), impl=_key_impl(leaf)), sharding)
-        return jax.device_put(array, sharding)
+        placed = processes.place(array, getattr(leaf, "sharding", None))
+        return jax.random.wrap_key_data(placed, impl=_key_impl(leaf)) if _is_key(leaf) else placed
 
     state = jax.tree_util.tree_map_with_path(restore, like)
     if left:

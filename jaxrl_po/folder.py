@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxrl_po import processes
 from jaxrl_po.flags import UsageError, shown
 from jaxrl_po.metrics import strict, write_atomically
 
 CONFIG = "config.json"
 ARTEFACTS = (CONFIG, "metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "checkpoints")
-MAY_DIFFER = ("out", "devices", "mesh", "resume", "overwrite", "total_steps")
+PROCESSES = ("distributed", "coordinator", "num_processes", "process_id", "coordinator_timeout")  # of a process, not of the run
+MAY_DIFFER = ("out", "devices", "mesh", "resume", "overwrite", "total_steps", *PROCESSES)
 
 
 def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
 
 @contextmanager
 def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
-    """Makes the folder and holds it; the hold goes with the process, however that ends.
+    """Makes the folder and holds it; the hold goes with the process, however that ends. The first process holds it for all.
 
     Args:
       out: the value of `--out`.
@@ -92,6 +94,9 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
       UsageError: it cannot be made or written, or another process holds it.
     """
     folder = Path(out)
+    if not processes.is_writer():
+        yield folder
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")

@@ -52,7 +52,7 @@ class Placement(NamedTuple):
         return f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}, {rows}, {self.num_devices} in all"
 
 
-def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "") -> Placement:
+def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "", num_processes: int = 1) -> Placement:
     """Decides how to use the devices; call it before anything runs, since it sets the number of CPU devices.
 
     Seeds are sharded where they divide evenly, since they need no communication; otherwise rows are. `auto` takes as many devices
@@ -64,18 +64,28 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "")
       num_seeds: seeds side by side.
       num_rows: rows (environments or prompts) of each seed.
       mesh: `seed:S,data:D`, devices of either axis, of which one may be left out; empty to choose.
+      num_processes: share the devices, all of which they must use; 0 if the cluster alone knows.
 
     Returns:
       The placement.
 
     Raises:
       ConfigError: a count below 1, more devices than there are, a mesh of another number of devices, seeds or rows that do not
-        divide.
+        divide, devices that do not divide among the processes.
     """
-    wanted = _parse_devices(devices)
+    placement = _choose(_parse_devices(devices), num_seeds, num_rows, mesh, num_processes)
+    if jax.process_count() > 1 and placement.num_devices != jax.device_count():
+        raise ConfigError(
+            f"devices must be all {jax.device_count()} of the {jax.process_count()} processes, got "
+            f"{placement.num_devices}: let them divide the {num_seeds} seeds or the {num_rows} rows (environments or prompts)"
+        )
+    return placement
+
+
+def _choose(wanted: int | None, num_seeds: int, num_rows: int, mesh: str, num_processes: int) -> Placement:
     if mesh:
-        return _by_hand(mesh, wanted, num_seeds=num_seeds, num_rows=num_rows)
-    available = _available(wanted)
+        return _by_hand(mesh, wanted, num_seeds, num_rows, num_processes)
+    available = _available(wanted, num_processes)
     if wanted is None:
         usable = [n for n in range(available, 0, -1) if num_seeds % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)]
         wanted = usable[0]
@@ -88,7 +98,7 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "")
     raise ConfigError(f"devices={wanted} must divide the {num_seeds} seeds or the {num_rows} rows (environments or prompts)")
 
 
-def _by_hand(mesh: str, devices: int | None, *, num_seeds: int, num_rows: int) -> Placement:
+def _by_hand(mesh: str, devices: int | None, num_seeds: int, num_rows: int, num_processes: int) -> Placement:
     axes = {"seed": 1, "data": 1}
     for part in mesh.split(","):
         name, _, count = part.partition(":")
@@ -98,7 +108,7 @@ def _by_hand(mesh: str, devices: int | None, *, num_seeds: int, num_rows: int) -
     placement = Placement(num_seeds, axes["seed"], axes["data"])
     if devices is not None and devices != placement.num_devices:
         raise ConfigError(f"mesh={mesh} has {placement.num_devices} devices, but devices={devices}")
-    available = _available(placement.num_devices)
+    available = _available(placement.num_devices, num_processes)
     if placement.num_devices > available:
         raise ConfigError(f"mesh={mesh} needs {placement.num_devices} devices, and there are {available}")
     for name, number, what in (("seed", num_seeds, "seeds"), ("data", num_rows, "rows (environments or prompts)")):
@@ -119,12 +129,14 @@ def _parse_devices(devices: str | int) -> int | None:
     return count
 
 
-def _available(wanted: int | None) -> int:
-    """Devices of the default backend; a CPU is split into as many as asked for, or one for each core."""
+def _available(wanted: int | None, num_processes: int) -> int:
+    """Devices of the default backend in all processes; a CPU is split into as many as asked for, or one for each core."""
+    if wanted and num_processes and wanted % num_processes:
+        raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(RuntimeError):  # the backend runs already: take it as it is
-        jax.config.update("jax_num_cpu_devices", wanted or cores)
-    return jax.local_device_count()
+        jax.config.update("jax_num_cpu_devices", wanted // num_processes if wanted and num_processes else cores)
+    return jax.device_count()
 
 
 def over_seeds(learner: Learner, num_seeds: int) -> Learner:
@@ -182,7 +194,12 @@ def make_mesh(placement: Placement) -> Mesh:
     return Mesh(devices, ("seed", "data"), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
-def place(learner: Learner, placement: Placement) -> Learner:
+def replicated(placement: Placement) -> NamedSharding:
+    """A copy on every device of the placement: what all processes can read."""
+    return NamedSharding(make_mesh(placement), P())
+
+
+def over_devices(learner: Learner, placement: Placement) -> Learner:
     """The learner over stacked seeds and devices.
 
     Every device steps its seeds on its rows under `jax.shard_map`; means, statistics and gradients are pooled over `data` by the

@@ -19,12 +19,14 @@ class Progress:
       total_steps: steps of each seed at the end.
       unit: what a step is, e.g. `steps` or `completions`.
       watch: names of metrics to show, where a line holds them.
+      quiet: show nothing.
     """
 
-    def __init__(self, title: str, total_steps: int, *, unit: str = "steps", watch: Sequence[str] = ()):
+    def __init__(self, title: str, total_steps: int, *, unit: str = "steps", watch: Sequence[str] = (), quiet: bool = False):
         self._title, self._total, self._unit, self._watch = title, total_steps, unit, watch
         self._shown: dict[str, float] = {}
         self._console = Console()
+        self._console.quiet = quiet
         self._bar = Bar(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -32,7 +34,7 @@ class Progress:
             TextColumn("{task.fields[text]}"),
             TimeElapsedColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task(title, total=total_steps, text="")
 

@@ -21,9 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jaxrl_po import memory, processes
 from jaxrl_po import metrics as metrics_lib
 from jaxrl_po.checkpoint import Store
 from jaxrl_po.masked import Mean
+from jaxrl_po.memory import Memory
 from jaxrl_po.metrics import Row
 from jaxrl_po.types import Learner, Metrics, PyTree, TrainState
 
@@ -79,6 +81,8 @@ class Job:
       evaluate: `state -> {name: [S]}`, or None; its random numbers must be its own and fixed.
       score: the evaluated quantity whose mean over seeds, when it grows, marks the best checkpoint; empty for none.
       examples: shown at each evaluation, or None.
+      where: what lies on which device, in words.
+      replicated: where arrays that the host reads are put, if devices belong to several processes: a copy on each; or None.
     """
 
     learner: Learner
@@ -93,6 +97,8 @@ class Job:
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
     examples: Examples | None = None
+    where: str = ""
+    replicated: jax.sharding.Sharding | None = None
 
     @property
     def num_seeds(self) -> int:
@@ -133,6 +139,7 @@ class Programs(NamedTuple):
       evaluate: state to a dict of `[S]`.
       describe: state to what `Examples.render` reads.
       like: shapes and placement of the state.
+      memory: what a device holds.
     """
 
     init: Any
@@ -140,6 +147,7 @@ class Programs(NamedTuple):
     evaluate: Any
     describe: Any
     like: TrainState
+    memory: Memory
 
 
 def check(job: Job) -> None:
@@ -168,12 +176,15 @@ def compile_programs(job: Job) -> Programs:
         rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
         return jax.lax.fori_loop(0, n, body, (state, rows))
 
+    out = job.replicated
+    compiled = jax.jit(chunk, donate_argnums=0, out_shardings=(placed, out)).lower(like, np.int32(0)).compile()
     return Programs(
         init=init,
-        chunk=jax.jit(chunk, donate_argnums=0, out_shardings=(placed, None)).lower(like, np.int32(0)).compile(),
-        evaluate=job.evaluate and jax.jit(job.evaluate).lower(like).compile(),
-        describe=job.examples and jax.jit(job.examples.describe).lower(like).compile(),
+        chunk=compiled,
+        evaluate=job.evaluate and jax.jit(job.evaluate, out_shardings=out).lower(like).compile(),
+        describe=job.examples and jax.jit(job.examples.describe, out_shardings=out).lower(like).compile(),
         like=like,
+        memory=memory.measure(compiled, like),
     )
 
 
@@ -182,6 +193,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
 
     A line is on disk before the checkpoint that goes with it. On resuming, the newest intact checkpoint is loaded and the lines
     after it are dropped and written again. SIGINT or SIGTERM ends the run after the current chunk, saved; a second one kills.
+    Of several processes all compute and the first one writes; a signal to any of them ends all.
 
     Args:
       job: see `Job`.
@@ -217,10 +229,11 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
 
         reporter.phase("compiling")
         programs, compile_seconds = wait_for(compile_programs, job)
+        reporter.tell("; ".join(filter(None, [job.where, programs.memory.describe()])))
         saved = latest.load(programs.like, tell=reporter.tell) if resume else None
         done = saved[0] if saved else -1
         log = Log(folder / METRICS, job.score, after=done)
-        if job.examples is not None:
+        if job.examples is not None and processes.is_writer():
             metrics_lib.truncate(folder / EXAMPLES, done)
 
         def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
@@ -232,8 +245,9 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                 row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
             if evaluated and job.examples is not None:
                 arrays, _ = wait_for(programs.describe, state)
-                examples = job.examples.render(jax.device_get(arrays))
-                metrics_lib.append(folder / EXAMPLES, *({**place, **example} for example in examples))
+                if processes.is_writer():
+                    examples = job.examples.render(jax.device_get(arrays))
+                    metrics_lib.append(folder / EXAMPLES, *({**place, **example} for example in examples))
             row["time/compile_seconds"] = compile_seconds
             if log.write(row) and not streak.any():
                 best.save(iteration, state)
@@ -244,7 +258,8 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             reporter.phase("initialising")
             state, _ = wait_for(programs.init, job.keys)
             iteration = kept = 0
-            reporter.update(record(0, state, {}, evaluated=True), math.inf)
+            held = {f"memory/{name}_bytes": value for name, value in programs.memory._asdict().items()}
+            reporter.update(record(0, state, held, evaluated=True), math.inf)
             latest.save(0, state)
         else:
             iteration, state = saved
@@ -252,7 +267,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             reporter.tell(f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})")
 
         first, begun, idle = iteration, time.perf_counter(), False
-        while iteration < job.iterations and not stop.is_set() and not idle:
+        while iteration < job.iterations and not idle and not processes.any_of(stop.is_set()):
             end = job.boundary(iteration)
             (state, buffer), seconds = wait_for(programs.chunk, state, np.int32(end - iteration))
             means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
@@ -290,8 +305,10 @@ class Log:
     def __init__(self, path: Path, score: str, *, after: int):
         self._path, self._name = path, f"{score}/mean"
         self._best, self._signalled = -math.inf, 0
-        for row in metrics_lib.truncate(path, after):
-            self._follow(row)
+        rows = metrics_lib.truncate(path, after) if processes.is_writer() else metrics_lib.read(path)
+        for row in rows:
+            if row["iteration"] <= after:
+                self._follow(row)
 
     def idle(self, iteration: int, fields: Row) -> int:
         """Iterations up to this one in which no sample of any seed carried a signal."""
@@ -300,7 +317,8 @@ class Log:
 
     def write(self, row: Row) -> bool:
         """Appends a line; returns whether its score is the best so far."""
-        metrics_lib.append(self._path, row)
+        if processes.is_writer():
+            metrics_lib.append(self._path, row)
         return self._follow(row)
 
     def _follow(self, row: Row) -> bool:

@@ -183,7 +183,7 @@ def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(cas
     placement = Placement(2 * shape[0], *shape)
     init, step = jitted(*case)
     keys = jax.random.split(jax.random.key(0), placement.num_seeds)
-    placed = parallel.place(make(*case, axis_name=placement.axis_name), placement)
+    placed = parallel.over_devices(make(*case, axis_name=placement.axis_name), placement)
 
     @jax.jit
     def train(keys):

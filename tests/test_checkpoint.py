@@ -235,6 +235,24 @@ def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
     np.testing.assert_array_equal(loaded["x"], np.full(20_000, iteration))
 
 
+def test_another_number_of_devices(tmp_path):
+    """Saved from four devices, loaded onto two, and from these onto one: shapes are global."""
+
+    def on(count):
+        mesh = jax.make_mesh((count,), ("seed",), devices=jax.devices()[:count], axis_types=(jax.sharding.AxisType.Auto,))
+        each = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed"))
+        state = {"x": jnp.arange(24.0).reshape(4, 6), "key": jax.random.split(jax.random.key(0), 4)}
+        return jax.device_put(state, each)
+
+    source = on(4)
+    for count in (2, 1):
+        with Store(tmp_path / str(count)) as store:
+            store.save(0, source)
+            _, source = store.load(on(count))
+        assert bits(source) == bits(on(4))
+        assert jax.tree.map(lambda x: x.sharding, source) == jax.tree.map(lambda x: x.sharding, on(count))
+
+
 def test_zero_sizes_and_copies():
     arrays = checkpoint.to_host(state(1))
     assert not any(array.size == 0 for array in arrays.values())

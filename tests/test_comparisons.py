@@ -35,6 +35,12 @@ def started_backend():
     return jax.local_device_count()
 
 
+def test_a_sweep_runs_in_one_process(tmp_path):
+    with pytest.raises(UsageError, match=r"^--distributed is for control\.py and language\.py"):
+        sweep.main([*SMALL, f"--out={tmp_path / 'new'}", "--distributed", "--coordinator=localhost:1234"])
+    assert not (tmp_path / "new").exists()
+
+
 def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkeypatch):
     out = tmp_path / "sweep"
     arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--problem.width=4,8"]

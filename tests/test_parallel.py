@@ -1,5 +1,9 @@
 """Choosing where seeds and rows lie. That the numbers do not change is in test_algorithms.py."""
 
+import dataclasses
+import operator
+
+import chex
 import gymnax
 import jax
 import jax.numpy as jnp
@@ -80,7 +84,7 @@ def test_description_says_what_lies_where():
 def test_state_lies_where_the_placement_says():
     placement = Placement(2, 2, 2)
     problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=8, num_steps=4, axis_name=placement.axis_name)
-    learner = parallel.place(ppo.make(ppo.Config(axis_name=placement.axis_name, num_minibatches=1), problem), placement)
+    learner = parallel.over_devices(ppo.make(ppo.Config(axis_name=placement.axis_name, num_minibatches=1), problem), placement)
     state = jax.jit(learner.init)(jax.random.split(jax.random.key(0), 2))
     observation, kernel = state.actor.local.envs.observation, jax.tree.leaves(state.params)[0]
     assert observation.sharding.shard_shape(observation.shape) == (1, 4, 4)
@@ -98,3 +102,40 @@ def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
     assert metrics["kl"].total.shape == (1,)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6), state.params, alone.params)
     assert jnp.array_equal(state.step, jnp.array([1]))
+
+
+def test_processes_share_the_devices_evenly():
+    with pytest.raises(ConfigError, match="devices=3 must be a multiple of the 2 processes"):
+        parallel.choose(3, num_seeds=3, num_rows=64, num_processes=2)
+
+
+def test_pmap_steps_seeds_and_rows():
+    """`jax.pmap` over `step`, with a seed on each device or the rows of one seed cut in two, is what one device computes."""
+    config, env, devices = ppo.Config(num_minibatches=1, num_epochs=1), gymnax.make("CartPole-v1")[0], jax.devices()[:2]
+
+    def make(axis_name):
+        problem = control.make_problem(env, num_envs=8, num_steps=4, axis_name=axis_name)
+        return ppo.make(dataclasses.replace(config, axis_name=axis_name), problem)
+
+    alone = make(None)
+    start = jax.jit(jax.vmap(alone.init))(jax.random.split(jax.random.key(0), 2))
+    state, metrics = jax.jit(jax.vmap(alone.step))(start)
+    want = state.params, metrics["kl"]
+    state, metrics = jax.pmap(alone.step, devices=devices)(start)
+    chex.assert_trees_all_close((state.params, metrics["kl"]), want, rtol=1e-4, atol=1e-5)
+
+    first = jax.tree.map(lambda x: x[0], start)
+    copies = jax.tree.map(lambda x: jnp.stack([x, x]), first)
+    halves = jax.tree.map(lambda x: x.reshape(2, x.shape[0] // 2, *x.shape[1:]), first.actor.local)
+    copies = copies._replace(actor=copies.actor._replace(local=halves))
+    state, metrics = jax.pmap(make("data").step, axis_name="data", devices=devices)(copies)
+    for device in range(2):
+        one = jax.tree.map(operator.itemgetter(device), (state.params, metrics["kl"]))
+        chex.assert_trees_all_close(one, jax.tree.map(operator.itemgetter(0), want), rtol=1e-4, atol=1e-5)
+
+
+def test_several_processes_use_all_devices(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert parallel.choose("auto", num_seeds=2, num_rows=8, mesh="seed:2,data:4", num_processes=2).num_devices == 8
+    with pytest.raises(ConfigError, match=r"devices must be all 8 of the 2 processes, got 6: let them divide the 6 seeds"):
+        parallel.choose("auto", num_seeds=6, num_rows=5, num_processes=2)

@@ -20,6 +20,14 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     ]
 
 
+def test_quiet_shows_nothing(capsys):
+    with Progress("ppo on X", 20_000, quiet=True) as progress:
+        progress.tell("a line")
+        progress.phase("compiling")
+        progress.update({"step": 10}, 3.0)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_bar_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr("jaxrl_po.progress.Console", lambda: Console(force_terminal=True, width=160))
     with Progress("ppo on X", 20_000, watch=("episode_return",)) as progress:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import runner
+from jaxrl_po import memory, runner
 from jaxrl_po.checkpoint import Store
 from jaxrl_po.masked import Mean
 from jaxrl_po.metrics import read
@@ -155,7 +156,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path, wh
     second = Silent()
     outcome = run(tmp_path, second, resume=True)
     assert not outcome.interrupted
-    assert second.told[0].startswith("resuming at step")
+    assert second.told[1].startswith("resuming at step")
     assert lines(tmp_path) == lines(whole[0])
     assert bits(outcome.state) == bits(whole[1].state)
 
@@ -195,8 +196,8 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_back(tmp_path, whole):
     victim.write_bytes(victim.read_bytes()[:-1])
     reporter = Silent()
     outcome = run(tmp_path, reporter, resume=True)
-    assert reporter.told[0].endswith("15 is damaged and dropped")
-    assert reporter.told[1] == "resuming at step 100 (iteration 10)"
+    assert reporter.told[1].endswith("15 is damaged and dropped")
+    assert reporter.told[2] == "resuming at step 100 (iteration 10)"
     assert lines(tmp_path) == lines(whole[0])
     assert bits(outcome.state) == bits(whole[1].state)
 
@@ -235,6 +236,23 @@ def test_memory_does_not_grow_with_the_iterations(tmp_path):
     run(tmp_path, Silent(lambda row: live.append(sum(x.nbytes for x in jax.live_arrays()))), iterations=200)
     assert len(live) == 41
     assert max(live[2:]) <= max(live[:2])
+
+
+def test_what_a_device_holds_is_told_and_kept_in_the_first_line(tmp_path):
+    reporter = Silent()
+    run(tmp_path, reporter, iterations=5, where="3 seed(s) on 1 device")
+    assert reporter.told[0].startswith("3 seed(s) on 1 device; a device holds 96 bytes of state and at most ")
+    first, second = read(tmp_path / "metrics.jsonl")
+    # Of each seed four floats, a key of two words, the coefficient and the step.
+    assert first["memory/state_bytes"] == SEEDS * (4 * 4 + 8 + 4 + 4)
+    assert first["memory/peak_bytes"] > first["memory/state_bytes"]
+    assert not any(name.startswith("memory/") for name in second)
+
+
+def test_a_compiler_that_tells_nothing_of_memory(whole):
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), whole[1].state)
+    held = memory.measure(SimpleNamespace(memory_analysis=lambda: None), like)
+    assert held.describe() == "a device holds 96 bytes of state"
 
 
 def read_walk(arrays):

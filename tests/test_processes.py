@@ -1,0 +1,287 @@
+"""Several processes as one program, as the user starts them; CPU devices, gloo between them."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_po import processes
+from jaxrl_po.checkpoint import Store
+from jaxrl_po.flags import UsageError
+from jaxrl_po.metrics import read
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+CONTROL = [
+    "--seeds=2",
+    "--log_every=1",
+    "--eval_every=1000",
+    "--eval_episodes=2",
+    "--problem.num_envs=8",
+    "--problem.num_steps=8",
+    "--problem.width=8",
+    "--config.num_minibatches=2",
+    "--config.num_epochs=1",
+]
+STEPS = 64  # of one iteration
+LANGUAGE = [
+    "--algorithm=grpo",
+    "--seeds=2",
+    "--total_steps=96",
+    "--eval_prompts=4",
+    "--eval_samples=2",
+    "--show=3",
+    "--task.num_digits=1",
+    "--problem.num_prompts=8",
+    "--problem.group_size=4",
+    "--model.width=8",
+    "--model.layers=1",
+    "--model.heads=2",
+    "--model.kv_heads=1",
+    "--model.mlp_width=8",
+    "--config.num_minibatches=1",
+    "--config.num_epochs=1",
+    "--warm_start.steps=2",
+    "--warm_start.batch_size=4",
+]
+CLUSTERS = ("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "MEGASCALE_", "JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """Of no cluster; compiled programs are kept between runs."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(CLUSTERS)},
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    }
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def join(count, index, port, timeout=60):
+    return [
+        "--distributed",
+        f"--coordinator=127.0.0.1:{port}",
+        f"--num_processes={count}",
+        f"--process_id={index}",
+        f"--coordinator_timeout={timeout}",
+    ]
+
+
+@contextlib.contextmanager
+def started(script, arguments, environment, count=2, timeout=60, apart=()):
+    """The processes of one run; `apart` are the arguments of the last one alone."""
+    port, running = free_port(), []
+    try:
+        for i in range(count):
+            several = join(count, i, port, timeout) if count > 1 else []
+            command = [
+                sys.executable,
+                str(EXPERIMENTS / f"{script}.py"),
+                *arguments,
+                *several,
+                *(apart if i == count - 1 else ()),
+            ]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            running.append(subprocess.Popen(command, **pipes, text=True, env=environment))
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def finish(running, limit=200):
+    """Status, standard output without what gloo says, and errors of each process."""
+    ends = []
+    for process in running:
+        output, errors = process.communicate(timeout=limit)
+        ends.append((process.returncode, [line for line in output.splitlines() if "[Gloo]" not in line], errors))
+    return ends
+
+
+def run(script, arguments, environment, **several):
+    with started(script, arguments, environment, **several) as running:
+        ends = finish(running)
+    assert [status for status, *_ in ends] == [0] * len(ends), ends
+    return ends
+
+
+def lines(out):
+    rows = read(out / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not name.startswith(("time/", "memory/peak"))} for row in rows]
+
+
+def last(out):
+    with Store(out / "checkpoints" / "latest") as store:
+        iteration = store.iterations()[-1]
+        return iteration, store.read(iteration)
+
+
+def assert_equal_runs(one, other, tolerance):
+    for row, twin in zip(lines(one), lines(other), strict=True):
+        assert list(row) == list(twin)
+        for name, value in row.items():
+            np.testing.assert_allclose(
+                np.asarray(value, np.float64), np.asarray(twin[name], np.float64), rtol=tolerance, atol=tolerance, err_msg=name
+            )
+    (iteration, state), (_, twin) = last(one), last(other)
+    assert state.keys() == twin.keys()
+    for name, array in state.items():
+        np.testing.assert_allclose(array, twin[name], rtol=tolerance, atol=tolerance, err_msg=name)
+    return iteration
+
+
+@pytest.fixture(scope="module")
+def pair(environment, tmp_path_factory):
+    """Three iterations on eight devices: of one process, and of two."""
+    out = tmp_path_factory.mktemp("pair")
+    flags = [*CONTROL, f"--total_steps={3 * STEPS}", "--mesh=seed:2,data:4"]
+    with started("control", [*flags, f"--out={out / 'one'}"], environment, count=1) as alone:
+        ends = run("control", [*flags, f"--out={out / 'two'}"], environment)
+        assert finish(alone)[0][0] == 0
+    return out, ends
+
+
+def test_two_processes_of_four_devices_equal_one_of_eight(pair):
+    out, _ = pair
+    assert assert_equal_runs(out / "one", out / "two", 1e-5) == 3
+
+
+def test_the_first_process_writes_and_the_others_are_silent(pair):
+    out, ends = pair
+    assert ends[0][1][-1].endswith(f"done, results in {out / 'two'}")
+    assert ends[1][1] == []
+    assert {path.name for path in (out / "two").iterdir()} == {path.name for path in (out / "one").iterdir()}
+    config = json.loads((out / "two" / "config.json").read_text())
+    assert config["resolved"]["device"] == "8 × cpu in 2 processes"
+    assert "process_id" not in config
+
+
+def test_what_each_device_holds_is_told(pair):
+    out, ends = pair
+    told = next(line for line in ends[0][1] if "a device holds" in line)
+    assert told.startswith("2 seeds in 2 shares of 1, the rows of each sharded over 4 devices, 8 in all; a device holds ")
+    first = read(out / "two" / "metrics.jsonl")[0]
+    assert 0 < first["memory/state_bytes"] < first["memory/peak_bytes"]
+
+
+def test_a_signal_to_one_process_saves_and_ends_all_and_another_number_of_devices_goes_on(pair, environment, tmp_path):
+    flags = [*CONTROL, f"--out={tmp_path / 'run'}"]
+    long = f"--total_steps={150 * STEPS}"
+    with started("control", [*flags, long, "--mesh=seed:2,data:4", "--checkpoint_every=1000"], environment) as running:
+        while all(process.poll() is None for process in running) and len(read(tmp_path / "run" / "metrics.jsonl")) < 3:
+            time.sleep(0.05)
+        running[1].send_signal(signal.SIGTERM)
+        ends = finish(running)
+    assert [status for status, *_ in ends] == [0, 0], ends
+    stopped = lines(tmp_path / "run")[-1]["iteration"]
+    assert 2 <= stopped < 150
+    assert f"stopped and saved at iteration {stopped}" in ends[0][1][-1]
+    assert last(tmp_path / "run")[0] == stopped
+    told = run("control", [*flags, "--resume", "--mesh=seed:2"], environment, count=1)[0][1]
+    assert any(line.startswith(f"resuming at step {stopped * STEPS:,}") for line in told)
+    assert [row["iteration"] for row in lines(tmp_path / "run")] == list(range(151))
+
+
+def test_processes_that_disagree_all_end_and_say_where(environment, tmp_path):
+    flags = [*CONTROL, "--devices=2", f"--out={tmp_path / 'new'}"]
+    with started("control", flags, environment, apart=["--config.gamma=0.9"]) as running:
+        ends = finish(running, 60)
+    for status, output, errors in ends:
+        assert (status, output) == (2, [])
+        assert errors == (
+            "error: --config.gamma must be the same in all processes, but is 0.99 in process 0 and 0.9 in process 1\n"
+        )
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
+    port = free_port()
+    command = [sys.executable, str(EXPERIMENTS / "control.py"), *join(2, 1, port, timeout=2), f"--out={tmp_path / 'new'}"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(
+        "error: --distributed: not all processes met within --coordinator_timeout=2 s; "
+        f"nothing answers at --coordinator=127.0.0.1:{port} (Connection refused)"
+    )
+    assert "Traceback" not in ended.stderr
+    assert "stack trace" not in ended.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
+    command = [sys.executable, str(EXPERIMENTS / "control.py"), "--distributed", f"--out={tmp_path / 'new'}"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: --distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI)")
+    assert "give --coordinator=host:port, --num_processes and --process_id" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"coordinator": "somewhere"}, r"--coordinator must read like host:port, e\.g\. 10\.0\.0\.1:1234, got 'somewhere'"),
+        ({"coordinator": "host:port"}, r"--coordinator must read like host:port"),
+        ({"coordinator": "host:70000"}, r"--coordinator must read like host:port"),
+        ({"coordinator": ":1234"}, r"--coordinator must read like host:port"),
+        ({"num_processes": 2, "process_id": 2}, r"--process_id=2 must be below --num_processes=2; the first is 0"),
+    ],
+)
+def test_bad_flags_are_named_before_anything_is_waited_for(arguments, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        processes.start(**arguments)
+
+
+def test_alone_everything_returns_at_once():
+    assert processes.is_writer()
+    assert not processes.several()
+    assert processes.any_of(True)
+    assert not processes.any_of(False)
+    assert processes.decide(lambda: [1, 2]) == [1, 2]
+    with pytest.raises(UsageError, match="no"), processes.together():
+        raise UsageError("no")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_two_processes_equal_one_on_language(environment, tmp_path):
+    flags = [*LANGUAGE, "--mesh=data:8"]
+    run("language", [*flags, f"--out={tmp_path / 'one'}"], environment, count=1)
+    run("language", [*flags, f"--out={tmp_path / 'two'}"], environment)
+    assert assert_equal_runs(tmp_path / "one", tmp_path / "two", 1e-5) == 3
+    assert (tmp_path / "one" / "samples.jsonl").read_bytes() == (tmp_path / "two" / "samples.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_from_what_is_saved(environment, tmp_path, victim):
+    flags = [*CONTROL, f"--out={tmp_path / 'run'}", "--mesh=seed:2,data:4", f"--total_steps={150 * STEPS}"]
+    with started("control", flags, environment, timeout=10) as running:
+        while all(process.poll() is None for process in running) and len(read(tmp_path / "run" / "metrics.jsonl")) < 4:
+            time.sleep(0.05)
+        running[victim].kill()
+        begun = time.monotonic()
+        _, _, errors = finish([running[1 - victim]], 60)[0]
+        assert time.monotonic() - begun < 40
+        assert running[1 - victim].returncode not in (0, None)
+    assert "another task died" in errors
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    told = run("control", [*flags, "--resume"], environment)[0][1]
+    assert any(line.startswith("resuming at step") for line in told)
+    assert [row["iteration"] for row in lines(tmp_path / "run")] == list(range(151))
