@@ -154,7 +154,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
         with processes.together():
             out = stack.enter_context(folder.claim(options.out, overwrite=options.overwrite))
             if processes.is_writer():
-                settings = {name: value for name, value in flags.flatten(records).items() if name not in folder.PROCESSES}
+                settings = {name: value for name, value in flags.flatten(records).items() if name not in folder.OF_A_START}
                 folder.write_json(out / folder.CONFIG, {"script": script.name, **settings, "resolved": plan.resolved})
         outcome = train(plan.job, out, script, plan.title, resume=options.resume)
         if processes.is_writer():

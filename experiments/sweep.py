@@ -154,7 +154,11 @@ def main(argv: Sequence[str]) -> int:
     groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
     for combination, records in everything:
         groups.setdefault(static_part(records), []).append((combination, records))
-    asked = {"script": "sweep", "argv": sorted(a for a in argv if not a.startswith("--resume")), "swept": swept}
+    asked = {
+        "script": "sweep",
+        "argv": sorted(a for a in argv if not a.startswith(("--resume", "--overwrite"))),
+        "swept": swept,
+    }
     if stored and stored != asked:
         raise UsageError(f"--resume: --out={options.out} holds another sweep; start afresh with --overwrite or another --out")
 

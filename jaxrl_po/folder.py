@@ -15,8 +15,9 @@ from jaxrl_po.metrics import strict, write_atomically
 
 CONFIG = "config.json"
 ARTEFACTS = (CONFIG, "metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "checkpoints")
-PROCESSES = ("distributed", "coordinator", "num_processes", "process_id", "coordinator_timeout")  # of a process, not of the run
-MAY_DIFFER = ("out", "devices", "mesh", "resume", "overwrite", "total_steps", *PROCESSES)
+# Flags of one start and not of the run: a run that began with --overwrite would otherwise be replaced when it is resumed.
+OF_A_START = ("resume", "overwrite", "distributed", "coordinator", "num_processes", "process_id", "coordinator_timeout")
+MAY_DIFFER = ("out", "devices", "mesh", "total_steps", *OF_A_START)
 
 
 def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
       overwrite: the value of `--overwrite`.
 
     Returns:
-      The `config.json` of the run that is resumed; empty when there is none yet.
+      The `config.json` of the run that is resumed, without the flags of its start; empty when there is none yet.
 
     Raises:
       UsageError: no folder is named, the place cannot be written, or it is used and neither switch is given.
@@ -51,11 +52,12 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if not (used and resume):
         return {}
     try:
-        return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        stored = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UsageError(f"--resume: --out={out} holds files but no {CONFIG} of a run; choose the folder of a run") from None
     except ValueError:
         raise UsageError(f"--resume: {folder / CONFIG} is damaged; put it right, or start afresh with --overwrite") from None
+    return {name: value for name, value in stored.items() if name not in OF_A_START}
 
 
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:

@@ -45,7 +45,7 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     out = tmp_path / "sweep"
     arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--problem.width=4,8"]
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
-    assert sweep.main([*arguments, "--save"]) == 0
+    assert sweep.main([*arguments, "--save", "--overwrite"]) == 0
     printed = capsys.readouterr().out
     assert "program 2 of 2: 2 settings × 2 seeds" in printed  # numbers share a program, sizes do not
     rows = json.loads((out / "sweep.json").read_text())

@@ -279,7 +279,8 @@ def test_the_process_ends_with_status_2_and_one_line(tmp_path):
 
 def test_a_run_that_was_killed_resumed_and_extended_equals_the_uninterrupted_one(finished, environment, tmp_path):
     short = [flag for flag in SMALL if "total_steps" not in flag]
-    with start("control", [*short, "--total_steps=1920", f"--out={tmp_path}"], environment) as process:
+    # Begun with --overwrite, which is no setting of the run: it must not be taken over when the run is resumed.
+    with start("control", [*short, "--total_steps=1920", f"--out={tmp_path}", "--overwrite"], environment) as process:
         while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 10:
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)

@@ -42,6 +42,11 @@ def test_resuming_reads_the_config(used):
     assert inspect(used, overwrite=True) == {}
 
 
+def test_the_flags_of_a_start_are_not_taken_over(used):
+    (used / folder.CONFIG).write_text('{"seed": 3, "overwrite": true, "resume": true, "distributed": true, "process_id": 1}')
+    assert inspect(used, resume=True) == {"seed": 3}
+
+
 @pytest.mark.parametrize(
     ("out", "switches", "message"),
     [
