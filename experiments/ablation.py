@@ -130,6 +130,7 @@ def run(options: Options, out: Path) -> list[Result]:
         "config.learning_rate": options.learning_rate,
         "config.warm_up_iterations": options.updates // 20,
         "config.decay_iterations": options.updates,
+        "config.entropy_coefficient": 0.0,
         "config.num_epochs": 2,
         "config.num_minibatches": 2,
     }
