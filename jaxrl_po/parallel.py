@@ -1,6 +1,7 @@
 """Placing a learner: seeds vmapped and sharded, or rows sharded, over devices."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,21 +24,30 @@ class Placement(NamedTuple):
       num_seeds: seeds, side by side.
       seed_devices: devices over which seeds are sharded.
       data_devices: devices over which the rows of each seed are sharded.
+      model_devices: devices over which the parameters of each seed are cut (tensor parallel).
+      shard_params: whether parameters are cut over the data devices as well (fully sharded data parallel).
     """
 
     num_seeds: int
     seed_devices: int
     data_devices: int
+    model_devices: int = 1
+    shard_params: bool = False
+
+    @property
+    def cuts_params(self) -> bool:
+        """Whether no device holds all parameters: then `sharding` places the learner, and XLA communicates by itself."""
+        return self.shard_params or self.model_devices > 1
 
     @property
     def axis_name(self) -> str | None:
-        """The axis to hand to the config and the problem: `data` where rows are sharded, else None."""
-        return "data" if self.data_devices > 1 else None
+        """The axis to hand to the config and the problem: `data` where rows are sharded under `shard_map`, else None."""
+        return "data" if self.data_devices > 1 and not self.cuts_params else None
 
     @property
     def num_devices(self) -> int:
         """All devices that are used."""
-        return self.seed_devices * self.data_devices
+        return self.seed_devices * self.data_devices * self.model_devices
 
     def describe(self) -> str:
         """One line for a person: what lies where."""
@@ -127,13 +137,15 @@ def _available(wanted: int | None) -> int:
     return jax.local_device_count()
 
 
-def over_seeds(learner: Learner, num_seeds: int) -> Learner:
+def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None = None) -> Learner:
     """The same learner on a leading seed axis: `init(keys [S])`, and a state and metrics whose leaves lead with `[S]`.
 
-    One seed is not vmapped but only given its axis: batching alone would slow its sorts and gathers.
+    One seed is not vmapped but only given its axis: batching alone would slow its sorts and gathers. `spmd_axis_name` is the mesh
+    axis of the seeds, for sharding constraints inside the learner.
     """
     if num_seeds > 1:
-        return Learner(jax.vmap(learner.init), jax.vmap(learner.step))
+        over = functools.partial(jax.vmap, spmd_axis_name=spmd_axis_name)
+        return Learner(over(learner.init), over(learner.step))
 
     def init(keys: jax.Array) -> TrainState:
         return _lead(learner.init(keys[0]))
@@ -155,7 +167,7 @@ def spread(function: Callable[..., Any], placement: Placement) -> Callable[..., 
       function: arrays `[S, …]` to arrays `[S, …]`, each seed by itself (a vmapped function).
       placement: see `choose`.
     """
-    if placement.seed_devices == 1:
+    if placement.seed_devices == 1 or placement.cuts_params:  # XLA spreads what lies on a mesh by itself
         return function
     each = P("seed")
     return jax.shard_map(function, mesh=make_mesh(placement), in_specs=each, out_specs=each, check_vma=False)
@@ -177,9 +189,10 @@ def state_spec() -> Any:
 
 
 def make_mesh(placement: Placement) -> Mesh:
-    """The mesh `seed × data` over the first devices of the default backend."""
-    devices = np.array(jax.devices()[: placement.num_devices]).reshape(placement.seed_devices, placement.data_devices)
-    return Mesh(devices, ("seed", "data"), axis_types=(AxisType.Auto, AxisType.Auto))
+    """The mesh `seed × data × model` over the first devices of the default backend."""
+    shape = placement.seed_devices, placement.data_devices, placement.model_devices
+    devices = np.array(jax.devices()[: placement.num_devices]).reshape(shape)
+    return Mesh(devices, ("seed", "data", "model"), axis_types=(AxisType.Auto,) * 3)
 
 
 def place(learner: Learner, placement: Placement) -> Learner:

@@ -16,6 +16,19 @@ import jax.numpy as jnp
 Cache = tuple[tuple[jax.Array, jax.Array], ...]
 """Keys and values `[B, S, K, C]` of each layer. Layers stay apart, so that a step writes in place and copies nothing."""
 
+LOGICAL_AXES = {
+    ("params", "embedding"): ("vocab", "embed"),
+    ("query", "kernel"): ("embed", "heads"),
+    ("key", "kernel"): ("embed", "kv_heads"),
+    ("value", "kernel"): ("embed", "kv_heads"),
+    ("out", "kernel"): ("heads", "embed"),
+    ("up", "kernel"): ("embed", "mlp"),
+    ("gate", "kernel"): ("embed", "mlp"),
+    ("down", "kernel"): ("mlp", "embed"),
+    ("output", "kernel"): ("embed", "vocab"),
+}
+"""The last two names of a parameter's path to what its dimensions are; the scales of norms are small and stay whole."""
+
 
 class Transformer(nn.Module):
     """Decoder-only transformer; `outputs` is the vocabulary for a policy and 1 for a critic.
