@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 import common
 
-from jaxrl_po import config, flags, language, runner
+from jaxrl_po import config, flags, language, runner, sharding
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, NON_NEGATIVE, Interval, static
+from jaxrl_po.flags import UsageError
+from jaxrl_po.language.transformer import LOGICAL_AXES
+from jaxrl_po.parallel import Placement
 from jaxrl_po.plotting import Series
 
 
@@ -110,6 +113,9 @@ class Options(common.Options):
         unit="samples",
         within=NON_NEGATIVE,
     )
+    shard_params: bool = static(
+        False, "cut parameters, reference and optimizer state over the devices of the data axis, in place of copying them"
+    )
     show: int = static(
         4,
         "held-out prompts of the first seed whose completions, greedy and sampled, each evaluation adds to samples.jsonl",
@@ -118,20 +124,23 @@ class Options(common.Options):
     )
 
 
-def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> common.Experiment:
     """The method on the task, with a policy and, where the method reads one, a critic of its size."""
     options, settings, model = records[""], records["problem"], records["model"]
     task = TASKS[options.task].make(**vars(records["task"]))
-    policy = model.build(task.tokenizer.size)
+    policy, critic = model.build(task.tokenizer.size), model.build(task.tokenizer.size, outputs=1)
+    if placement.cuts_params:
+        require_shares(model, placement)
+        policy, critic = (each.clone(constrain=sharding.rows_over_data(placement)) for each in (policy, critic))
     if not settings.max_new_tokens and isinstance(records["config"], dapo.Config) and records["config"].soft_overlong:
         settings = dataclasses.replace(settings, max_new_tokens=language.rewards.budget_with_room(task.answer_length))
     problem = language.make_problem(
         task,
         policy,
         **vars(settings),
-        critic=None if options.algorithm in common.IN_GROUPS else model.build(task.tokenizer.size, outputs=1),
+        critic=None if options.algorithm in common.IN_GROUPS else critic,
         warm=records["warm_start"],
-        axis_name=axis_name,
+        axis_name=placement.axis_name,
     )
     decoding = {
         "max_new_tokens": settings.max_new_tokens,
@@ -140,7 +149,7 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
         "top_p": settings.top_p,
     }
     return common.Experiment(
-        learner=algorithm.make(dataclasses.replace(records["config"], axis_name=axis_name), problem),
+        learner=algorithm.make(dataclasses.replace(records["config"], axis_name=placement.axis_name), problem),
         evaluate=language.make_evaluate(
             task,
             policy,
@@ -157,7 +166,20 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
         )
         if options.show
         else None,
+        axes=LOGICAL_AXES,
     )
+
+
+def require_shares(model: language.ModelSettings, placement: Placement) -> None:
+    """Raises UsageError where the devices cannot share the transformer evenly."""
+    over_data = {"width": model.width} if placement.shard_params else {}
+    over_model = {"kv_heads": model.kv_heads, "mlp_width": model.mlp_width}
+    for axis, devices, sizes in (("data", placement.data_devices, over_data), ("model", placement.model_devices, over_model)):
+        for name, size in sizes.items():
+            if size % devices:
+                raise UsageError(
+                    f"--model.{name}={size} must be a multiple of {devices}, the devices of the {axis} axis of the mesh"
+                )
 
 
 # Few passes over many rows keep a small model stable.

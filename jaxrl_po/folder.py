@@ -14,7 +14,7 @@ from jaxrl_po.metrics import strict, write_atomically
 
 CONFIG = "config.json"
 ARTEFACTS = (CONFIG, "metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "checkpoints")
-MAY_DIFFER = ("out", "devices", "mesh", "resume", "overwrite", "total_steps")
+MAY_DIFFER = ("out", "devices", "mesh", "shard_params", "resume", "overwrite", "total_steps")
 
 
 def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:

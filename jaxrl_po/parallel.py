@@ -53,6 +53,11 @@ class Placement(NamedTuple):
         """One line for a person: what lies where."""
         if self.num_devices == 1:
             return f"{self.num_seeds} seed(s) on 1 device"
+        if self.cuts_params:
+            axes = {"seed": self.seed_devices, "data": self.data_devices, "model": self.model_devices}
+            over = [name for name, cut in (("data", self.shard_params), ("model", self.model_devices > 1)) if cut]
+            mesh = " × ".join(f"{name} {size}" for name, size in axes.items())
+            return f"{self.num_seeds} seed(s) on {self.num_devices} devices ({mesh}), parameters cut over {' and '.join(over)}"
         if self.data_devices == 1:
             return f"{self.num_seeds} seeds on {self.seed_devices} devices, {self.num_seeds // self.seed_devices} on each"
         rows = f"the rows of each sharded over {self.data_devices} devices"
@@ -62,7 +67,7 @@ class Placement(NamedTuple):
         return f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}, {rows}, {self.num_devices} in all"
 
 
-def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "") -> Placement:
+def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "", shard_params: bool = False) -> Placement:
     """Decides how to use the devices; call it before anything runs, since it sets the number of CPU devices.
 
     Seeds are sharded where they divide evenly, since they need no communication; otherwise rows are. `auto` takes as many devices
@@ -73,7 +78,8 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "")
       devices: `auto`, or how many.
       num_seeds: seeds side by side.
       num_rows: rows (environments or prompts) of each seed.
-      mesh: `seed:S,data:D`, devices of either axis, of which one may be left out; empty to choose.
+      mesh: `seed:S,data:D,model:M`, devices of each axis, of which any may be left out; empty to choose.
+      shard_params: cut parameters over the data devices; rows are then sharded rather than seeds.
 
     Returns:
       The placement.
@@ -84,28 +90,29 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "")
     """
     wanted = _parse_devices(devices)
     if mesh:
-        return _by_hand(mesh, wanted, num_seeds=num_seeds, num_rows=num_rows)
+        return _by_hand(mesh, wanted, num_seeds=num_seeds, num_rows=num_rows)._replace(shard_params=shard_params)
     available = _available(wanted)
+    shares = 1 if shard_params else num_seeds
     if wanted is None:
-        usable = [n for n in range(available, 0, -1) if num_seeds % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)]
+        usable = [n for n in range(available, 0, -1) if shares % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)]
         wanted = usable[0]
     if wanted > available:
         raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
-    if num_seeds % wanted == 0:
-        return Placement(num_seeds, wanted, 1)
+    if shares % wanted == 0:
+        return Placement(num_seeds, wanted, 1, shard_params=shard_params)
     if num_rows % wanted == 0:
-        return Placement(num_seeds, 1, wanted)
+        return Placement(num_seeds, 1, wanted, shard_params=shard_params)
     raise ConfigError(f"devices={wanted} must divide the {num_seeds} seeds or the {num_rows} rows (environments or prompts)")
 
 
 def _by_hand(mesh: str, devices: int | None, *, num_seeds: int, num_rows: int) -> Placement:
-    axes = {"seed": 1, "data": 1}
+    axes = {"seed": 1, "data": 1, "model": 1}
     for part in mesh.split(","):
         name, _, count = part.partition(":")
         if name not in axes or not count.isdecimal() or int(count) < 1:
-            raise ConfigError(f"mesh must read like seed:2,data:4, with counts of at least 1, got {mesh!r}")
+            raise ConfigError(f"mesh must read like seed:2,data:4,model:1, with counts of at least 1, got {mesh!r}")
         axes[name] = int(count)
-    placement = Placement(num_seeds, axes["seed"], axes["data"])
+    placement = Placement(num_seeds, axes["seed"], axes["data"], axes["model"])
     if devices is not None and devices != placement.num_devices:
         raise ConfigError(f"mesh={mesh} has {placement.num_devices} devices, but devices={devices}")
     available = _available(placement.num_devices)

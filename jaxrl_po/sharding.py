@@ -4,7 +4,7 @@ The learner is the same, made without a device axis: under `jit` every statistic
 the compiler communicates. Parameters, reference and optimizer state follow one table by the ends of their paths.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,11 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_po import parallel
-from jaxrl_po.config import ConfigError
 from jaxrl_po.parallel import Placement
-from jaxrl_po.types import Actor, ActorCritic, Batch, Learner, Metrics, Problem, PyTree, TrainState
+from jaxrl_po.types import Learner, Metrics, TrainState
 
-LogicalAxes = Mapping[tuple[str, str], tuple[str, ...]]
+LogicalAxes = Mapping[tuple[str, ...], tuple[str, ...]]
 """The last two names of a parameter's path to a name for each of its dimensions; a parameter that is left out is not cut."""
 Rules = Mapping[str, str]
 """Logical axis to mesh axis; an axis that is left out is not cut."""
@@ -51,10 +50,9 @@ def partition(path: Any, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, 
       >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
       >>> axes = {("up", "kernel"): ("embed", "mlp")}
       >>> partition((DictKey("up"), DictKey("kernel")), (8, 6), mesh, axes, {"embed": "data", "mlp": "model"})
-      PartitionSpec('data', 'model')
+      P('data', 'model')
     """
-    first, last = (jax.tree_util.keystr((key,), simple=True) for key in (None, *path)[-2:]) if len(path) > 1 else ("", "")
-    logical = axes.get((first, last), ())
+    logical = axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
     if len(logical) != len(shape):
         return P()
     names = [rules.get(axis) for axis in logical]
@@ -83,44 +81,29 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
     return placed._replace(actor=placed.actor._replace(local=rows))
 
 
-def rows_over_data(problem: Problem, placement: Placement) -> Problem:
-    """The same problem, with the rows of what it collects and of what it evaluates cut over `data`.
+def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:
+    """Cuts the leading axis of activations over `data`, for `Transformer.constrain`: this is what decides who works on what.
 
-    Without it the compiler may let every device work on all rows: after a shuffle nothing else says that they are cut.
+    With it the compiler gathers a block's parameters where the block uses them and scatters their gradient; without it, it may
+    leave the parameters where they are and cut the width of the activations, with all rows on every device. Caches and batches
+    follow from it. Arrays that the devices do not divide (a lone row of `init`) are left open.
 
     Args:
-      problem: of one seed, over all devices.
       placement: see `parallel.choose`.
     """
-    mesh, devices = parallel.make_mesh(placement), placement.data_devices
-    rows = NamedSharding(mesh, P("data"))
+    rows = NamedSharding(parallel.make_mesh(placement), P("data"))
 
-    def cut(tree: PyTree) -> PyTree:
-        for leaf in jax.tree.leaves(tree):
-            if leaf.shape[0] % devices:
-                raise ConfigError(
-                    f"{leaf.shape[0]} rows of a minibatch must be a multiple of the {devices} devices of the data axis; choose "
-                    "num_prompts × group_size, or num_minibatches × num_microbatches, so that they are"
-                )
-        return jax.lax.with_sharding_constraint(tree, rows)
+    def constrain(x: jax.Array) -> jax.Array:
+        return x if x.shape[0] % placement.data_devices else jax.lax.with_sharding_constraint(x, rows)
 
-    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
-        actor, batch = problem.collect(params, actor._replace(local=cut(actor.local)), key)
-        cut_batch: Batch = cut(batch._replace(metrics={}))
-        return actor._replace(local=cut(actor.local)), cut_batch._replace(metrics=batch.metrics)
-
-    def apply(params: ActorCritic, inputs: Any) -> tuple[Any, jax.Array]:
-        result: tuple[Any, jax.Array] = cut(problem.apply(params, cut(inputs)))
-        return result
-
-    return problem._replace(collect=collect, apply=apply)
+    return constrain
 
 
 def over_mesh(learner: Learner, placement: Placement, axes: LogicalAxes) -> Learner:
     """The learner over stacked seeds, with its parameters cut over the mesh.
 
     Args:
-      learner: of one seed, made without a device axis on a problem of `rows_over_data`.
+      learner: of one seed, made without a device axis, of a model that constrains its activations to `rows_over_data`.
       placement: see `parallel.choose`.
       axes: see `LogicalAxes`.
 

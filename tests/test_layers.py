@@ -12,7 +12,7 @@ LAYERS = (
     {"updates", "control", "language"},
     {"learner", "dynamic_sampling"},
     {"algorithms"},
-    {"parallel", "checkpoint", "metrics", "flags", "folder", "plotting", "progress", "rendering", "runner"},
+    {"parallel", "checkpoint", "metrics", "flags", "folder", "plotting", "progress", "rendering", "runner", "sharding"},
 )
 SIBLINGS_ALLOWED = {0, 5}  # L0 is a chain from config to types; L5 is one shell
 FLAX_HOMES = {"networks.py", "language/transformer.py"}

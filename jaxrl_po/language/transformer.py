@@ -6,6 +6,7 @@ positions are one axis outside attention: the weight gradient of a product with 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 Cache = tuple[tuple[jax.Array, jax.Array], ...]
 """Keys and values `[B, S, K, C]` of each layer. Layers stay apart, so that a step writes in place and copies nothing."""
 
-LOGICAL_AXES = {
+LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("params", "embedding"): ("vocab", "embed"),
     ("query", "kernel"): ("embed", "heads"),
     ("key", "kernel"): ("embed", "kv_heads"),
@@ -46,6 +47,7 @@ class Transformer(nn.Module):
       dtype: of the matrix products, float32 or bfloat16.
       remat: the backward pass computes the inside of each block again, in place of keeping it: less memory, more time.
         On a CPU XLA's default schedule gives most of that memory back; without `concurrency_optimized_scheduler` it does not.
+      constrain: says where the activations `[M, D]` between blocks lie on devices; the default leaves it open.
     """
 
     vocabulary: int
@@ -59,6 +61,7 @@ class Transformer(nn.Module):
     tied: bool = False
     dtype: jnp.dtype = jnp.dtype("float32")
     remat: bool = False
+    constrain: Callable[[jax.Array], jax.Array] = lambda x_MxD: x_MxD
 
     @nn.compact
     def __call__(
@@ -81,6 +84,7 @@ class Transformer(nn.Module):
         embedding_VxD = self.param("embedding", nn.initializers.normal(1.0), (self.vocabulary, self.width))
         # A product with one-hot rows, because the gradient of an indexed read is a scatter, which is slow on a CPU.
         x_MxD = jax.nn.one_hot(tokens.reshape(-1), self.vocabulary, dtype=self.dtype) @ embedding_VxD.astype(self.dtype)
+        x_MxD = self.constrain(x_MxD)
         columns_N = start + jnp.arange(new)
         total = new if cache is None else cache[0][0].shape[1]
         keys_S = jnp.arange(total)
@@ -95,8 +99,8 @@ class Transformer(nn.Module):
             feed_forward = mlp(self.mlp_width or 4 * self.width, self.gated, self.dtype, name=f"mlp_{layer}")
             h_MxD = nn.RMSNorm(dtype=self.dtype, name=f"attention_norm_{layer}")(x_MxD)
             h_MxD, layer_cache = attend(h_MxD, position_BxN, mask_BxNxS, layer_cache, start)
-            x_MxD = x_MxD + h_MxD
-            x_MxD = x_MxD + feed_forward(nn.RMSNorm(dtype=self.dtype, name=f"mlp_norm_{layer}")(x_MxD))
+            x_MxD = self.constrain(x_MxD + h_MxD)
+            x_MxD = self.constrain(x_MxD + feed_forward(nn.RMSNorm(dtype=self.dtype, name=f"mlp_norm_{layer}")(x_MxD)))
             layer_caches.append(layer_cache)
 
         kept = last or new
