@@ -199,7 +199,7 @@ def trust_region_update(
 
         loss, gradient = masked.psum(jax.value_and_grad(share)(params), axis_name)
         some = jax.tree.map(lambda x: x[::fisher_stride], samples)
-        weight = some.mask / jnp.maximum(masked.psum(some.mask.sum(dtype=jnp.float32), axis_name), 1.0)
+        weight = some.mask / jnp.maximum(masked.psum(some.mask.sum(dtype=float), axis_name), 1.0)
         matvec = trust_region.fisher(lambda p: policy(p, some), params, weight, damping=damping, axis_name=axis_name)
         uphill = jax.tree.map(jnp.negative, gradient)
         direction, residual = trust_region.conjugate_gradient(matvec, uphill, iterations=iterations, tolerance=tolerance)

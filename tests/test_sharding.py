@@ -128,6 +128,9 @@ def test_rows_are_cut_through_sampling_and_training():
     rows, length = 16, TASK.prompt_length + TASK.answer_length - 1
     assert f"f32[{rows // 4},{length},2,4]" in program
     assert f"f32[{rows},{length},2,4]" not in program
+    for whole in (rows * length, rows // 2 * length):  # positions of a batch, and of a minibatch
+        assert f"f32[{whole // 4},12]" in program
+        assert f"f32[{whole},12]" not in program
 
 
 def test_every_matrix_of_the_transformer_is_in_the_table():
