@@ -25,9 +25,9 @@ from jaxrl_po.parallel import Placement
 from jaxrl_po.types import Learner, PyTree, TrainState
 
 SIZES = {
-    "10M": ModelSettings(width=256, layers=10, heads=4, kv_heads=4, mlp_width=1024, remat=True),
-    "100M": ModelSettings(width=768, layers=11, heads=12, kv_heads=12, mlp_width=3072, remat=True),
-    "1B": ModelSettings(width=2048, layers=15, heads=32, kv_heads=32, mlp_width=8192, remat=True),
+    "10M": ModelSettings(width=256, layers=10, heads=4, kv_heads=4, mlp_width=1024),
+    "100M": ModelSettings(width=768, layers=11, heads=12, kv_heads=12, mlp_width=3072),
+    "1B": ModelSettings(width=2048, layers=15, heads=32, kv_heads=32, mlp_width=8192),
 }
 BYTES = 4  # float32 throughout
 COLUMNS = {
@@ -38,6 +38,7 @@ COLUMNS = {
     "gathered": "gathered",
     "cache": "KV cache",
     "activations": "activations",
+    "remat": "with remat",
     "peak": "peak",
 }
 
@@ -69,8 +70,8 @@ class Case:
     def __init__(self, name: str, settings: ModelSettings, placement: Placement, options: Options):
         if settings.kv_heads % placement.model_devices or settings.width % placement.data_devices:
             raise UsageError(
-                f"--devices and --model: {name} has {settings.kv_heads} heads, which {placement.model_devices} devices must divide, "
-                f"and width {settings.width}, which {placement.data_devices} must divide"
+                f"--devices and --model: {placement.model_devices} devices must divide the {settings.kv_heads} heads of {name}, "
+                f"and {placement.data_devices} its width {settings.width}"
             )
         self.name, self.settings, self.placement, self.options = name, settings, placement, options
         self.task = language.tasks.addition(3)
@@ -101,21 +102,27 @@ class Case:
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, placed)
 
     def memory(self, state: TrainState) -> dict[str, int]:
-        """Bytes of one device, by what they are for; `peak` is of the larger of sampling and training."""
+        """Bytes of one device, by what they are for; `peak` is of the larger of sampling and training.
+
+        Activations are what the backward pass reads of each block: input and normed input of attention and of MLP, queries, keys,
+        values and heads' outputs, the weights of attention before and after their division, five arrays of the gated MLP. With
+        `--model.remat` they are the inputs of all halves of blocks, and all of one block.
+        """
         settings, share = self.settings, self.placement.model_devices
-        positions = self.rows * (self.task.prompt_length + self.options.new_tokens - 1)
         length = self.task.prompt_length + self.options.new_tokens - 1
-        kept = 5 * settings.layers * positions * settings.width  # of each block: two sums, two norms, the attention's inputs
-        attention = (4 * positions * settings.width + 3 * self.rows * settings.heads * length**2) // share
-        mlp = 3 * positions * settings.mlp_width // share
+        narrow = self.rows * length * settings.width
+        wide = self.rows * length * settings.mlp_width // share
+        weights = self.rows * settings.heads * length**2 // share
+        block = BYTES * (4 * narrow + 4 * narrow // share + 2 * weights + 5 * wide)
         sizes = {
             "params": held(state.params),
             "optimizer": held(state.opt_state),
             "reference": held(state.reference_params),
             "gradients": held(state.params),
             "gathered": self.gathered(state),
-            "cache": 2 * BYTES * settings.layers * self.rows * length * settings.width // share,
-            "activations": BYTES * (kept + 2 * max(attention, mlp)),
+            "cache": 2 * BYTES * settings.layers * narrow // share,
+            "activations": settings.layers * block,
+            "remat": settings.layers * BYTES * 4 * narrow + block,
         }
         always = sizes["params"] + sizes["optimizer"] + sizes["reference"]
         sampling, training = sizes["gathered"] + sizes["cache"], sizes["gradients"] + sizes["activations"] + sizes["gathered"]
@@ -130,31 +137,30 @@ class Case:
     def communication(self, state: TrainState) -> dict[str, int]:
         """Bytes that one device receives in one iteration of one update, by a ring.
 
-        The policy is gathered for the prompts, the tokens, the forward and the backward pass, the reference for its own; the
-        gradient is summed and scattered once. Tensor parallel, the activations of a block are summed twice forward, twice when
-        they are computed again, and twice backward.
+        The policy is gathered for the prompts, for all further tokens, and for the forward pass, until the backward pass is done;
+        the reference once; the gradient is summed and scattered once. Tensor parallel, each block sums activations twice forward
+        and twice backward.
         """
-        settings, data, model = self.settings, self.placement.data_devices, self.placement.model_devices
+        settings, model = self.settings, self.placement.model_devices
         received = self.gathered(state) - held(state.params)
-        prompts = self.options.prompts * self.task.prompt_length
-        positions = self.rows * (self.task.prompt_length + self.options.new_tokens - 1)
-        passes = prompts + self.rows * (self.options.new_tokens - 1) + positions + 3 * positions
-        summed = 2 * settings.layers * passes * settings.width * BYTES
+        sampled = self.options.prompts * self.task.prompt_length + self.rows * (self.options.new_tokens - 1)
+        trained = self.rows * (self.task.prompt_length + self.options.new_tokens - 1)
+        summed = 2 * BYTES * settings.layers * settings.width * (sampled + 3 * trained)
         return {
-            "all_gather": 5 * received if data > 1 else 0,
+            "all_gather": 4 * received,
             "reduce_scatter": received,
             "all_reduce": 2 * summed * (model - 1) // model,
         }
 
     def compiled(self, learner: Learner, state: TrainState) -> dict[str, Any]:
         """What the compiler says of the same program."""
-        begun = time.perf_counter()
+        begun, data = time.perf_counter(), self.placement.data_devices
         program = jax.jit(learner.step, donate_argnums=0).lower(state).compile()
         analysis = program.memory_analysis()
         return {
             "state": analysis.argument_size_in_bytes,
             "temporary": analysis.temp_size_in_bytes,
-            "all_gather": gathered_bytes(program.as_text()),
+            "all_gather": gathered_bytes(program.as_text()) * (data - 1) // data,
             "seconds": round(time.perf_counter() - begun, 1),
         }
 
@@ -165,14 +171,15 @@ def held(tree: PyTree) -> int:
 
 
 def gathered_bytes(program: str) -> int:
-    """Bytes that one device receives in the all-gathers of floats of a compiled program, each counted once.
+    """Bytes of what the all-gathers of matrices in a compiled program result in, each counted once.
 
     Example:
-      >>> gathered_bytes("%a = f32[8,4]{1,0} all-gather(%b), replica_groups=[1,2]<=[2]")
-      64
+      >>> gathered_bytes("%a = f32[8,4]{1,0} all-gather(%b), dimensions={0}")
+      128
     """
-    found = re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(.*replica_groups=\[\d+,(\d+)\]", program)
-    return sum(BYTES * math.prod(map(int, shape.split(","))) * (int(n) - 1) // int(n) for shape, n in found)
+    return sum(
+        BYTES * int(rows) * int(columns) for rows, columns in re.findall(r"= f32\[(\d+),(\d+)\]\S* all-gather\(", program)
+    )
 
 
 def cases_of(options: Options) -> list[Case]:
@@ -216,8 +223,8 @@ def table(rows: Sequence[Mapping[str, Any]], options: Options) -> str:
             state = memory["params"] + memory["optimizer"] + memory["reference"]
             pairs = [state, seen["state"], memory["peak"] - state, seen["temporary"], traffic["all_gather"], seen["all_gather"]]
             checked.append([*mesh, *map(mb, pairs), str(seen["seconds"])])
-    work = f"{options.prompts} prompts × {options.group_size} completions of {options.new_tokens} tokens on each device of the data axis"
-    text = f"GRPO with a reference, float32, blocks computed again in the backward pass, {work}. MB of one device.\n\n"
+    work = f"{options.prompts} prompts × {options.group_size} completions of {options.new_tokens} tokens"
+    text = f"GRPO with a reference, float32. On each device of the data axis {work}. MB of one device.\n\n"
     text += markdown(header, plain)
     return text + (f"\nOn paper and as the compiler reports it:\n\n{markdown(compiled, checked)}" if checked else "")
 
