@@ -156,11 +156,13 @@ class Case:
         """What the compiler says of the same program."""
         begun, data = time.perf_counter(), self.placement.data_devices
         program = jax.jit(learner.step, donate_argnums=0).lower(state).compile()
-        analysis = program.memory_analysis()
+        analysis, text = program.memory_analysis(), program.as_text()
+        if analysis is None or text is None:
+            raise RuntimeError("this backend reports neither memory nor program")
         return {
             "state": analysis.argument_size_in_bytes,
             "temporary": analysis.temp_size_in_bytes,
-            "all_gather": gathered_bytes(program.as_text()) * (data - 1) // data,
+            "all_gather": gathered_bytes(text) * (data - 1) // data,
             "seconds": round(time.perf_counter() - begun, 1),
         }
 
