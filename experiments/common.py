@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_po import config, flags, folder, metrics, parallel, plotting, processes, runner
+from jaxrl_po import config, flags, folder, metrics, parallel, plotting, processes, runner, sharding
 from jaxrl_po.algorithms import a2c, cispo, dapo, dr_grpo, grpo, gspo, npg, ppo, reinforce, reinforce_pp, rloo, trpo
 from jaxrl_po.checkpoint import CheckpointError
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Interval, static
@@ -50,7 +50,10 @@ class Options:
         500_000, "length of each run, counted for one seed: environment steps, or completions", within=COUNT
     )
     devices: str = static("auto", "devices to shard seeds (or rows) over; auto on a CPU is one for each core")
-    mesh: str = static("", "devices by hand, as in seed:2,data:4: seeds over the one axis, rows over the other")
+    mesh: str = static(
+        "",
+        "devices by hand, as in seed:2,data:4: seeds over the one axis, rows over the other; model:M cuts a transformer's blocks",
+    )
     log_every: int = static(
         0, f"iterations pooled into one line; 0 makes about {LINES} lines", unit="iterations", within=NON_NEGATIVE
     )
@@ -86,6 +89,7 @@ class Experiment(NamedTuple):
       steps_per_iteration: environment steps (or completions) of one iteration.
       initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
       examples: of the first seed, shown at each evaluation; `describe(params, actor, key)` is given the key of the evaluation.
+      axes: of the parameters, where they can be cut over devices, or None.
     """
 
     learner: Learner
@@ -94,6 +98,7 @@ class Experiment(NamedTuple):
     steps_per_iteration: int
     initial: str = ""
     examples: runner.Examples | None = None
+    axes: sharding.LogicalAxes | None = None
 
 
 class Script(NamedTuple):
@@ -106,7 +111,8 @@ class Script(NamedTuple):
       defaults: options to flags and their defaults, where those of the records do not suit.
       sections: options to prefix and record, beside `config`, which is the algorithm's.
       rows: records to the rows (environments or prompts) of one seed.
-      build: `(records, algorithm, axis_name) -> Experiment`; raises ConfigError or UsageError.
+      shards_params: options to whether parameters are cut over the devices of the rows.
+      build: `(records, algorithm, placement) -> Experiment`; raises ConfigError or UsageError.
       title: records to what runs on what.
       unit: what a step is.
       curves: metrics to draw, with their labels.
@@ -119,7 +125,8 @@ class Script(NamedTuple):
     defaults: Callable[[Any], Mapping[str, Any]]
     sections: Callable[[Any], Mapping[str, type]]
     rows: Callable[[Mapping[str, Any]], int]
-    build: Callable[[Mapping[str, Any], Any, str | None], Experiment]
+    shards_params: Callable[[Any], bool]
+    build: Callable[[Mapping[str, Any], Any, Placement], Experiment]
     title: Callable[[Mapping[str, Any]], str]
     unit: str
     curves: tuple[plotting.Series, ...]
@@ -210,14 +217,17 @@ def prepare(script: Script, argv: Sequence[str], options: Options, require_same:
             num_seeds=options.seeds,
             num_rows=script.rows(records),
             mesh=options.mesh,
+            shard_params=script.shards_params(options),
             num_processes=options.num_processes if options.distributed else 1,
         )
-        experiment = script.build(records, ALGORITHMS[options.algorithm], placement.axis_name)
+        experiment = script.build(records, ALGORITHMS[options.algorithm], placement)
+        if placement.cuts_params and experiment.axes is None:
+            raise UsageError(f"--mesh={options.mesh}: model is for language.py; the networks of {script.name}.py are not cut")
         iterations = count_iterations(options.total_steps, experiment.steps_per_iteration, script.unit)
         if DECAY in script.defaults(options) and not stored and DECAY not in given(argv):
             # A tuned decay ends with the run, however long that is.
             records["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
-            experiment = script.build(records, ALGORITHMS[options.algorithm], placement.axis_name)
+            experiment = script.build(records, ALGORITHMS[options.algorithm], placement)
         require_learning(records["config"], iterations)
         log_every = stored.get("resolved", {}).get("log_every") or options.log_every or max(1, iterations // LINES)
         job = make_job(experiment, options, placement, iterations=iterations, log_every=log_every)
@@ -327,7 +337,10 @@ def require_learning(settings: Any, iterations: int) -> None:
 def make_job(experiment: Experiment, options: Options, placement: Placement, *, iterations: int, log_every: int) -> runner.Job:
     """The experiment over all seeds and devices."""
     training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
-    learner = parallel.over_devices(experiment.learner, placement)
+    if experiment.axes is not None and placement.cuts_params:
+        learner = sharding.over_mesh(experiment.learner, placement, experiment.axes)
+    else:
+        learner = parallel.over_devices(experiment.learner, placement)
 
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
         of_seed = jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, evaluation_key))

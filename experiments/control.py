@@ -16,6 +16,7 @@ from jaxrl_po.config import COUNT, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
+from jaxrl_po.parallel import Placement
 from jaxrl_po.plotting import Series
 from jaxrl_po.types import Problem, Samples
 
@@ -104,15 +105,15 @@ def greedy(evaluate: Evaluate) -> Evaluate:
     return lambda params, actor, key: {f"greedy_{name}": value for name, value in evaluate(params, actor, key).items()}
 
 
-def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> common.Experiment:
     """The method on the environment."""
     options, settings = records[""], records["problem"]
-    env, problem = build_problem(records, axis_name)
+    env, problem = build_problem(records, placement.axis_name)
     make = algorithm.make
     if options.algorithm in ("npg", "trpo") and options.sampling == "vine" and settings.num_branches:
         make = functools.partial(make, surrogate=functools.partial(self_normalized, settings.num_branches))
     return common.Experiment(
-        learner=make(dataclasses.replace(records["config"], axis_name=axis_name), problem),
+        learner=make(dataclasses.replace(records["config"], axis_name=placement.axis_name), problem),
         evaluate=greedy(control.make_evaluate(env, problem, num_episodes=options.eval_episodes)),
         score="greedy_return",
         steps_per_iteration=sampling(options).steps(settings, control.adapt(env).num_actions),
@@ -126,6 +127,7 @@ SCRIPT = common.Script(
     defaults=defaults,
     sections=lambda options: {"problem": sampling(options).settings},
     rows=lambda records: sampling(records[""]).rows(records["problem"]),
+    shards_params=lambda options: False,
     build=build,
     title=lambda records: f"{records[''].algorithm} on {records[''].env}",
     unit="environment steps",

@@ -10,9 +10,12 @@ import common
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import checkpoint, config, flags, language, runner
+from jaxrl_po import checkpoint, config, flags, language, runner, sharding
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, NON_NEGATIVE, Interval, static
+from jaxrl_po.flags import UsageError
+from jaxrl_po.language.transformer import LOGICAL_AXES
+from jaxrl_po.parallel import Placement
 from jaxrl_po.plotting import Series
 
 
@@ -117,6 +120,9 @@ class Options(common.Options):
         unit="samples",
         within=NON_NEGATIVE,
     )
+    shard_params: bool = static(
+        False, "cut parameters, reference and optimizer state over the devices of the data axis, in place of copying them"
+    )
     show: int = static(
         4,
         "held-out prompts of the first seed whose completions, greedy and sampled, each evaluation adds to samples.jsonl",
@@ -151,21 +157,24 @@ def initial_policy(records: Mapping[str, Any], task: language.Task, policy: lang
     return found
 
 
-def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> common.Experiment:
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> common.Experiment:
     """The method on the task, with a policy and, where the method reads one, a critic of its size."""
     options, settings, model = records[""], records["problem"], records["model"]
     task = TASKS[options.task].make(**vars(records["task"]))
-    policy = model.build(task.tokenizer.size)
+    policy, critic = model.build(task.tokenizer.size), model.build(task.tokenizer.size, outputs=1)
+    if placement.cuts_params:
+        require_shares(model, placement)
+        policy, critic = (each.clone(constrain=sharding.rows_over_data(placement)) for each in (policy, critic))
     if not settings.max_new_tokens and isinstance(records["config"], dapo.Config) and records["config"].soft_overlong:
         settings = dataclasses.replace(settings, max_new_tokens=language.rewards.budget_with_room(task.answer_length))
     problem = language.make_problem(
         task,
         policy,
         **vars(settings),
-        critic=None if options.algorithm in common.IN_GROUPS else model.build(task.tokenizer.size, outputs=1),
+        critic=None if options.algorithm in common.IN_GROUPS else critic,
         initial=initial_policy(records, task, policy) if options.init_from else None,
         warm=records["warm_start"],
-        axis_name=axis_name,
+        axis_name=placement.axis_name,
     )
     decoding = {
         "max_new_tokens": settings.max_new_tokens,
@@ -174,7 +183,7 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
         "top_p": settings.top_p,
     }
     return common.Experiment(
-        learner=algorithm.make(dataclasses.replace(records["config"], axis_name=axis_name), problem),
+        learner=algorithm.make(dataclasses.replace(records["config"], axis_name=placement.axis_name), problem),
         evaluate=language.make_evaluate(
             task,
             policy,
@@ -191,7 +200,20 @@ def build(records: Mapping[str, Any], algorithm: Any, axis_name: str | None) -> 
         )
         if options.show
         else None,
+        axes=LOGICAL_AXES,
     )
+
+
+def require_shares(model: language.ModelSettings, placement: Placement) -> None:
+    """Raises UsageError where the devices cannot share the transformer evenly."""
+    over_data = {"width": model.width} if placement.shard_params else {}
+    over_model = {"kv_heads": model.kv_heads, "mlp_width": model.mlp_width}
+    for axis, devices, sizes in (("data", placement.data_devices, over_data), ("model", placement.model_devices, over_model)):
+        for name, size in sizes.items():
+            if size % devices:
+                raise UsageError(
+                    f"--model.{name}={size} must be a multiple of {devices}, the devices of the {axis} axis of the mesh"
+                )
 
 
 # Few passes over many rows keep a small model stable.
@@ -248,6 +270,7 @@ SCRIPT = common.Script(
         "warm_start": language.WarmStart,
     },
     rows=lambda records: records["problem"].num_prompts,
+    shards_params=lambda options: options.shard_params,
     build=build,
     title=lambda records: f"{records[''].algorithm} on {records[''].task}",
     unit="completions",

@@ -109,7 +109,7 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
     if options.seed_index >= run.seeds:
         raise UsageError(f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of --run={options.run}")
     with common.blame_run("run", options.run):
-        experiment = control.build(records, common.ALGORITHMS[run.algorithm], None)
+        experiment = control.build(records, common.ALGORITHMS[run.algorithm], Placement(run.seeds, 1, 1))
         env, problem = control.build_problem(records, None)
         job = common.make_job(experiment, run, Placement(run.seeds, 1, 1), iterations=1, log_every=1)
         like = jax.eval_shape(job.learner.init, job.keys)

@@ -25,9 +25,11 @@ import numpy as np
 from jaxrl_po import config, flags, folder, metrics, parallel, plotting
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.flags import UsageError
+from jaxrl_po.parallel import Placement
 from jaxrl_po.types import Learner, TrainState
 
 Combination = dict[str, str]
+ALONE = Placement(1, 1, 1)
 
 
 @config.record
@@ -78,8 +80,10 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
     """
     runs = len(group) * options.seeds
     placement = parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
+    if placement.cuts_params:
+        raise UsageError(f"--mesh={options.mesh}: model is for language.py; these networks are not cut")
     algorithm = common.ALGORITHMS[options.algorithm]
-    experiments = [control.build(records, algorithm, None) for records in group]
+    experiments = [control.build(records, algorithm, ALONE) for records in group]
     steps = experiments[0].steps_per_iteration
     iterations = common.count_iterations(options.total_steps, steps, "environment steps")
     for records in group:
@@ -93,7 +97,7 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
     keys = jnp.tile(jax.vmap(jax.random.fold_in, in_axes=(None, 0))(training_key, jnp.arange(options.seeds)), len(group))
 
     def learner(settings: Any) -> Learner:
-        return control.build({**group[0], "config": settings}, algorithm, None).learner
+        return control.build({**group[0], "config": settings}, algorithm, ALONE).learner
 
     def train(settings: Any, key: jax.Array) -> jax.Array:
         method = learner(settings)

@@ -17,7 +17,7 @@ CONFIG = "config.json"
 ARTEFACTS = (CONFIG, "metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "checkpoints")
 # Flags of one start and not of the run: a run that began with --overwrite would otherwise be replaced when it is resumed.
 OF_A_START = ("resume", "overwrite", "distributed", "coordinator", "num_processes", "process_id", "coordinator_timeout")
-MAY_DIFFER = ("out", "devices", "mesh", "total_steps", *OF_A_START)
+MAY_DIFFER = ("out", "devices", "mesh", "shard_params", "total_steps", *OF_A_START)
 
 
 def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:

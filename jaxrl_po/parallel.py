@@ -1,6 +1,7 @@
 """Placing a learner: seeds vmapped and sharded, or rows sharded, over devices."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,26 +24,40 @@ class Placement(NamedTuple):
       num_seeds: seeds, side by side.
       seed_devices: devices over which seeds are sharded.
       data_devices: devices over which the rows of each seed are sharded.
+      model_devices: devices over which the parameters of each seed are cut (tensor parallel).
+      shard_params: whether parameters are cut over the data devices as well (fully sharded data parallel).
     """
 
     num_seeds: int
     seed_devices: int
     data_devices: int
+    model_devices: int = 1
+    shard_params: bool = False
+
+    @property
+    def cuts_params(self) -> bool:
+        """Whether no device holds all parameters: then `sharding` places the learner, and XLA communicates by itself."""
+        return self.shard_params or self.model_devices > 1
 
     @property
     def axis_name(self) -> str | None:
-        """The axis to hand to the config and the problem: `data` where rows are sharded, else None."""
-        return "data" if self.data_devices > 1 else None
+        """The axis to hand to the config and the problem: `data` where rows are sharded under `shard_map`, else None."""
+        return "data" if self.data_devices > 1 and not self.cuts_params else None
 
     @property
     def num_devices(self) -> int:
         """All devices that are used."""
-        return self.seed_devices * self.data_devices
+        return self.seed_devices * self.data_devices * self.model_devices
 
     def describe(self) -> str:
         """One line for a person: what lies where."""
         if self.num_devices == 1:
             return f"{self.num_seeds} seed(s) on 1 device"
+        if self.cuts_params:
+            axes = {"seed": self.seed_devices, "data": self.data_devices, "model": self.model_devices}
+            over = [name for name, cut in (("data", self.shard_params), ("model", self.model_devices > 1)) if cut]
+            mesh = " × ".join(f"{name} {size}" for name, size in axes.items())
+            return f"{self.num_seeds} seed(s) on {self.num_devices} devices ({mesh}), parameters cut over {' and '.join(over)}"
         if self.data_devices == 1:
             return f"{self.num_seeds} seeds on {self.seed_devices} devices, {self.num_seeds // self.seed_devices} on each"
         rows = f"the rows of each sharded over {self.data_devices} devices"
@@ -52,7 +67,9 @@ class Placement(NamedTuple):
         return f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}, {rows}, {self.num_devices} in all"
 
 
-def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "", num_processes: int = 1) -> Placement:
+def choose(
+    devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "", shard_params: bool = False, num_processes: int = 1
+) -> Placement:
     """Decides how to use the devices; call it before anything runs, since it sets the number of CPU devices.
 
     Seeds are sharded where they divide evenly, since they need no communication; otherwise rows are. `auto` takes as many devices
@@ -63,7 +80,8 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "",
       devices: `auto`, or how many.
       num_seeds: seeds side by side.
       num_rows: rows (environments or prompts) of each seed.
-      mesh: `seed:S,data:D`, devices of either axis, of which one may be left out; empty to choose.
+      mesh: `seed:S,data:D,model:M`, devices of each axis, of which any may be left out; empty to choose.
+      shard_params: cut parameters over the data devices; rows are then sharded rather than seeds.
       num_processes: share the devices, all of which they must use; 0 if the cluster alone knows.
 
     Returns:
@@ -73,7 +91,7 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "",
       ConfigError: a count below 1, more devices than there are, a mesh of another number of devices, seeds or rows that do not
         divide, devices that do not divide among the processes.
     """
-    placement = _choose(_parse_devices(devices), num_seeds, num_rows, mesh, num_processes)
+    placement = _choose(_parse_devices(devices), num_seeds, num_rows, mesh, shard_params, num_processes)
     if jax.process_count() > 1 and placement.num_devices != jax.device_count():
         raise ConfigError(
             f"devices must be all {jax.device_count()} of the {jax.process_count()} processes, got "
@@ -82,30 +100,31 @@ def choose(devices: str | int, *, num_seeds: int, num_rows: int, mesh: str = "",
     return placement
 
 
-def _choose(wanted: int | None, num_seeds: int, num_rows: int, mesh: str, num_processes: int) -> Placement:
+def _choose(wanted: int | None, num_seeds: int, num_rows: int, mesh: str, shard_params: bool, num_processes: int) -> Placement:
     if mesh:
-        return _by_hand(mesh, wanted, num_seeds, num_rows, num_processes)
+        return _by_hand(mesh, wanted, num_seeds, num_rows, num_processes)._replace(shard_params=shard_params)
     available = _available(wanted, num_processes)
+    shares = 1 if shard_params else num_seeds
     if wanted is None:
-        usable = [n for n in range(available, 0, -1) if num_seeds % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)]
+        usable = [n for n in range(available, 0, -1) if shares % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)]
         wanted = usable[0]
     if wanted > available:
         raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
-    if num_seeds % wanted == 0:
-        return Placement(num_seeds, wanted, 1)
+    if shares % wanted == 0:
+        return Placement(num_seeds, wanted, 1, shard_params=shard_params)
     if num_rows % wanted == 0:
-        return Placement(num_seeds, 1, wanted)
+        return Placement(num_seeds, 1, wanted, shard_params=shard_params)
     raise ConfigError(f"devices={wanted} must divide the {num_seeds} seeds or the {num_rows} rows (environments or prompts)")
 
 
 def _by_hand(mesh: str, devices: int | None, num_seeds: int, num_rows: int, num_processes: int) -> Placement:
-    axes = {"seed": 1, "data": 1}
+    axes = {"seed": 1, "data": 1, "model": 1}
     for part in mesh.split(","):
         name, _, count = part.partition(":")
         if name not in axes or not count.isdecimal() or int(count) < 1:
-            raise ConfigError(f"mesh must read like seed:2,data:4, with counts of at least 1, got {mesh!r}")
+            raise ConfigError(f"mesh must read like seed:2,data:4,model:1, with counts of at least 1, got {mesh!r}")
         axes[name] = int(count)
-    placement = Placement(num_seeds, axes["seed"], axes["data"])
+    placement = Placement(num_seeds, axes["seed"], axes["data"], axes["model"])
     if devices is not None and devices != placement.num_devices:
         raise ConfigError(f"mesh={mesh} has {placement.num_devices} devices, but devices={devices}")
     available = _available(placement.num_devices, num_processes)
@@ -139,13 +158,15 @@ def _available(wanted: int | None, num_processes: int) -> int:
     return jax.device_count()
 
 
-def over_seeds(learner: Learner, num_seeds: int) -> Learner:
+def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None = None) -> Learner:
     """The same learner on a leading seed axis: `init(keys [S])`, and a state and metrics whose leaves lead with `[S]`.
 
-    One seed is not vmapped but only given its axis: batching alone would slow its sorts and gathers.
+    One seed is not vmapped but only given its axis: batching alone would slow its sorts and gathers. `spmd_axis_name` is the mesh
+    axis of the seeds, for sharding constraints inside the learner.
     """
     if num_seeds > 1:
-        return Learner(jax.vmap(learner.init), jax.vmap(learner.step))
+        over = functools.partial(jax.vmap, spmd_axis_name=spmd_axis_name)
+        return Learner(over(learner.init), over(learner.step))
 
     def init(keys: jax.Array) -> TrainState:
         return _lead(learner.init(keys[0]))
@@ -167,7 +188,7 @@ def spread(function: Callable[..., Any], placement: Placement) -> Callable[..., 
       function: arrays `[S, …]` to arrays `[S, …]`, each seed by itself (a vmapped function).
       placement: see `choose`.
     """
-    if placement.seed_devices == 1:
+    if placement.seed_devices == 1 or placement.cuts_params:  # XLA spreads what lies on a mesh by itself
         return function
     each = P("seed")
     return jax.shard_map(function, mesh=make_mesh(placement), in_specs=each, out_specs=each, check_vma=False)
@@ -189,9 +210,10 @@ def state_spec() -> Any:
 
 
 def make_mesh(placement: Placement) -> Mesh:
-    """The mesh `seed × data` over the first devices of the default backend."""
-    devices = np.array(jax.devices()[: placement.num_devices]).reshape(placement.seed_devices, placement.data_devices)
-    return Mesh(devices, ("seed", "data"), axis_types=(AxisType.Auto, AxisType.Auto))
+    """The mesh `seed × data × model` over the first devices of the default backend."""
+    shape = placement.seed_devices, placement.data_devices, placement.model_devices
+    devices = np.array(jax.devices()[: placement.num_devices]).reshape(shape)
+    return Mesh(devices, ("seed", "data", "model"), axis_types=(AxisType.Auto,) * 3)
 
 
 def replicated(placement: Placement) -> NamedSharding:

@@ -18,6 +18,7 @@ Loss = Callable[[PyTree, Any], tuple[tuple[Mean, ...], Metrics]]
 Stop = Callable[[Metrics], jax.Array]
 
 MAX_STRATA = 64
+FLAT_UP_TO = 2**20  # parameters, above which the dispatch of an update leaf by leaf no longer counts
 
 
 class _Carry(NamedTuple):
@@ -198,7 +199,7 @@ def trust_region_update(
 
         loss, gradient = masked.psum(jax.value_and_grad(share)(params), axis_name)
         some = jax.tree.map(lambda x: x[::fisher_stride], samples)
-        weight = some.mask / jnp.maximum(masked.psum(some.mask.sum(dtype=jnp.float32), axis_name), 1.0)
+        weight = some.mask / jnp.maximum(masked.psum(some.mask.sum(dtype=float), axis_name), 1.0)
         matvec = trust_region.fisher(lambda p: policy(p, some), params, weight, damping=damping, axis_name=axis_name)
         uphill = jax.tree.map(jnp.negative, gradient)
         direction, residual = trust_region.conjugate_gradient(matvec, uphill, iterations=iterations, tolerance=tolerance)
@@ -355,42 +356,82 @@ def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
     return jnp.minimum(1.0, (step + 1) / iterations) if iterations else 1.0
 
 
-def adam(learning_rate: Number, *, max_grad_norm: Number, epsilon: float = 1e-5) -> optax.GradientTransformation:
-    """Adam behind a clip of the global gradient norm, on one flat vector.
+def adam(
+    learning_rate: Number, *, max_grad_norm: Number, epsilon: float = 1e-5, flat_up_to: int = FLAT_UP_TO
+) -> optax.GradientTransformation:
+    """Adam behind a clip of the global gradient norm.
 
     Args:
       learning_rate: size of a step, may be traced.
       max_grad_norm: gradients of a larger global norm are scaled down to it.
       epsilon: Adam's, outside the root.
+      flat_up_to: see `flat_if_small`.
 
     Returns:
-      The transformation. Flat, because an update of a small network leaf by leaf is bound by dispatch.
+      The transformation.
     """
-    return optax.flatten(
+    return flat_if_small(
         optax.chain(
             optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon), optax.scale(-1.0 * learning_rate)
-        )
+        ),
+        flat_up_to,
     )
 
 
 def rmsprop(
-    learning_rate: Number, *, max_grad_norm: Number, decay: float = 0.99, epsilon: float = 1e-5
+    learning_rate: Number,
+    *,
+    max_grad_norm: Number,
+    decay: float = 0.99,
+    epsilon: float = 1e-5,
+    flat_up_to: int = FLAT_UP_TO,
 ) -> optax.GradientTransformation:
-    """RMSProp behind a clip of the global gradient norm, on one flat vector; A2C's optimizer.
+    """RMSProp behind a clip of the global gradient norm; A2C's optimizer.
 
     Args:
       learning_rate: size of a step, may be traced.
       max_grad_norm: gradients of a larger global norm are scaled down to it.
       decay: of the mean square.
       epsilon: outside the root.
+      flat_up_to: see `flat_if_small`.
 
     Returns:
       The transformation.
     """
-    return optax.flatten(
+    return flat_if_small(
         optax.chain(
             optax.clip_by_global_norm(max_grad_norm),
             optax.scale_by_rms(decay=decay, eps=epsilon, eps_in_sqrt=False),
             optax.scale(-1.0 * learning_rate),
-        )
+        ),
+        flat_up_to,
     )
+
+
+def flat_if_small(optimizer: optax.GradientTransformation, flat_up_to: int) -> optax.GradientTransformation:
+    """The same optimizer, on one flat vector where there are few parameters.
+
+    The update of a small network leaf by leaf is bound by dispatch; the state of a large one is cut over devices leaf by leaf, as
+    its parameters are. Size alone decides, so that a checkpoint does not depend on the devices.
+
+    Args:
+      optimizer: any optax transformation.
+      flat_up_to: parameters at most of one flat vector; 0 never flattens.
+
+    Example:
+      >>> params = {"a": jnp.zeros(2), "b": jnp.zeros(3)}
+      >>> [len(jax.tree.leaves(flat_if_small(optax.trace(0.9), size).init(params))) for size in (5, 4)]
+      [1, 2]
+    """
+    flat = optax.flatten(optimizer)
+
+    def fitting(tree: PyTree) -> optax.GradientTransformation:
+        return flat if sum(leaf.size for leaf in jax.tree.leaves(tree)) <= flat_up_to else optimizer
+
+    def init(params: PyTree) -> PyTree:
+        return fitting(params).init(params)
+
+    def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        return fitting(gradient).update(gradient, state, params)
+
+    return optax.GradientTransformation(init, update)

@@ -137,7 +137,7 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
         last = (jnp.arange(num_steps) == num_steps - 1)[None, :]
         terminated = (action == 0) & mask
         truncated = (mask & last) & ~terminated
-        score = (mask.sum(axis=1) >= 3).astype(jnp.float32)
+        score = (mask.sum(axis=1) >= 3).astype(float)
         reward = table[inputs, action] if dense else jnp.where(terminated | truncated, score[:, None], 0.0)
         _, next_value = apply(params, (inputs + 1) % states)
         return actor, Batch(

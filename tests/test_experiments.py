@@ -143,6 +143,27 @@ def no_compilation(monkeypatch):
         ("control", "--devices=none", r"--devices must be 'auto' or a positive number, got 'none'"),
         ("control", "--devices=0", r"--devices must be 'auto' or a positive number, got '0'"),
         ("control", "--devices=1000", r"--devices must be at most"),
+        (
+            "control",
+            "--devices=auto --mesh=model:2",
+            r"--mesh=model:2: model is for language\.py; the networks of control\.py are",
+        ),
+        ("control", "--shard_params", r"--shard_params is not a flag"),
+        (
+            "language",
+            "--devices=auto --mesh=model:4",
+            r"--model\.kv_heads=1 must be a multiple of 4, the devices of the model axis",
+        ),
+        (
+            "language",
+            "--devices=auto --mesh=model:2 --model.kv_heads=2 --model.mlp_width=9",
+            r"--model\.mlp_width=9 must be a multiple of 2, the devices of the model axis",
+        ),
+        (
+            "language",
+            "--devices=4 --shard_params --problem.num_prompts=4 --model.width=6 --model.heads=1",
+            r"--model\.width=6 must be a multiple of 4, the devices of the data axis",
+        ),
         ("control", "--eval_every=0", r"--eval_every must lie in \[1, inf\) lines, got 0"),
         ("control", "--coordinator=host:1234", r"--coordinator has no effect unless --distributed is given"),
         ("control", "--num_processes=2", r"--num_processes has no effect unless --distributed is given"),

@@ -24,6 +24,7 @@ LAYERS = (
         "progress",
         "rendering",
         "runner",
+        "sharding",
     },
 )
 SIBLINGS_ALLOWED = {0, 5}  # L0 is a chain from config to types; L5 is one shell

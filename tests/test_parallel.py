@@ -1,6 +1,7 @@
 """Choosing where seeds and rows lie. That the numbers do not change is in test_algorithms.py."""
 
 import dataclasses
+import functools
 import operator
 
 import chex
@@ -50,7 +51,12 @@ def test_bad_devices_are_named(devices, match):
 
 @pytest.mark.parametrize(
     ("mesh", "want"),
-    [("seed:2,data:4", Placement(4, 2, 4)), ("data:8", Placement(4, 1, 8)), ("seed:4", Placement(4, 4, 1))],
+    [
+        ("seed:2,data:4", Placement(4, 2, 4)),
+        ("data:8", Placement(4, 1, 8)),
+        ("seed:4", Placement(4, 4, 1)),
+        ("data:2,model:4", Placement(4, 1, 2, 4)),
+    ],
 )
 def test_a_mesh_says_it_by_hand(mesh, want):
     assert parallel.choose("auto", num_seeds=4, num_rows=64, mesh=mesh) == want
@@ -65,6 +71,8 @@ def test_a_mesh_says_it_by_hand(mesh, want):
         ("seed:0", "auto", "must read like"),
         ("seed:two", "auto", "must read like"),
         ("seed:4,data:4", "auto", "needs 16 devices"),
+        ("data:4,model:4", "auto", "needs 16 devices"),
+        ("model:2,data:2", 2, "has 4 devices, but devices=2"),
         ("seed:3", "auto", "seed:3 must divide the 4 seeds"),
         ("data:7", "auto", "data:7 must divide the 64 rows"),
     ],
@@ -74,8 +82,27 @@ def test_bad_meshes_are_named(mesh, devices, match):
         parallel.choose(devices, num_seeds=4, num_rows=64, mesh=mesh)
 
 
+def test_parameters_are_cut_over_rows_rather_than_seeds():
+    choose = functools.partial(parallel.choose, num_seeds=4, num_rows=64, shard_params=True)
+    assert choose(4) == Placement(4, 1, 4, shard_params=True)
+    assert choose(1) == Placement(4, 1, 1, shard_params=True)
+    assert choose("auto", mesh="seed:2,data:2") == Placement(4, 2, 2, shard_params=True)
+    with pytest.raises(ConfigError, match="must divide"):
+        choose(5)
+
+
+def test_whoever_cuts_parameters_leaves_the_device_axis_to_the_compiler():
+    assert Placement(1, 1, 4).axis_name == "data"
+    for placement in (Placement(1, 1, 4, shard_params=True), Placement(1, 1, 4, 2)):
+        assert placement.cuts_params
+        assert placement.axis_name is None
+    assert not Placement(2, 2, 4).cuts_params
+
+
 def test_description_says_what_lies_where():
     assert "1 device" in Placement(3, 1, 1).describe()
+    assert "8 devices (seed 1 × data 4 × model 2), parameters cut over model" in Placement(2, 1, 4, 2).describe()
+    assert "parameters cut over data and model" in Placement(2, 1, 4, 2, shard_params=True).describe()
     assert "4 on each" in Placement(8, 2, 1).describe()
     assert "sharded over 4" in Placement(1, 1, 4).describe()
     assert "2 shares of 3, the rows of each sharded over 4 devices, 8 in all" in Placement(6, 2, 4).describe()

@@ -49,8 +49,9 @@ class Environment(NamedTuple):
 def adapt(env: Any, env_params: Any = None) -> Environment:
     """Wraps a gymnax ≥ 1.0 environment, or a user's own that speaks its interface.
 
-    Discrete observations become one-hot vectors; everything else float32. A continuous action is in units of the box's half
-    range around its centre, and is clipped to the box here, behind the policy: what is stored stays unclipped.
+    Discrete observations become one-hot vectors; everything else float32 (float64 where JAX has it on). A continuous action is in
+    units of the box's half range around its centre, and is clipped to the box here, behind the policy: what is stored stays
+    unclipped.
 
     Args:
       env: has `reset(key, params)`, `step(key, state, action, params)`, `action_space(params)`, `observation_space(params)`.
@@ -83,8 +84,8 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
 
     def observe(observation: jax.Array) -> jax.Array:
         if observation_classes:
-            return jax.nn.one_hot(observation, observation_classes, dtype=jnp.float32)
-        return jnp.asarray(observation, jnp.float32)
+            return jax.nn.one_hot(observation, observation_classes, dtype=float)
+        return jnp.asarray(observation, float)
 
     if num_actions:
         action_size = 0
@@ -93,9 +94,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
             return action
     else:
         shape = action_space.shape
-        low, high = (
-            jnp.broadcast_to(jnp.asarray(bound, jnp.float32), shape) for bound in (action_space.low, action_space.high)
-        )
+        low, high = (jnp.broadcast_to(jnp.asarray(bound, float), shape) for bound in (action_space.low, action_space.high))
         bounded = jnp.isfinite(low) & jnp.isfinite(high)
         centre = jnp.where(bounded, 0.5 * (low + high), 0.0)
         half_range = jnp.where(bounded, 0.5 * (high - low), 1.0)
@@ -112,7 +111,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         observation, state, reward, terminated, truncated, info = env.step(key, state, act(action), params)
         return _strong(state), Transition(
             observation=observe(observation),
-            reward=jnp.asarray(reward, jnp.float32).reshape(()),
+            reward=jnp.asarray(reward, float).reshape(()),
             terminated=jnp.asarray(terminated, bool),
             truncated=jnp.asarray(truncated, bool),
             final_observation=observe(info["final_observation"]),

@@ -1,11 +1,13 @@
 """A small decoder-only transformer: RMSNorm, rotary positions, gated MLP, grouped queries, and a static-shape cache.
 
 Shapes in suffixes: B rows, N new positions, M = B·N, S positions in all, D width, H query heads, K key/value heads, G = H / K,
-C head size, F MLP width, V vocabulary. Parameters and softmax are float32; `dtype` is that of the matrix products. Rows and
-positions are one axis outside attention: the weight gradient of a product with two leading axes is several times slower on a CPU.
+C head size, F MLP width, V vocabulary. `dtype` is that of the matrix products; parameters are float32, softmax and outputs float32
+at least. Rows and positions are one axis outside attention: the weight gradient of a product with two leading axes is several times
+slower on a CPU.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -15,6 +17,19 @@ import jax.numpy as jnp
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...]
 """Keys and values `[B, S, K, C]` of each layer. Layers stay apart, so that a step writes in place and copies nothing."""
+
+LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("params", "embedding"): ("vocab", "embed"),
+    ("query", "kernel"): ("embed", "heads"),
+    ("key", "kernel"): ("embed", "kv_heads"),
+    ("value", "kernel"): ("embed", "kv_heads"),
+    ("out", "kernel"): ("heads", "embed"),
+    ("up", "kernel"): ("embed", "mlp"),
+    ("gate", "kernel"): ("embed", "mlp"),
+    ("down", "kernel"): ("mlp", "embed"),
+    ("output", "kernel"): ("embed", "vocab"),
+}
+"""The last two names of a parameter's path to what its dimensions are; the scales of norms are small and stay whole."""
 
 
 class Transformer(nn.Module):
@@ -30,9 +45,10 @@ class Transformer(nn.Module):
       mlp_width: F; 0 takes 4·D.
       gated: SwiGLU, else GELU.
       tied: the output reuses the embedding.
-      dtype: of the matrix products, float32 or bfloat16.
+      dtype: of the matrix products: float32, bfloat16, or float64 where JAX has it on.
       remat: the backward pass computes the inside of each block again, in place of keeping it: less memory, more time.
         On a CPU XLA's default schedule gives most of that memory back; without `concurrency_optimized_scheduler` it does not.
+      constrain: says where the activations `[M, D]` between blocks lie on devices; the default leaves it open.
     """
 
     vocabulary: int
@@ -46,6 +62,7 @@ class Transformer(nn.Module):
     tied: bool = False
     dtype: jnp.dtype = jnp.dtype("float32")
     remat: bool = False
+    constrain: Callable[[jax.Array], jax.Array] = lambda x_MxD: x_MxD
 
     @nn.compact
     def __call__(
@@ -61,13 +78,14 @@ class Transformer(nn.Module):
           last: outputs for the last so many tokens only; 0 for all.
 
         Returns:
-          Outputs `[B, N or last, V]` in float32, and the extended cache (None without one).
+          Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without one).
         """
         chex.assert_rank([tokens, pad], [2, 1])
         batch, new = tokens.shape
         embedding_VxD = self.param("embedding", nn.initializers.normal(1.0), (self.vocabulary, self.width))
         # A product with one-hot rows, because the gradient of an indexed read is a scatter, which is slow on a CPU.
         x_MxD = jax.nn.one_hot(tokens.reshape(-1), self.vocabulary, dtype=self.dtype) @ embedding_VxD.astype(self.dtype)
+        x_MxD = self.constrain(x_MxD)
         columns_N = start + jnp.arange(new)
         total = new if cache is None else cache[0][0].shape[1]
         keys_S = jnp.arange(total)
@@ -82,13 +100,13 @@ class Transformer(nn.Module):
             feed_forward = mlp(self.mlp_width or 4 * self.width, self.gated, self.dtype, name=f"mlp_{layer}")
             h_MxD = nn.RMSNorm(dtype=self.dtype, name=f"attention_norm_{layer}")(x_MxD)
             h_MxD, layer_cache = attend(h_MxD, position_BxN, mask_BxNxS, layer_cache, start)
-            x_MxD = x_MxD + h_MxD
-            x_MxD = x_MxD + feed_forward(nn.RMSNorm(dtype=self.dtype, name=f"mlp_norm_{layer}")(x_MxD))
+            x_MxD = self.constrain(x_MxD + h_MxD)
+            x_MxD = self.constrain(x_MxD + feed_forward(nn.RMSNorm(dtype=self.dtype, name=f"mlp_norm_{layer}")(x_MxD)))
             layer_caches.append(layer_cache)
 
         kept = last or new
         x_MxD = x_MxD.reshape(batch, new, self.width)[:, new - kept :].reshape(batch * kept, self.width)
-        x_MxD = nn.RMSNorm(dtype=jnp.float32, name="final_norm")(x_MxD)
+        x_MxD = nn.RMSNorm(dtype=_wide(self.dtype), name="final_norm")(x_MxD)
         outputs = self.outputs or self.vocabulary
         if self.tied and outputs == self.vocabulary:
             logits_MxV = x_MxD @ embedding_VxD.T / math.sqrt(self.width)
@@ -132,7 +150,7 @@ class Attention(nn.Module):
             v_BxSxKxC = jax.lax.dynamic_update_slice_in_dim(cache[1], v_BxSxKxC, start, axis=1)
             cache = (k_BxSxKxC, v_BxSxKxC)
         q_BxNxKxGxC = q_BxNxHxC.reshape(batch, new, kv_heads, heads // kv_heads, size)
-        scores_BxKxGxNxS = jnp.einsum("bnkgc,bskc->bkgns", q_BxNxKxGxC, k_BxSxKxC).astype(jnp.float32) / math.sqrt(size)
+        scores_BxKxGxNxS = jnp.einsum("bnkgc,bskc->bkgns", q_BxNxKxGxC, k_BxSxKxC).astype(_wide(self.dtype)) / math.sqrt(size)
         scores_BxKxGxNxS = jnp.where(mask_BxNxS[:, None, None], scores_BxKxGxNxS, -1e30)
         weights_BxKxGxNxS = jax.nn.softmax(scores_BxKxGxNxS).astype(self.dtype)
         out_BxNxKxGxC = jnp.einsum("bkgns,bskc->bnkgc", weights_BxKxGxNxS, v_BxSxKxC)
@@ -162,6 +180,11 @@ def rotate(x_BxNxHxC: jax.Array, position_BxN: jax.Array, *, base: float = 10_00
     cos, sin = jnp.cos(angle_BxNx1xh).astype(x_BxNxHxC.dtype), jnp.sin(angle_BxNx1xh).astype(x_BxNxHxC.dtype)
     a, b = x_BxNxHxC[..., :half], x_BxNxHxC[..., half:]
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+def _wide(dtype: jnp.dtype) -> jnp.dtype:
+    """Of softmax, normalisation and outputs: float32 at least."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _scaled(scale: float, fan_in: int) -> nn.initializers.Initializer:

@@ -99,7 +99,7 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
 
     def score(problem: Countdown, tokens: jax.Array) -> jax.Array:
         result = run(problem.numbers, tokens, places, tokenizer)
-        return (result.parses & result.uses_all & (result.value == problem.target)).astype(jnp.float32)
+        return (result.parses & result.uses_all & (result.value == problem.target)).astype(float)
 
     return Task(
         f"countdown of {num_numbers} numbers up to {max_number}",

@@ -42,7 +42,7 @@ def exact_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
       tokens: `[T]`, completion, padded after EOS; T ≥ A.
       pad: id of PAD.
     """
-    return jnp.all(fill(answer, tokens, pad) == tokens).astype(jnp.float32)
+    return jnp.all(fill(answer, tokens, pad) == tokens).astype(float)
 
 
 def token_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
@@ -55,7 +55,7 @@ def token_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
     """
     answer = fill(answer, tokens, pad)
     counts = answer != pad
-    return ((answer == tokens) & counts) / jnp.sum(counts, dtype=jnp.float32)
+    return ((answer == tokens) & counts) / jnp.sum(counts, dtype=float)
 
 
 def fill(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:

@@ -1,0 +1,98 @@
+"""The scripts on scale: what is put on paper agrees with the compiler, and weak scaling measures what it says."""
+
+import json
+
+import benchmark_scaling
+import jax
+import pytest
+import scale
+from probes import tabular_problem
+
+from jaxrl_po.algorithms import rloo
+from jaxrl_po.flags import UsageError
+from jaxrl_po.language import ModelSettings
+
+TINY = {"tiny": ModelSettings(width=16, layers=1, heads=2, kv_heads=2, mlp_width=32)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """A script would choose the number of devices of a backend that does not run yet."""
+    return jax.local_device_count()
+
+
+def test_paper_agrees_with_the_compiler(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(scale, "SIZES", TINY)
+    small = ["--sizes=tiny", "--devices=1,4", "--model=1", "--prompts=1", "--group_size=2", "--new_tokens=8"]
+    assert scale.main([*small, "--compile=tiny:4:1", f"--out={tmp_path}"]) == 0
+    one, four = json.loads((tmp_path / "scale.json").read_text())["rows"]
+    state = sum(four["memory"][name] for name in ("params", "optimizer", "reference"))
+    assert state <= four["compiled"]["state"] <= state + 64  # and the random key, the step, the prompts' numbers
+    assert four["compiled"]["all_gather"] == four["communication"]["all_gather"] > 0
+    # A quarter each but for the scales of the norms (and Adam's moments, one flat vector for so small a model).
+    assert 4 * four["memory"]["params"] - one["memory"]["params"] == 3 * 4 * 3 * 16
+    assert one["communication"] == {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 0}
+    assert one["compiled"] is None
+    text = (tmp_path / "scale.md").read_text()
+    assert text in capsys.readouterr().out
+    assert text.count("| tiny | 4 × 1 |") == 2
+
+
+def test_tensor_parallel_cuts_what_is_gathered_and_costs_sums(monkeypatch):
+    monkeypatch.setattr(scale, "SIZES", TINY)
+    options = scale.Options(sizes="tiny", devices=(4,), model=(1, 2))
+    plain, cut = (scale.put(case, compiles=False) for case in scale.cases_of(options))
+    blocks = 4 * (4 * 16 * 16 + 3 * 16 * 32)
+    assert (
+        plain["memory"]["gathered"] - cut["memory"]["gathered"] == blocks // 2 + 4 * 14 * 16
+    )  # and one of the two ends' halves
+    assert plain["memory"]["cache"] == 2 * cut["memory"]["cache"]
+    assert plain["communication"]["all_reduce"] == 0 < cut["communication"]["all_reduce"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--out must name a folder"),
+        (["--out=x", "--devices=8", "--sizes=2B"], "--sizes has no '2B'"),
+        (["--out=x", "--devices=8", "--model=3"], "--model=3 must divide --devices=8"),
+        (["--out=x", "--devices=8", "--sizes=10M", "--compile=10M:4:1"], "--compile=10M:4:1 is none of 10M:8:1, 10M:8:4"),
+        (["--out=x", "--devices=8", "--sizes=10M", "--model=8"], "8 devices must divide the 4 heads of 10M"),
+    ],
+)
+def test_scale_names_what_does_not_fit(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        scale.main(arguments)
+
+
+def test_weak_scaling_takes_turns_and_leaves_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
+    def small(options, devices, axis_name):
+        return rloo.make(rloo.Config(axis_name=axis_name), tabular_problem(num_prompts=2 * devices, group_size=2, dense=False))
+
+    monkeypatch.setattr(benchmark_scaling, "WORK", {"rloo": small})
+    assert benchmark_scaling.main(["--devices=1,2", "--iterations=2", f"--out={tmp_path}"]) == 0
+    result = json.loads((tmp_path / "scaling.json").read_text())["results"]["rloo"]
+    assert set(result["seconds"]) == {"1", "2"}
+    assert result["plain"] > 0
+    assert "sharded on one device costs" in capsys.readouterr().out
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_weak_scaling_gives_each_device_the_same_work():
+    options = benchmark_scaling.Options()
+    for make, leaf in zip(benchmark_scaling.WORK.values(), (options.envs, options.prompts), strict=True):
+        shapes = jax.eval_shape(make(options, 3, None).init, jax.random.key(0))
+        assert jax.tree.leaves(shapes.actor.local)[0].shape[0] == 3 * leaf
+
+
+def test_the_table_says_what_is_gained():
+    result = {"plain": 1.0, "seconds": {1: 1.0, 2: 1.25, 4: 2.5}, "overhead": 0.03}
+    lines = benchmark_scaling.table({"ppo": result}, 2).splitlines()
+    assert [line.split()[-2:] for line in lines[1:4]] == [["1.00×", "100%"], ["1.60×", "80%"], ["1.60×", "80%"]]
+    assert "costs +3.0%" in lines[4]
+
+
+@pytest.mark.parametrize("devices", ["2,4", "1,4,2", "1,1"])
+def test_weak_scaling_wants_one_device_first(devices, tmp_path):
+    with pytest.raises(UsageError, match="must start with 1 and ascend"):
+        benchmark_scaling.main([f"--devices={devices}", f"--out={tmp_path}"])
