@@ -14,6 +14,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
+@pytest.mark.timeout(600)  # dozens of programs, compiled by a process of its own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_from_top_to_bottom(path, monkeypatch):
     """Each cell within 120 s, in a kernel of its own that stands in the root of the repository."""
