@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from jaxrl_po import metrics
 from jaxrl_po.metrics import Row
@@ -85,13 +85,15 @@ def draw(axes: Axes, panel: Panel) -> None:
             axes.plot(step, values.T, color=colour, alpha=min(0.35, 2.5 / len(values)), linewidth=0.7)
         axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
         centre = metrics.interquartile_mean(values)
-        axes.plot(step, centre, color=colour, linewidth=2.2, label=f"{series.label}: IQM, 95 % band, {len(values)} seeds")
+        what = f": IQM, 95 % band, {len(values)} seeds" if len(values) > 1 else ""
+        axes.plot(step, centre, color=colour, linewidth=2.2, label=series.label + what)
         axes.plot(step[-1], centre[-1], "o", color=colour, markersize=5, clip_on=False)
         drawn += 1
     if panel.target is not None:
         axes.axhline(panel.target, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)), label=f"target {panel.target:g}")
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # steps are whole, and so are devices
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if drawn:
         axes.legend(loc="best", fontsize=9)

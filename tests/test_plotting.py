@@ -42,6 +42,13 @@ def test_axes_and_legend_say_what_is_shown():
     assert labels == ["training: IQM, 95 % band, 4 seeds", "target 20"]
 
 
+def test_a_curve_without_seeds_has_no_band_to_speak_of():
+    rows = [{"step": step, "ratio": [1.0 + step]} for step in (1, 2, 4)]
+    axes = draw(plotting.Panel(rows, (plotting.Series("ratio", "ppo"),), "title", "devices", "ratio"))
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ppo"]
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
 def test_a_metric_that_no_line_holds_is_left_out():
     axes = draw(PANEL._replace(series=(plotting.Series("absent", "absent"),)))
     assert not axes.get_lines()
