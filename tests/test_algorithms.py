@@ -195,7 +195,20 @@ def assert_equal_on_every_device(params):
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-SHARDED = [*((case, (2, 4)) for case in CASES), (("trpo", "CartPole"), (1, 8))]
+# With these, every algorithm is cut over devices on both kinds of problem.
+FURTHER = [
+    *((algorithm, "addition") for algorithm in ("reinforce", "a2c", "npg")),
+    *(
+        (algorithm, kind)
+        for algorithm in ("dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo")
+        for kind in ("groups", "addition")
+    ),
+]
+SHARDED = [
+    *((case, (2, 4)) for case in CASES),
+    (("trpo", "CartPole"), (1, 8)),
+    *(pytest.param(case, (2, 4), marks=pytest.mark.slow) for case in FURTHER),
+]
 
 
 @pytest.mark.parametrize(("case", "shape"), SHARDED, ids=lambda value: "-".join(map(str, value)))
@@ -246,7 +259,7 @@ IN_DOUBLE = [
 
 @pytest.mark.parametrize(
     "case",
-    [*IN_DOUBLE, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in IN_DOUBLE)],
+    [*IN_DOUBLE, *(pytest.param(case, marks=pytest.mark.slow) for case in (*CASES, *FURTHER) if case not in IN_DOUBLE)],
     ids="-".join,
 )
 def test_in_double_precision_eight_devices_equal_one(case):
