@@ -140,7 +140,7 @@ def groups(results: Sequence[Result]) -> list[plotting.Panel]:
     return [
         comparison.panel(named, "greedy_accuracy", "two-digit addition: greedy accuracy, held out", steps, "accuracy", 0.9),
         comparison.panel(named, "entropy", "entropy of the policy", steps, "nats a token"),
-        comparison.panel(others, "signal", "what still teaches: tokens with an advantage", steps, "share of the batch"),
+        comparison.panel(named, "signal", "what still teaches: tokens with an advantage", steps, "share of the batch"),
     ]
 
 
