@@ -71,7 +71,7 @@ ALGORITHMS = {
     ),
     "ppo-penalty": (ppo, ppo.Config(num_epochs=2, num_minibatches=2, clip=False, penalty="satisfied")),
     "reinforce": (reinforce, reinforce.Config(**FIT)),
-    "a2c": (a2c, a2c.Config()),
+    "a2c": (a2c, a2c.Config(n=3)),
     # Each iteration of a conjugate gradient amplifies a rounding error ten times or more; five are enough to tell them apart.
     "npg": (npg, npg.Config(**FIT, cg_iterations=5)),
     "trpo": (trpo, trpo.Config(**FIT, cg_iterations=5)),
