@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import masked, trust_region
+from jaxrl_po import masked, minibatches, trust_region
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.masked import Mean
 from jaxrl_po.trust_region import LineSearchInfo
@@ -16,9 +16,6 @@ from jaxrl_po.types import Metrics, PyTree
 
 Loss = Callable[[PyTree, Any], tuple[tuple[Mean, ...], Metrics]]
 Stop = Callable[[Metrics], jax.Array]
-
-MAX_STRATA = 64
-FLAT_UP_TO = 2**20  # parameters, above which the dispatch of an update leaf by leaf no longer counts
 
 
 class _Carry(NamedTuple):
@@ -123,9 +120,9 @@ def gradient_update(
         if num_minibatches == 1:
             orders = None
         else:
-            order = jax.vmap(lambda key: minibatch_order(key, rows, num_minibatches, axis_name=axis_name))
+            order = jax.vmap(lambda key: minibatches.shuffle(key, rows, num_minibatches, axis_name=axis_name))
             orders = order(jax.random.split(key, num_epochs)).reshape(num_epochs * num_minibatches, -1)
-            matrices, unpack = pack(samples)
+            matrices, unpack = minibatches.pack(samples)
 
         def step(carry: _Carry, order: jax.Array | None) -> tuple[_Carry, Metrics]:
             minibatch = samples if order is None else unpack([matrix[order] for matrix in matrices])
@@ -226,212 +223,3 @@ def trust_region_update(
 
 def _global_counts(means: tuple[Mean, ...], axis_name: str | None) -> tuple[jax.Array, ...]:
     return masked.psum(tuple(jax.lax.stop_gradient(mean.count) for mean in means), axis_name)
-
-
-def minibatch_order(key: jax.Array, rows: int, num_minibatches: int, *, axis_name: str | None = None) -> jax.Array:
-    """Random assignment of rows to minibatches that does not depend on the number of devices.
-
-    Rows are cut into strata of consecutive rows, as many over all devices together for any number of devices. Each stratum
-    is permuted with a key of its own and gives an equal share to every minibatch: a stratified shuffle, whose minibatches are
-    no more alike than those of a plain one, with no row leaving its device.
-
-    Args:
-      key: consumed; equal on all devices.
-      rows: rows on this device.
-      num_minibatches: must divide `rows`.
-      axis_name: device axis, or None.
-
-    Returns:
-      `[num_minibatches, rows / num_minibatches]`, int32, local row indices; each row appears once.
-
-    Raises:
-      ConfigError: when the strata cannot be dealt out evenly to the devices.
-
-    Example:
-      >>> order = minibatch_order(jax.random.key(0), 12, 3)
-      >>> order.shape, sorted(order.ravel().tolist()) == list(range(12))
-      ((3, 4), True)
-    """
-    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    strata = num_strata(rows * devices, num_minibatches)
-    if strata % devices:
-        raise ConfigError(
-            f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, which {devices} devices do not "
-            f"divide; choose num_envs (or num_prompts) so that rows is a multiple of devices × num_minibatches"
-        )
-    local = strata // devices
-    first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * local
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, first + jnp.arange(local))
-    size = rows // local
-    order = jax.vmap(lambda key: permutation(key, size))(keys) + size * jnp.arange(local)[:, None]
-    return order.reshape(local, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
-
-
-def num_strata(rows: int, num_minibatches: int) -> int:
-    """The largest power of two up to `MAX_STRATA` that cuts `rows` into strata divisible by `num_minibatches`.
-
-    Example:
-      >>> num_strata(8192, 4), num_strata(20480, 4), num_strata(12, 3)
-      (64, 64, 4)
-    """
-    strata = MAX_STRATA
-    while rows % (strata * num_minibatches):
-        strata //= 2
-    return strata
-
-
-def permutation(key: jax.Array, size: int) -> jax.Array:
-    """A random permutation of `arange(size)` by one sort of (random high bits | index); consumes `key`.
-
-    One sort of 32-bit words, against the several of `jax.random.permutation`. With b = ⌈log2 size⌉ index bits, 32 − b random
-    bits order the rows; a tie (probability about size² / 2^(33 − b)) keeps the two rows in order.
-
-    Example:
-      >>> sorted(permutation(jax.random.key(0), 5).tolist())
-      [0, 1, 2, 3, 4]
-    """
-    index_bits = max(size - 1, 1).bit_length()
-    low = jnp.uint32((1 << index_bits) - 1)
-    words = (jax.random.bits(key, (size,), jnp.uint32) & ~low) | jnp.arange(size, dtype=jnp.uint32)
-    return (jnp.sort(words) & low).astype(jnp.int32)
-
-
-def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
-    """Lays the leaves of one dtype side by side, so that rows are gathered once for each dtype and not for each leaf.
-
-    Args:
-      samples: leaves `[N, …]`.
-
-    Returns:
-      Matrices `[N, D]`, one for each dtype, and `unpack`, which turns matrices `[M, D]` back into leaves `[M, …]`.
-
-    Example:
-      >>> matrices, unpack = pack({"a": jnp.arange(3.0), "b": jnp.arange(6.0).reshape(3, 2)})
-      >>> unpack([m[jnp.array([2, 0])] for m in matrices])["b"].tolist()
-      [[4.0, 5.0], [0.0, 1.0]]
-    """
-    leaves, treedef = jax.tree.flatten(samples)
-    members = {dtype: [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype] for dtype in [leaf.dtype for leaf in leaves]}
-    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
-    matrices = [jnp.concatenate([flat[i] for i in group], axis=1) for group in members.values()]
-
-    def unpack(matrices: list[jax.Array]) -> Any:
-        rows: list[Any] = [None] * len(leaves)
-        for group, matrix in zip(members.values(), matrices, strict=True):
-            offset = 0
-            for i in group:
-                width = flat[i].shape[1]
-                rows[i] = matrix[:, offset : offset + width].reshape(matrix.shape[0], *leaves[i].shape[1:])
-                offset += width
-        return jax.tree.unflatten(treedef, rows)
-
-    return matrices, unpack
-
-
-def decay(step: jax.Array, iterations: int) -> jax.Array | float:
-    """Linear decay `max(0, 1 − step / iterations)`, counted in iterations (not minibatches); 1 when `iterations` is 0.
-
-    Args:
-      step: `[]`, iterations done.
-      iterations: length of the decay, static; 0 keeps 1.
-
-    Example:
-      >>> float(decay(jnp.int32(25), 100))
-      0.75
-    """
-    return jnp.maximum(0.0, 1.0 - step / iterations) if iterations else 1.0
-
-
-def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
-    """Linear warm-up `min(1, (step + 1) / iterations)`, counted in iterations; 1 when `iterations` is 0.
-
-    Args:
-      step: `[]`, iterations done.
-      iterations: length of the rise, static; 0 leaves it out.
-
-    Example:
-      >>> float(warm_up(jnp.int32(4), 20)), float(warm_up(jnp.int32(30), 20))
-      (0.25, 1.0)
-    """
-    return jnp.minimum(1.0, (step + 1) / iterations) if iterations else 1.0
-
-
-def adam(
-    learning_rate: Number, *, max_grad_norm: Number, epsilon: float = 1e-5, flat_up_to: int = FLAT_UP_TO
-) -> optax.GradientTransformation:
-    """Adam behind a clip of the global gradient norm.
-
-    Args:
-      learning_rate: size of a step, may be traced.
-      max_grad_norm: gradients of a larger global norm are scaled down to it.
-      epsilon: Adam's, outside the root.
-      flat_up_to: see `flat_if_small`.
-
-    Returns:
-      The transformation.
-    """
-    return flat_if_small(
-        optax.chain(
-            optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon), optax.scale(-1.0 * learning_rate)
-        ),
-        flat_up_to,
-    )
-
-
-def rmsprop(
-    learning_rate: Number,
-    *,
-    max_grad_norm: Number,
-    decay: float = 0.99,
-    epsilon: float = 1e-5,
-    flat_up_to: int = FLAT_UP_TO,
-) -> optax.GradientTransformation:
-    """RMSProp behind a clip of the global gradient norm; A2C's optimizer.
-
-    Args:
-      learning_rate: size of a step, may be traced.
-      max_grad_norm: gradients of a larger global norm are scaled down to it.
-      decay: of the mean square.
-      epsilon: outside the root.
-      flat_up_to: see `flat_if_small`.
-
-    Returns:
-      The transformation.
-    """
-    return flat_if_small(
-        optax.chain(
-            optax.clip_by_global_norm(max_grad_norm),
-            optax.scale_by_rms(decay=decay, eps=epsilon, eps_in_sqrt=False),
-            optax.scale(-1.0 * learning_rate),
-        ),
-        flat_up_to,
-    )
-
-
-def flat_if_small(optimizer: optax.GradientTransformation, flat_up_to: int) -> optax.GradientTransformation:
-    """The same optimizer, on one flat vector where there are few parameters.
-
-    The update of a small network leaf by leaf is bound by dispatch; the state of a large one is cut over devices leaf by leaf, as
-    its parameters are. Size alone decides, so that a checkpoint does not depend on the devices.
-
-    Args:
-      optimizer: any optax transformation.
-      flat_up_to: parameters at most of one flat vector; 0 never flattens.
-
-    Example:
-      >>> params = {"a": jnp.zeros(2), "b": jnp.zeros(3)}
-      >>> [len(jax.tree.leaves(flat_if_small(optax.trace(0.9), size).init(params))) for size in (5, 4)]
-      [1, 2]
-    """
-    flat = optax.flatten(optimizer)
-
-    def fitting(tree: PyTree) -> optax.GradientTransformation:
-        return flat if sum(leaf.size for leaf in jax.tree.leaves(tree)) <= flat_up_to else optimizer
-
-    def init(params: PyTree) -> PyTree:
-        return fitting(params).init(params)
-
-    def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        return fitting(gradient).update(gradient, state, params)
-
-    return optax.GradientTransformation(init, update)

@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "jaxrl_po"
 LAYERS = (
     {"version", "config", "types", "masked", "distributions"},
-    {"advantages", "losses", "divergences", "trust_region", "networks"},
+    {"advantages", "losses", "divergences", "trust_region", "networks", "minibatches", "optimizers"},
     {"updates", "control", "language"},
     {"learner", "dynamic_sampling"},
     {"algorithms"},

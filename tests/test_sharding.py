@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_po import language, parallel, sharding, updates
+from jaxrl_po import language, optimizers, parallel, sharding
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.checkpoint import Store
 from jaxrl_po.language.transformer import LOGICAL_AXES
@@ -29,7 +29,7 @@ def learner(algorithm, placement):
     if placement.cuts_params:
         model, critic = (each.clone(constrain=sharding.rows_over_data(placement)) for each in (model, critic))
     sizes = {"num_prompts": 8, "group_size": 2, "process_reward": True}
-    optimizer = updates.adam(1e-2, max_grad_norm=1.0, flat_up_to=0)
+    optimizer = optimizers.adam(1e-2, max_grad_norm=1.0, flat_up_to=0)
     if algorithm == "grpo":
         return grpo.make(grpo.Config(num_minibatches=2), language.make_problem(TASK, model, **sizes), optimizer)
     problem = language.make_problem(TASK, model, critic=critic, **sizes)

@@ -7,7 +7,7 @@ import jax
 import optax
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import learner, losses, updates
+from jaxrl_po import learner, losses, optimizers, updates
 from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.algorithms.actor_critic import ESTIMATORS, N_STEP, JointLoss
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
@@ -40,7 +40,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
       ConfigError: names the field that cannot work.
     """
     config.validate()
-    optimizer = actor_critic.choose_optimizer(config, optimizer, updates.rmsprop)
+    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.rmsprop)
     policy = actor_critic.policy_of(problem)
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
@@ -52,7 +52,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
     update = updates.gradient_update(loss, optimizer, num_microbatches=config.num_microbatches, axis_name=config.axis_name)
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        rows, scale = problem.rows(samples), updates.decay(state.step, config.decay_iterations)
+        rows, scale = problem.rows(samples), optimizers.decay(state.step, config.decay_iterations)
         params, opt_state, metrics = update(state.params, state.opt_state, rows, key, scale)
         return state._replace(params=params, opt_state=opt_state), metrics | actor_critic.moved(policy, params.policy, rows)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import advantages, divergences, learner, losses, masked, updates
+from jaxrl_po import advantages, divergences, learner, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Number, number, static
 from jaxrl_po.distributions import Distribution
@@ -169,7 +169,7 @@ def alternate(
     Returns:
       The learner; `opt_state` is an `ActorCritic`. Metrics are the policy's and `value_loss`.
     """
-    optimizer = updates.adam(config.value_learning_rate, max_grad_norm=jnp.inf)
+    optimizer = optimizers.adam(config.value_learning_rate, max_grad_norm=jnp.inf)
 
     def fit(params: ActorCritic, opt_state: PyTree, rows: Samples, key: jax.Array) -> tuple[PyTree, PyTree, Metrics]:
         def loss(value_params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import advantages, divergences, learner, losses, masked, updates
+from jaxrl_po import advantages, divergences, learner, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
@@ -186,7 +186,7 @@ def make(
       ConfigError: names the field that cannot work.
     """
     config.validate()
-    optimizer = actor_critic.choose_optimizer(config, optimizer, updates.adam)
+    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     reference = config if isinstance(config, Reference) and config.use_reference else None
 
@@ -226,7 +226,9 @@ def make(
     )
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        scale = updates.warm_up(state.step, config.warm_up_iterations) * updates.decay(state.step, config.decay_iterations)
+        scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
+            state.step, config.decay_iterations
+        )
         params, opt_state, metrics = update(state.params.policy, state.opt_state, samples, key, scale)
         metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=state.params._replace(policy=params), opt_state=opt_state)

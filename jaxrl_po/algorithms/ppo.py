@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import divergences, learner, losses, masked, updates
+from jaxrl_po import divergences, learner, losses, masked, optimizers, updates
 from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.algorithms.actor_critic import JointLoss
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Interval, Number, number, static
@@ -72,7 +72,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
       ConfigError: names the field that cannot work.
     """
     config.validate()
-    optimizer = actor_critic.choose_optimizer(config, optimizer, updates.adam)
+    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     penalised = config.penalty != NONE
 
@@ -112,7 +112,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
             stop=(lambda metrics: metrics["approximate_kl"].value() > config.target_kl) if config.early_stop else None,
             axis_name=config.axis_name,
         )
-        scale = updates.decay(state.step, config.decay_iterations)
+        scale = optimizers.decay(state.step, config.decay_iterations)
         params, opt_state, metrics = update(state.params, state.opt_state, (rows, old), key, scale)
         if penalised:
             kl = {"kl": masked.total(divergence(old, policy(params.policy, rows)), rows.mask)}

@@ -7,7 +7,7 @@ practice, a step weighs the same whenever it happens: the γᵗ that the gradien
 import jax
 import optax
 
-from jaxrl_po import advantages, losses, masked, updates
+from jaxrl_po import advantages, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.algorithms.actor_critic import ESTIMATORS, MONTE_CARLO, CriticFit
@@ -47,7 +47,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
       ConfigError: names the field that cannot work.
     """
     config.validate()
-    optimizer = actor_critic.choose_optimizer(config, optimizer, updates.adam)
+    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
 
     def estimate(state: TrainState, batch: Batch) -> Samples:

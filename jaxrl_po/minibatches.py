@@ -1,0 +1,111 @@
+"""Dealing rows out to minibatches: shuffles that no device count changes, and gathers of few matrices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import ConfigError
+
+MAX_STRATA = 64
+
+
+def shuffle(key: jax.Array, rows: int, num_minibatches: int, *, axis_name: str | None = None) -> jax.Array:
+    """Random assignment of rows to minibatches that does not depend on the number of devices.
+
+    Rows are cut into strata of consecutive rows, as many over all devices together for any number of devices. Each stratum
+    is permuted with a key of its own and gives an equal share to every minibatch: a stratified shuffle, whose minibatches are
+    no more alike than those of a plain one, with no row leaving its device.
+
+    Args:
+      key: consumed; equal on all devices.
+      rows: rows on this device.
+      num_minibatches: must divide `rows`.
+      axis_name: device axis, or None.
+
+    Returns:
+      `[num_minibatches, rows / num_minibatches]`, int32, local row indices; each row appears once.
+
+    Raises:
+      ConfigError: when the strata cannot be dealt out evenly to the devices.
+
+    Example:
+      >>> order = shuffle(jax.random.key(0), 12, 3)
+      >>> order.shape, sorted(order.ravel().tolist()) == list(range(12))
+      ((3, 4), True)
+    """
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    strata = num_strata(rows * devices, num_minibatches)
+    if strata % devices:
+        raise ConfigError(
+            f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, which {devices} devices do not "
+            f"divide; choose num_envs (or num_prompts) so that rows is a multiple of devices × num_minibatches"
+        )
+    local = strata // devices
+    first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * local
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, first + jnp.arange(local))
+    size = rows // local
+    order = jax.vmap(lambda key: permutation(key, size))(keys) + size * jnp.arange(local)[:, None]
+    return order.reshape(local, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
+
+
+def num_strata(rows: int, num_minibatches: int) -> int:
+    """The largest power of two up to `MAX_STRATA` that cuts `rows` into strata divisible by `num_minibatches`.
+
+    Example:
+      >>> num_strata(8192, 4), num_strata(20480, 4), num_strata(12, 3)
+      (64, 64, 4)
+    """
+    strata = MAX_STRATA
+    while rows % (strata * num_minibatches):
+        strata //= 2
+    return strata
+
+
+def permutation(key: jax.Array, size: int) -> jax.Array:
+    """A random permutation of `arange(size)` by one sort of (random high bits | index); consumes `key`.
+
+    One sort of 32-bit words, against the several of `jax.random.permutation`. With b = ⌈log2 size⌉ index bits, 32 − b random
+    bits order the rows; a tie (probability about size² / 2^(33 − b)) keeps the two rows in order.
+
+    Example:
+      >>> sorted(permutation(jax.random.key(0), 5).tolist())
+      [0, 1, 2, 3, 4]
+    """
+    index_bits = max(size - 1, 1).bit_length()
+    low = jnp.uint32((1 << index_bits) - 1)
+    words = (jax.random.bits(key, (size,), jnp.uint32) & ~low) | jnp.arange(size, dtype=jnp.uint32)
+    return (jnp.sort(words) & low).astype(jnp.int32)
+
+
+def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
+    """Lays the leaves of one dtype side by side, so that rows are gathered once for each dtype and not for each leaf.
+
+    Args:
+      samples: leaves `[N, …]`.
+
+    Returns:
+      Matrices `[N, D]`, one for each dtype, and `unpack`, which turns matrices `[M, D]` back into leaves `[M, …]`.
+
+    Example:
+      >>> matrices, unpack = pack({"a": jnp.arange(3.0), "b": jnp.arange(6.0).reshape(3, 2)})
+      >>> unpack([m[jnp.array([2, 0])] for m in matrices])["b"].tolist()
+      [[4.0, 5.0], [0.0, 1.0]]
+    """
+    leaves, treedef = jax.tree.flatten(samples)
+    members = {dtype: [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype] for dtype in [leaf.dtype for leaf in leaves]}
+    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
+    matrices = [jnp.concatenate([flat[i] for i in group], axis=1) for group in members.values()]
+
+    def unpack(matrices: list[jax.Array]) -> Any:
+        rows: list[Any] = [None] * len(leaves)
+        for group, matrix in zip(members.values(), matrices, strict=True):
+            offset = 0
+            for i in group:
+                width = flat[i].shape[1]
+                rows[i] = matrix[:, offset : offset + width].reshape(matrix.shape[0], *leaves[i].shape[1:])
+                offset += width
+        return jax.tree.unflatten(treedef, rows)
+
+    return matrices, unpack
