@@ -194,11 +194,9 @@ def panels(results: Sequence[Result], options: Options) -> list[Panel]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    sections = {"": Options}
-    if {"--help", "-h"} & set(argv):
-        print(flags.usage("ablation.py", "DAPO's ingredients one after another.", sections))
+    options = flags.ask(argv, "ablation.py", "DAPO's ingredients one after another.", Options)
+    if options is None:
         return 0
-    options = flags.parse(argv, sections)[""]
     out = Path(options.out)
     results = run(options, out)
     text = table(results, score(results, options.num_prompts * options.group_size))

@@ -122,15 +122,13 @@ def table(devices: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    sections = {"": Options}
-    if {"--help", "-h"} & set(argv):
-        print(flags.usage("benchmark_control.py", "Times the whole loop of PPO or TRPO on CartPole-v1.", sections))
+    options = flags.ask(argv, "benchmark_control.py", "Times the whole loop of PPO or TRPO on CartPole-v1.", Options)
+    if options is None:
         return 0
-    options = flags.parse(argv, sections)[""]
     if not options.envs:
         table(options.devices)
         return 0
-    with flags.blame(sections):
+    with flags.blame({"": Options}):
         row = measure(options)
     print(json.dumps(row) if options.json else "\n".join(f"{name}: {value}" for name, value in row.items()))
     return 0

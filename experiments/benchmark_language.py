@@ -141,13 +141,11 @@ def matrix_peak(dtype: Any, size: int = 0) -> float:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    sections = {"": Options}
-    if {"--help", "-h"} & set(argv):
-        print(flags.usage("benchmark_language.py", "Times sampling and training of GRPO on three-digit addition.", sections))
+    options = flags.ask(argv, "benchmark_language.py", "Times sampling and training of GRPO on three-digit addition.", Options)
+    if options is None:
         return 0
-    options = flags.parse(argv, sections)[""]
     if options.width:
-        with flags.blame(sections):
+        with flags.blame({"": Options}):
             row = measure(options)
         print(json.dumps(row) if options.json else "\n".join(f"{name}: {value}" for name, value in row.items()))
         return 0

@@ -5,11 +5,9 @@ process and take turns, so that a machine whose speed drifts is fair to them. CP
 there are cores, the time must grow with the devices, and only `per core` tells what sharding itself costs.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,7 +15,7 @@ import comparison
 import jax
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_po import config, control, flags, language, parallel
+from jaxrl_po import config, control, flags, folder, language, parallel
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.flags import UsageError
@@ -148,23 +146,19 @@ def panels(results: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    sections = {"": Options}
-    if {"--help", "-h"} & set(argv):
-        print(flags.usage("benchmark_scaling.py", "Weak scaling, and what sharding costs on one device.", sections))
+    options = flags.ask(argv, "benchmark_scaling.py", "Weak scaling, and what sharding costs on one device.", Options)
+    if options is None:
         return 0
-    options = flags.parse(argv, sections)[""]
-    if not options.out:
-        raise UsageError("--out must name a folder for the results")
+    folder.inspect(options.out, resume=False, overwrite=True)
     if not options.devices or options.devices[0] != 1 or list(options.devices) != sorted(set(options.devices)):
         raise UsageError(f"--devices={flags.shown(options.devices)} must start with 1 and ascend, as in 1,2,4")
-    with flags.blame(sections):
+    with flags.blame({"": Options}):
         parallel.choose(options.devices[-1], num_seeds=1, num_rows=options.devices[-1])
-    results = {name: measure(make, options) for name, make in WORK.items()}
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else options.devices[-1]
-    (out / "scaling.json").write_text(json.dumps({"cores": cores, "results": results}, indent=2))
-    comparison.leave(out, "scaling", panels(results), "Weak scaling:", table(results, cores))
+    with folder.claim(options.out, overwrite=False) as out:
+        results = {name: measure(make, options) for name, make in WORK.items()}
+        cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else options.devices[-1]
+        folder.write_json(out / "scaling.json", {"cores": cores, "results": results})
+        comparison.leave(out, "scaling", panels(results), "Weak scaling:", table(results, cores))
     return 0
 
 

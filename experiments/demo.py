@@ -151,11 +151,12 @@ def main(argv: Sequence[str]) -> int:
       UsageError: a run did not finish.
     """
     begun = time.perf_counter()
-    sections = {"": Options}
-    if {"--help", "-h"} & set(argv):
-        print(flags.usage("demo.py", "Trains PPO, GRPO and DAPO on addition, and PPO and its family on CartPole-v1.", sections))
+    options = flags.ask(
+        argv, "demo.py", "Trains PPO, GRPO and DAPO on addition, and PPO and its family on CartPole-v1.", Options
+    )
+    if options is None:
         return 0
-    out = Path(flags.parse(argv, sections)[""].out)
+    out = Path(options.out)
     results = [comparison.run_each(part.main, {part.name: part.arguments}, (), out)[0] for part in PARTS]
     curves = [
         common.panel(part.script, part.title, result.rows, part.target) for part, result in zip(PARTS, results, strict=True)

@@ -627,11 +627,11 @@ def save_figure(result: Result, options: Options, path: Path) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    sections = {"": Options}
-    if {"--help", "-h"} & set(argv):
-        print(flags.usage("estimators.py", "Measures bias, variance and sample efficiency of advantage estimators.", sections))
+    options = flags.ask(
+        argv, "estimators.py", "Measures bias, variance and sample efficiency of advantage estimators.", Options
+    )
+    if options is None:
         return 0
-    options = flags.parse(argv, sections)[""]
     folder.inspect(options.out, resume=False, overwrite=True)
     with folder.claim(options.out, overwrite=False) as out:
         result = evaluate(options)

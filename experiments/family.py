@@ -95,11 +95,9 @@ def table(results: Sequence[Result], options: Options) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    sections = {"": Options}
-    if {"--help", "-h"} & set(argv):
-        print(flags.usage("family.py", "Compares all methods on one environment.", sections))
+    options = flags.ask(argv, "family.py", "Compares all methods on one environment.", Options)
+    if options is None:
         return 0
-    options = flags.parse(argv, sections)[""]
     for name in options.methods.split(","):
         flags.lookup("methods", name, METHODS)
     out = Path(options.out)

@@ -163,11 +163,9 @@ def require_file(out: str) -> Path:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    sections = {"": Options}
-    if {"--help", "-h"} & set(argv):
-        print(flags.usage("render.py", "Shows one episode of a run of control.py as a GIF.", sections))
+    options = flags.ask(argv, "render.py", "Shows one episode of a run of control.py as a GIF.", Options)
+    if options is None:
         return 0
-    options = flags.parse(argv, sections)[""]
     records = common.read_run(control.SCRIPT, "run", options.run)
     out = require_file(options.out or str(Path(options.run) / "episode.gif"))
     player = restore(options, records)

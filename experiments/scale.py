@@ -5,17 +5,15 @@
 """
 
 import dataclasses
-import json
 import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxrl_po import config, flags, language, parallel, sharding
+from jaxrl_po import config, flags, folder, language, parallel, sharding
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.flags import UsageError
@@ -249,32 +247,28 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    sections = {"": Options}
-    if {"--help", "-h"} & set(argv):
-        print(flags.usage("scale.py", "Memory and communication of larger transformers, from the table of axes.", sections))
+    options = flags.ask(argv, "scale.py", "Memory and communication of larger transformers, from the table of axes.", Options)
+    if options is None:
         return 0
-    options = flags.parse(argv, sections)[""]
-    if not options.out:
-        raise UsageError("--out must name a folder for the table")
+    folder.inspect(options.out, resume=False, overwrite=True)
     for devices in options.devices:
         for model in options.model:
             if min(devices, model) < 1 or devices % model:
                 raise UsageError(f"--model={model} must divide --devices={devices}")
     jax.config.update("jax_platforms", "cpu")  # as many devices as are asked for, and nothing is allocated on them
-    with flags.blame(sections):
+    with flags.blame({"": Options}):
         parallel.choose(max(options.devices), num_seeds=1, num_rows=max(options.devices))
     cases = cases_of(options)
     wanted = {label for label in options.compile.split(",") if label}
     for label in wanted - {case.label for case in cases}:
         raise UsageError(f"--compile={label} is none of {', '.join(case.label for case in cases)}")
-    rows = []
-    for case in cases:
-        rows.append(put(case, compiles=case.label in wanted))
-        print(f"{case.label}: {mb(rows[-1]['memory']['peak'])} MB of each device", flush=True)
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "scale.json").write_text(json.dumps({"options": dataclasses.asdict(options), "rows": rows}, indent=2))
-    (out / "scale.md").write_text(table(rows, options))
+    with folder.claim(options.out, overwrite=False) as out:
+        rows = []
+        for case in cases:
+            rows.append(put(case, compiles=case.label in wanted))
+            print(f"{case.label}: {mb(rows[-1]['memory']['peak'])} MB of each device", flush=True)
+        folder.write_json(out / "scale.json", {"options": dataclasses.asdict(options), "rows": rows})
+        (out / "scale.md").write_text(table(rows, options))
     print(table(rows, options), end="")
     return 0
 

@@ -244,6 +244,25 @@ def flatten(records: Mapping[str, Any]) -> Values:
     }
 
 
+def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
+    """The options of a script whose flags have no prefix; None after `--help` has printed them.
+
+    Args:
+      argv: arguments.
+      program: the script's name.
+      summary: first line of `--help`.
+      record: the script's options.
+
+    Raises:
+      UsageError: see `parse`.
+    """
+    sections = {"": record}
+    if {"--help", "-h"} & set(argv):
+        print(usage(program, summary, sections))
+        return None
+    return parse(argv, sections)[""]
+
+
 def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Runs a script: its status is the process's; a `UsageError` is one line on stderr and status 2."""
     try:
