@@ -26,6 +26,7 @@ import numpy.typing as npt
 import orbax.checkpoint as ocp
 
 from jaxrl_po import processes
+from jaxrl_po.folder import reason
 from jaxrl_po.metrics import write_atomically
 from jaxrl_po.types import PyTree
 
@@ -39,11 +40,15 @@ class CheckpointError(Exception):
     """Saved states exist, but none can be used."""
 
 
+class SaveError(OSError):
+    """A state could not be written; those that were saved before it are as they were."""
+
+
 class Store:
     """A folder of checkpoints, numbered by iteration; the newest `keep` stay.
 
     Args:
-      folder: where; made if absent, and orbax's unfinished leftovers of a killed run are cleared.
+      folder: where; made if absent, and what a killed run left unfinished there is cleared.
       keep: how many stay. Two or more let a run survive a damaged newest one.
 
     Example:
@@ -60,15 +65,17 @@ class Store:
         self._folder.mkdir(parents=True, exist_ok=True)
         here = jax.process_index()
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
             create=False,
             read_only=not processes.is_writer(),
             enable_async_checkpointing=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=here, active_processes={here}
-            ),  # no waiting
+                primary_host=here,  # each process by itself: none waits for another
+                active_processes={here},
+            ),
         )
         self._manager = ocp.CheckpointManager(self._folder, options=options)
+        self._keep = keep
+        self._clear_unfinished()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
@@ -86,25 +93,46 @@ class Store:
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
-    def save(self, iteration: int, state: PyTree) -> None:
-        """Copies `state` to the host and writes it in the background; the state may be donated right away."""
+    def save(self, iteration: int, state: PyTree, *, after: "Store | None" = None) -> None:
+        """Copies `state` to the host and writes it in the background; the state may be donated right away.
+
+        Args:
+          iteration: its number.
+          state: the training state.
+          after: what is being saved there must be on disk first.
+        """
         arrays = to_host(state)
         self.wait_until_finished()
         if processes.is_writer():
-            self._written = self._writer.submit(self._write, iteration, arrays)
+            self._written = self._writer.submit(self._write, iteration, arrays, None if after is None else after._written)
 
-    def _write(self, iteration: int, arrays: Arrays) -> None:
-        if iteration in self._manager.all_steps():
-            self._manager.delete(iteration)
-        self._manager.save(iteration, args=ocp.args.StandardSave(arrays), force=True)
+    def _write(self, iteration: int, arrays: Arrays, first: Future[None] | None) -> None:
+        if first is not None:
+            first.result()
         step = self._folder / str(iteration)
-        write_atomically(step / CHECKSUMS, json.dumps(checksums(step / ITEM)))
+        try:
+            if iteration in self._manager.all_steps():
+                self._manager.delete(iteration)
+            self._manager.save(iteration, args=ocp.args.StandardSave(arrays), force=True)
+            write_atomically(step / CHECKSUMS, json.dumps(checksums(step / ITEM)))
+            steps = self._steps()
+            kept = [each for each in steps if each <= iteration][-self._keep :]
+            for each in set(steps).difference(kept):  # only now: until here it may have been the newest that is intact
+                self._manager.delete(each)
+        except (OSError, ValueError) as error:  # tensorstore tells of a full disk by a ValueError
+            self._clear_unfinished()
+            raise SaveError(f"checkpoint {step} cannot be written: {reason(error)}") from error
+
+    def _clear_unfinished(self) -> None:
+        if processes.is_writer():
+            for path in self._folder.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
 
     def wait_until_finished(self) -> None:
         """Waits until what was saved is on disk; raises what went wrong there."""
-        if self._written is not None:
-            self._written.result()
-            self._written = None
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
     def load(self, like: PyTree, *, tell: Callable[[str], None] = print) -> tuple[int, PyTree] | None:
         """The newest checkpoint that is intact; those after it are told of and dropped.
@@ -195,6 +223,12 @@ def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
                 with Store(Path(copy)) as store:
                     return iteration, store.read(iteration)
     return None
+
+
+def newest_intact(folder: Path) -> int | None:
+    """The iteration of the newest intact checkpoint of a folder, in which nothing is changed; None where there is none."""
+    found = sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True)
+    return next((iteration for iteration in found if condition_of(folder / str(iteration)) == "intact"), None)
 
 
 def condition_of(step: Path) -> str:

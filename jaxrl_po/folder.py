@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +15,14 @@ from jaxrl_po.flags import UsageError, shown
 from jaxrl_po.metrics import strict, write_atomically
 
 CONFIG = "config.json"
-ARTEFACTS = (CONFIG, "metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "checkpoints")
+WANDB_ID = "wandb_id"
+ARTEFACTS = (
+    *(CONFIG, "metrics.jsonl", "samples.jsonl", "summary.json", "curves.png", "checkpoints", "tensorboard", WANDB_ID),
+    *("evaluation.json", "episode.gif"),  # of the policies, by later scripts
+)
 # Flags of one start and not of the run: a run that began with --overwrite would otherwise be replaced when it is resumed.
 OF_A_START = ("resume", "overwrite", "distributed", "coordinator", "num_processes", "process_id", "coordinator_timeout")
-MAY_DIFFER = ("out", "devices", "mesh", "shard_params", "total_steps", *OF_A_START)
+MAY_DIFFER = ("out", "devices", "mesh", "shard_params", "total_steps", "reward_timeout", "tensorboard", "wandb", *OF_A_START)
 
 
 def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
@@ -113,6 +118,48 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
             for path in (folder / name for name in ARTEFACTS):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         yield folder
+
+
+def require_file(out: str, suffix: str) -> Path:
+    """The path of `--out` where it is a file, after a check that it can be written there.
+
+    Raises:
+      UsageError: another ending, a folder, or a place that cannot be written to.
+    """
+    path = Path(out)
+    ancestor = next(each for each in path.absolute().parents if each.exists())
+    if path.suffix.lower() != suffix or path.is_dir():
+        raise UsageError(f"--out={out} must be a file whose name ends in {suffix}")
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
+        raise UsageError(f"--out={out} must be a file that can be written; {ancestor} is no folder to write to")
+    return path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes the folder of a file that is named by `--out`; inside, a failure to write becomes an error that says so.
+
+    Raises:
+      UsageError: names the file and what went wrong.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(f"--out={path} must be a file that can be written: {reason(error)}") from None
+
+
+def reason(error: Exception) -> str:
+    """What the system said, in a few words, of an error of Python's or of tensorstore's.
+
+    Example:
+      >>> reason(ValueError("OUT_OF_RANGE: Failed to write 9 bytes to file 14: File too large [os_error_code='27']"))
+      'File too large'
+    """
+    told = re.search(r"os_error_code='(\d+)'", str(error))
+    if told:
+        return os.strerror(int(told[1]))
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def write_json(path: Path, content: Any) -> None:

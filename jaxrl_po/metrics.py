@@ -96,6 +96,58 @@ def bootstrap_interval(
     return low, high
 
 
+def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """P(X > Y) + ½ P(X = Y), the Mann–Whitney statistic: how often a run of the one is better than a run of the other.
+
+    Args:
+      x: `[S, …]`, scores of the one.
+      y: `[S', …]`, scores of the other.
+
+    Returns:
+      `[…]`; ½ where neither is better; NaN where either has none.
+
+    Example:
+      >>> float(probability_of_improvement([1.0, 3.0], [2.0, 3.0]))
+      0.375
+    """
+    x, y = np.asarray(x, np.float64)[:, None], np.asarray(y, np.float64)[None, :]
+    wins = np.where(np.isnan(x) | np.isnan(y), np.nan, (x > y) + 0.5 * (x == y))
+    return mean(wins.reshape(-1, *wins.shape[2:]))
+
+
+def improvement_interval(
+    x: npt.ArrayLike, y: npt.ArrayLike, *, confidence: float = 0.95, replicates: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap of `probability_of_improvement`: the runs of both `[S]`, `[S']` are drawn with replacement.
+
+    NaN where either has no score.
+    """
+    generator = np.random.default_rng(seed)
+    scores = [np.asarray(values, np.float64) for values in (x, y)]
+    draws = [values[generator.integers(len(values), size=(len(values), replicates))] for values in scores]
+    estimates = probability_of_improvement(*draws)
+    estimates = estimates[~np.isnan(estimates)]
+    if not estimates.size:
+        return math.nan, math.nan
+    low, high = np.percentile(estimates, [50.0 * (1.0 - confidence), 50.0 * (1.0 + confidence)])
+    return float(low), float(high)
+
+
+def performance_profile(values: npt.ArrayLike, thresholds: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Share of the runs whose score is above each threshold, `[X]` or `[X, R]`.
+
+    Args:
+      values: `[S]`, or `[S, R]` of R resamples; a NaN is above nothing.
+      thresholds: `[X]`.
+
+    Example:
+      >>> performance_profile([1.0, 2.0, 4.0, 8.0], [0.0, 3.0, 8.0]).tolist()
+      [1.0, 0.5, 0.0]
+    """
+    levels = np.asarray(thresholds, np.float64)
+    return np.stack([np.mean(np.asarray(values, np.float64) > level, axis=0) for level in levels])
+
+
 def pool(means: Metrics) -> dict[str, npt.NDArray[np.float64]]:
     """Adds the `Mean`s of a chunk and divides once: an iteration without samples weighs nothing.
 

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.types import Actor, Learner, Metrics, TrainState
+from jaxrl_po.types import Actor, Batch, Learner, Step, TrainState
 
 MIN_ROWS = 16  # of a device, below which exchanging gradients costs more than sharing the work saves
 
@@ -164,17 +164,15 @@ def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None =
     One seed is not vmapped but only given its axis: batching alone would slow its sorts and gathers. `spmd_axis_name` is the mesh
     axis of the seeds, for sharding constraints inside the learner.
     """
+    over = functools.partial(stacked, num_seeds=num_seeds, spmd_axis_name=spmd_axis_name)
+    return Learner(over(learner.init), over(learner.step))
+
+
+def stacked(function: Callable[..., Any], num_seeds: int, *, spmd_axis_name: str | None = None) -> Callable[..., Any]:
+    """The function over a leading seed axis of all its arguments and results, see `over_seeds`."""
     if num_seeds > 1:
-        over = functools.partial(jax.vmap, spmd_axis_name=spmd_axis_name)
-        return Learner(over(learner.init), over(learner.step))
-
-    def init(keys: jax.Array) -> TrainState:
-        return _lead(learner.init(keys[0]))
-
-    def step(state: TrainState) -> tuple[TrainState, Metrics]:
-        return _lead(learner.step(jax.tree.map(lambda x: x[0], state)))
-
-    return Learner(init, step)
+        return jax.vmap(function, spmd_axis_name=spmd_axis_name)
+    return lambda *trees: _lead(function(*jax.tree.map(lambda x: x[0], trees)))
 
 
 def _lead(tree: Any) -> Any:
@@ -207,6 +205,13 @@ def state_spec() -> Any:
         key=each,
         step=each,
     )
+
+
+def batch_spec() -> Any:
+    """Partition of a stacked batch: seeds over `seed`; of each seed, rows over `data`, metrics on every device."""
+    each, rows = P("seed"), P("seed", "data")
+    spec: Any = Batch
+    return spec(**{name: each if name == "metrics" else rows for name in Batch._fields})
 
 
 def make_mesh(placement: Placement) -> Mesh:
@@ -260,6 +265,27 @@ def over_devices(learner: Learner, placement: Placement) -> Learner:
         check_vma=False,
     )
     return Learner(init, step)
+
+
+def halves_over_devices(step: Step, placement: Placement) -> Step:
+    """The halves of a learner's step over stacked seeds and devices, placed as `over_devices` places the whole.
+
+    Args:
+      step: of one seed.
+      placement: see `choose`; parameters are not cut.
+
+    Returns:
+      `sample` and `update`, to be jitted, with leaves that lead with `[S]`.
+    """
+    own = placement.num_seeds // placement.seed_devices
+    sample, update = stacked(step.sample, own), stacked(step.update, own)
+    if placement.num_devices == 1:
+        return Step(sample, update)
+    mesh, state, batch = make_mesh(placement), state_spec(), batch_spec()
+    return Step(
+        jax.shard_map(sample, mesh=mesh, in_specs=(state,), out_specs=(state, batch), check_vma=False),
+        jax.shard_map(update, mesh=mesh, in_specs=(state, batch), out_specs=(state, P("seed")), check_vma=False),
+    )
 
 
 def _broadcast(prefix: Any, state: TrainState) -> TrainState:

@@ -1,5 +1,6 @@
 """Learning curves: interquartile mean over seeds, a 95 % bootstrap band, and each seed faintly behind them."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from jaxrl_po import metrics
 from jaxrl_po.metrics import Row
 
 INK, QUIET = "#1b1f24", "#8a929c"
+DASHES = ("-", "--", ":", "-.")  # once the colours are used up
 COLOURS = ("#0b6e99", "#c4501b", "#3a7d44", "#7b4fa3", "#b8860b", "#0a9a8f", "#a8325e", "#4d5560")
 
 STYLE: dict[Any, Any] = {
@@ -73,10 +75,10 @@ class Panel(NamedTuple):
     seeds: bool = True
 
 
-def draw(axes: Axes, panel: Panel) -> None:
-    """Draws one panel; a metric that no line holds is left out."""
-    drawn = 0
-    for series, colour in zip(panel.series, COLOURS, strict=False):
+def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
+    """Draws one panel of at most 32 curves; a metric that no line holds is left out."""
+    drawn: set[int] = set()  # numbers of seeds
+    for series, (dashes, colour) in zip(panel.series, itertools.product(DASHES, COLOURS), strict=False):
         step, values = metrics.curve(panel.rows if series.rows is None else series.rows, series.metric)
         if not step.size:
             continue
@@ -85,34 +87,43 @@ def draw(axes: Axes, panel: Panel) -> None:
             axes.plot(step, values.T, color=colour, alpha=min(0.35, 2.5 / len(values)), linewidth=0.7)
         axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
         centre = metrics.interquartile_mean(values)
-        what = f": IQM, 95 % band, {len(values)} seeds" if len(values) > 1 else ""
-        axes.plot(step, centre, color=colour, linewidth=2.2, label=series.label + what)
+        axes.plot(step, centre, dashes, color=colour, linewidth=2.2, label=series.label)
         axes.plot(step[-1], centre[-1], "o", color=colour, markersize=5, clip_on=False)
-        drawn += 1
+        drawn.add(len(values))
     if panel.target is not None:
         axes.axhline(panel.target, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)), label=f"target {panel.target:g}")
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(1.0, axes.get_xlim()[1]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # steps are whole, and so are devices
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if drawn:
-        axes.legend(loc="best", fontsize=9)
+    if drawn and legend:
+        seeds = " – ".join(map(str, sorted({min(drawn), max(drawn)})))
+        what = f"IQM and 95 % band, {seeds} seeds" if max(drawn) > 1 else None
+        axes.legend(loc="best", fontsize=9, title=what, title_fontsize=9, alignment="left")
 
 
 def save(panels: Sequence[Panel], path: Path) -> None:
-    """Writes the panels side by side as a picture.
+    """Writes the panels side by side as a picture, four of them in two rows; neighbours with the same curves share a legend.
 
     Args:
       panels: left to right.
       path: of the PNG file.
     """
+    rows = 2 if len(panels) == 4 else 1
+    columns = len(panels) // rows
+    names = [[series.label for series in panel.series] for panel in panels]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.6 * len(panels), 4.2), layout="constrained", dpi=150)
-        for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
-            draw(axes, panel)
-        temporary = path.with_name(f".{path.name}")
-        figure.savefig(temporary, format="png")
-        temporary.replace(path)
+        figure = Figure(figsize=(6.6 * columns, 4.2 * rows), layout="constrained", dpi=150)
+        for i, (axes, panel) in enumerate(zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True)):
+            draw(axes, panel, legend=i == 0 or names[i] != names[i - 1])
+        write(figure, path)
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Replaces a PNG file in one step: a reader sees the old picture or the new one."""
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, format="png")
+    temporary.replace(path)
 
 
 def save_sweep(rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], path: Path) -> None:
@@ -141,9 +152,7 @@ def save_sweep(rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], path: Pa
             axes.set_xticks(range(len(ticks)), ticks)
             axes.set(title=name, xlabel="mean of a combination; line: its seeds")
         columns[0].set_ylabel("final score")
-        temporary = path.with_name(f".{path.name}")
-        figure.savefig(temporary, format="png")
-        temporary.replace(path)
+        write(figure, path)
 
 
 def _as_number(text: str) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -38,7 +39,7 @@ class Progress:
         )
         self._task = self._bar.add_task(title, total=total_steps, text="")
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -63,7 +64,8 @@ class Progress:
             if not math.isnan(value):
                 self._shown[name] = value
         numbers = [f"{name.replace('_', ' ')} {self._shown[name]:.4g}" for name in self._watch if name in self._shown]
-        speed = [f"{row['time/steps_per_second']:,.0f} {self._unit}/s"] if "time/steps_per_second" in row else []
+        rate = row.get("time/steps_per_second", math.nan)
+        speed = [f"{rate:,.0f} {self._unit}/s"] if math.isfinite(rate) else []
         left = [f"{clock(seconds_left)} left"] if math.isfinite(seconds_left) else []
         text = "  ".join([f"{row['step']:,}/{self._total:,} {self._unit}", *numbers, *speed, *left])
         if self._console.is_terminal:

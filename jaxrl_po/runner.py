@@ -5,7 +5,6 @@ depends on the iteration alone, never on the clock. So a run that was killed and
 """
 
 import contextlib
-import dataclasses
 import math
 import os
 import signal
@@ -17,17 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po import memory, processes
 from jaxrl_po import metrics as metrics_lib
+from jaxrl_po import processes
+from jaxrl_po import programs as programs_lib
 from jaxrl_po.checkpoint import Store
 from jaxrl_po.masked import Mean
-from jaxrl_po.memory import Memory
 from jaxrl_po.metrics import Row
-from jaxrl_po.types import Learner, Metrics, PyTree, TrainState
+from jaxrl_po.programs import Job
+from jaxrl_po.types import TrainState
 
 SKIPPED = "skipped"
 SIGNAL = "signal"
@@ -51,69 +50,6 @@ class Reporter(Protocol):
         """One line of metrics."""
 
 
-class Examples(NamedTuple):
-    """What the policy does at an evaluation, to be read rather than counted.
-
-    Attributes:
-      describe: training state to arrays; compiled, and its random numbers must be its own and fixed.
-      render: those arrays, on the host, to the rows that are kept.
-    """
-
-    describe: Callable[..., PyTree]
-    render: Callable[[PyTree], list[Row]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What is to be run.
-
-    Attributes:
-      learner: over stacked seeds: `init(keys [S])`; leaves of the state and of each metric lead with `[S]`.
-      keys: `[S]`, typed, one a seed.
-      iterations: iterations in total.
-      steps_per_iteration: environment steps (or completions) of one iteration of one seed.
-      log_every: iterations of a chunk, which makes one line.
-      eval_every: chunks between evaluations; the first and the last state are always evaluated.
-      checkpoint_every: chunks between checkpoints; the last state is always saved.
-      patience: iterations in a row in which all updates of a seed are skipped, before the run stops.
-      idle_patience: iterations in a row in which no sample of any seed carried a signal (metric `signal`, where the learner tells
-        it), before the run ends.
-      evaluate: `state -> {name: [S]}`, or None; its random numbers must be its own and fixed.
-      score: the evaluated quantity whose mean over seeds, when it grows, marks the best checkpoint; empty for none.
-      examples: shown at each evaluation, or None.
-      where: what lies on which device, in words.
-      replicated: where arrays that the host reads are put, if devices belong to several processes: a copy on each; or None.
-    """
-
-    learner: Learner
-    keys: jax.Array
-    iterations: int
-    steps_per_iteration: int
-    log_every: int = 1
-    eval_every: int = 1
-    checkpoint_every: int = 1
-    patience: int = 10
-    idle_patience: int = 100
-    evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
-    score: str = ""
-    examples: Examples | None = None
-    where: str = ""
-    replicated: jax.sharding.Sharding | None = None
-
-    @property
-    def num_seeds(self) -> int:
-        """S."""
-        return len(self.keys)
-
-    def boundary(self, iteration: int) -> int:
-        """Where the chunk that begins at `iteration` ends."""
-        return min((iteration // self.log_every + 1) * self.log_every, self.iterations)
-
-    def due(self, iteration: int, every: int) -> bool:
-        """Whether what happens every `every` chunks happens at the end of this one."""
-        return iteration == self.iterations or iteration % (self.log_every * every) == 0
-
-
 class Outcome(NamedTuple):
     """How a run ended.
 
@@ -130,69 +66,12 @@ class Outcome(NamedTuple):
     idle: bool = False
 
 
-class Programs(NamedTuple):
-    """Compiled programs; `evaluate` and `describe` may be None.
-
-    Attributes:
-      init: keys to state.
-      chunk: `(state, n) -> (state, metrics [log_every, S])` of n iterations; the state is donated.
-      evaluate: state to a dict of `[S]`.
-      describe: state to what `Examples.render` reads.
-      like: shapes and placement of the state.
-      memory: what a device holds.
-    """
-
-    init: Any
-    chunk: Any
-    evaluate: Any
-    describe: Any
-    like: TrainState
-    memory: Memory
-
-
-def check(job: Job) -> None:
-    """Traces one iteration without compiling it.
-
-    Raises:
-      ConfigError: sizes that do not fit each other.
-    """
-    jax.eval_shape(job.learner.step, jax.eval_shape(job.learner.init, job.keys))
-
-
-def compile_programs(job: Job) -> Programs:
-    """Compiles everything that the run needs, ahead of time."""
-    init = jax.jit(job.learner.init).lower(job.keys).compile()
-    shapes = jax.eval_shape(job.learner.init, job.keys)
-    placed = init.output_shardings
-    like = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, placed)
-    buffer = jax.eval_shape(job.learner.step, shapes)[1]
-
-    def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
-        def body(i: jax.Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
-            state, rows = carry
-            state, row = job.learner.step(state)
-            return state, jax.tree.map(lambda all, one: all.at[i].set(one), rows, row)
-
-        rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
-        return jax.lax.fori_loop(0, n, body, (state, rows))
-
-    out = job.replicated
-    compiled = jax.jit(chunk, donate_argnums=0, out_shardings=(placed, out)).lower(like, np.int32(0)).compile()
-    return Programs(
-        init=init,
-        chunk=compiled,
-        evaluate=job.evaluate and jax.jit(job.evaluate, out_shardings=out).lower(like).compile(),
-        describe=job.examples and jax.jit(job.examples.describe, out_shardings=out).lower(like).compile(),
-        like=like,
-        memory=memory.measure(compiled, like),
-    )
-
-
 def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> Outcome:
     """Runs `job` to its end, leaving `metrics.jsonl` and `checkpoints/{latest,best}` in `folder`, and `samples.jsonl` of examples.
 
-    A line is on disk before the checkpoint that goes with it. On resuming, the newest intact checkpoint is loaded and the lines
-    after it are dropped and written again. SIGINT or SIGTERM ends the run after the current chunk, saved; a second one kills.
+    A line, and the best state if it is that, are on disk before the checkpoint that goes with them. On resuming, the newest intact
+    checkpoint is loaded and the lines after it are dropped and written again. SIGINT or SIGTERM ends the run after the current
+    chunk, saved; a second one kills.
     Of several processes all compute and the first one writes; a signal to any of them ends all.
 
     Args:
@@ -206,7 +85,9 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
 
     Raises:
       Diverged: see `Job.patience`; the last good checkpoint stays.
+      RewardError: see `scoring`; so does it then.
       CheckpointError: nothing that was saved can be used.
+      OSError: the folder cannot be written; what was saved before stays.
     """
     with (
         Store(folder / "checkpoints" / "latest", keep=2) as latest,
@@ -219,7 +100,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             """Calls in another thread, so that this one hears signals; returns the result and the seconds it took."""
             begun = time.perf_counter()
             result = worker.submit(lambda: jax.block_until_ready(function(*args))).result()
-            return result, time.perf_counter() - begun
+            return result, max(time.perf_counter() - begun, 0.0)  # a clock may jump
 
         if resume and max(latest.iterations(), default=-1) >= job.iterations:
             finished = latest.load(jax.eval_shape(job.learner.init, job.keys), tell=reporter.tell)
@@ -228,10 +109,12 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                 return Outcome(finished[1], finished[0], False)
 
         reporter.phase("compiling")
-        programs, compile_seconds = wait_for(compile_programs, job)
+        programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
         reporter.tell("; ".join(filter(None, [job.where, programs.memory.describe()])))
         saved = latest.load(programs.like, tell=reporter.tell) if resume else None
         done = saved[0] if saved else -1
+        if resume and saved is None and metrics_lib.read(folder / METRICS):
+            reporter.tell("no checkpoint is left to go on from: the run begins again at step 0")
         log = Log(folder / METRICS, job.score, after=done)
         if job.examples is not None and processes.is_writer():
             metrics_lib.truncate(folder / EXAMPLES, done)
@@ -260,7 +143,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             iteration = kept = 0
             held = {f"memory/{name}_bytes": value for name, value in programs.memory._asdict().items()}
             reporter.update(record(0, state, held, evaluated=True), math.inf)
-            latest.save(0, state)
+            latest.save(0, state, after=best)
         else:
             iteration, state = saved
             kept = iteration
@@ -269,14 +152,14 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
         first, begun, idle = iteration, time.perf_counter(), False
         while iteration < job.iterations and not idle and not processes.any_of(stop.is_set()):
             end = job.boundary(iteration)
-            (state, buffer), seconds = wait_for(programs.chunk, state, np.int32(end - iteration))
+            (state, buffer), seconds = wait_for(programs.chunk, state, np.int32(end - iteration), reporter.tell)
             means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
             streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
-            rate = (end - iteration) * job.steps_per_iteration * job.num_seeds / seconds
+            rate = (end - iteration) * job.steps_per_iteration * job.num_seeds / seconds if seconds else math.nan
             fields = {**metrics_lib.by_seed(metrics_lib.pool(means)), "time/seconds": seconds, "time/steps_per_second": rate}
             idle = log.idle(end, fields) >= job.idle_patience
             row = record(end, state, fields, evaluated=idle or job.due(end, job.eval_every))
-            reporter.update(row, (time.perf_counter() - begun) / (end - first) * (job.iterations - end))
+            reporter.update(row, max(time.perf_counter() - begun, 0.0) / (end - first) * (job.iterations - end))
             if stuck is not None:
                 where = iteration + stuck[0] + 1
                 raise Diverged(
@@ -286,10 +169,10 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                 )
             iteration = end
             if job.due(iteration, job.checkpoint_every) and not streak.any():
-                latest.save(iteration, state)
+                latest.save(iteration, state, after=best)
                 kept = iteration
         if kept != iteration and not streak.any():
-            latest.save(iteration, state)
+            latest.save(iteration, state, after=best)
     return Outcome(state, iteration, iteration < job.iterations and not idle, idle)
 
 
