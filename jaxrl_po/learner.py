@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import masked
-from jaxrl_po.config import Number
-from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, TrainState
+from jaxrl_po.config import ConfigError, Number
+from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, Step, TrainState
 
 Estimate = Callable[[TrainState, Batch], Samples]
 Improve = Callable[[TrainState, Samples, jax.Array], tuple[TrainState, Metrics]]
@@ -36,7 +36,7 @@ def make(
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      A `Learner`. Metrics come pooled over devices.
+      A `Learner`, whose step is a `Step`. Metrics come pooled over devices.
     """
 
     def init(key: jax.Array) -> TrainState:
@@ -52,17 +52,30 @@ def make(
             step=jnp.int32(0),
         )
 
-    def step(state: TrainState) -> tuple[TrainState, Metrics]:
-        key, collect_key, improve_key = jax.random.split(state.key, 3)
+    def sample(state: TrainState) -> tuple[TrainState, Batch]:
+        _, collect_key, _ = jax.random.split(state.key, 3)
         actor, batch = problem.collect(state.params, state.actor, collect_key)
         batch = zero_masked(batch)
+        return state._replace(actor=actor), batch._replace(metrics=masked.psum(batch.metrics, axis_name))
+
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        require_reward(batch)
+        key, _, improve_key = jax.random.split(state.key, 3)  # as `sample` split it
         samples = estimate(state, batch)
-        state, metrics = improve(state._replace(actor=actor, key=key), samples, improve_key)
+        state, metrics = improve(state._replace(key=key), samples, improve_key)
         frac_masked = masked.Mean(jnp.sum(~batch.mask, dtype=jnp.float32), jnp.float32(batch.mask.size))
-        metrics = masked.psum({**batch.metrics, **metrics, "frac_masked": frac_masked}, axis_name)
+        metrics = {**batch.metrics, **masked.psum({**metrics, "frac_masked": frac_masked}, axis_name)}
         return state._replace(step=state.step + 1), metrics
 
-    return Learner(init, step)
+    return Learner(init, Step(sample, update))
+
+
+def require_reward(batch: Batch) -> None:
+    """Raises ConfigError where nothing has given the batch its reward."""
+    if isinstance(batch.reward, tuple):
+        raise ConfigError(
+            "reward must be given between `step.sample` and `step.update`, jitted apart: this problem is scored outside the program"
+        )
 
 
 def zero_masked(batch: Batch) -> Batch:

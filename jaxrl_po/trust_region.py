@@ -91,8 +91,8 @@ def conjugate_gradient(
 ) -> tuple[Tree, jax.Array]:
     """Solves `A x = b` for a symmetric positive definite `A`, from x = 0.
 
-    Stops early at `‖b − A x‖ ≤ tolerance · ‖b‖`, and before a direction p with pᵀAp ≤ 0 or not finite: what it has by then is
-    returned, so that b = 0 gives x = 0 and no input gives a division by zero.
+    Stops early at `‖b − A x‖ ≤ tolerance · ‖b‖`, and before a direction p with pᵀAp ≤ 0 or not finite or a residual that is not:
+    what it has by then is returned, so that b = 0 gives x = 0 and no input gives a division by zero.
 
     Args:
       matvec: `matvec(v) -> A v`, trees like `b`.
@@ -128,9 +128,9 @@ def conjugate_gradient(
         product = matvec(direction)
         curvature = _dot(direction, product)
         alpha = squared / jnp.where(curvature > 0, curvature, 1.0)
-        broken = ~((curvature > 0) & jnp.isfinite(curvature) & jnp.isfinite(alpha))
         next_residual = _add(residual, product, -alpha)
         next_squared = _dot(next_residual, next_residual)
+        broken = ~((curvature > 0) & jnp.isfinite(curvature) & jnp.isfinite(alpha) & jnp.isfinite(next_squared))
         next_direction = _add(next_residual, direction, next_squared / squared)
         new = (_add(x, direction, alpha), next_residual, next_direction, next_squared)
         return step + 1, *_select(broken, (x, residual, direction, squared), new), broken

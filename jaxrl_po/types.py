@@ -4,6 +4,7 @@ Axes, in both domains: B rows (environments, or P prompts × G completions, grou
 generated tokens).
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -48,15 +49,18 @@ class Batch(NamedTuple):
       inputs: what `Problem.apply` reads: observations `[B, T, …]`, or token sequences whose leaves lead with `[B]`.
       action: `[B, T, …]`, as sampled (never clipped).
       log_prob: `[B, T]`, nats, of `action` under the policy that sampled it.
-      reward: `[B, T]`, reward units.
+      reward: `[B, T]`, reward units; `()` where it is still to be given, outside the program, see `Step`.
       value: `[B, T]`, the critic at the input; zeros without a critic.
       next_value: `[B, T]`, the critic at the *true* next observation: the final one where an episode ended.
       terminated: `[B, T]`, bool; the return ends here, nothing is bootstrapped.
       truncated: `[B, T]`, bool; the episode was cut here by a limit. A control episode that is only truncated bootstraps; a
         completion cut at its token budget is both terminated (its reward is final) and truncated (so that it can be filtered).
       mask: `[B, T]`, bool; False in slots that hold no sample (after the end of a completion).
-      score: `[P, G]`, the raw outcome of each row before any shaping; its shape *is* the group axis (B = P·G).
+      score: `[P, G]`, the raw outcome of each row before any shaping; its shape *is* the group axis (B = P·G). 0 as long as the
+        reward is `()`.
       metrics: what `collect` measured.
+      stratum: `[B]`, int32 below `Problem.strata`: which prompts a row's outcome may be compared with beyond its own group
+        (those of one number in a finite set, or of one difficulty), or `()` where the problem does not tell.
     """
 
     inputs: PyTree
@@ -70,6 +74,7 @@ class Batch(NamedTuple):
     mask: jax.Array
     score: jax.Array
     metrics: Metrics
+    stratum: Any = ()
 
 
 class Samples(NamedTuple):
@@ -118,12 +123,32 @@ class TrainState(NamedTuple):
     step: jax.Array
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One iteration, `step(state) -> (state, metrics)`: the composition of two pure functions.
+
+    What only Python can compute (a reward) is put into the batch between the two, each jitted by itself.
+
+    Attributes:
+      sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics pooled over devices.
+      update: `update(state, batch) -> (state, metrics)`: estimate and improve.
+    """
+
+    sample: Callable[[TrainState], tuple[TrainState, Batch]]
+    update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+    def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        """One iteration as one function."""
+        return self.update(*self.sample(state))
+
+
 class Learner(NamedTuple):
     """A method on a problem: two pure functions, to be jitted, vmapped, scanned and sharded at will.
 
     Attributes:
       init: `init(key) -> TrainState`; consumes `key`.
-      step: `step(state) -> (state, metrics)`: one iteration of collect, estimate, improve; keys come from the state.
+      step: `step(state) -> (state, metrics)`: one iteration of collect, estimate, improve; keys come from the state. Those that
+        `learner.make` builds are a `Step`, whose halves can be had apart.
     """
 
     init: Callable[[jax.Array], TrainState]
@@ -139,9 +164,11 @@ class Problem(NamedTuple):
       apply: `apply(params, inputs) -> (distribution, value)`; with critic parameters `()` the value is zeros.
       rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for control, the identity for
         sequences.
+      strata: how many strata `Batch.stratum` tells apart; 0 for none.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, Actor]]
     collect: Callable[[ActorCritic, Actor, jax.Array], tuple[Actor, Batch]]
     apply: Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
     rows: Callable[[Samples], Samples]
+    strata: int = 0

@@ -155,6 +155,7 @@ def trust_region_update(
     iterations: int,
     tolerance: Number = 0.0,
     fisher_stride: int = 1,
+    num_microbatches: int = 1,
     search: Search,
     axis_name: str | None = None,
 ) -> Callable[[PyTree, Any], tuple[PyTree, Metrics]]:
@@ -171,6 +172,8 @@ def trust_region_update(
       iterations: Fisher products of the conjugate gradient at most.
       tolerance: relative residual at which it stops.
       fisher_stride: Fisher products read every so many rows; 1 reads all.
+      num_microbatches: splits the rows to bound memory: gradient, Fisher products and search become sums over parts. Each product
+        then computes the policy again, which is else linearised once for all of them.
       search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as `trust_region.full_step` or `line_search`.
       axis_name: device axis over which rows are sharded, or None.
 
@@ -178,26 +181,48 @@ def trust_region_update(
       `update(params, samples) -> (params, metrics)`, bit for bit the given parameters where no step was accepted. Metrics: `kl`
       (exact, of the step taken), `policy_loss` (before), `gain` and `predicted_gain` of the surrogate, `step_size` (norm of the
       change), `backtracks`, `residual` (‖g − Fx‖ / ‖g‖), `accepted`, `grad_norm`, `skipped` (1 where numbers were not finite).
+
+    Raises:
+      ConfigError: when the rows do not divide into microbatches.
     """
 
     def update(params: PyTree, samples: Any) -> tuple[PyTree, Metrics]:
-        old = jax.lax.stop_gradient(policy(params, samples))
+        parts = minibatches.split(samples, num_microbatches)
+        sampled = jax.tree.map(lambda x: x[:, ::fisher_stride], parts)
+        olds = jax.lax.map(lambda part: jax.lax.stop_gradient(policy(params, part)), parts)
 
-        def pooled(mean: Mean) -> jax.Array:
-            return masked.psum(mean, axis_name).value()
+        def pooled(function: Callable[..., Any], *of_parts: Any) -> Any:
+            return masked.psum(minibatches.summed(function, *of_parts), axis_name)
 
         def evaluate(candidate: PyTree) -> tuple[jax.Array, jax.Array]:
-            distribution = policy(candidate, samples)
-            return -pooled(surrogate(distribution, samples)), pooled(masked.total(old.kl(distribution), samples.mask))
+            def measure(part: Any, old: Any) -> tuple[Mean, Mean]:
+                distribution = policy(candidate, part)
+                return surrogate(distribution, part), masked.total(old.kl(distribution), part.mask)
 
-        def share(params: PyTree) -> jax.Array:
-            mean = surrogate(policy(params, samples), samples)
-            return mean.total / jnp.maximum(masked.psum(mean.count, axis_name), 1.0)
+            objective, kl = pooled(measure, parts, olds)
+            return -objective.value(), kl.value()
 
-        loss, gradient = masked.psum(jax.value_and_grad(share)(params), axis_name)
-        some = jax.tree.map(lambda x: x[::fisher_stride], samples)
-        weight = some.mask / jnp.maximum(masked.psum(some.mask.sum(dtype=float), axis_name), 1.0)
-        matvec = trust_region.fisher(lambda p: policy(p, some), params, weight, damping=damping, axis_name=axis_name)
+        # Counts do not depend on parameters: the compiler drops everything else from this pass.
+        count = pooled(lambda part: surrogate(policy(params, part), part).count, parts)
+
+        def share(params: PyTree, part: Any) -> jax.Array:
+            return surrogate(policy(params, part), part).total / jnp.maximum(count, 1.0)
+
+        def curvature(part: Any, weight: jax.Array) -> Callable[[PyTree], PyTree]:
+            return trust_region.fisher(lambda params: policy(params, part), params, weight)
+
+        loss, gradient = pooled(lambda part: jax.value_and_grad(share)(params, part), parts)
+        weight = sampled.mask / jnp.maximum(masked.psum(sampled.mask.sum(dtype=float), axis_name), 1.0)
+        if num_microbatches == 1:
+            linearised = curvature(*jax.tree.map(lambda x: x[0], (sampled, weight)))
+
+        def matvec(vector: PyTree) -> PyTree:
+            if num_microbatches == 1:
+                product = masked.psum(linearised(vector), axis_name)
+            else:
+                product = pooled(lambda part, weight: curvature(part, weight)(vector), sampled, weight)
+            return jax.tree.map(lambda x, v: x + damping * v, product, vector)
+
         uphill = jax.tree.map(jnp.negative, gradient)
         direction, residual = trust_region.conjugate_gradient(matvec, uphill, iterations=iterations, tolerance=tolerance)
         step = trust_region.natural_step(direction, matvec, max_kl=max_kl)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import masked
+from jaxrl_po.advantages import informative
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.environment import adapt
@@ -60,7 +61,8 @@ def make_groups(
       axis_name: accepted for symmetry with `make_problem`; nothing is pooled here.
 
     Returns:
-      The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its end are masked.
+      The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its end are masked. Metric
+      `dead_groups` is the share of the groups whose members all score alike.
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -102,6 +104,8 @@ def make_groups(
         score = jnp.sum(transition.reward * mask, axis=1)
         is_last = jnp.arange(num_steps)[None, :] == num_steps - 1
         truncated = transition.truncated | (is_last & ~transition.terminated)
+        in_groups = score.reshape(-1, group_size)
+        dead = {"dead_groups": masked.total(~informative(in_groups))} if group_size > 1 else {}
         batch = Batch(
             inputs=trajectory.observation,
             action=trajectory.action,
@@ -112,12 +116,13 @@ def make_groups(
             terminated=transition.terminated,
             truncated=truncated,
             mask=mask,
-            score=score.reshape(-1, group_size),
+            score=in_groups,
             metrics={
                 "episode_return": masked.total(score),
                 "episode_length": masked.total(mask.sum(1)),
                 "truncated": masked.total(jnp.any(truncated & mask, axis=1)),
-            },
+            }
+            | dead,
         )
         return actor, batch
 

@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po import hoisting
 from jaxrl_po.control.environment import Environment, Transition
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import PyTree
@@ -85,10 +86,8 @@ def unroll(
     """
     keys = row_keys(key, envs.number)
 
-    def keys_at(t: jax.Array) -> jax.Array:
-        return jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
-
-    def step(envs: EnvState, step_keys: jax.Array) -> tuple[EnvState, Trajectory]:
+    def step(envs: EnvState, t: jax.Array) -> tuple[EnvState, Trajectory]:
+        step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
         distribution = policy(envs.observation)
         action = jax.vmap(lambda distribution, key: distribution.sample(key))(distribution, step_keys[:, 0])
         state, transition = jax.vmap(environment.step)(step_keys[:, 1], envs.state, action)
@@ -105,8 +104,8 @@ def unroll(
         kept = envs.state if keep_states else ()
         return following, Trajectory(envs.observation, distribution, action, transition, episode_return, episode_length, kept)
 
-    # All keys at once: hashing a few words in each step costs as much as the environment.
-    envs, trajectory = jax.lax.scan(step, envs, jax.vmap(keys_at)(jnp.arange(num_steps)))
+    # The actions' noise and the fresh episodes are drawn beforehand: hashing in each step costs more than the environment.
+    envs, trajectory = hoisting.scan(step, envs, jnp.arange(num_steps))
     return envs, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory)
 
 
