@@ -2,6 +2,8 @@
 
 In a stream, `next_value[t]` is V of the *true* next observation: the final one where an episode ended, never the first of the
 next episode. Termination bootstraps nothing; truncation bootstraps V(final observation); no window crosses either.
+
+In float32: rewards up to 1e30 overflow nothing, but deviations above 1e19 have an infinite std, and 0 is what they are worth of it.
 """
 
 import chex
@@ -36,7 +38,10 @@ def discounted_returns(
       >>> discounted_returns(jnp.ones(3), jnp.full(3, 8.0), off, off, gamma=0.5).tolist()
       [2.75, 3.5, 5.0]
     """
-    return _lambda_returns(reward, next_value, terminated, truncated, gamma=gamma, lambda_=1.0)
+    _check_stream(reward, next_value, terminated, truncated)
+    cut = (terminated | truncated).at[-1].set(True)
+    bootstrap = jnp.where(cut & ~terminated, next_value, 0.0)
+    return _discounted_sum(reward + gamma * bootstrap, gamma * jnp.where(cut, 0.0, 1.0))
 
 
 def n_step_returns(
@@ -123,22 +128,6 @@ def gae(
     return _discounted_sum(delta, decay)
 
 
-def _lambda_returns(
-    reward: jax.Array,
-    next_value: jax.Array,
-    terminated: jax.Array,
-    truncated: jax.Array,
-    *,
-    gamma: Number,
-    lambda_: Number,
-) -> jax.Array:
-    """`G_t = r_t + γ ((1 − λ) V(s_{t+1}) + λ G_{t+1})` within an episode, bootstrapped fully where the stream is cut."""
-    _check_stream(reward, next_value, terminated, truncated)
-    cut = (terminated | truncated).at[-1].set(True)
-    bootstrap = jnp.where(terminated, 0.0, next_value) * jnp.where(cut, 1.0, 1.0 - lambda_)
-    return _discounted_sum(reward + gamma * bootstrap, gamma * lambda_ * jnp.where(cut, 0.0, 1.0))
-
-
 def _discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
     """`y_t = x_t + decay_t · y_{t+1}`, `[T]`, with y = 0 beyond the end."""
 
@@ -154,6 +143,17 @@ def _check_stream(reward: jax.Array, next_value: jax.Array, terminated: jax.Arra
     chex.assert_rank(reward, 1)
     chex.assert_equal_shape([reward, next_value, terminated, truncated])
     chex.assert_type([terminated, truncated], bool)
+
+
+def informative(score: jax.Array) -> jax.Array:
+    """Whether the members of a group differ, `max ≠ min`: `[…, G]` to bool `[…]`; a group in which they do not is dead.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> informative(jnp.array([[0.0, 1.0], [1.0, 1.0]])).tolist()
+      [True, False]
+    """
+    return score.max(axis=-1) != score.min(axis=-1)
 
 
 def group_relative(reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6) -> jax.Array:
@@ -187,10 +187,10 @@ def group_relative(reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsi
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     centred = reward - reward.mean()
     # Rounding leaves std > 0 in many constant groups, so equality is decided on the rewards themselves.
-    informative = reward.max() != reward.min()
+    differ = informative(reward)
     if scale == "std":
         centred = centred / (jnp.sqrt(jnp.sum(jnp.square(centred)) / (size - ddof)) + epsilon)
-    return jnp.where(informative, centred, 0.0)
+    return jnp.where(differ, centred, 0.0)
 
 
 def process_relative(

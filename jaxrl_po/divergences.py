@@ -101,3 +101,29 @@ def adapt_coefficient(
     chex.assert_rank([coefficient, kl], 0)
     scale = jnp.where(kl > tolerance * target, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0))
     return jnp.where(jnp.isfinite(kl), jnp.clip(coefficient * scale, 1e-8, 1e8), coefficient)
+
+
+def adapt_proportionally(
+    coefficient: jax.Array, kl: jax.Array, target: Number, *, gain: Number = 0.1, limit: Number = 0.2
+) -> jax.Array:
+    """`β · (1 + gain · e)`, `e = clip((kl − target) / target, −limit, limit)`: many small steps, for a KL that drifts slowly.
+
+    Args:
+      coefficient: `[]`, β.
+      kl: `[]`, nats, distance to the reference; a non-finite one leaves β as it is.
+      target: nats, above 0.
+      gain: share of the error by which β moves.
+      limit: of the error; with the defaults β moves by at most 2 % at a time.
+
+    Returns:
+      `[]`, the next β, kept within [1e-8, 1e8]. Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> round(float(adapt_proportionally(jnp.float32(1.0), jnp.float32(0.011), 0.01)), 4)  # 1 + 0.1 · 0.1
+      1.01
+    """
+    coefficient, kl = jnp.asarray(coefficient), jnp.asarray(kl)
+    chex.assert_rank([coefficient, kl], 0)
+    error = jnp.clip((kl - target) / target, -limit, limit)
+    return jnp.where(jnp.isfinite(kl), jnp.clip(coefficient * (1.0 + gain * error), 1e-8, 1e8), coefficient)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import masked
+from jaxrl_po.advantages import informative
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import Actor, ActorCritic, Batch, Metrics, Problem, PyTree
@@ -52,11 +53,6 @@ class Fill(NamedTuple):
     metrics: Metrics
 
 
-def informative(score: jax.Array) -> jax.Array:
-    """Whether the members of a group differ, `max ≠ min` of the raw score: `[P, G]` to bool `[P]`."""
-    return score.max(axis=1) != score.min(axis=1)
-
-
 def dynamic_sampling(
     problem: Problem,
     max_generation_batches: int,
@@ -69,7 +65,8 @@ def dynamic_sampling(
     """The same problem, but `collect` gathers informative groups only, over as many batches of it as that takes.
 
     The raw score decides, never a shaped reward. Groups keep the order in which they were generated, whatever the number of
-    devices. Slots that stay empty after `max_generation_batches` are masked, and have score 0.
+    devices. Slots that stay empty after `max_generation_batches` are masked, and have score 0. The batch has no strata: groups that
+    were chosen by their scores are no fair sample of a prompt's outcomes.
 
     Args:
       problem: in groups of at least 2.
@@ -105,6 +102,11 @@ def dynamic_sampling(
     def like(params: ActorCritic, actor: Actor, key: jax.Array) -> Batch:
         """Shapes of one batch of the problem inside, one device's share of it where rows are sharded."""
         batch = jax.eval_shape(problem.collect, params, actor, key)[1]
+        if isinstance(batch.reward, tuple):
+            raise ConfigError(
+                "dynamic_sampling must not refill groups of a problem that is scored outside the program: a group is kept or "
+                "replaced by its scores, while the program runs; reweight keeps only the informative ones as well"
+            )
         if not (hasattr(batch.score, "ndim") and batch.score.ndim == 2 and batch.score.shape[1] > 1):
             raise ConfigError(
                 "group_size must be at least 2 for dynamic sampling: it compares the raw scores [P, G] of a group"
@@ -191,7 +193,7 @@ def dynamic_sampling(
         count = jnp.clip(fill.filled - wanted, 0, generated * devices) if carry_surplus else ()
         return Actor(local, Shared(fill.actor.shared, count)), batch
 
-    return problem._replace(init=init, collect=collect)
+    return problem._replace(init=init, collect=collect, strata=0)
 
 
 def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:
@@ -199,14 +201,14 @@ def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:
 
 
 def _by_group(batch: Any) -> Any:
-    """Leaves `[P·G, …]` as `[P, G, …]`; `score` has that shape already, and metrics are left out. Takes shapes as well."""
+    """Leaves `[P·G, …]` as `[P, G, …]`; `score` has that shape already; metrics and strata are left out. Takes shapes as well."""
     shape = batch.score.shape
 
     def split(leaf: Any) -> Any:
         whole = (*shape, *leaf.shape[1:])
         return leaf.reshape(whole) if isinstance(leaf, jax.Array) else jax.ShapeDtypeStruct(whole, leaf.dtype)
 
-    return jax.tree.map(split, batch._replace(score=(), metrics={}))._replace(score=batch.score)
+    return jax.tree.map(split, batch._replace(score=(), metrics={}, stratum=()))._replace(score=batch.score)
 
 
 def _by_row(groups: Any) -> Batch:

@@ -2,6 +2,8 @@
 
 A loss is elementwise over any shape `E*`. An aggregator pools elements under a mask and leaves the division to the end, after
 microbatches and devices were added: that is the whole difference between GRPO's, DAPO's and Dr.GRPO's losses.
+
+In float32: advantages up to 1e25 (a ratio is at most 5e8) and values up to 1e18 (they are squared) overflow nothing.
 """
 
 import chex
@@ -213,6 +215,25 @@ def clipped_value(value: jax.Array, old_value: jax.Array, target: jax.Array, *, 
     old_value, target = jax.lax.stop_gradient((old_value, target))
     clipped = old_value + jnp.clip(value - old_value, -epsilon, epsilon)
     return 0.5 * jnp.maximum(jnp.square(value - target), jnp.square(clipped - target))
+
+
+def bradley_terry(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
+    """`−log σ(r_w − r_l)`: the chosen of two wins with probability `σ(r_w − r_l)`.
+
+    Args:
+      chosen: `E*`, r_w, reward units.
+      rejected: `E*`, r_l, reward units.
+
+    Returns:
+      `E*`, nats, to be minimised. Source: Bradley and Terry 1952; Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> round(float(bradley_terry(jnp.log(3.0), jnp.log(1.0))), 4)  # −log(3 / (3 + 1))
+      0.2877
+    """
+    chex.assert_equal_shape([chosen, rejected])
+    return -jax.nn.log_sigmoid(chosen - rejected)
 
 
 def token_mean(elements: jax.Array, mask: jax.Array) -> Mean:

@@ -93,13 +93,19 @@ def mean(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None =
 def moments(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None) -> tuple[jax.Array, jax.Array]:
     """Mean and standard deviation (ddof 0) of the unmasked elements over all devices; (0, 0) when there are none.
 
-    Two passes, `std = sqrt(mean((x - mean)^2))`: the one-pass form cancels in float32.
+    Two passes, `std = sqrt(mean((x - mean)^2))`: the one-pass form cancels in float32. Equal elements have exactly their value and
+    0; the std is infinite where squares overflow, for deviations above 1e19.
 
     Example:
       >>> import jax.numpy as jnp
       >>> [float(m) for m in moments(jnp.array([1.0, 3.0, 9.0]), jnp.array([1, 1, 0]))]
       [2.0, 1.0]
     """
-    centre = mean(x, mask, axis_name=axis_name)
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    # Deviations from one of the elements: rounding would leave equal ones a std, and whitening would make of it a unit.
+    low = jax.lax.stop_gradient(x if mask is None else jnp.where(mask.astype(bool), x, jnp.inf)).min(initial=jnp.inf)
+    low = low if axis_name is None else jax.lax.pmin(low, axis_name)
+    low = jnp.where(jnp.isfinite(low), low, 0.0)
+    centre = low + mean(x - low, mask, axis_name=axis_name)
     variance = mean(jnp.square(x - centre), mask, axis_name=axis_name)
     return centre, jnp.sqrt(variance)

@@ -10,9 +10,10 @@ import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
+from jaxrl_po.advantages import informative
 from jaxrl_po.algorithms import group_policy
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
-from jaxrl_po.dynamic_sampling import dynamic_sampling, informative
+from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import rewards
 from jaxrl_po.types import Batch, Learner, Problem
 

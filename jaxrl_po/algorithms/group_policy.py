@@ -13,6 +13,8 @@ import optax
 from jaxrl_po import advantages, divergences, learner, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic
+from jaxrl_po.algorithms import reference as reference_lib
+from jaxrl_po.algorithms.reference import Divergence
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, TrainState
@@ -26,8 +28,6 @@ Surrogate = Callable[[jax.Array, Samples], tuple[jax.Array, dict[str, jax.Array]
 """`(log_prob [B, T], samples) -> elements to minimise [B, T], and elements to log`."""
 Aggregate = Callable[[jax.Array, jax.Array], Mean]
 """`(elements [B, T], mask [B, T]) -> Mean`."""
-Divergence = Callable[[jax.Array, jax.Array], jax.Array]
-"""`(log_prob [B, T], reference_log_prob [B, T]) -> [B, T]`, nats."""
 
 
 @config_lib.record
@@ -128,6 +128,24 @@ def of_outcomes(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
     return advantage
 
 
+def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
+    """The samples without the last members of each group, which were there for its mean and std.
+
+    Raises:
+      ConfigError: nobody would be left.
+    """
+    if extra_samples >= group_size:
+        raise ConfigError(
+            f"extra_samples must be below group_size = {group_size}, of which they are a part, got {extra_samples}"
+        )
+
+    def keep(x: jax.Array) -> jax.Array:
+        members = x.reshape(-1, group_size, *x.shape[1:])[:, : group_size - extra_samples]
+        return members.reshape(-1, *x.shape[1:])
+
+    return jax.tree.map(keep, samples)
+
+
 def require_group(reward: jax.Array) -> None:
     """Raises ConfigError where a group `[P, G, T]` has but one member."""
     if reward.shape[1] < 2:
@@ -159,6 +177,7 @@ def make(
     aggregate: Aggregate,
     shape: Callable[[Batch], jax.Array] = lambda batch: batch.reward,
     keep: Callable[[Batch], jax.Array] = lambda batch: batch.mask,
+    extra_samples: int = 0,
     reward_kl: Divergence | None = None,
     loss_kl: Divergence | None = None,
 ) -> Learner:
@@ -176,6 +195,7 @@ def make(
       aggregate: see `Aggregate`.
       shape: batch to rewards `[B, T]`.
       keep: batch to the mask `[B, T]` of what is trained on.
+      extra_samples: the last so many members of each group enter the advantages of the others and are not trained on.
       reward_kl: estimate of KL(policy ‖ reference) to take from the rewards, or None.
       loss_kl: estimate of KL(policy ‖ reference) to add to the loss, or None.
 
@@ -190,16 +210,11 @@ def make(
     policy = actor_critic.policy_of(problem)
     reference = config if isinstance(config, Reference) and config.use_reference else None
 
-    def estimate(state: TrainState, batch: Batch) -> Samples:
-        reward = shape(batch)
-        samples = Samples(batch.inputs, batch.action, batch.log_prob, reward, (), (), (), keep(batch))
-        if reference is not None:
-            samples = samples._replace(reference_log_prob=policy(state.reference_params, samples).log_prob(batch.action))
-            if reward_kl is not None:
-                kl = reward_kl(batch.log_prob, samples.reference_log_prob)
-                reward -= reference.kl_coefficient * jnp.where(batch.mask, kl, 0.0)
-        in_groups = [x.reshape(*batch.score.shape, -1) for x in (reward, batch.mask)]
-        return samples._replace(advantage=advantage(*in_groups).reshape(batch.mask.shape))
+    def compare(state: TrainState, batch: Batch) -> Samples:
+        del state
+        in_groups = [x.reshape(*batch.score.shape, -1) for x in (shape(batch), batch.mask)]
+        relative = advantage(*in_groups).reshape(batch.mask.shape)
+        return Samples(batch.inputs, batch.action, batch.log_prob, relative, (), (), (), keep(batch))
 
     def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
@@ -249,9 +264,17 @@ def make(
     def init_reference(params: ActorCritic) -> PyTree:
         return () if reference is None else params.policy
 
+    estimate: learner.Estimate = compare
+    if reference is not None:
+        beta = reference.kl_coefficient
+        estimate = reference_lib.beside(compare, policy, reward_kl=reward_kl, coefficient=lambda state: beta)
+
+    def estimate_trained(state: TrainState, batch: Batch) -> Samples:
+        return trained(estimate(state, batch), batch.score.shape[1], extra_samples)
+
     return learner.make(
         problem,
-        estimate=estimate,
+        estimate=estimate_trained if extra_samples else estimate,
         improve=improve,
         init_optimizer=lambda params: optimizer.init(params.policy),
         init_reference=init_reference,

@@ -25,6 +25,7 @@ class Config(CriticFit):
     cg_iterations: int = static(10, "conjugate-gradient iterations at most", within=COUNT)
     cg_tolerance: Number = number(1e-5, "relative residual at which the conjugate gradient stops", within=NON_NEGATIVE)
     fisher_stride: int = static(1, "Fisher products read every so many rows of the batch; 1 reads all", within=COUNT)
+    num_microbatches: int = static(1, "parts of the batch, accumulated to bound memory", within=COUNT)
 
 
 def surrogate(distribution: Distribution, samples: Samples) -> Mean:
@@ -64,6 +65,7 @@ def make(
         iterations=config.cg_iterations,
         tolerance=config.cg_tolerance,
         fisher_stride=config.fisher_stride,
+        num_microbatches=config.num_microbatches,
         search=search,
         axis_name=config.axis_name,
     )

@@ -1,4 +1,8 @@
-"""PPO: clipped, with a fixed or an adaptive penalty on the KL, or both (Schulman et al. 2017, arXiv:1707.06347)."""
+"""PPO: clipped, with a fixed or an adaptive penalty on the KL, or both (Schulman et al. 2017, arXiv:1707.06347).
+
+With a reference it is the PPO of language models: the distance to a frozen policy is a price inside the rewards, token by token
+(Ziegler et al. 2019, arXiv:1909.08593; Ouyang et al. 2022, arXiv:2203.02155).
+"""
 
 import functools
 from typing import Any
@@ -9,9 +13,9 @@ import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, learner, losses, masked, optimizers, updates
-from jaxrl_po.algorithms import actor_critic
+from jaxrl_po.algorithms import actor_critic, reference
 from jaxrl_po.algorithms.actor_critic import JointLoss
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Interval, Number, number, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples, TrainState
@@ -44,6 +48,16 @@ class Config(JointLoss):
     num_epochs: int = static(10, "passes over each batch", within=COUNT)
     num_minibatches: int = static(16, "gradient steps of one pass", within=COUNT)
     clip_value: bool = static(False, "clip the value's change by epsilon_high in the value loss")
+    use_reference: bool = static(
+        False, "take β · (log π − log π_ref) from the reward of each step; the reference is the initial policy, frozen"
+    )
+    reference_kl_coefficient: Number = number(
+        0.05, "that β, the first one where it is adapted", unit="reward units per nat", within=NON_NEGATIVE
+    )
+    adapt_reference_kl: bool = static(False, "move that β by up to 2 % an iteration, towards reference_target_kl")
+    reference_target_kl: Number = number(
+        0.1, "KL(policy ‖ reference) of one step that the adapted β aims at", unit="nats", within=POSITIVE
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
@@ -55,6 +69,11 @@ class Config(JointLoss):
         config_lib.require(self, "satisfied_rounds", self.penalty == SATISFIED, f"penalty is {SATISFIED}")
         aims = self.early_stop or self.penalty in (ADAPTIVE, SATISFIED)
         config_lib.require(self, "target_kl", aims, "early_stop is on or the penalty adapts")
+        for name in ("reference_kl_coefficient", "adapt_reference_kl"):
+            config_lib.require(self, name, self.use_reference, "use_reference is on")
+        config_lib.require(self, "reference_target_kl", self.adapt_reference_kl, "adapt_reference_kl is on")
+        if self.adapt_reference_kl and self.penalty in (ADAPTIVE, SATISFIED):
+            raise ConfigError(f"adapt_reference_kl must be off where penalty is {self.penalty}: one β adapts at a time")
 
 
 def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
@@ -75,6 +94,13 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     penalised = config.penalty != NONE
+
+    # The state holds the β that adapts.
+    def penalty_beta(state: TrainState) -> jax.Array:
+        return jnp.asarray(config.kl_coefficient) if config.adapt_reference_kl else state.kl_coefficient
+
+    def reference_beta(state: TrainState) -> jax.Array:
+        return state.kl_coefficient if config.adapt_reference_kl else jnp.asarray(config.reference_kl_coefficient)
 
     def divergence(old: Distribution, new: Distribution) -> jax.Array:
         return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)
@@ -125,7 +151,8 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
         return divergences.adapt_coefficient(beta, kl, config.target_kl)
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        rows, beta = problem.rows(samples), state.kl_coefficient
+        # The loss knows nothing of the reference: its price is inside the rewards.
+        rows, beta = problem.rows(samples._replace(reference_log_prob=())), penalty_beta(state)
         params, opt_state, metrics = optimise(state, beta, rows, key)
         if config.penalty == SATISFIED:
             # β settles within the iteration: the batch is optimised from the old parameters again until adapting leaves β alone.
@@ -148,13 +175,24 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
             metrics["kl_coefficient"] = Mean(beta, jnp.float32(1.0))
         if config.penalty == ADAPTIVE:
             beta = adapt(beta, metrics)
+        if config.use_reference:
+            far = masked.total(divergences.k1(samples.log_prob, samples.reference_log_prob), samples.mask)
+            metrics |= {"reference_kl": far, "reference_kl_coefficient": masked.total(reference_beta(state))}
+        if config.adapt_reference_kl:
+            kl = masked.psum(far, config.axis_name).value()
+            beta = divergences.adapt_proportionally(state.kl_coefficient, kl, config.reference_target_kl)
         return state._replace(params=params, opt_state=opt_state, kl_coefficient=beta), metrics
 
+    estimate = actor_critic.make_estimate(config, keep_value=config.clip_value)
+    if config.use_reference:
+        estimate = reference.beside(estimate, policy, reward_kl=divergences.k1, coefficient=reference_beta)
+    first = config.reference_kl_coefficient if config.adapt_reference_kl else config.kl_coefficient
     return learner.make(
         problem,
-        estimate=actor_critic.make_estimate(config, keep_value=config.clip_value),
+        estimate=estimate,
         improve=improve,
         init_optimizer=optimizer.init,
-        kl_coefficient=config.kl_coefficient if penalised else 0.0,
+        init_reference=lambda params: params.policy if config.use_reference else (),
+        kl_coefficient=first if penalised or config.adapt_reference_kl else 0.0,
         axis_name=config.axis_name,
     )

@@ -1,0 +1,170 @@
+"""Better estimates of what a group's outcomes are compared with than its G members give, as a combinator over any problem."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import masked
+from jaxrl_po.config import ConfigError, Number
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, PyTree
+
+
+class Running(NamedTuple):
+    """What is known of the outcomes of each of S strata, `[S]` each.
+
+    Attributes:
+      weight: outcomes seen, each counted less by the decay for every iteration since; 0 before the first.
+      mean: reward units.
+      variance: ddof 0, reward units squared; exactly 0 while all outcomes were equal.
+    """
+
+    weight: jax.Array
+    mean: jax.Array
+    variance: jax.Array
+
+
+class Shared(NamedTuple):
+    """What is carried and equal on every device.
+
+    Attributes:
+      inner: `Actor.shared` of the problem inside.
+      running: of all strata.
+    """
+
+    inner: PyTree
+    running: Running
+
+
+def nothing(strata: int) -> Running:
+    """Before the first iteration."""
+    return Running(*[jnp.zeros(strata)] * 3)
+
+
+def observe(
+    running: Running, outcome: jax.Array, stratum: jax.Array, *, decay: Number, axis_name: str | None = None
+) -> Running:
+    """Moments after one more iteration: `w ← λ w + n`, `mean ← mean + (n/w)(b − mean)`, and so the variance (Chan et al. 1983).
+
+    n outcomes of a stratum with mean b enter together, and each keeps `λᵃ` of its weight a iterations later. A stratum that is seen
+    for the first time has the moments of these outcomes alone. Outcomes that are not finite are left out.
+
+    Args:
+      running: before.
+      outcome: `[B]`, reward units, below 1e19, whose square is the largest float32.
+      stratum: `[B]`, int32 in [0, S).
+      decay: λ in [0, 1]; 0 forgets all but this iteration.
+      axis_name: device axis over which rows are sharded, or None.
+
+    Returns:
+      The same on every device.
+
+    Example:
+      >>> first = observe(nothing(2), jnp.array([1.0, 0.0]), jnp.array([1, 1]), decay=0.5)
+      >>> second = observe(first, jnp.array([1.0, 1.0, 1.0]), jnp.array([1, 1, 1]), decay=0.5)
+      >>> [x[1].tolist() for x in second]  # the first two count half: (1/2 + 3) / 4, and 7/8 · 1/8
+      [4.0, 0.875, 0.109375]
+    """
+    strata = running.weight.shape[0]
+    valid = jnp.isfinite(outcome)
+
+    def total(x: jax.Array) -> jax.Array:
+        return masked.psum(jax.ops.segment_sum(jnp.where(valid, x, 0.0), stratum, strata), axis_name)
+
+    count = total(jnp.ones_like(outcome))
+    # Deviations from one of the outcomes, so that equal ones have exactly that mean and exactly no variance.
+    low = jax.ops.segment_min(jnp.where(valid, outcome, jnp.inf), stratum, strata)
+    low = low if axis_name is None else jax.lax.pmin(low, axis_name)
+    low = jnp.where(count > 0, low, 0.0)
+    mean = low + total(outcome - low[stratum]) / jnp.maximum(count, 1.0)
+    variance = total(jnp.square(outcome - mean[stratum])) / jnp.maximum(count, 1.0)
+    weight = decay * running.weight + count
+    share, gap = count / jnp.where(weight > 0, weight, 1.0), mean - running.mean
+    return Running(
+        weight=weight,
+        mean=running.mean + share * gap,
+        variance=(1.0 - share) * running.variance + share * variance + share * (1.0 - share) * jnp.square(gap),
+    )
+
+
+def relative(
+    running: Running, outcome: jax.Array, stratum: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6
+) -> jax.Array:
+    """`(R − mean) / (std + ε)` by the moments of each outcome's stratum; exactly 0 where all outcomes were equal.
+
+    Args:
+      running: which has observed these outcomes.
+      outcome: `[B]`.
+      stratum: `[B]`.
+      scale: `std`, or `none` for the centred outcome alone.
+      ddof: the variance is that of `weight − ddof` outcomes.
+      epsilon: added to the std.
+
+    Returns:
+      `[B]`.
+    """
+    weight, mean, variance = (x[stratum] for x in running)
+    centred = outcome - mean
+    if scale == "std":
+        unbiased = variance * weight / jnp.where(weight > ddof, weight - ddof, 1.0)
+        centred = centred / (jnp.sqrt(unbiased) + epsilon)
+    return jnp.where(variance > 0, centred, jnp.where(jnp.isfinite(outcome), 0.0, outcome))
+
+
+def running_relative(
+    problem: Problem,
+    *,
+    decay: Number,
+    scale: str = "std",
+    ddof: int = 0,
+    epsilon: Number = 1e-6,
+    axis_name: str | None = None,
+) -> Problem:
+    """The same problem, but a row's reward is its outcome relative to a running estimate of its stratum, at the first step.
+
+    The estimate has observed this iteration's outcomes first: a prompt that is seen for the first time is compared within its
+    group. From the second time on a group needs no second member, and one whose members score alike still has something to say.
+
+    Args:
+      problem: with strata.
+      decay: λ in [0, 1], see `observe`.
+      scale: see `relative`.
+      ddof: see `relative`.
+      epsilon: see `relative`.
+      axis_name: device axis over which rows are sharded, or None.
+
+    Returns:
+      The `Problem`, whose metrics have `revisited`, the share of rows whose stratum was seen in an earlier iteration.
+
+    Raises:
+      ConfigError: the problem has no strata.
+    """
+    if not problem.strata:
+        raise ConfigError(
+            "running_statistics must have prompts that come again: set prompt_set, or take a task with strata, such as addition, "
+            "whose strata are carries. Dynamic sampling leaves none, since the groups that it keeps are no fair sample"
+        )
+
+    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+        params, actor = problem.init(key)
+        return params, actor._replace(shared=Shared(actor.shared, nothing(problem.strata)))
+
+    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
+        before = actor.shared.running
+        actor, batch = problem.collect(params, actor._replace(shared=actor.shared.inner), key)
+        if isinstance(batch.reward, tuple):
+            raise ConfigError(
+                "running_statistics must be off where rewards are computed outside the program: it has none inside"
+            )
+        outcome = jnp.where(batch.mask, batch.reward, 0.0).sum(axis=1)
+        running = observe(before, outcome, batch.stratum, decay=decay, axis_name=axis_name)
+        advantage = relative(running, outcome, batch.stratum, scale=scale, ddof=ddof, epsilon=epsilon)
+        seen = before.weight[batch.stratum] > 0
+        batch = batch._replace(
+            reward=jnp.zeros_like(batch.reward).at[:, 0].set(advantage),
+            metrics={**batch.metrics, "revisited": Mean(seen.sum(dtype=jnp.float32), jnp.float32(seen.size))},
+        )
+        return actor._replace(shared=Shared(actor.shared, running)), batch
+
+    return problem._replace(init=init, collect=collect)
