@@ -1,8 +1,9 @@
 """Language problems: small transformers, sampling, and tasks whose answers are verified inside the program."""
 
-from jaxrl_po.language import rewards, tasks
+from jaxrl_po.language import reward_model, rewards, tasks
 from jaxrl_po.language.evaluation import make_describe, make_evaluate, render
-from jaxrl_po.language.problem import ModelSettings, Sequences, Settings, make_problem
+from jaxrl_po.language.problem import ModelSettings, Sequences, Settings, give_reward, make_problem
+from jaxrl_po.language.reward_model import Preferences, RewardModel, learned_reward
 from jaxrl_po.language.tasks import Prompt, Task
 from jaxrl_po.language.tokenizer import Tokenizer, make_tokenizer
 from jaxrl_po.language.transformer import Transformer
@@ -10,18 +11,23 @@ from jaxrl_po.language.warm_start import WarmStart
 
 __all__ = [
     "ModelSettings",
+    "Preferences",
     "Prompt",
+    "RewardModel",
     "Sequences",
     "Settings",
     "Task",
     "Tokenizer",
     "Transformer",
     "WarmStart",
+    "give_reward",
+    "learned_reward",
     "make_describe",
     "make_evaluate",
     "make_problem",
     "make_tokenizer",
     "render",
+    "reward_model",
     "rewards",
     "tasks",
 ]

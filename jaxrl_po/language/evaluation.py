@@ -10,13 +10,12 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check
 from jaxrl_po.language import sampling
 from jaxrl_po.language.problem import Settings, check_budget, check_top_k, check_vocabulary
 from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import Actor, ActorCritic, PyTree
 
 Evaluate = Callable[[ActorCritic, Actor, jax.Array], dict[str, jax.Array]]
 Describe = Callable[[ActorCritic, Actor, jax.Array], "dict[str, Answers]"]
-
-PAD = "□"
 
 
 class Answers(NamedTuple):

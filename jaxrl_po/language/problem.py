@@ -1,18 +1,20 @@
 """Language as a `Problem`: an episode is one completion, a step is one token."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_po import masked
+from jaxrl_po.advantages import informative
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Interval, check, record, static
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import sampling
-from jaxrl_po.language.tasks import Prompt, Task
+from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart, warm_start
-from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, PyTree, Samples
+from jaxrl_po.types import Actor, ActorCritic, Batch, Metrics, Problem, PyTree, Samples
 
 DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
 
@@ -34,6 +36,9 @@ class Settings:
         1.0, "sample among the most likely tokens that have this probability together; 1 is all", within=NUCLEUS
     )
     process_reward: bool = static(False, "reward each right token as it comes, in place of the whole answer at its end")
+    prompt_set: int = static(
+        0, "train on a finite set of so many prompts, drawn once; 0 draws fresh ones", unit="prompts", within=NON_NEGATIVE
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range."""
@@ -75,10 +80,12 @@ class Sequences(NamedTuple):
     Attributes:
       tokens: `[B, L + T]`, int32: left-padded prompt, then the completion, from column L in every row.
       pad: `[B]`, int32, padding tokens on the left.
+      problem: `[B, …]`, see `Prompt`, where the reward is given outside the program; else `()`.
     """
 
     tokens: jax.Array
     pad: jax.Array
+    problem: PyTree = ()
 
 
 def make_problem(
@@ -92,6 +99,8 @@ def make_problem(
     top_k: int = 0,
     top_p: float = 1.0,
     process_reward: bool = False,
+    verify: bool = True,
+    prompt_set: int = 0,
     critic: Transformer | None = None,
     initial: PyTree | None = None,
     warm: WarmStart | None = None,
@@ -113,14 +122,18 @@ def make_problem(
       top_k: truncates sampling, not what is trained, see `sampling.generate`; 0 is off.
       top_p: likewise; 1 is off.
       process_reward: reward each token with the verifier's credit for it, in place of the score at the end.
+      verify: off, the task's verifier is not asked: the reward is `()` and the score 0 until they are given between the halves of
+        the learner's step, see `give_reward`.
+      prompt_set: train on so many prompts, see `tasks.finite`; 0 draws fresh ones. A warm start still sees the whole train split.
       critic: transformer with one output, or None for none (values are then zeros and its parameters `()`).
       initial: the policy's parameters at the start, the same for every key; None for fresh ones.
       warm: supervised warm start from there, part of `init`; None for none.
       axis_name: accepted for symmetry with control, where statistics are pooled; sampling needs no communication.
 
     Returns:
-      The `Problem`. Metrics: `accuracy` (raw score), `response_length` (tokens, EOS included), `truncated` (share of completions
-      without EOS), and `malformed` (share that is no answer at all, see `Task.parses`) where the task tells.
+      The `Problem`. Metrics: `accuracy` (raw score) and, in groups, `dead_groups` (share of the groups whose members all score
+      alike), both where it is verified; `response_length` (tokens, EOS included), `truncated` (share of completions without EOS),
+      and `malformed` (share that is no answer at all, see `Task.parses`) where the task tells.
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -136,6 +149,7 @@ def make_problem(
     check(Settings(num_prompts=num_prompts, group_size=group_size, temperature=temperature, top_k=top_k, top_p=top_p))
     check_top_k(top_k, model)
     budget = check_budget(task, max_new_tokens)
+    source = finite(task, prompt_set) if prompt_set else task
     check_vocabulary(task, model)
     if initial is not None:
         check_parameters(model, initial)
@@ -143,6 +157,8 @@ def make_problem(
         check_vocabulary(task, critic)
         if critic.outputs != 1:
             raise ConfigError(f"critic must have outputs = 1, got {critic.outputs}")
+    if process_reward and not verify:
+        raise ConfigError("process_reward has no effect unless verify is on: it is the verifier's credit for each token")
     del axis_name
 
     def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
@@ -166,7 +182,7 @@ def make_problem(
     def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
         # Prompt and completions follow from the prompt's number over all devices, not from where it lies.
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(actor.local)
-        prompts: Prompt = jax.vmap(lambda key: task.sample(key, False))(keys[:, 0])
+        prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
             model,
             params.policy,
@@ -182,21 +198,29 @@ def make_problem(
             pad_token=task.tokenizer.pad,
         )
         members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
-        score = jax.vmap(task.score)(members.problem, completions.tokens)
-        malformed = {}
-        if task.parses is not None:
-            malformed["malformed"] = masked.total(~jax.vmap(task.parses)(members.problem, completions.tokens))
         at = jnp.arange(budget)[None, :]
         mask, is_last = at < completions.length[:, None], at == completions.length[:, None] - 1
-        inputs = Sequences(jnp.concatenate([members.tokens, completions.tokens], axis=1), members.pad)
+        told: Metrics = {}
+        score, reward = jnp.zeros(mask.shape[0]), cast(Any, ())
+        if verify:
+            score = jax.vmap(source.score)(members.problem, completions.tokens)
+            told["accuracy"] = masked.total(score)
+            if group_size > 1:
+                told["dead_groups"] = masked.total(~informative(score.reshape(-1, group_size)))
+            reward = jnp.where(is_last, score[:, None], 0.0)
+        if process_reward:
+            reward = jax.vmap(source.credit)(members.problem, completions.tokens)
+        if source.parses is not None:
+            told["malformed"] = masked.total(~jax.vmap(source.parses)(members.problem, completions.tokens))
+        tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
+        asked = members.problem[1] if prompt_set else members.problem  # without the number in the set
+        inputs = Sequences(tokens, members.pad, () if verify else asked)
         values = value(params, inputs)
         batch = Batch(
             inputs=inputs,
             action=completions.tokens,
             log_prob=completions.log_prob,
-            reward=jax.vmap(task.credit)(members.problem, completions.tokens)
-            if process_reward
-            else jnp.where(is_last, score[:, None], 0.0),
+            reward=reward,
             value=values,
             next_value=jnp.where(is_last, 0.0, jnp.roll(values, -1, axis=1)),
             terminated=is_last,
@@ -204,15 +228,28 @@ def make_problem(
             mask=mask,
             score=score.reshape(-1, group_size),
             metrics={
-                "accuracy": masked.total(score),
+                **told,
                 "response_length": masked.total(completions.length),
                 "truncated": masked.total(~completions.ended),
-            }
-            | malformed,
+            },
+            stratum=() if source.stratum is None else jax.vmap(source.stratum)(members.problem),
         )
         return actor, batch
 
-    return Problem(init, collect, apply, rows)
+    return Problem(init, collect, apply, rows, source.strata)
+
+
+def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
+    """The batch with what was computed outside the program, on the host: the reward at the last token, as `collect` would put it.
+
+    Args:
+      batch: see `make_problem`; leaves may lead with further axes, `[…, B, T]`.
+      score: `[…, B]`, raw outcome of each completion, which decides whether a group is informative.
+      reward: `[…, B]`, reward units.
+    """
+    at_end = np.where(np.asarray(batch.terminated), np.asarray(reward, np.float32)[..., None], np.float32(0.0))
+    given: Any = {"score": np.asarray(score, np.float32).reshape(batch.score.shape), "reward": at_end}
+    return batch._replace(**given)
 
 
 def rows(samples: Samples) -> Samples:
@@ -234,23 +271,23 @@ def check_budget(task: Task, max_new_tokens: int) -> int:
     return budget
 
 
-def check_vocabulary(task: Task, model: Transformer) -> None:
-    """Raises ConfigError where the model's vocabulary is not the tokenizer's."""
+def check_vocabulary(task: Task, model: Transformer, name: str = "") -> None:
+    """Raises ConfigError where the vocabulary of the model, of this name, is not the tokenizer's."""
     if model.vocabulary != task.tokenizer.size:
-        raise ConfigError(f"vocabulary must be {task.tokenizer.size}, that of {task.name}, got {model.vocabulary}")
+        field = f"{name}: vocabulary" if name else "vocabulary"
+        raise ConfigError(f"{field} must be {task.tokenizer.size}, that of {task.name}, got {model.vocabulary}")
 
 
-def check_parameters(model: Transformer, params: PyTree) -> None:
-    """Raises ConfigError where the parameters are not the model's."""
-    wanted = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+def check_parameters(model: Transformer, params: PyTree, name: str = "initial") -> None:
+    """Raises ConfigError where the parameters, those of the argument `name`, are not the model's."""
     shapes = [
         {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (params, wanted)
+        for tree in (params, model.parameter_shapes())
     ]
-    for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        mine, its = (shape.get(name, "nothing") for shape in shapes)
+    for path in sorted(shapes[0].keys() | shapes[1].keys()):
+        mine, its = (shape.get(path, "nothing") for shape in shapes)
         if mine != its:
-            raise ConfigError(f"initial must be parameters of the model: {name} must be {its}, got {mine}")
+            raise ConfigError(f"{name} must be parameters of the model: {path} must be {its}, got {mine}")
 
 
 def check_top_k(top_k: int, model: Transformer) -> None:

@@ -1,8 +1,13 @@
 """A character tokenizer: one token for each character, besides PAD and EOS."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
+
+PAD = "□"
 
 
 class Tokenizer(NamedTuple):
@@ -46,6 +51,23 @@ class Tokenizer(NamedTuple):
         characters = {i: character for character, i in self.ids.items()}
         end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
         return "".join(pad if token == self.pad else characters[int(token)] for token in tokens[:end])
+
+    def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
+        """Texts of many rows at once: the unmasked tokens, without EOS, and `□` for a PAD among them.
+
+        Args:
+          tokens: `[B, T]`.
+          mask: `[B, T]`, True where a token counts.
+
+        Example:
+          >>> make_tokenizer("ab").decode_rows(np.array([[2, 0, 3, 1], [0, 0, 3, 2]]), np.array([[1, 1, 1, 1], [0, 0, 1, 1]], bool))
+          ['a□b', 'ba']
+        """
+        alphabet = np.full(self.size, PAD)
+        for character, i in self.ids.items():
+            alphabet[i] = character
+        kept = mask & (tokens != self.eos)
+        return ["".join(row[keep]) for row, keep in zip(alphabet[tokens], kept, strict=True)]
 
 
 def make_tokenizer(characters: str, *, pad: int = 0, eos: int = 1) -> Tokenizer:

@@ -1,22 +1,26 @@
 """A small decoder-only transformer: RMSNorm, rotary positions, gated MLP, grouped queries, and a static-shape cache.
 
-Shapes in suffixes: B rows, N new positions, M = B·N, S positions in all, D width, H query heads, K key/value heads, G = H / K,
-C head size, F MLP width, V vocabulary. `dtype` is that of the matrix products; parameters are float32, softmax and outputs float32
-at least. Rows and positions are one axis outside attention: the weight gradient of a product with two leading axes is several times
-slower on a CPU.
+Shapes in suffixes: B rows, N new positions, R ≤ N of them that are read, M = B·N or B·R, S positions in all, D width, H query
+heads, K key/value heads, G = H / K, C head size, F MLP width, V vocabulary. `dtype` is that of the matrix products; parameters are
+float32, softmax and outputs float32 at least. Rows and positions are one axis outside attention: the weight gradient of a product
+with two leading axes is several times slower on a CPU.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.types import PyTree
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...]
-"""Keys and values `[B, S, K, C]` of each layer. Layers stay apart, so that a step writes in place and copies nothing."""
+"""Keys and values `[B, K, S, C]` of each layer: as the products read them, so that a step transposes nothing, and with layers
+apart, so that it writes in place and copies nothing."""
 
 LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("params", "embedding"): ("vocab", "embed"),
@@ -71,11 +75,11 @@ class Transformer(nn.Module):
         """Logits after each new token.
 
         Args:
-          tokens: `[B, N]`, int32, left-padded: column c stands at position c − pad.
+          tokens: `[B, N]`, int32, left-padded. Only distances between columns count, so that padding shifts nothing.
           pad: `[B]`, int32, padding tokens on the left.
           cache: keys and values of earlier columns, to be extended; None attends among the new tokens alone.
           start: column of the first new token, 0 without a cache.
-          last: outputs for the last so many tokens only; 0 for all.
+          last: outputs for the last so many tokens only; 0 for all. Of the others the last block makes keys and values alone.
 
         Returns:
           Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without one).
@@ -87,36 +91,40 @@ class Transformer(nn.Module):
         x_MxD = jax.nn.one_hot(tokens.reshape(-1), self.vocabulary, dtype=self.dtype) @ embedding_VxD.astype(self.dtype)
         x_MxD = self.constrain(x_MxD)
         columns_N = start + jnp.arange(new)
-        total = new if cache is None else cache[0][0].shape[1]
+        total = new if cache is None else cache[0][0].shape[2]
         keys_S = jnp.arange(total)
         mask_BxNxS = (keys_S[None, None, :] <= columns_N[None, :, None]) & (keys_S[None, None, :] >= pad[:, None, None])
-        position_BxN = jnp.maximum(columns_N[None, :] - pad[:, None], 0)
+        # A constant of the program: sines inside it are computed again for every element that they turn.
+        turns_Nxh = [jax.lax.dynamic_slice_in_dim(table, start, new) for table in turns(total, self.width // self.heads)]
 
         attention, mlp = (nn.remat(Attention), nn.remat(Mlp)) if self.remat else (Attention, Mlp)
         layer_caches: list[Any] = []
         for layer in range(self.layers):
+            read = new if layer < self.layers - 1 else last or new
             layer_cache = None if cache is None else cache[layer]
             attend = attention(self.heads, self.kv_heads or self.heads, self.dtype, name=f"attention_{layer}")
             feed_forward = mlp(self.mlp_width or 4 * self.width, self.gated, self.dtype, name=f"mlp_{layer}")
             h_MxD = nn.RMSNorm(dtype=self.dtype, name=f"attention_norm_{layer}")(x_MxD)
-            h_MxD, layer_cache = attend(h_MxD, position_BxN, mask_BxNxS, layer_cache, start)
-            x_MxD = self.constrain(x_MxD + h_MxD)
+            h_MxD, layer_cache = attend(h_MxD, turns_Nxh, mask_BxNxS[:, new - read :], layer_cache, start)
+            x_MxD = self.constrain(_last(x_MxD, batch, read) + h_MxD)
             x_MxD = self.constrain(x_MxD + feed_forward(nn.RMSNorm(dtype=self.dtype, name=f"mlp_norm_{layer}")(x_MxD)))
             layer_caches.append(layer_cache)
 
-        kept = last or new
-        x_MxD = x_MxD.reshape(batch, new, self.width)[:, new - kept :].reshape(batch * kept, self.width)
-        x_MxD = nn.RMSNorm(dtype=_wide(self.dtype), name="final_norm")(x_MxD)
+        x_MxD = nn.RMSNorm(dtype=_wide(self.dtype), name="final_norm")(_last(x_MxD, batch, last or new))
         outputs = self.outputs or self.vocabulary
         if self.tied and outputs == self.vocabulary:
             logits_MxV = x_MxD @ embedding_VxD.T / math.sqrt(self.width)
         else:
             logits_MxV = nn.Dense(outputs, use_bias=False, kernel_init=_scaled(0.1, self.width), name="output")(x_MxD)
-        return logits_MxV.reshape(batch, kept, outputs), None if cache is None else tuple(layer_caches)
+        return logits_MxV.reshape(batch, -1, outputs), None if cache is None else tuple(layer_caches)
+
+    def parameter_shapes(self) -> PyTree:
+        """Shape and type of each parameter; nothing is computed."""
+        return jax.eval_shape(self.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
 
     def empty_cache(self, batch: int, length: int) -> Cache:
         """A cache for `batch` rows of `length` columns."""
-        zeros = jnp.zeros((batch, length, self.kv_heads or self.heads, self.width // self.heads), self.dtype)
+        zeros = jnp.zeros((batch, self.kv_heads or self.heads, length, self.width // self.heads), self.dtype)
         return ((zeros, zeros),) * self.layers
 
 
@@ -131,30 +139,30 @@ class Attention(nn.Module):
     def __call__(
         self,
         x_MxD: jax.Array,
-        position_BxN: jax.Array,
-        mask_BxNxS: jax.Array,
+        turns_Nxh: Sequence[jax.Array],
+        mask_BxRxS: jax.Array,
         cache: tuple[jax.Array, jax.Array] | None,
         start: jax.Array | int,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """Attends from the new tokens to the cached and the new; extends the cache."""
-        (batch, new), width = position_BxN.shape, x_MxD.shape[-1]
+        """Attends from the last R new tokens to the cached and the new; extends the cache with all of the new."""
+        (batch, read, _), width, new = mask_BxRxS.shape, x_MxD.shape[-1], turns_Nxh[0].shape[0]
         heads, kv_heads, size = self.heads, self.kv_heads, width // self.heads
-        q_MxHC = _dense(self.dtype, heads * size, "query")(x_MxD)
+        q_MxHC = _dense(self.dtype, heads * size, "query")(_last(x_MxD, batch, read))
         k_MxKC = _dense(self.dtype, kv_heads * size, "key")(x_MxD)
         v_MxKC = _dense(self.dtype, kv_heads * size, "value")(x_MxD)
-        q_BxNxHxC = rotate(q_MxHC.reshape(batch, new, heads, size), position_BxN)
-        k_BxSxKxC = rotate(k_MxKC.reshape(batch, new, kv_heads, size), position_BxN)
-        v_BxSxKxC = v_MxKC.reshape(batch, new, kv_heads, size)
+        q_BxRxHxC = rotate(q_MxHC.reshape(batch, read, heads, size), *(turn[new - read :] for turn in turns_Nxh))
+        k_BxKxSxC = rotate(k_MxKC.reshape(batch, new, kv_heads, size), *turns_Nxh).transpose(0, 2, 1, 3)
+        v_BxKxSxC = v_MxKC.reshape(batch, new, kv_heads, size).transpose(0, 2, 1, 3)
         if cache is not None:
-            k_BxSxKxC = jax.lax.dynamic_update_slice_in_dim(cache[0], k_BxSxKxC, start, axis=1)
-            v_BxSxKxC = jax.lax.dynamic_update_slice_in_dim(cache[1], v_BxSxKxC, start, axis=1)
-            cache = (k_BxSxKxC, v_BxSxKxC)
-        q_BxNxKxGxC = q_BxNxHxC.reshape(batch, new, kv_heads, heads // kv_heads, size)
-        scores_BxKxGxNxS = jnp.einsum("bnkgc,bskc->bkgns", q_BxNxKxGxC, k_BxSxKxC).astype(_wide(self.dtype)) / math.sqrt(size)
-        scores_BxKxGxNxS = jnp.where(mask_BxNxS[:, None, None], scores_BxKxGxNxS, -1e30)
-        weights_BxKxGxNxS = jax.nn.softmax(scores_BxKxGxNxS).astype(self.dtype)
-        out_BxNxKxGxC = jnp.einsum("bkgns,bskc->bnkgc", weights_BxKxGxNxS, v_BxSxKxC)
-        return _dense(self.dtype, width, "out")(out_BxNxKxGxC.reshape(batch * new, width)), cache
+            k_BxKxSxC = jax.lax.dynamic_update_slice_in_dim(cache[0], k_BxKxSxC, start, axis=2)
+            v_BxKxSxC = jax.lax.dynamic_update_slice_in_dim(cache[1], v_BxKxSxC, start, axis=2)
+            cache = (k_BxKxSxC, v_BxKxSxC)
+        q_BxRxKxGxC = q_BxRxHxC.reshape(batch, read, kv_heads, heads // kv_heads, size)
+        scores_BxKxGxRxS = jnp.einsum("brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC).astype(_wide(self.dtype)) / math.sqrt(size)
+        scores_BxKxGxRxS = jnp.where(mask_BxRxS[:, None, None], scores_BxKxGxRxS, -1e30)
+        weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(self.dtype)
+        out_BxRxKxGxC = jnp.einsum("bkgrs,bksc->brkgc", weights_BxKxGxRxS, v_BxKxSxC)
+        return _dense(self.dtype, width, "out")(out_BxRxKxGxC.reshape(batch * read, width)), cache
 
 
 class Mlp(nn.Module):
@@ -172,14 +180,25 @@ class Mlp(nn.Module):
         return _dense(self.dtype, x_MxD.shape[-1], "down")(h_MxF)
 
 
-def rotate(x_BxNxHxC: jax.Array, position_BxN: jax.Array, *, base: float = 10_000.0) -> jax.Array:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864, eq. 34): halves of C turn by `position · base^(−2i/C)`."""
+def turns(positions: int, size: int, *, base: float = 10_000.0) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of `position · base^(−2i/C)`, `[positions, C/2]` each, for rotary positions of head size C."""
+    half = size // 2
+    angle_Nxh = np.arange(positions)[:, None] * base ** (-np.arange(half) / half)
+    return jnp.asarray(np.cos(angle_Nxh)), jnp.asarray(np.sin(angle_Nxh))
+
+
+def rotate(x_BxNxHxC: jax.Array, cos_Nxh: jax.Array, sin_Nxh: jax.Array) -> jax.Array:
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864, eq. 34): halves of C turn by the angles of `turns`."""
     half = x_BxNxHxC.shape[-1] // 2
-    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle_BxNx1xh = position_BxN[:, :, None, None].astype(jnp.float32) * frequency[None, None, None, :]
-    cos, sin = jnp.cos(angle_BxNx1xh).astype(x_BxNxHxC.dtype), jnp.sin(angle_BxNx1xh).astype(x_BxNxHxC.dtype)
+    cos, sin = (turn_Nxh[None, :, None, :].astype(x_BxNxHxC.dtype) for turn_Nxh in (cos_Nxh, sin_Nxh))
     a, b = x_BxNxHxC[..., :half], x_BxNxHxC[..., half:]
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+def _last(x_MxD: jax.Array, batch: int, count: int) -> jax.Array:
+    """The last positions of each row."""
+    x_BxNxD = x_MxD.reshape(batch, -1, x_MxD.shape[-1])
+    return x_BxNxD[:, x_BxNxD.shape[1] - count :].reshape(batch * count, x_MxD.shape[-1])
 
 
 def _wide(dtype: jnp.dtype) -> jnp.dtype:

@@ -16,7 +16,8 @@ Pair = tuple[jax.Array, jax.Array]
 def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) -> Task:
     """Addition of two numbers of up to `num_digits` digits: `034+058=` is answered by `2900` and EOS, lowest digit first.
 
-    One pair of operands in ten is held out, chosen by a hash of the unordered pair, so that b + a never gives away a + b.
+    One pair of operands in ten is held out, chosen by a hash of the unordered pair, so that b + a never gives away a + b. The
+    strata are the numbers of carries, 0 to `num_digits`.
 
     Args:
       num_digits: digits of an operand, in [1, 9]; grades the difficulty.
@@ -51,4 +52,11 @@ def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) ->
         total = number(problem[0] + problem[1], num_digits + 1, tokenizer, zero_pad=zero_pad, reverse=reverse)
         return write_answer([total], answer_length, tokenizer)
 
-    return one_answer(f"{num_digits}-digit addition", tokenizer, prompt_length, answer_length, sample, demonstrate)
+    def carries(problem: Pair) -> jax.Array:
+        # Column i carries exactly where the last i + 1 digits overflow.
+        columns = jnp.array([10 ** (i + 1) for i in range(num_digits)], jnp.uint32)
+        a, b = problem
+        return jnp.sum(a % columns + b % columns >= columns, dtype=jnp.int32)
+
+    task = one_answer(f"{num_digits}-digit addition", tokenizer, prompt_length, answer_length, sample, demonstrate)
+    return task._replace(strata=num_digits + 1, stratum=carries)

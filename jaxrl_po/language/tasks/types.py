@@ -1,7 +1,7 @@
 """What a task is, and the check of its sizes."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -38,6 +38,10 @@ class Task(NamedTuple):
       credit: `credit(problem, tokens [T]) -> [T]` float32: each token's share of a process reward, at most 1 in all.
       parses: `parses(problem, tokens [T]) -> []` bool: whether a completion is an answer at all, right or wrong: of the right
         alphabet and shape, EOS, nothing but padding behind it. None where the task does not tell the two apart.
+      columns: `columns(problems [B, …]) -> {name: B values}`, on the host: what a reward function in Python is told besides prompts
+        and completions. None where there is nothing but the demonstration.
+      strata: how many strata `stratum` tells apart; 0 for none.
+      stratum: `stratum(problem) -> []` int32 below `strata`: its number in a finite set, or its difficulty. None without strata.
     """
 
     name: str
@@ -49,6 +53,9 @@ class Task(NamedTuple):
     score: Callable[[PyTree, jax.Array], jax.Array]
     credit: Callable[[PyTree, jax.Array], jax.Array]
     parses: Callable[[PyTree, jax.Array], jax.Array] | None = None
+    columns: Callable[[PyTree], dict[str, list[Any]]] | None = None
+    strata: int = 0
+    stratum: Callable[[PyTree], jax.Array] | None = None
 
 
 def check_size(name: str, value: int, within: Interval) -> None:

@@ -1,0 +1,286 @@
+"""A learned reward: a Bradley–Terry model of noisy comparisons, and the problem whose reward it is.
+
+Of two completions of a prompt the verifier prefers the one of the higher score; a comparison is recorded the wrong way round with a
+known probability. The model sees comparisons only, never a score.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import losses, masked
+from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, Interval, Number, check, record, static
+from jaxrl_po.language import sampling
+from jaxrl_po.language.problem import Sequences, check_budget, check_parameters, check_vocabulary
+from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, PyTree
+
+FRESH = 512  # comparisons, at least, on which the accuracy is measured
+
+
+@record
+class Preferences:
+    """Settings of the comparisons and of the fit to them."""
+
+    comparisons: int = static(8192, "pairs of completions that are compared", within=COUNT)
+    flip: float = static(
+        0.1, "probability that a comparison is recorded the wrong way round", within=Interval(0.0, 0.5, open_high=True)
+    )
+    demonstrations: float = static(
+        0.25, "share of the pairs of which one is a demonstration; all others are samples of the initial policy", within=UNIT
+    )
+    epochs: int = static(4, "passes over the comparisons", within=COUNT)
+    batch_size: int = static(64, "comparisons of one step, a divisor of comparisons", within=COUNT)
+    learning_rate: float = static(3e-3, "Adam's step size at first; it falls to 0", within=POSITIVE)
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range, or comparisons that do not divide into steps."""
+        check(self)
+        if self.comparisons % self.batch_size:
+            raise ConfigError(f"batch_size must divide comparisons = {self.comparisons}, got {self.batch_size}")
+
+
+class Comparisons(NamedTuple):
+    """N pairs of completions of the same prompt, the preferred one first.
+
+    Attributes:
+      inputs: tokens `[N, 2, L + T]` and pad `[N, 2]`.
+      mask: `[N, 2, T]`, bool, the tokens of a completion, EOS included.
+      differ: `[N]`, bool, whether the verifier tells the two apart; it prefers neither where it does not.
+    """
+
+    inputs: Sequences
+    mask: jax.Array
+    differ: jax.Array
+
+
+class RewardModel(NamedTuple):
+    """A fitted model; its reward is `(output − mean) / std`.
+
+    Attributes:
+      params: of the transformer.
+      mean: `[]`, of its output over the completions it was fitted to.
+      std: `[]`, likewise.
+      accuracy: `[]`, share of fresh comparisons, none of them flipped, that it decides as the verifier does.
+    """
+
+    params: PyTree
+    mean: jax.Array
+    std: jax.Array
+    accuracy: jax.Array
+
+
+class Shared(NamedTuple):
+    """What is carried and equal on every device.
+
+    Attributes:
+      inner: `Actor.shared` of the problem inside.
+      reward_model: frozen.
+    """
+
+    inner: PyTree
+    reward_model: RewardModel
+
+
+def compare(
+    task: Task,
+    policy: Transformer,
+    params: PyTree,
+    key: jax.Array,
+    number: int,
+    *,
+    flip: Number = 0.0,
+    demonstrations: float = 0.25,
+    max_new_tokens: int = 0,
+    temperature: float = 1.0,
+) -> Comparisons:
+    """Compares completions by the verifier: two samples of the policy, or a demonstration and a sample.
+
+    Args:
+      task: see `Task`.
+      policy: the model that completes.
+      params: its parameters.
+      key: consumed.
+      number: N; the prompts are of the train split.
+      flip: probability that the two change places.
+      demonstrations: share of the pairs with a demonstration.
+      max_new_tokens: T; 0 takes the task's longest answer.
+      temperature: of the samples.
+
+    Returns:
+      The comparisons.
+    """
+    budget, pad_token, eos = check_budget(task, max_new_tokens), task.tokenizer.pad, task.tokenizer.eos
+    prompt_key, sample_key, demonstration_key, flip_key = jax.random.split(key, 4)
+    prompts = jax.vmap(lambda key: task.sample(key, False))(jax.random.split(prompt_key, number))
+    sampled = sampling.generate(
+        policy,
+        params,
+        prompts.tokens,
+        prompts.pad,
+        jax.random.split(sample_key, number),
+        group_size=2,
+        max_new_tokens=budget,
+        temperature=temperature,
+        eos=eos,
+        pad_token=pad_token,
+    ).tokens.reshape(number, 2, budget)
+    answers = jax.vmap(task.demonstrate)(prompts.problem)
+    answers = jnp.pad(answers, ((0, 0), (0, budget - task.answer_length)), constant_values=pad_token)
+    demonstrated = jax.random.bernoulli(demonstration_key, demonstrations, (number, 1))
+    pairs = sampled.at[:, 0].set(jnp.where(demonstrated, answers, sampled[:, 0]))
+
+    score = jax.vmap(jax.vmap(task.score, in_axes=(None, 0)))(prompts.problem, pairs)
+    swap = (score[:, 1] > score[:, 0]) ^ jax.random.bernoulli(flip_key, flip, (number,))
+    pairs = jnp.where(swap[:, None, None], pairs[:, ::-1], pairs)
+    prompt, pad = (jnp.repeat(x[:, None], 2, axis=1) for x in (prompts.tokens, prompts.pad))
+    is_eos = pairs == eos
+    mask = jnp.cumsum(is_eos, axis=-1) - is_eos == 0
+    return Comparisons(Sequences(jnp.concatenate([prompt, pairs], axis=-1), pad), mask, score[:, 0] != score[:, 1])
+
+
+def rate(model: Transformer, params: PyTree, inputs: Sequences, mask: jax.Array) -> jax.Array:
+    """The output at the last token of each completion: EOS, or where the budget cut it.
+
+    Args:
+      model: with one output.
+      params: its parameters.
+      inputs: B prompts with completions of T tokens.
+      mask: `[B, T]`, bool; what stands behind it cannot change the output.
+
+    Returns:
+      `[B]`.
+    """
+    outputs, _ = model.apply(params, inputs.tokens, inputs.pad, last=mask.shape[1])
+    last = jnp.maximum(mask.sum(axis=1, keepdims=True) - 1, 0)
+    return jnp.take_along_axis(outputs[..., 0], last, axis=1)[:, 0]
+
+
+def rate_pairs(model: Transformer, params: PyTree, pairs: Comparisons) -> jax.Array:
+    """`[N, 2]`, the outputs for both completions of each pair."""
+    inputs, mask = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (pairs.inputs, pairs.mask))
+    return rate(model, params, inputs, mask).reshape(-1, 2)
+
+
+def fit(
+    model: Transformer,
+    task: Task,
+    policy: Transformer,
+    params: ActorCritic,
+    key: jax.Array,
+    *,
+    settings: Preferences,
+    max_new_tokens: int = 0,
+    temperature: float = 1.0,
+) -> RewardModel:
+    """Fits a reward model to comparisons of what the policy writes, by Adam on `−log σ(r_w − r_l)`; pure and jittable.
+
+    Pairs that the verifier does not tell apart have no winner and are left out of the mean.
+
+    Args:
+      model: with one output.
+      task: see `Task`.
+      policy: the model that completes.
+      params: its parameters are `params.policy`.
+      key: consumed.
+      settings: see `Preferences`.
+      max_new_tokens: budget of a completion; 0 takes the task's longest answer.
+      temperature: of the samples.
+
+    Returns:
+      The reward model. Source: Christiano et al. 2017 (arXiv:1706.03741), eq. 1; Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
+    """
+    settings.validate()
+    check_model(task, model)
+    init_key, pairs_key = jax.random.split(key)
+    steps, fresh = settings.comparisons // settings.batch_size, -(-FRESH // settings.batch_size)
+    schedule = optax.linear_schedule(settings.learning_rate, 0.0, settings.epochs * steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+
+    def sample(key_and_flip: tuple[jax.Array, jax.Array]) -> Comparisons:
+        key, flip = key_and_flip
+        return compare(
+            task,
+            policy,
+            params.policy,
+            key,
+            settings.batch_size,
+            flip=flip,
+            demonstrations=settings.demonstrations,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+        )
+
+    def loss(reward_params: PyTree, pairs: Comparisons) -> jax.Array:
+        output = rate_pairs(model, reward_params, pairs)
+        return masked.mean(losses.bradley_terry(output[:, 0], output[:, 1]), pairs.differ)
+
+    def step(carry: tuple[PyTree, PyTree], i: jax.Array) -> tuple[tuple[PyTree, PyTree], None]:
+        reward_params, opt_state = carry
+        pairs = jax.tree.map(lambda x: x[i % steps], batches)
+        proposal, opt_state = optimizer.update(jax.grad(loss)(reward_params, pairs), opt_state, reward_params)
+        return (optax.apply_updates(reward_params, proposal), opt_state), None
+
+    # A batch at a time: the cache of all samples at once would be the largest array of the run. The last ones are not fitted to.
+    flips = jnp.where(jnp.arange(steps + fresh) < steps, settings.flip, 0.0)
+    batches = jax.lax.map(sample, (jax.random.split(pairs_key, steps + fresh), flips))
+    start = model.init(init_key, jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+    (fitted, _), _ = jax.lax.scan(step, (start, optimizer.init(start)), jnp.arange(settings.epochs * steps))
+
+    output = jax.lax.map(lambda pairs: rate_pairs(model, fitted, pairs), batches)
+    mean, std = masked.moments(output[:steps])
+    accuracy = masked.mean(output[steps:, :, 0] > output[steps:, :, 1], batches.differ[steps:])
+    return RewardModel(fitted, mean, jnp.maximum(std, 1e-6), accuracy)
+
+
+def learned_reward(
+    problem: Problem, task: Task, model: Transformer, fit: Callable[[ActorCritic, jax.Array], RewardModel]
+) -> Problem:
+    """The same problem, but its reward is that of a frozen model, at the last token; `score` stays the verifier's.
+
+    Args:
+      problem: language.
+      task: of that problem.
+      model: of the reward, with one output and the task's vocabulary.
+      fit: `fit(params, key) -> RewardModel`, part of `init`: `reward_model.fit` of the initial policy, or a function that returns
+        one that was fitted before.
+
+    Returns:
+      The `Problem`, for any method. Metrics are those of `problem`, `reward_model` (the reward, mean over completions; 0 is that of
+      the completions it was fitted to, in units of their std) and `reward_model_accuracy` (see `RewardModel`).
+
+    Raises:
+      ConfigError: a model of another vocabulary, or with other outputs; parameters of another model.
+    """
+    check_model(task, model)
+
+    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+        problem_key, fit_key = jax.random.split(key)
+        params, actor = problem.init(problem_key)
+        fitted = fit(params, fit_key)
+        check_parameters(model, fitted.params, name="reward_model")
+        return params, Actor(actor.local, Shared(actor.shared, fitted))
+
+    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
+        inner, fitted = actor.shared
+        after, batch = problem.collect(params, Actor(actor.local, inner), key)
+        reward = (rate(model, fitted.params, batch.inputs, batch.mask) - fitted.mean) / fitted.std
+        metrics = {
+            "reward_model": masked.total(reward, batch.mask.any(axis=1)),
+            "reward_model_accuracy": masked.total(fitted.accuracy),
+        }
+        batch = batch._replace(reward=jnp.where(batch.terminated, reward[:, None], 0.0), metrics={**batch.metrics, **metrics})
+        return Actor(after.local, Shared(after.shared, fitted)), batch
+
+    return problem._replace(init=init, collect=collect)
+
+
+def check_model(task: Task, model: Transformer) -> None:
+    """Raises ConfigError where a reward model cannot read the task or does not give one number."""
+    check_vocabulary(task, model, name="reward_model")
+    if model.outputs != 1:
+        raise ConfigError(f"reward_model must have outputs = 1, got {model.outputs}")

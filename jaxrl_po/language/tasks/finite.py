@@ -1,0 +1,70 @@
+"""A task whose training prompts are a finite set, as a data set's are."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import COUNT
+from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+from jaxrl_po.types import PyTree
+
+Numbered = tuple[jax.Array, PyTree]
+
+
+def finite(task: Task, size: int, *, seed: int = 0) -> Task:
+    """The same task with `size` training prompts, drawn once from its train split; the held-out split stays as it is.
+
+    The set follows from `seed` and is never stored: prompt i is drawn with key i. Each draw takes one of them, uniformly and with
+    replacement. Where the task has few problems, some of them are in the set twice, under two numbers.
+
+    Args:
+      task: any.
+      size: prompts of the set, at least 1.
+      seed: of the set.
+
+    Returns:
+      The task; its problem is `(number, problem)`, its strata are the numbers (0 for whatever is held out).
+
+    Raises:
+      ConfigError: `size` below 1.
+
+    Example:
+      >>> from jaxrl_po.language.tasks import addition
+      >>> few = finite(addition(2), 3)
+      >>> keys = jax.random.split(jax.random.key(0), 100)
+      >>> len({few.tokenizer.decode(few.sample(key, False).tokens.tolist()) for key in keys})
+      3
+    """
+    check_size("prompt_set", size, COUNT)
+
+    def sample(key: jax.Array, held_out: bool) -> Prompt:
+        number = jnp.int32(0) if held_out else jax.random.randint(key, (), 0, size)
+        prompt = task.sample(key if held_out else jax.random.fold_in(jax.random.key(seed), number), held_out)
+        return prompt._replace(problem=(number, prompt.problem))
+
+    def demonstrate(problem: Numbered) -> jax.Array:
+        return task.demonstrate(problem[1])
+
+    def score(problem: Numbered, tokens: jax.Array) -> jax.Array:
+        return task.score(problem[1], tokens)
+
+    def credit(problem: Numbered, tokens: jax.Array) -> jax.Array:
+        return task.credit(problem[1], tokens)
+
+    parses = task.parses
+
+    def parses_numbered(problem: Numbered, tokens: jax.Array) -> jax.Array:
+        assert parses is not None
+        return parses(problem[1], tokens)
+
+    def stratum(problem: Numbered) -> jax.Array:
+        return problem[0]
+
+    return task._replace(
+        sample=sample,
+        demonstrate=demonstrate,
+        score=score,
+        credit=credit,
+        parses=None if parses is None else parses_numbered,
+        strata=size,
+        stratum=stratum,
+    )

@@ -1,0 +1,70 @@
+"""A finite list of prompts with their answers."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language.tasks.types import Prompt, Task
+from jaxrl_po.language.tasks.verify import one_answer
+from jaxrl_po.language.tokenizer import Tokenizer
+
+
+class Example(NamedTuple):
+    """One prompt and its right answer, as texts."""
+
+    prompt: str
+    answer: str
+
+
+def table(name: str, tokenizer: Tokenizer, train: Sequence[Example], test: Sequence[Example]) -> Task:
+    """A task over two lists of prompts, drawn with equal chances; the answer, and nothing but it, is right.
+
+    The problem is the row in `[*train, *test]`. The lists are constants of the program: meant for thousands, not for millions.
+
+    Args:
+      name: for logs and pictures.
+      tokenizer: knows every character of them.
+      train: at least one.
+      test: at least one, held out.
+
+    Returns:
+      The task.
+
+    Raises:
+      ConfigError: a list is empty, shares a prompt with the other, holds an empty prompt or a character that the tokenizer lacks.
+
+    Example:
+      >>> from jaxrl_po.language.tokenizer import make_tokenizer
+      >>> train, test = [Example("up:", "down")], [Example("east:", "west")]
+      >>> task = table("opposites", make_tokenizer(":adenopstuw"), train, test)
+      >>> prompt = task.sample(jax.random.key(0), True)
+      >>> task.tokenizer.decode(prompt.tokens.tolist()), int(prompt.problem)
+      ('east:', 1)
+    """
+    for split, examples in (("train", train), ("test", test)):
+        if not examples:
+            raise ConfigError(f"{split} must hold at least one prompt")
+    if shared := {example.prompt for example in train} & {example.prompt for example in test}:
+        raise ConfigError(f"train and test must share no prompt, but both hold {min(shared)!r}")
+    rows = [(tokenizer.encode(prompt), [*tokenizer.encode(answer), tokenizer.eos]) for prompt, answer in (*train, *test)]
+    if not all(prompt for prompt, _ in rows):
+        raise ConfigError("prompts must not be empty")
+    prompt_length, answer_length = (max(map(len, column)) for column in zip(*rows, strict=True))
+    tokens = np.array([[tokenizer.pad] * (prompt_length - len(prompt)) + prompt for prompt, _ in rows], np.int32)
+    answers = np.array([answer + [tokenizer.pad] * (answer_length - len(answer)) for _, answer in rows], np.int32)
+    pad = np.array([prompt_length - len(prompt) for prompt, _ in rows], np.int32)
+
+    def sample(key: jax.Array, held_out: bool) -> Prompt:
+        first, last = (len(train), len(rows)) if held_out else (0, len(train))
+        row = jax.random.randint(key, (), first, last)
+        return Prompt(jnp.asarray(tokens)[row], jnp.asarray(pad)[row], row)
+
+    def demonstrate(row: jax.Array) -> jax.Array:
+        return jnp.asarray(answers)[row]
+
+    # Any text may be an answer: none is malformed.
+    return one_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)._replace(parses=None)
