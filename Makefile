@@ -1,10 +1,10 @@
-# Two commands do everything: `make demo` and `make test`. Each sets up its own environment first.
+# `make demo`, `make test`, `make coverage` and `make docs`. Each sets up its own environment first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check slow clean
+.PHONY: demo test check slow coverage docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/python experiments/demo.py
@@ -20,6 +20,16 @@ check: $(VENV)/installed
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 
+coverage: $(VENV)/installed
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(WORKERS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: Python 3.11 or newer is needed; $(PYTHON) is older. Name another: make demo PYTHON=python3.12" >&2; exit 2; }
@@ -28,4 +38,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .jax_cache .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) .jax_cache .mypy_cache .pytest_cache .ruff_cache build dist site *.egg-info

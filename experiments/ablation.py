@@ -1,8 +1,8 @@
 """DAPO's ingredients one after another on a task of ours, as in Table 1 of the paper: `python experiments/ablation.py`.
 
-Every row adds one switch to the row before it. All start from the same warm starts, seed by seed, and are compared twice: after
-the same number of updates, and after the same number of generated tokens, since dynamic sampling generates more for each update.
-Leaves a folder for each row, `table.txt` and `ablation.png` under `--out`.
+Every row adds one switch to the row before it. All seeds of all rows start from one warm start, as the paper's rows do from one
+pretrained model, and are compared twice: after the same number of updates, and after the same number of generated tokens, since
+dynamic sampling generates more for each update. Leaves a folder for each row, `table.txt` and `ablation.png` under `--out`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ import comparison
 import language
 import numpy as np
 import numpy.typing as npt
-from comparison import Result
+import tasks
+from comparison import START, Result
 
 from jaxrl_po import config, flags, metrics
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, static
@@ -41,7 +42,7 @@ OFF = {
 class Options:
     """The ablation as a whole."""
 
-    task: str = static("running_sum", f"one of {', '.join(language.TASKS)}")
+    task: str = static("running_sum", f"one of {', '.join(tasks.GENERATED)}")
     length: int = static(5, "digits of a list, for running_sum", within=COUNT)
     max_new_tokens: int = static(
         0,
@@ -58,9 +59,9 @@ class Options:
     width: int = static(64, "width of the transformer", within=COUNT)
     layers: int = static(2, "its blocks", within=COUNT)
     learning_rate: float = static(
-        2e-3, "Adam's step size at most: it rises over the first twentieth of the updates, then falls to 0", within=POSITIVE
+        3e-4, "Adam's step size at most: it rises over the first twentieth of the updates, then falls to 0", within=POSITIVE
     )
-    warm_start: float = static(0.3, "greedy accuracy at which the supervised warm start stops", within=UNIT)
+    warm_start: float = static(0.4, "greedy accuracy at which the supervised warm start stops", within=UNIT)
     warm_start_steps: int = static(10_000, "its most steps; 0 starts from a random policy", unit="steps", within=NON_NEGATIVE)
     devices: str = static("auto", "devices to shard seeds over")
     out: str = static("runs/ablation", "folder for the results; an earlier ablation in it is replaced")
@@ -101,47 +102,49 @@ def arguments() -> dict[str, list[str]]:
 def budget(options: Options) -> int:
     """Tokens of a completion at most, the same for every row."""
     wordy = options.task == "running_sum"
-    task = flags.lookup("task", options.task, language.TASKS).make(
-        **vars(language.RunningSum(length=options.length) if wordy else language.TASKS[options.task].settings())
+    task = flags.lookup("task", options.task, tasks.GENERATED).make(
+        **vars(tasks.RunningSum(length=options.length) if wordy else tasks.GENERATED[options.task].settings())
     )
     room = language.language.rewards.budget_with_room
     return options.max_new_tokens or (task.answer_length if wordy else room(task.answer_length))
 
 
 def run(options: Options, out: Path) -> list[Result]:
-    """Trains every row."""
+    """Warm starts once and trains every row from there."""
     batch = options.num_prompts * options.group_size
     shared = {
         "algorithm": "dapo",
         "task": options.task,
-        "seeds": options.seeds,
         "seed": options.seed,
         "devices": options.devices,
-        "total_steps": options.updates * batch,
         "log_every": max(1, options.updates // 40),
-        "eval_every": 2,
+        "eval_every": 4,
+        "eval_prompts": 256,
         "problem.num_prompts": options.num_prompts,
         "problem.group_size": options.group_size,
         "problem.max_new_tokens": budget(options),
         "model.width": options.width,
         "model.layers": options.layers,
-        "warm_start.steps": options.warm_start_steps,
-        "warm_start.accuracy": options.warm_start if options.warm_start_steps else 1.0,
         "config.learning_rate": options.learning_rate,
         "config.warm_up_iterations": options.updates // 20,
         "config.decay_iterations": options.updates,
         "config.entropy_coefficient": 0.0,
-        "config.num_epochs": 2,
+        "config.num_epochs": 1,
         "config.num_minibatches": 2,
     }
     if options.task == "running_sum":
         shared["task.length"] = options.length
-    given = [f"--{name}={value}" for name, value in shared.items()]
-    return comparison.run_each(language.main, arguments(), given, out)
+    start = {
+        "warm_start.steps": options.warm_start_steps,
+        "warm_start.accuracy": options.warm_start if options.warm_start_steps else 1.0,
+    }
+    rows = {"seeds": options.seeds, "total_steps": options.updates * batch}
+    return comparison.run_from_one(language.main, arguments(), shared, start, rows, out)
 
 
-def generated(result: Result, batch: int) -> npt.NDArray[np.float64]:
+def generated(result: Result) -> npt.NDArray[np.float64]:
     """Tokens generated up to each line, `[S, lines]`: batches of an iteration × completions of a batch × their mean length."""
+    batch = result.rows[-1]["step"] // result.rows[-1]["iteration"]
     rows = result.rows[1:]
     iterations = np.diff([row["iteration"] for row in result.rows])
     lengths = np.array([row["response_length"] for row in rows], np.float64)
@@ -150,9 +153,9 @@ def generated(result: Result, batch: int) -> npt.NDArray[np.float64]:
     return np.concatenate([np.zeros((lengths.shape[1], 1)), np.cumsum(each, axis=0).T], axis=1)
 
 
-def score(results: Sequence[Result], batch: int) -> list[Scores]:
+def score(results: Sequence[Result]) -> list[Scores]:
     """Accuracies of every row at equal updates and at equal tokens."""
-    tokens = [generated(result, batch) for result in results]
+    tokens = [generated(result) for result in results]
     budget = np.min([all[:, -1] for all in tokens], axis=0)  # of each seed
     scores = []
     for result, all in zip(results, tokens, strict=True):
@@ -173,7 +176,7 @@ def table(results: Sequence[Result], scores: Sequence[Scores]) -> str:
     """One line for each row."""
     warm = np.asarray(results[0].summary["warm_start_accuracy"], np.float64)
     lines = [f"{'':>22} {'at equal updates':>24} {'at equal tokens':>24} {'tokens / 1000':>14}"]
-    lines.append(f"{'warm start':>22} {interval(warm):>24} {interval(warm):>24} {0:>14}")
+    lines.append(f"{START:>22} {interval(warm):>24} {interval(warm):>24} {0:>14}")
     for row in scores:
         thousands = row.generated.mean() / 1000
         lines.append(f"{row.name:>22} {interval(row.updates):>24} {interval(row.tokens):>24} {thousands:>14,.0f}")
@@ -199,7 +202,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     out = Path(options.out)
     results = run(options, out)
-    text = table(results, score(results, options.num_prompts * options.group_size))
+    text = table(results, score(results))
     heading = f"{options.task}, {options.seeds} seeds, IQM of the greedy accuracy with 95 % intervals"
     comparison.leave(out, "ablation", panels(results, options), heading, text)
     return 0

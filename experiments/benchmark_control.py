@@ -4,10 +4,10 @@
 one row of it, and `--json` prints that as the last line.
 """
 
-import json
 import resource
 import time
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import comparison
@@ -16,7 +16,7 @@ import jax
 from jaxrl_po import config, control, flags, parallel
 from jaxrl_po.algorithms import ppo, trpo
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.types import Learner, Problem, TrainState
+from jaxrl_po.types import Batch, Learner, Problem, TrainState
 
 # Environments, steps, seeds, and steps of each seed: the sizes at which the peers are quoted.
 TABLE = (
@@ -41,6 +41,11 @@ class Options:
     seeds: int = static(1, "seeds side by side", within=COUNT)
     total_steps: int = static(500_000, "environment steps of each seed", unit="steps", within=COUNT)
     devices: str = static("auto", "devices; auto on a CPU is one for each core")
+    updates: int = static(
+        0,
+        "rounds of one update of TRPO beside one of PPO, in turns, in place of whole loops; 0 for none",
+        within=config.NON_NEGATIVE,
+    )
     json: bool = static(False, "print one JSON object as the last line")
 
 
@@ -107,6 +112,34 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
+def compare_updates(options: Options) -> dict[str, float]:
+    """Milliseconds of one update of all rows: PPO's 10 epochs × 16 minibatches, and TRPO's with 10 Fisher products of all rows.
+
+    Each is the median of an iteration less that of collecting alone.
+    """
+    import gymnax  # here, because it starts the backend
+
+    problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=options.envs or 16, num_steps=options.steps)
+
+    def collect(state: TrainState) -> tuple[TrainState, Batch]:
+        key, collect_key = jax.random.split(state.key)
+        actor, batch = problem.collect(state.params, state.actor, collect_key)
+        return state._replace(actor=actor, key=key), batch
+
+    learners = {
+        "ppo": ppo.make(config.as_arrays(ppo.Config(num_epochs=10, num_minibatches=16)), problem),
+        "trpo": trpo.make(config.as_arrays(trpo.Config(cg_iterations=10, fisher_stride=1)), problem),
+    }
+    clocks = {
+        name: comparison.stepper(jax.jit(learner.step), jax.jit(learner.init)(jax.random.key(0)))
+        for name, learner in learners.items()
+    }
+    clocks["collect"] = comparison.stepper(jax.jit(collect), jax.jit(learners["ppo"].init)(jax.random.key(0)))
+    medians = {name: 1e3 * median(seconds) for name, seconds in comparison.in_turns(clocks, options.updates).items()}
+    updates = {name: medians[name] - medians["collect"] for name in learners}
+    return {**{f"{name}_ms": round(x, 2) for name, x in updates.items()}, "ratio": round(updates["trpo"] / updates["ppo"], 3)}
+
+
 def table(devices: str) -> None:
     """Measures every row of `TABLE`, each in a process of its own so that peak memory is its own."""
     print(f"{'envs × steps':>14} {'seeds':>6} {'steps/s':>10} {'compile s':>10} {'peak MB':>8}  placement")
@@ -125,12 +158,12 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(argv, "benchmark_control.py", "Times the whole loop of PPO or TRPO on CartPole-v1.", Options)
     if options is None:
         return 0
-    if not options.envs:
+    if not (options.envs or options.updates):
         table(options.devices)
         return 0
     with flags.blame({"": Options}):
-        row = measure(options)
-    print(json.dumps(row) if options.json else "\n".join(f"{name}: {value}" for name, value in row.items()))
+        row = compare_updates(options) if options.updates else measure(options)
+    comparison.show(row, as_json=options.json)
     return 0
 
 

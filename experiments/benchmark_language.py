@@ -4,10 +4,9 @@
 that as the last line. Sampling (with scoring) and the whole iteration are timed apart; what is left is training.
 """
 
-import json
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -91,17 +90,16 @@ def measure(options: Options) -> dict[str, Any]:
     collect = jax.jit(lambda state: alone.step(state)[1]["tokens"].total).lower(state).compile()
     iteration, tokens, sampling = [], [], []
     for _ in range(options.iterations + 1):
-        took, generated = clock(collect, state)
+        took, generated = comparison.clock(collect, state)
         sampling.append(took)
         tokens.append(float(generated.sum()))
-        took, (state, _) = clock(step, state)
+        took, (state, _) = comparison.clock(step, state)
         iteration.append(took)
     seconds, sampled = median(iteration[1:]), median(sampling[1:])
     generated = sum(tokens[1:]) / options.iterations
     parameters = sum(x.size for x in jax.tree.leaves(state.params.policy)) // options.seeds
-    # Matrix products alone: 2 operations for each parameter and token forward, 4 backward; attention is left out.
-    positions = options.seeds * options.num_prompts * options.group_size * (task.prompt_length + options.new_tokens - 1)
-    trained = 6 * parameters * positions * UPDATES
+    trained = 6 * products(model, task.prompt_length, options.new_tokens) * UPDATES
+    trained *= options.seeds * options.num_prompts * options.group_size
     peak = matrix_peak(DTYPES[options.dtype]) * (1 if jax.default_backend() == "cpu" else placement.num_devices)
     return {
         "width": options.width,
@@ -124,11 +122,17 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
-def clock(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    """Seconds of a call, and its result."""
-    start = time.perf_counter()
-    result = jax.block_until_ready(function(*args))
-    return time.perf_counter() - start, result
+def products(model: language.Transformer, prompt_length: int, new_tokens: int) -> int:
+    """Weights × positions of the matrix products of a completion: 2 operations each forward, 4 backward; attention is left out.
+
+    Of the positions before the first that is read, the last block computes keys and values alone.
+    """
+    width, hidden, table = model.width, model.mlp_width, model.vocabulary * model.width
+    keys_and_values = 2 * width * model.kv_heads * (width // model.heads)
+    rest = 2 * width**2 + 3 * width * hidden
+    positions = prompt_length + new_tokens - 1
+    everywhere = table + model.layers * keys_and_values + (model.layers - 1) * rest
+    return positions * everywhere + new_tokens * (rest + table)
 
 
 def matrix_peak(dtype: Any, size: int = 0) -> float:
@@ -136,7 +140,7 @@ def matrix_peak(dtype: Any, size: int = 0) -> float:
     size = size or (2048 if jax.default_backend() == "cpu" else 8192)
     a = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a: a @ a).lower(a).compile()
-    return 2 * size**3 / min(clock(product, a)[0] for _ in range(5))
+    return 2 * size**3 / min(comparison.clock(product, a)[0] for _ in range(5))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -147,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
     if options.width:
         with flags.blame({"": Options}):
             row = measure(options)
-        print(json.dumps(row) if options.json else "\n".join(f"{name}: {value}" for name, value in row.items()))
+        comparison.show(row, as_json=options.json)
         return 0
     print(
         f"{'width':>6} {'layers':>7} {'new tokens':>11} {'s / iteration':>14} {'sampling s':>11} {'compile s':>10}  placement"

@@ -1,12 +1,11 @@
 """Weak scaling: time of an iteration against the number of devices, at fixed work for each; and what sharding costs on one.
 
 `python experiments/benchmark_scaling.py --out=runs/scaling` times PPO on CartPole and GRPO on addition. All programs live in one
-process and take turns, so that a machine whose speed drifts is fair to them. CPU devices share the cores: from as many devices as
+process and take turns. CPU devices share the cores: from as many devices as
 there are cores, the time must grow with the devices, and only `per core` tells what sharding itself costs.
 """
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -84,21 +83,8 @@ def programs(make: Callable[..., Learner], options: Options) -> dict[tuple[str, 
         learner = make(options, devices, None if kind == PLAIN else "data")
         stacked = parallel.over_seeds(learner, 1)
         step = jax.jit(stacked.step if kind == PLAIN else sharded_step(learner, placement))
-        clocks[kind, devices] = clock(step, jax.jit(stacked.init)(keys))
+        clocks[kind, devices] = comparison.stepper(step, jax.jit(stacked.init)(keys))
     return clocks
-
-
-def clock(step: Callable[[TrainState], Any], state: TrainState) -> Callable[[], float]:
-    """Runs one iteration now, which compiles it and moves the state to where it stays; each call then times one more."""
-    state = jax.block_until_ready(step(state))[0]
-
-    def tick() -> float:
-        nonlocal state
-        begun = time.perf_counter()
-        state = jax.block_until_ready(step(state))[0]
-        return time.perf_counter() - begun
-
-    return tick
 
 
 def measure(make: Callable[..., Learner], options: Options) -> dict[str, Any]:
@@ -108,13 +94,7 @@ def measure(make: Callable[..., Learner], options: Options) -> dict[str, Any]:
       `seconds`: devices to the median; `overhead`: of sharding on one device, the median of the ratios of neighbours in time,
       less 1.
     """
-    clocks = programs(make, options)
-    seconds: dict[tuple[str, int], list[float]] = {name: [] for name in clocks}
-    for i in range(options.iterations + 1):
-        # Every other round runs backwards, so that whoever follows a heavy neighbour is not always the same.
-        for name in list(clocks)[:: 1 if i % 2 else -1]:
-            seconds[name].append(clocks[name]())
-    timed = {name: values[1:] for name, values in seconds.items()}
+    timed = comparison.in_turns(programs(make, options), options.iterations)
     pairs = zip(timed[SHARDED, 1], timed[PLAIN, 1], strict=True)
     return {
         "plain": median(timed[PLAIN, 1]),

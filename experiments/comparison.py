@@ -1,16 +1,25 @@
-"""Several runs of one script side by side, each in a folder or a process of its own."""
+"""Several runs of one script side by side, each in a folder or a process of its own; several programs in turns."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import jax
 
 from jaxrl_po import metrics, plotting
 from jaxrl_po.flags import UsageError
 from jaxrl_po.metrics import Row
 from jaxrl_po.plotting import Panel, Series
+from jaxrl_po.types import TrainState
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+START = "warm start"  # the initial policy of several runs
 
 
 class Result(NamedTuple):
@@ -50,6 +59,31 @@ def run_each(
     return results
 
 
+def run_from_one(
+    main: Callable[[Sequence[str]], int],
+    runs: Mapping[str, Sequence[str]],
+    shared: Mapping[str, Any],
+    start: Mapping[str, Any],
+    rows: Mapping[str, Any],
+    out: Path,
+) -> list[Result]:
+    """Makes one initial policy, in the folder `START`, and runs a script from there once for each name.
+
+    Args:
+      main: of `language.py`.
+      runs: see `run_each`.
+      shared: flags of all, and their values.
+      start: those of the initial policy alone, which is warm-started and not trained.
+      rows: those of the runs alone.
+      out: see `run_each`.
+    """
+    first = {"seeds": 1, "total_steps": 0, **start}
+    others = {"init_from": out / START, **rows}
+    given = [[f"--{name}={value}" for name, value in (dict(shared) | each).items()] for each in (first, others)]
+    run_each(main, {START: []}, given[0], out)
+    return run_each(main, runs, given[1], out)
+
+
 def read(out: Path, name: str) -> Result:
     """What the run of this name left in its folder."""
     summary = json.loads((out / name / "summary.json").read_text())
@@ -68,6 +102,48 @@ def leave(out: Path, name: str, panels: Sequence[Panel], heading: str, table: st
     (out / "table.txt").write_text(table)
     print(heading, table, sep="\n", end="")
     print(f"see {out / name}.png")
+
+
+def clock(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
+    """Seconds of a call, and its result."""
+    begun = time.perf_counter()
+    result = jax.block_until_ready(function(*args))
+    return time.perf_counter() - begun, result
+
+
+def stepper(step: Callable[[TrainState], Any], state: TrainState) -> Callable[[], float]:
+    """Runs one iteration now, which compiles it and moves the state to where it stays; each call then times one more."""
+    state = jax.block_until_ready(step(state))[0]
+
+    def tick() -> float:
+        nonlocal state
+        seconds, (state, _) = clock(step, state)
+        return seconds
+
+    return tick
+
+
+def in_turns(clocks: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name, list[float]]:
+    """Times programs in turns, so that a machine whose speed drifts is fair to them; the first round does not count.
+
+    Args:
+      clocks: name to a function that runs one more iteration and returns the seconds it took.
+      rounds: that count.
+
+    Returns:
+      Name to seconds, a number for each round.
+    """
+    seconds: dict[Name, list[float]] = {name: [] for name in clocks}
+    for i in range(rounds + 1):
+        # Every other round runs backwards, so that whoever follows a heavy neighbour is not always the same.
+        for name in list(clocks)[:: 1 if i % 2 else -1]:
+            seconds[name].append(clocks[name]())
+    return {name: values[1:] for name, values in seconds.items()}
+
+
+def show(row: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints what was measured, a line for each number, or as the one line that `measure_apart` reads."""
+    print(json.dumps(row) if as_json else "\n".join(f"{name}: {value}" for name, value in row.items()))
 
 
 def measure_apart(script: str, arguments: Sequence[str]) -> dict[str, Any]:

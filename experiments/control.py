@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import common
 import jax
 import jax.numpy as jnp
+import jobs
 
 from jaxrl_po import config, control, flags, losses
 from jaxrl_po.config import COUNT, static
@@ -90,14 +91,25 @@ def self_normalized(branches: int, distribution: Distribution, samples: Samples)
     return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
 
 
-def build_problem(records: Mapping[str, Any], axis_name: str | None) -> tuple[Any, Problem]:
-    """The environment and the problem that it makes."""
+def make_env(name: str) -> Any:
+    """A registered environment."""
     import gymnax  # here, because it starts the backend, whose devices are chosen first
 
+    flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
+    return gymnax.make(name)[0]
+
+
+def build_problem(records: Mapping[str, Any], axis_name: str | None) -> tuple[Any, Problem]:
+    """The environment and the problem that it makes."""
     options = records[""]
-    flags.lookup("env", options.env, dict.fromkeys(gymnax.registered_envs))
-    env, _ = gymnax.make(options.env)
+    env = make_env(options.env)
     return env, sampling(options).build(env, records["problem"], axis_name=axis_name)
+
+
+def steps(records: Mapping[str, Any]) -> int:
+    """Environment steps of one iteration of one seed."""
+    options = records[""]
+    return sampling(options).steps(records["problem"], control.adapt(make_env(options.env)).num_actions)
 
 
 def greedy(evaluate: Evaluate) -> Evaluate:
@@ -105,18 +117,17 @@ def greedy(evaluate: Evaluate) -> Evaluate:
     return lambda params, actor, key: {f"greedy_{name}": value for name, value in evaluate(params, actor, key).items()}
 
 
-def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> common.Experiment:
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
     """The method on the environment."""
     options, settings = records[""], records["problem"]
     env, problem = build_problem(records, placement.axis_name)
     make = algorithm.make
     if options.algorithm in ("npg", "trpo") and options.sampling == "vine" and settings.num_branches:
         make = functools.partial(make, surrogate=functools.partial(self_normalized, settings.num_branches))
-    return common.Experiment(
+    return jobs.Experiment(
         learner=make(dataclasses.replace(records["config"], axis_name=placement.axis_name), problem),
         evaluate=greedy(control.make_evaluate(env, problem, num_episodes=options.eval_episodes)),
         score="greedy_return",
-        steps_per_iteration=sampling(options).steps(settings, control.adapt(env).num_actions),
     )
 
 
@@ -127,6 +138,7 @@ SCRIPT = common.Script(
     defaults=defaults,
     sections=lambda options: {"problem": sampling(options).settings},
     rows=lambda records: sampling(records[""]).rows(records["problem"]),
+    steps=steps,
     shards_params=lambda options: False,
     build=build,
     title=lambda records: f"{records[''].algorithm} on {records[''].env}",

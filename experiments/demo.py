@@ -134,7 +134,7 @@ def learned(part: Part, result: Result) -> bool:
 
 
 def groups(results: Sequence[Result]) -> list[plotting.Panel]:
-    """PPO, GRPO and DAPO on addition, a curve each: accuracy, entropy, and what DAPO's dynamic sampling took out."""
+    """PPO, GRPO and DAPO on addition, a curve each: accuracy, entropy, and (without PPO) the tokens with an advantage."""
     ppo, *others = results
     named, steps = [ppo._replace(name="ppo"), *others], "completions trained on, each seed"
     return [

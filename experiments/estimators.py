@@ -11,34 +11,31 @@ the table gives the bias against A(s, a) beside them. Leaves `table.txt`, `table
 and visits, for each state, action and position) and `estimators.png` under `--out`.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import matplotlib
+import moments
 import numpy as np
+import segments
 import tabular
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullLocator
+from moments import Array, GradientScores, Pair, Statistics, exact_scores
+from segments import GROUPS, Grid, Setting, Sums, stationary_distribution, total
 from tabular import MDP
 
-from jaxrl_po import advantages, config, flags, folder, losses
+from jaxrl_po import config, flags, folder, plotting
 from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Interval, static
-from jaxrl_po.distributions import Categorical
 from jaxrl_po.plotting import COLOURS, INK, QUIET, STYLE
-
-Array = np.ndarray[Any, Any]
-Statistics = dict[str, Array]
-Pair = tuple[Array, Array]
 
 CRITICS = ("exact", "in error", "zeros")
 TINY = 1e-12  # below it, a square is rounding
-GROUPS = 16  # of segments; the standard errors are their jackknife
 
 
 @config.record
@@ -74,7 +71,7 @@ class Options:
             raise ConfigError(f"num_samples must be a multiple of {GROUPS}, got {self.num_samples}")
         self.grid()
 
-    def grid(self) -> "Grid":
+    def grid(self) -> Grid:
         """The estimators that are asked for.
 
         Raises:
@@ -90,54 +87,6 @@ class Options:
         return Grid(self.num_steps, ks, tuple(lambdas))
 
 
-class Grid(NamedTuple):
-    """The estimators, in this order: Monte Carlo, A3C(k), GAE(λ); all are Σ_l cˡ δ_{t+l} over n steps or to the segment's end.
-
-    Attributes:
-      num_steps: T, of a segment.
-      ks: of A3C(k), which is the n-step estimator with n = k + 1.
-      lambdas: of GAE.
-    """
-
-    num_steps: int
-    ks: tuple[int, ...]
-    lambdas: tuple[float, ...]
-
-    def names(self) -> list[str]:
-        """`[E]`."""
-        return ["MC", *(f"A3C({k})" for k in self.ks), *(f"GAE({lambda_:g})" for lambda_ in self.lambdas)]
-
-    def mixtures(self) -> Array:
-        """λ, so that c = γλ, `[E]`."""
-        return np.array([*(1.0 for _ in range(1 + len(self.ks))), *self.lambdas])
-
-    def horizons(self) -> Array:
-        """n, `[E]`."""
-        return np.array([self.num_steps, *(k + 1 for k in self.ks), *(self.num_steps for _ in self.lambdas)])
-
-
-class Setting(NamedTuple):
-    """A policy in an MDP, and what is known of them exactly.
-
-    Attributes:
-      mdp: its first state is drawn from the stationary distribution.
-      logits: `[S, A]`, of the policy.
-      policy: `[S, A]`, its probabilities.
-      value: `[S]`.
-      advantage: `[S, A]`.
-      gradient: `[S, A]`, (1 − γ) ∇J.
-      critics: `[C, S]`, in the order of `CRITICS`.
-    """
-
-    mdp: MDP
-    logits: jax.Array
-    policy: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    gradient: jax.Array
-    critics: jax.Array
-
-
 def setting(options: Options) -> Setting:
     """Draws the MDP, the policy and the error of the critic."""
     rng = np.random.default_rng(options.seed)
@@ -148,256 +97,12 @@ def setting(options: Options) -> Setting:
     policy = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     visits = stationary_distribution(np.einsum("sa,sat->st", policy, transition))
     mdp = MDP(*map(jnp.asarray, (transition, reward, visits, gamma)))
-    value, advantage, gradient = solve(mdp, jnp.asarray(logits))
+    value, advantage, gradient = segments.solve(mdp, jnp.asarray(logits))
     error = rng.normal(size=options.num_states)
     deviation = np.sqrt(visits @ np.square(value - visits @ np.asarray(value)))
     error *= options.value_error * deviation / np.sqrt(visits @ np.square(error))
     critics = np.stack([value, value + error, np.zeros_like(error)])
     return Setting(mdp, jnp.asarray(logits), jnp.asarray(policy), value, advantage, gradient, jnp.asarray(critics))
-
-
-@jax.jit
-def solve(mdp: MDP, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """V `[S]`, A `[S, A]` and (1 − γ) ∇J `[S, A]` of the softmax policy."""
-    policy = jax.nn.softmax(logits)
-    gradient = (1 - mdp.gamma) * tabular.policy_gradient(mdp, logits)
-    return tabular.value(mdp, policy), tabular.advantage(mdp, policy), gradient
-
-
-def stationary_distribution(transition: Array) -> Array:
-    """`d = d P`, `[S]`, of a chain `[S, S]` that has one."""
-    size = len(transition)
-    equations = np.vstack([transition.T - np.eye(size), np.ones(size)])
-    return np.linalg.lstsq(equations, np.eye(size + 1)[-1], rcond=None)[0]
-
-
-class Sums(NamedTuple):
-    """Of all segments of a group; a cell is a position, a state and an action.
-
-    Attributes:
-      visits: `[T, S·A]`, of a cell.
-      error: `[C, E, T, S·A]`, of Â − A.
-      square: `[C, E, T, S·A]`, of (Â − A)².
-      gradient: `[C, E, S·A]`, of a segment's policy gradient.
-      gradient_square: `[C, E]`, of its squared norm.
-    """
-
-    visits: Any
-    error: Any
-    square: Any
-    gradient: Any
-    gradient_square: Any
-
-
-def sample(mdp: MDP, logits: jax.Array, num_steps: int, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """States, actions and next states of one segment, each `[T]`; consumes `key`."""
-
-    def step(state: jax.Array, key: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-        action_key, state_key = jax.random.split(key)
-        action = Categorical(logits[state]).sample(action_key)
-        following = Categorical(jnp.log(mdp.transition[state, action])).sample(state_key)
-        return following, (state, action, following)
-
-    first_key, key = jax.random.split(key)
-    first = Categorical(jnp.log(mdp.initial)).sample(first_key)
-    return jax.lax.scan(step, first, jax.random.split(key, num_steps))[1]
-
-
-def estimates(reward: jax.Array, value: jax.Array, next_value: jax.Array, gamma: jax.Array, grid: Grid) -> jax.Array:
-    """Â of one segment by every estimator, `[E, T]`."""
-    off = jnp.zeros(reward.shape, bool)
-    stream = reward, next_value, off, off
-    returns = [
-        advantages.discounted_returns(*stream, gamma=gamma),
-        *(advantages.n_step_returns(*stream, gamma=gamma, n=k + 1) for k in grid.ks),
-    ]
-    generalised = jax.vmap(
-        lambda lambda_: advantages.gae(reward, value, next_value, off, off, gamma=gamma, lambda_=lambda_),
-    )(jnp.array(grid.lambdas))
-    return jnp.concatenate([jnp.stack(returns) - value[None, :], generalised])
-
-
-@functools.partial(jax.jit, static_argnames=("grid", "num_samples"))
-def measure(setting: Setting, key: jax.Array, *, grid: Grid, num_samples: int) -> Sums:
-    """Samples segments and sums what every estimator makes of them under every critic.
-
-    Args:
-      setting: the MDP, the policy and the critics.
-      key: consumed.
-      grid: the estimators.
-      num_samples: segments, a multiple of `GROUPS`.
-
-    Returns:
-      One for each group, leaves `[GROUPS, …]`.
-    """
-    mdp, logits = setting.mdp, setting.logits
-
-    def gradient(state: jax.Array, action: jax.Array, advantage: jax.Array) -> jax.Array:
-        def loss(logits: jax.Array) -> jax.Array:
-            return losses.policy_gradient(Categorical(logits[state]).log_prob(action), advantage).mean()
-
-        return -jax.grad(loss)(logits).ravel()
-
-    def group(key: jax.Array) -> Sums:
-        keys = jax.random.split(key, num_samples // GROUPS)
-        state, action, following = jax.vmap(lambda key: sample(mdp, logits, grid.num_steps, key))(keys)
-        reward, advantage = mdp.reward[state, action], setting.advantage[state, action]
-        cell = jax.nn.one_hot(state * logits.shape[1] + action, logits.size, dtype=reward.dtype)
-
-        def under(critic: jax.Array) -> tuple[jax.Array, ...]:
-            made = jax.vmap(estimates, in_axes=(0, 0, 0, None, None))(reward, critic[state], critic[following], mdp.gamma, grid)
-            error = made - advantage[:, None, :]
-            gradients = jax.vmap(jax.vmap(gradient, in_axes=(None, None, 0)))(state, action, made)
-            return (
-                jnp.einsum("net,ntc->etc", error, cell),
-                jnp.einsum("net,ntc->etc", jnp.square(error), cell),
-                gradients.sum(0),
-                jnp.square(gradients).sum((0, 2)),
-            )
-
-        return Sums(cell.sum(0), *jax.lax.map(under, setting.critics))
-
-    return jax.lax.map(group, jax.random.split(key, GROUPS))
-
-
-class Cells(NamedTuple):
-    """Moments of Â − A given the state, the action and the position; for an unvisited cell NaN.
-
-    Attributes:
-      mean: `[C, E, T, S, A]`.
-      variance: `[C, E, T, S, A]`.
-      visits: `[T, S, A]`, their number; infinite where the moments are exact.
-    """
-
-    mean: Array
-    variance: Array
-    visits: Array
-
-
-def cells(setting: Setting, sums: Sums) -> Cells:
-    """The measured moments; variances are unbiased."""
-    count = sums.visits
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = sums.error / count
-        variance = (sums.square - count * np.square(mean)) / (count - 1)
-    variance = np.where(count > 1, np.maximum(variance, 0.0), np.nan)
-    return Cells(*(x.reshape(*x.shape[:-1], *setting.logits.shape) for x in (mean, variance, count)))
-
-
-def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: int) -> Cells:
-    """The same moments by enumeration, backwards from the last step of the sum Σ_l cˡ δ_{t+l}.
-
-    Args:
-      setting: the MDP, the policy and the critics.
-      mixtures: `[E]`, λ, so that c = γλ.
-      horizons: `[E]`, steps of the sum, no more than are left of the segment.
-      num_steps: T, of the segment.
-    """
-    transition, reward, _, gamma = (np.asarray(x) for x in setting.mdp)
-    policy, critics = np.asarray(setting.policy), np.asarray(setting.critics)
-    delta = (reward[:, :, None] + gamma * critics[:, None, None, :] - critics[:, :, None, None])[:, None]
-    decay = gamma * mixtures[:, None, None, None]
-
-    def expected(x: Array) -> Array:
-        return np.einsum("sat,...sat->...sa", transition, x)
-
-    def following(x: Array) -> Array:
-        """Of the next step's state and action, and of the next state."""
-        return np.sum(policy * x, axis=-1)[:, :, None, None, :]
-
-    mean = square = np.zeros((len(critics), len(mixtures), *reward.shape))
-    means, squares = [], []
-    for _ in range(num_steps):
-        ahead = decay * following(mean)
-        square = expected(np.square(delta) + 2 * delta * ahead + np.square(decay) * following(square))
-        mean = expected(delta + ahead)
-        means.append(mean)
-        squares.append(square)
-    left = np.minimum(horizons[:, None], num_steps - np.arange(num_steps)) - 1
-    chosen = np.arange(len(mixtures))[:, None]
-    mean, square = (np.stack(x, axis=2)[:, chosen, left] for x in (means, squares))
-    variance = np.maximum(square - np.square(mean), 0.0)
-    return Cells(mean - np.asarray(setting.advantage), variance, np.full(mean.shape[2:], np.inf))
-
-
-def scores(setting: Setting, moments: Cells) -> Statistics:
-    """Means over visits, squared, so that a bias that is not there is 0 on average, whatever its noise.
-
-    Returns:
-      `advantage_bias` of Â against A; `bias` and `rmse` of Â + V̂ against Q; `deviation` given state, action and position.
-    """
-    policy = np.asarray(setting.policy)
-    often = np.asarray(setting.mdp.initial)[:, None] * policy
-    weights = np.where(np.isinf(moments.visits), often, np.where(moments.visits > 1, moments.visits, 0.0))
-    weights = weights / weights.sum()
-    baseline = (np.asarray(setting.critics) - np.asarray(setting.value))[:, None, None, :, None]
-
-    def average(x: Array) -> Array:
-        return np.sum(weights * np.where(weights > 0, x, 0.0), axis=(-3, -2, -1))
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        noise = moments.variance / moments.visits
-    bias, variance = average(np.square(moments.mean + baseline) - noise), average(moments.variance)
-    advantage_bias = average(np.square(moments.mean) - noise)
-    return {"advantage_bias": advantage_bias, "bias": bias, "deviation": variance, "rmse": bias + variance}
-
-
-class GradientScores(NamedTuple):
-    """Of the policy gradient of one segment, relative to the squared norm of the exact one, `[C, E]`.
-
-    Attributes:
-      bias: squared.
-      variance: trace of the covariance.
-    """
-
-    bias: Array
-    variance: Array
-
-    def error(self, segments: float | Array) -> Array:
-        """Mean square relative error of the mean of so many segments."""
-        return np.maximum(self.bias, 0.0) + self.variance / segments
-
-    def segments(self, accuracy: float) -> Array:
-        """Segments for which the root of that is `accuracy`; infinite where the bias alone is more."""
-        slack = accuracy**2 - np.maximum(self.bias, 0.0)
-        return np.where(slack > 0, self.variance / np.where(slack > 0, slack, 1.0), np.inf)
-
-
-def gradient_scores(setting: Setting, sums: Sums) -> GradientScores:
-    """Measured from the segments' gradients."""
-    count = sums.visits[0].sum()
-    exact = np.asarray(setting.gradient).ravel()
-    mean = sums.gradient / count
-    variance = (sums.gradient_square - count * np.square(mean).sum(-1)) / (count - 1)
-    bias = np.square(mean - exact).sum(-1) - variance / count
-    return GradientScores(bias / (exact @ exact), variance / (exact @ exact))
-
-
-def gradient_bias(setting: Setting, moments: Cells) -> Array:
-    """Expected policy gradient less the exact one, `[C, E, S·A]`, from the exact moments."""
-    policy = np.asarray(setting.policy)
-    error = moments.mean.mean(axis=2)
-    centred = error - np.sum(policy * error, axis=-1, keepdims=True)
-    bias = np.asarray(setting.mdp.initial)[:, None] * policy * centred
-    return bias.reshape(*bias.shape[:2], -1)
-
-
-def total(sums: Sums) -> Sums:
-    """Of all groups."""
-    return Sums(*(x.sum(0) for x in sums))
-
-
-def jackknife(statistic: Callable[[Sums], Statistics], sums: Sums) -> dict[str, Pair]:
-    """Root of each statistic of all segments, and its standard error from leaving out one group at a time."""
-    whole = total(sums)
-    others = [statistic(Sums(*(x - y[i] for x, y in zip(whole, sums, strict=True)))) for i in range(GROUPS)]
-    pairs = {}
-    for name, squared in statistic(whole).items():
-        error = np.sqrt((GROUPS - 1) * np.var([other[name] for other in others], axis=0))
-        centre = np.maximum(squared, 0.0)
-        # Upwards only, which is finite at 0 too.
-        pairs[name] = np.sqrt(centre), np.sqrt(centre + error) - np.sqrt(centre)
-    return pairs
 
 
 class Result(NamedTuple):
@@ -426,31 +131,25 @@ def evaluate(options: Options) -> Result:
     grid = options.grid()
     with jax.enable_x64(True):
         problem = setting(options)
-        sums = jax.device_get(measure(problem, jax.random.key(options.seed), grid=grid, num_samples=options.num_samples))
+        sums = jax.device_get(
+            segments.measure(problem, jax.random.key(options.seed), grid=grid, num_samples=options.num_samples)
+        )
         problem = jax.device_get(problem)
 
     def statistics(sums: Sums) -> Statistics:
-        gradient = gradient_scores(problem, sums)
+        gradient = moments.gradient_scores(problem, sums)
         relative = {"gradient_bias": gradient.bias, "gradient_error": gradient.error(options.batch)}
-        return scores(problem, cells(problem, sums)) | relative
+        return moments.scores(problem, moments.cells(problem, sums)) | relative
 
     exact = exact_scores(problem, grid.mixtures(), grid.horizons(), grid.num_steps)
     return Result(
         problem,
         grid,
         sums,
-        jackknife(statistics, sums),
+        moments.jackknife(statistics, sums),
         exact,
-        GradientScores(np.square(exact["gradient_bias"]), gradient_scores(problem, total(sums)).variance),
+        GradientScores(np.square(exact["gradient_bias"]), moments.gradient_scores(problem, total(sums)).variance),
     )
-
-
-def exact_scores(setting: Setting, mixtures: Array, horizons: Array, num_steps: int) -> Statistics:
-    """Roots of the `scores` of `exact_cells`, and the relative `gradient_bias`."""
-    moments = exact_cells(setting, mixtures, horizons, num_steps)
-    bias = gradient_bias(setting, moments)
-    squared = scores(setting, moments) | {"gradient_bias": np.square(bias).sum(-1) / np.square(setting.gradient).sum()}
-    return {name: np.sqrt(x) for name, x in squared.items()}
 
 
 class Curve(NamedTuple):
@@ -620,9 +319,7 @@ def save_figure(result: Result, options: Options, path: Path) -> None:
             fontsize=9, loc="lower right", title="lines exact; points measured, ± 2 standard errors", title_fontsize=9
         )
         grid[0, 2].legend(fontsize=9, loc="upper right")
-        temporary = path.with_name(f".{path.name}")
-        figure.savefig(temporary, format="png")
-        temporary.replace(path)
+        plotting.write(figure, path)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -638,7 +335,7 @@ def main(argv: Sequence[str]) -> int:
         text = table(result, options)
         (out / "table.txt").write_text(text, encoding="utf-8")
         folder.write_json(out / "table.json", {"options": flags.flatten({"": options}), "rows": rows(result, options)})
-        np.savez_compressed(out / "cells.npz", **cells(result.setting, total(result.sums))._asdict())
+        np.savez_compressed(out / "cells.npz", **moments.cells(result.setting, total(result.sums))._asdict())
         save_figure(result, options, out / "estimators.png")
     print(text, end="")
     print(f"see {out / 'estimators.png'}")

@@ -2,106 +2,25 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import common
-import jax
-import jax.numpy as jnp
+import earlier
+import jobs
+from tasks import TASKS
 
-from jaxrl_po import checkpoint, config, flags, language, runner, sharding
+from jaxrl_po import checkpoint, config, flags, language, programs, scoring, sharding
 from jaxrl_po.algorithms import dapo
-from jaxrl_po.config import COUNT, NON_NEGATIVE, Interval, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, number, static
 from jaxrl_po.flags import UsageError
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.parallel import Placement
 from jaxrl_po.plotting import Series
+from jaxrl_po.types import Problem
 
-
-@config.record
-class Addition:
-    """Settings of `--task=addition`."""
-
-    num_digits: int = static(3, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_DIGITS))
-    zero_pad: bool = static(True, "operands and sum fill their width with zeros; otherwise prompts and answers vary in length")
-    reverse: bool = static(True, "answers lowest digit first, the order in which carries propagate")
-
-
-@config.record
-class Multiplication:
-    """Settings of `--task=multiplication`."""
-
-    num_digits: int = static(2, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_FACTOR_DIGITS))
-    chain_of_thought: bool = static(True, "write the partial products and the sums so far before the answer")
-
-
-@config.record
-class Sorting:
-    """Settings of `--task=sorting`."""
-
-    length: int = static(6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH))
-    symbols: int = static(10, "digits to choose from", within=Interval(2, 10))
-
-
-@config.record
-class Modular:
-    """Settings of `--task=modular`."""
-
-    num_digits: int = static(1, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_FACTOR_DIGITS))
-    modulus_digits: int = static(
-        1, "digits of the modulus", unit="digits", within=Interval(1, language.tasks.MAX_FACTOR_DIGITS)
-    )
-
-
-@config.record
-class BaseConversion:
-    """Settings of `--task=base_conversion`."""
-
-    num_digits: int = static(3, "decimal digits of a number", unit="digits", within=Interval(1, language.tasks.MAX_DIGITS))
-    base: int = static(2, "base of the answer", within=Interval(2, 16))
-
-
-@config.record
-class Countdown:
-    """Settings of `--task=countdown`."""
-
-    num_numbers: int = static(3, "given numbers, each to be used once", within=Interval(2, language.tasks.MAX_NUMBERS))
-    max_number: int = static(9, "the largest of them; max_number ** num_numbers below 2 ** 31", within=Interval(2))
-
-
-@config.record
-class RunningSum:
-    """Settings of `--task=running_sum`."""
-
-    length: int = static(6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH))
-    modulus: int = static(10, "of the sums", within=Interval(2, 10))
-    max_filler: int = static(
-        8, "most filler tokens of a demonstration", unit="tokens", within=Interval(0, language.tasks.MAX_FILLER)
-    )
-
-
-class TaskEntry(NamedTuple):
-    """A task by name.
-
-    Attributes:
-      settings: record of `--task.*`.
-      make: settings as keywords to a task.
-    """
-
-    settings: type
-    make: Callable[..., language.Task]
-
-
-TASKS = {
-    "addition": TaskEntry(Addition, language.tasks.addition),
-    "multiplication": TaskEntry(Multiplication, language.tasks.multiplication),
-    "sorting": TaskEntry(Sorting, language.tasks.sorting),
-    "modular": TaskEntry(Modular, language.tasks.modular),
-    "base_conversion": TaskEntry(BaseConversion, language.tasks.base_conversion),
-    "countdown": TaskEntry(Countdown, language.tasks.countdown),
-    "running_sum": TaskEntry(RunningSum, language.tasks.running_sum),
-}
+VERIFIER, MODEL = "verifier", "model"
 
 
 @config.record
@@ -113,6 +32,11 @@ class Options(common.Options):
         "",
         "folder of an earlier run of this script, at whose latest policy (of its first seed) every seed starts; empty for none",
     )
+    reward: str = static(
+        VERIFIER,
+        f"what is optimised: `{VERIFIER}`, the task's own; `{MODEL}`, fitted to its comparisons (--reward_model.*, "
+        "--preferences.*); or Python functions that score completions, as in rewards.py:nearly,package.module:other",
+    )
     eval_prompts: int = static(512, "held-out prompts of one evaluation of one seed", unit="prompts", within=COUNT)
     eval_samples: int = static(
         0,
@@ -120,6 +44,11 @@ class Options(common.Options):
         unit="samples",
         within=NON_NEGATIVE,
     )
+    reward_weights: str = static("", "their weights, as in 1,0.2; empty weighs each 1")
+    reward_accuracy: str = static(
+        "", "the function whose score is the accuracy, and decides which groups are informative; empty takes the first"
+    )
+    reward_timeout: float = number(60.0, "one call of a function must return within", unit="seconds", within=POSITIVE)
     shard_params: bool = static(
         False, "cut parameters, reference and optimizer state over the devices of the data axis, in place of copying them"
     )
@@ -138,29 +67,66 @@ def initial_policy(records: Mapping[str, Any], task: language.Task, policy: lang
       UsageError: its vocabulary or its model is another one, or no checkpoint is intact.
     """
     run = records[""].init_from
-    earlier = common.read_run(SCRIPT, "init_from", run)
-    tokenizer = TASKS[earlier[""].task].make(**vars(earlier["task"])).tokenizer
+    settings = earlier.read(SCRIPT, "init_from", run)
+    tokenizer = TASKS[settings[""].task].make(**vars(settings["task"])).tokenizer
     if tokenizer != task.tokenizer:
-        raise flags.UsageError(
+        raise UsageError(
             f"--init_from={run} must have the vocabulary of --task={records[''].task}, {task.tokenizer.characters!r}; "
-            f"it was trained on {earlier[''].task}, {tokenizer.characters!r}"
+            f"it was trained on {settings[''].task}, {tokenizer.characters!r}"
         )
-    for name in ("width", "layers", "heads", "kv_heads", "mlp_width", "gated", "tied"):
-        mine, its = vars(records["model"])[name], vars(earlier["model"])[name]
-        if mine != its:
-            raise flags.UsageError(f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}")
-    like = jax.eval_shape(policy.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
-    with common.blame_run("init_from", run):
-        found = checkpoint.peek_policy(Path(run) / "checkpoints" / "latest", like, seed_index=0)
+    for name, mine in vars(records["model"]).items():
+        its = vars(settings["model"])[name]
+        if mine != its and name not in ("dtype", "remat"):  # how it is computed, not what it is
+            raise UsageError(f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}")
+    with earlier.blame("init_from", run):
+        found = checkpoint.peek_policy(Path(run) / "checkpoints" / "latest", policy.parameter_shapes(), seed_index=0)
     if found is None:
-        raise flags.UsageError(f"--init_from={run} holds no intact checkpoint; wait for one or choose another run")
+        raise UsageError(f"--init_from={run} holds no intact checkpoint; wait for one or choose another run")
     return found
 
 
-def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> common.Experiment:
+def functions(options: Options) -> list[str]:
+    """The functions that score on the host: those of `--reward`, or those that belong to the task."""
+    own = TASKS[options.task].reward if options.task in TASKS else ""
+    sources = {VERIFIER: own, MODEL: ""}.get(options.reward, options.reward)
+    return [source for source in sources.split(",") if source]
+
+
+def host_score(options: Options, task: language.Task, placement: Placement) -> scoring.HostScore | None:
+    """The functions of `--reward`, or those that belong to the task; None where its verifier is in the program.
+
+    Raises:
+      ConfigError, UsageError: they do not suit; none is loaded.
+    """
+    sources = functions(options)
+    for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
+        config.require(options, name, bool(sources), "reward names functions")
+    if options.reward == MODEL and TASKS[options.task].reward:
+        raise UsageError(f"--reward={MODEL} must be fitted to a verifier in the program; --task={options.task} has none")
+    if not sources:
+        return None
+    if not all(":" in source for source in sources):
+        near = flags.suggest(options.reward, (VERIFIER, MODEL))
+        raise UsageError(f"--reward={options.reward} must be {VERIFIER}, {MODEL}, or functions such as rewards.py:nearly{near}")
+    if options.distributed:
+        raise UsageError("--reward must be left out with --distributed: completions are scored in one process")
+    if placement.cuts_params:
+        raise UsageError("--reward must be left out where parameters are cut over devices (--shard_params, model in --mesh)")
+    weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)
+    if len(weights) != len(sources):
+        raise UsageError(f"--reward_weights={options.reward_weights} must be {len(sources)} numbers, one for each function")
+    try:
+        rewards = [scoring.Reward(source, float(weight)) for source, weight in zip(sources, weights, strict=True)]
+    except ValueError:
+        raise UsageError(f"--reward_weights must be numbers such as 1,0.2, got {options.reward_weights!r}") from None
+    return scoring.HostScore(rewards, task, accuracy=options.reward_accuracy, timeout=float(options.reward_timeout))
+
+
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
     """The method on the task, with a policy and, where the method reads one, a critic of its size."""
     options, settings, model = records[""], records["problem"], records["model"]
     task = TASKS[options.task].make(**vars(records["task"]))
+    rewarded = host_score(options, task, placement)
     policy, critic = model.build(task.tokenizer.size), model.build(task.tokenizer.size, outputs=1)
     if placement.cuts_params:
         require_shares(model, placement)
@@ -171,18 +137,21 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> c
         task,
         policy,
         **vars(settings),
+        verify=rewarded is None,
         critic=None if options.algorithm in common.IN_GROUPS else critic,
         initial=initial_policy(records, task, policy) if options.init_from else None,
         warm=records["warm_start"],
         axis_name=placement.axis_name,
     )
+    if options.reward == MODEL:
+        problem = with_reward_model(problem, records, task, policy)
     decoding = {
         "max_new_tokens": settings.max_new_tokens,
         "temperature": settings.temperature,
         "top_k": settings.top_k,
         "top_p": settings.top_p,
     }
-    return common.Experiment(
+    return jobs.Experiment(
         learner=algorithm.make(dataclasses.replace(records["config"], axis_name=placement.axis_name), problem),
         evaluate=language.make_evaluate(
             task,
@@ -192,16 +161,40 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> c
             **decoding,
         ),
         score="greedy_accuracy",
-        steps_per_iteration=settings.num_prompts * settings.group_size,
         initial="warm_start_accuracy",
-        examples=runner.Examples(
+        examples=programs.Examples(
             language.make_describe(task, policy, num_prompts=options.show, **decoding),
             functools.partial(language.render, task),
         )
         if options.show
         else None,
         axes=LOGICAL_AXES,
+        rewarded=rewarded,
     )
+
+
+def with_reward_model(
+    problem: Problem, records: Mapping[str, Any], task: language.Task, policy: language.Transformer
+) -> Problem:
+    """The problem with a reward model, fitted to comparisons of what the initial policy samples.
+
+    Raises:
+      UsageError: the verifier's rewards were asked for as well.
+    """
+    settings = records["problem"]
+    if settings.process_reward:
+        raise UsageError(f"--problem.process_reward has no effect with --reward={MODEL}: the model rewards the last token")
+    model = records["reward_model"].build(task.tokenizer.size, outputs=1).clone(constrain=policy.constrain)
+    fit = functools.partial(
+        language.reward_model.fit,
+        model,
+        task,
+        policy,
+        settings=records["preferences"],
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+    )
+    return language.learned_reward(problem, task, model, fit)
 
 
 def require_shares(model: language.ModelSettings, placement: Placement) -> None:
@@ -223,17 +216,25 @@ SMALL = {
     "model.mlp_width": 128,
     "warm_start.steps": 10_000,
     "warm_start.accuracy": 0.5,
-    "config.learning_rate": 1e-3,
 }
 # One completion is one episode with its reward at the end.
+EPISODES: dict[str, Any] = {"config.gamma": 1.0, "problem.num_prompts": 256, "problem.group_size": 1}
+# A critic that has learnt little halves what a natural step gains: fit it well, and save on the Fisher products.
+FIT = {"config.value_epochs": 4, "config.value_minibatches": 8, "config.value_learning_rate": 3e-3}
+NATURAL = EPISODES | FIT | {"config.lambda_": 1.0, "config.fisher_stride": 2}
 WITH_CRITIC = {
-    "config.gamma": 1.0,
-    "config.lambda_": 1.0,
-    "config.max_grad_norm": 1.0,
-    "config.num_epochs": 2,
-    "config.num_minibatches": 2,
-    "problem.num_prompts": 256,
-    "problem.group_size": 1,
+    "reinforce": EPISODES | FIT | {"config.learning_rate": 1e-3, "config.max_grad_norm": 1.0},
+    "a2c": EPISODES | {"config.learning_rate": 1e-3, "config.max_grad_norm": 1.0, "config.estimator": "monte_carlo"},
+    "npg": NATURAL,
+    "trpo": NATURAL | {"config.max_kl": 0.02},
+    "ppo": EPISODES
+    | {
+        "config.learning_rate": 1e-3,
+        "config.lambda_": 1.0,
+        "config.max_grad_norm": 1.0,
+        "config.num_epochs": 2,
+        "config.num_minibatches": 2,
+    },
 }
 # Four small steps a batch: eight of a larger size let one seed in two collapse. The rise spares the warm start.
 IN_GROUPS = {
@@ -249,13 +250,36 @@ IN_GROUPS = {
 }
 
 
+# A learned reward is worth following only where it was fitted, which the reference marks.
+JUDGED = {"reward_model.width": 32, "reward_model.mlp_width": 64}
+REFERRED = {"config.use_reference": True}
+
+
 def defaults(options: Options) -> dict[str, Any]:
     """Flags that suit small transformers."""
-    small = {name: value for name, value in SMALL.items() if not (options.init_from and name.startswith("warm_start."))}
-    if options.algorithm == "ppo":
-        return small | WITH_CRITIC
+    small: dict[str, Any] = dict(SMALL)
+    if options.init_from:
+        small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
+    if options.reward == MODEL:
+        small |= JUDGED | (REFERRED if options.algorithm == "ppo" else {})
+    if options.algorithm in WITH_CRITIC:
+        return small | WITH_CRITIC[options.algorithm]
+    if options.algorithm == "dapo" and functions(options):
+        small |= {"config.dynamic_sampling": dapo.REWEIGHT}  # a refill needs the scores inside the program
     once = {"config.num_epochs": 1} if options.algorithm == "rloo" else {}  # its surrogate has no clip
     return small | IN_GROUPS | once if options.algorithm in common.IN_GROUPS else {}
+
+
+def sections(options: Options) -> dict[str, type]:
+    """Prefix to record."""
+    judge = {"reward_model": language.ModelSettings, "preferences": language.Preferences} if options.reward == MODEL else {}
+    return {
+        "task": flags.lookup("task", options.task, TASKS).settings,
+        "problem": language.Settings,
+        "model": language.ModelSettings,
+        "warm_start": language.WarmStart,
+        **judge,
+    }
 
 
 SCRIPT = common.Script(
@@ -263,13 +287,9 @@ SCRIPT = common.Script(
     summary="Trains a small transformer on a task whose answers are verified.",
     options=Options,
     defaults=defaults,
-    sections=lambda options: {
-        "task": flags.lookup("task", options.task, TASKS).settings,
-        "problem": language.Settings,
-        "model": language.ModelSettings,
-        "warm_start": language.WarmStart,
-    },
+    sections=sections,
     rows=lambda records: records["problem"].num_prompts,
+    steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,
     shards_params=lambda options: options.shard_params,
     build=build,
     title=lambda records: f"{records[''].algorithm} on {records[''].task}",

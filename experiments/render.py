@@ -4,24 +4,22 @@ It shows one episode of one seed, from a checkpoint, which is only read.
 """
 
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import common
 import control
+import earlier
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import checkpoint, config, flags, rendering
+from jaxrl_po import config, flags, folder, rendering
 from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.problem import Shared, normalize
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.flags import UsageError
-from jaxrl_po.parallel import Placement
 from jaxrl_po.rendering import Draw, Episode
 from jaxrl_po.types import ActorCritic, Problem
 
@@ -59,7 +57,7 @@ class Options:
     run: str = static("", "folder of a run of control.py")
     out: str = static("", "the GIF; empty is episode.gif in the folder of the run")
     seed_index: int = static(0, "which of the run's seeds plays", within=NON_NEGATIVE)
-    checkpoint: str = static("best", "whose parameters play", choices=("best", "latest"))
+    checkpoint: str = static("best", "whose parameters play", choices=earlier.CHECKPOINTS)
     greedy: bool = static(True, "take the mode of the policy; otherwise sample")
     seed: int = static(0, "of the episode's random numbers", within=NON_NEGATIVE)
     max_steps: int = static(
@@ -108,18 +106,8 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
     run = records[""]
     if options.seed_index >= run.seeds:
         raise UsageError(f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of --run={options.run}")
-    with common.blame_run("run", options.run):
-        experiment = control.build(records, common.ALGORITHMS[run.algorithm], Placement(run.seeds, 1, 1))
-        env, problem = control.build_problem(records, None)
-        job = common.make_job(experiment, run, Placement(run.seeds, 1, 1), iterations=1, log_every=1)
-        like = jax.eval_shape(job.learner.init, job.keys)
-        found = checkpoint.peek(Path(options.run) / "checkpoints" / options.checkpoint, like)
-    if found is None:
-        raise UsageError(
-            f"--checkpoint={options.checkpoint}: --run={options.run} holds no intact checkpoint of that kind; "
-            f"wait for one or choose the other kind"
-        )
-    iteration, state = found
+    _, iteration, state = earlier.state(control.SCRIPT, records, "run", options.run, options.checkpoint)
+    env, problem = control.build_problem(records, None)
     params, shared = jax.tree.map(lambda x: x[options.seed_index], (state.params, state.actor.shared))
     return Player(env, problem, params, shared, iteration, f"{control.SCRIPT.title(records)}, seed {options.seed_index}")
 
@@ -150,36 +138,22 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
     )
 
 
-def require_file(out: str) -> Path:
-    """The path of `--out`, after a check that a file can be written there."""
-    path = Path(out)
-    ancestor = next(each for each in path.absolute().parents if each.exists())
-    if path.suffix.lower() != ".gif" or path.is_dir():
-        raise UsageError(f"--out={out} must be a file whose name ends in .gif")
-    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
-        raise UsageError(f"--out={out} must be a file that can be written; {ancestor} is no folder to write to")
-    return path
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     options = flags.ask(argv, "render.py", "Shows one episode of a run of control.py as a GIF.", Options)
     if options is None:
         return 0
-    records = common.read_run(control.SCRIPT, "run", options.run)
-    out = require_file(options.out or str(Path(options.run) / "episode.gif"))
+    records = earlier.read(control.SCRIPT, "run", options.run)
+    out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
     player = restore(options, records)
     limit = options.max_steps or getattr(player.env.default_params, "max_steps_in_episode", 0)
     if not limit:
         raise UsageError("--max_steps must be at least 1: the environment has no limit of its own")
     episode = play(player, jax.random.key(options.seed), max_steps=int(limit), greedy=options.greedy)
     scene = SCENES.get(records[""].env, OTHER)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with folder.writing(out):
         pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
         rendering.save_gif(pictures, out, fps=options.fps or scene.fps)
-    except OSError as error:
-        raise UsageError(f"--out={out} must be a file that can be written: {error.strerror or error}") from None
     gain = float(np.sum(episode.reward, dtype=np.float64))
     print(
         f"{player.title}, {options.checkpoint} checkpoint (iteration {player.iteration}): "

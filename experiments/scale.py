@@ -104,7 +104,8 @@ class Case:
 
         Activations are what the backward pass reads of each block: input and normed input of attention and of MLP, queries, keys,
         values and heads' outputs, the weights of attention before and after their division, five arrays of the gated MLP. With
-        `--model.remat` they are the inputs of all halves of blocks, and all of one block.
+        `--model.remat` they are the inputs of all halves of blocks, and all of one block. The last block is counted like the
+        others, although it makes little more than keys and values of the prompt.
         """
         settings, share = self.settings, self.placement.model_devices
         length = self.task.prompt_length + self.options.new_tokens - 1

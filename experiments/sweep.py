@@ -3,16 +3,19 @@
 `python experiments/sweep.py --algorithm=ppo --env=Pendulum-v1 --seeds=4 --config.learning_rate=3e-4,1e-3 --config.gamma=0.9,0.95`
 
 A flag of `control.py` that is given several values, separated by commas, is swept over, all combinations of all of them. Those that
-differ in numbers alone train side by side in one program; other sizes and switches are programs of their own. Leaves `sweep.json`
-(after each program, so that a sweep that was broken off goes on with `--resume`), `table.txt` and `sweep.png` under `--out`, and
-prints the flags of the best, which is how the files under `experiments/configs/` were found.
+differ in numbers alone train side by side in one program; other sizes and switches are programs of their own, `--processes` of
+which train at a time. Leaves `sweep.json` (after each program, so that a sweep that was broken off goes on with `--resume`),
+`table.txt` and `sweep.png` under `--out`, and prints the flags of the best: so were the files under `experiments/configs/` found.
 """
 
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from jaxrl_po.types import Learner, TrainState
 
 Combination = dict[str, str]
 ALONE = Placement(1, 1, 1)
+OF_A_START = ("--resume", "--overwrite", "--processes")
 
 
 @config.record
@@ -37,6 +41,9 @@ class Options(control.Options):
     """The sweep as a whole."""
 
     evaluations: int = static(10, "greedy evaluations of each run; the score is the mean of the last three", within=COUNT)
+    processes: int = static(
+        1, "programs that train at a time, each in a process of its own; 1 trains one after another in this one", within=COUNT
+    )
     save: bool = static(False, "write the best flags to experiments/configs/")
 
 
@@ -84,7 +91,7 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
         raise UsageError(f"--mesh={options.mesh}: model is for language.py; these networks are not cut")
     algorithm = common.ALGORITHMS[options.algorithm]
     experiments = [control.build(records, algorithm, ALONE) for records in group]
-    steps = experiments[0].steps_per_iteration
+    steps = control.steps(group[0])
     iterations = common.count_iterations(options.total_steps, steps, "environment steps")
     for records in group:
         common.require_learning(records["config"], iterations)
@@ -122,6 +129,32 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
     }
 
 
+def run_all(groups: Mapping[int, Sequence[Mapping[str, Any]]], options: Options) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Trains the programs here, or several at a time in processes of their own; yields the number and the result of each that ends.
+
+    Raises:
+      UsageError: a process ended without a result.
+    """
+    if options.processes == 1:
+        for number, group in groups.items():
+            yield number, run(group, options)
+        return
+    # A fresh process has no backend yet, so that it chooses its own devices, and gives its memory back when it ends.
+    fresh = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(options.processes, fresh, max_tasks_per_child=1) as pool:
+        started = {pool.submit(run, group, options): number for number, group in groups.items()}
+        try:
+            for done in futures.as_completed(started):
+                yield started[done], done.result()
+        except BrokenProcessPool:
+            raise UsageError(
+                f"--processes={options.processes}: a process of the sweep was killed, perhaps for want of memory; "
+                "go on with --resume and fewer of them"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
 def final(scores: Any) -> np.ndarray[Any, Any]:
     """The score of each seed, `[S]`: the mean of its last three evaluations; a run that is not finite is worst."""
     last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
@@ -152,6 +185,9 @@ def main(argv: Sequence[str]) -> int:
     options = flags.parse(argv, {"": Options}, partial=True)[""]
     if options.distributed:
         raise UsageError("--distributed is for control.py and language.py: a sweep runs in one process")
+    for name in ("tensorboard", "wandb", "deterministic"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} is for control.py and language.py: a sweep writes sweep.json")
     sections, tuned = sections_of(options), control.defaults(options)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     everything = [(combination, records_of(argv, combination, sections, tuned)) for combination in swept]
@@ -160,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
         groups.setdefault(static_part(records), []).append((combination, records))
     asked = {
         "script": "sweep",
-        "argv": sorted(a for a in argv if not a.startswith(("--resume", "--overwrite"))),
+        "argv": sorted(a for a in argv if not a.startswith(OF_A_START)),
         "swept": swept,
     }
     if stored and stored != asked:
@@ -171,21 +207,25 @@ def main(argv: Sequence[str]) -> int:
         path = out / "sweep.json"
         rows = json.loads(path.read_text()) if options.resume and path.exists() else []
         done = [row["flags"] for row in rows]
-        for number, group in enumerate(groups.values(), 1):
-            if all(combination in done for combination, _ in group):
-                continue
-            with flags.blame(sections):
-                result = run([records for _, records in group], options)
-            rows += [
-                {"flags": combination, **result, "scores": scores}
-                for (combination, _), scores in zip(group, result["scores"], strict=True)
-            ]
-            rows.sort(key=lambda row: -final(row["scores"]).mean())
-            folder.write_json(path, rows)
-            print(
-                f"program {number} of {len(groups)}: {len(group)} settings × {options.seeds} seeds, {result['seconds']:.0f} s",
-                flush=True,
-            )
+        programs = dict(enumerate(groups.values(), 1))
+        todo = {
+            number: [records for _, records in group]
+            for number, group in programs.items()
+            if not all(combination in done for combination, _ in group)
+        }
+        with flags.blame(sections):
+            for number, result in run_all(todo, options):
+                group = programs[number]
+                rows += [
+                    {"flags": combination, **result, "scores": scores}
+                    for (combination, _), scores in zip(group, result["scores"], strict=True)
+                ]
+                rows.sort(key=lambda row: -final(row["scores"]).mean())
+                folder.write_json(path, rows)
+                print(
+                    f"program {number} of {len(groups)}: {len(group)} settings × {options.seeds} seeds, {result['seconds']:.0f} s",
+                    flush=True,
+                )
         text = table(rows)
         (out / "table.txt").write_text(text)
         plotting.save_sweep([(row["flags"], final(row["scores"])) for row in rows], out / "sweep.png")
@@ -210,7 +250,7 @@ def save(options: Options, argv: Sequence[str], swept: Sequence[Combination], ch
     ranges = {name: ",".join(dict.fromkeys(c[name] for c in swept)) for name in swept[0]}
     command = ["python", "experiments/sweep.py", *argv, *(f"--{name}={values}" for name, values in ranges.items())]
     content = {
-        "found_by": " ".join(a for a in command if not a.startswith(("--out", "--overwrite", "--resume", "--save"))),
+        "found_by": " ".join(a for a in command if not a.startswith(("--out", "--save", *OF_A_START))),
         "score": {
             "mean": float(np.mean(scores)),
             "worst": float(np.min(scores)),
