@@ -4,6 +4,7 @@ Programs of tests are small and run for milliseconds: compiling is nearly all of
 and with the older code generator of fusions half again.
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -12,6 +13,10 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 
 import jax
+import pytest
+
+# A traced program is many small objects, few of them garbage.
+gc.set_threshold(100_000, 20, 20)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -20,3 +25,13 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@pytest.fixture
+def no_compilation(monkeypatch):
+    """What a script refuses, it refuses before it compiles."""
+
+    def refuse(job):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("jaxrl_po.programs.compile_programs", refuse)

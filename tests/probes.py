@@ -105,7 +105,7 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
 
     The state at step t is (context + t) mod 6, whatever was done; action 0 ends the row, and a row that never ends is truncated.
     A row's raw score is 1 if it has at least three steps. The reward is a fixed table of state and action (dense), or the score
-    at the end. Policy and value are small networks on fixed features.
+    at the end. The strata are the contexts. Policy and value are small networks on fixed features.
     """
     states, actions, width = 6, 4, 5
     table_key, feature_key = jax.random.split(jax.random.key(42))
@@ -152,9 +152,10 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
             mask=mask,
             score=score.reshape(-1, group_size),
             metrics={"accuracy": masked.total(score)},
+            stratum=jnp.repeat(context, group_size),
         )
 
     def rows(samples):
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
-    return Problem(init, collect, apply, rows)
+    return Problem(init, collect, apply, rows, strata=states)

@@ -1,16 +1,18 @@
 """The scripts of the language family that compare: the ablation and the benchmark."""
 
+import functools
 import itertools
 import json
+import math
 from pathlib import Path
 
 import ablation
 import benchmark_language
 import common
 import jax
-import language
 import numpy as np
 import pytest
+import tasks
 from comparison import Result
 
 from jaxrl_po import flags
@@ -56,9 +58,9 @@ def result(name, accuracy, batches):
 def test_scores_at_equal_updates_and_at_equal_tokens():
     """10 iterations × 8 completions × 5 tokens = 400 tokens; at two batches for each update the budget is spent halfway."""
     plain, sampled = result("plain", [0.2, 0.4, 0.6], [1.0, 1.0]), result("sampled", [0.2, 0.5, 0.9], [2.0, 4.0])
-    np.testing.assert_allclose(ablation.generated(plain, 8), [[0, 400, 800]] * 2)
-    np.testing.assert_allclose(ablation.generated(sampled, 8), [[0, 800, 1600], [0, 1600, 3200]])
-    first, second = ablation.score([plain, sampled], 8)
+    np.testing.assert_allclose(ablation.generated(plain), [[0, 400, 800]] * 2)
+    np.testing.assert_allclose(ablation.generated(sampled), [[0, 800, 1600], [0, 1600, 3200]])
+    first, second = ablation.score([plain, sampled])
     np.testing.assert_allclose(first.updates, first.tokens)
     np.testing.assert_allclose(first.tokens, [0.6, 0.3])
     np.testing.assert_allclose(second.updates, [0.9, 0.45])
@@ -88,8 +90,8 @@ def test_every_task_has_valid_flags(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.runner.check", refuse)
-    for task in language.TASKS:
+    monkeypatch.setattr("jaxrl_po.programs.check", refuse)
+    for task in tasks.GENERATED:
         with pytest.raises(AssertionError, match="compiled"):
             ablation.main([f"--out={tmp_path / task}", f"--task={task}", "--devices=1"])
     with pytest.raises(UsageError, match="did you mean sorting"):
@@ -112,6 +114,20 @@ def test_benchmark_counts_what_it_times(capsys):
     assert row["seconds_per_iteration"] >= row["sampling_seconds"] > 0
     tokens = row["sampled_tokens_per_second"] * row["sampling_seconds"]
     assert 15 < tokens < 81  # 2 seeds × 4 prompts × 2 completions of 1 to 5 tokens
+
+
+def test_benchmark_counts_the_products_that_there_are():
+    """Every product of a matrix with a matrix in the forward pass; those of attention have leading axes and are left out."""
+    task = benchmark_language.language.tasks.addition(3)
+    sizes = {"width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 40}
+    for layers in (1, 3):
+        model = benchmark_language.language.ModelSettings(layers=layers, **sizes).build(task.tokenizer.size)
+        tokens, new = jax.numpy.zeros((2, task.prompt_length + 4), jax.numpy.int32), 5
+        apply = functools.partial(model.apply, last=new)
+        traced = jax.make_jaxpr(apply)(model.parameter_shapes(), tokens, jax.numpy.zeros(2, jax.numpy.int32))
+        shapes = [[v.aval.shape for v in eqn.invars] for eqn in traced.eqns if eqn.primitive.name == "dot_general"]
+        counted = sum(math.prod(a) * b[1] for a, b in shapes if len(a) == len(b) == 2)
+        assert 2 * benchmark_language.products(model, task.prompt_length, new) == counted
 
 
 def test_benchmark_names_what_does_not_fit():

@@ -185,7 +185,7 @@ def constant_groups():
     return jnp.broadcast_to(values[:, None], (200, 7))
 
 
-@pytest.mark.parametrize("estimator", [advantages.group_relative, advantages.leave_one_out])
+@pytest.mark.parametrize("estimator", [advantages.group_relative, advantages.leave_one_out, advantages.whiten])
 def test_equal_rewards_give_exactly_zero(estimator):
     np.testing.assert_array_equal(jax.vmap(estimator)(constant_groups()), np.zeros((200, 7)))
 
@@ -207,9 +207,56 @@ def test_integer_rewards_are_not_truncated():
     np.testing.assert_allclose(advantages.leave_one_out(jnp.array([0, 1, 1])), [-1.0, 0.5, 0.5])
 
 
+def test_half_precision_rewards_are_compared_in_float32():
+    # The mean of 1 and 512 is 256.5, or 256 in bfloat16; their difference 511, or 512.
+    reward = jnp.array([1.0, 512.0], jnp.bfloat16)
+    for got, expected in (
+        (advantages.group_relative(reward, scale="none"), [-255.5, 255.5]),
+        (advantages.leave_one_out(reward), [-511.0, 511.0]),
+    ):
+        assert got.dtype == jnp.float32
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_leave_one_out_by_hand():
     # 1 − (2 + 6)/2, 2 − (1 + 6)/2, 6 − (1 + 2)/2.
     np.testing.assert_allclose(advantages.leave_one_out(jnp.array([1.0, 2.0, 6.0])), [-3.0, -1.5, 4.5], rtol=1e-6)
+    np.testing.assert_allclose(advantages.leave_one_out(jnp.array([1.0, 3.0])), [-2.0, 2.0])
+
+
+# Unmasked 1, 0, 2, 0, 3: mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8; what is left of each row is summed.
+@pytest.mark.parametrize(
+    ("options", "divisor"),
+    [
+        ({"scale": "none"}, 1.0),
+        ({}, 1.36**0.5),
+        ({"ddof": 1}, 1.7**0.5),
+        ({"epsilon": 1.0}, 1.36**0.5 + 1.0),
+    ],
+)
+def test_process_relative_by_hand(options, divisor):
+    reward, mask = jnp.array([[1.0, 0.0, 2.0], [0.0, 3.0, jnp.nan]]), jnp.array([[True] * 3, [True, True, False]])
+    expected = np.array([[-0.6, -0.4, 0.8], [0.6, 1.8, 0.0]]) / divisor
+    np.testing.assert_allclose(advantages.process_relative(reward, mask, **options), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_process_rewards_of_two_tokens():
+    got = advantages.process_relative(jnp.array([[1.0], [3.0]]), jnp.ones((2, 1), bool), ddof=1)
+    np.testing.assert_allclose(got, [[-(0.5**0.5)], [0.5**0.5]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("garbage", [5.0, -5.0])
+@pytest.mark.parametrize("scale", ["std", "none"])
+def test_process_rewards_without_a_difference_are_exactly_zero(scale, garbage):
+    for count in (0, 1, 7):
+        mask = jnp.arange(8).reshape(2, 4) < count
+        dead = advantages.process_relative(jnp.where(mask, 0.1, garbage), mask, scale=scale, ddof=1)
+        np.testing.assert_array_equal(dead, np.zeros((2, 4)))
+
+
+def test_process_rewards_need_a_known_scale():
+    with pytest.raises(ValueError, match="scale must be"):
+        advantages.process_relative(jnp.ones((2, 2)), jnp.ones((2, 2), bool), scale="mean")
 
 
 def test_a_lone_member_has_no_baseline():

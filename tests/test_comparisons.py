@@ -1,6 +1,8 @@
 """The scripts that compare: sweeps and the family."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import control
@@ -86,6 +88,36 @@ def test_sweep_compares_like_with_like(tmp_path):
     assert both["3e-3"] == one != both["1e-4"]
 
 
+def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch, capsys):
+    # A process sets its own cache of compiled programs; the one of the tests is told by the environment.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
+    arguments = [*SMALL, "--config.learning_rate=1e-4", "--problem.width=4,8"]
+    found = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        assert sweep.main([*arguments, f"--processes={processes}", f"--out={out}"]) == 0
+        found.append({row["flags"]["problem.width"]: row["scores"] for row in json.loads((out / "sweep.json").read_text())})
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+    # How many run at a time is of the start and not of the sweep.
+    capsys.readouterr()
+    assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
+    assert "program" not in capsys.readouterr().out
+
+
+def killed(*arguments):
+    """A program that the system ends."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "run", killed)
+    with pytest.raises(UsageError, match=r"^--processes=2: a process of the sweep was killed"):
+        sweep.main(
+            [*SMALL, "--config.learning_rate=1e-4", "--problem.width=4,8", "--processes=2", f"--out={tmp_path / 'sweep'}"]
+        )
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -146,7 +178,7 @@ def test_every_method_of_the_family_has_valid_flags(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.runner.check", refuse)
+    monkeypatch.setattr("jaxrl_po.programs.check", refuse)
     for name in family.METHODS:
         with pytest.raises(AssertionError, match="compiled"):
             family.main([f"--methods={name}", f"--out={tmp_path / name}", "--total_steps=100000"])

@@ -69,7 +69,7 @@ def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.runner.compile_programs", refuse)
+    monkeypatch.setattr("jaxrl_po.programs.compile_programs", refuse)
     for part in demo.PARTS:
         with pytest.raises(AssertionError, match="compiled"):
             part.main([*part.arguments, f"--out={tmp_path / part.name}"])

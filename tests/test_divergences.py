@@ -75,6 +75,18 @@ def test_adapt_coefficient_takes_its_own_tolerance_and_factor():
     assert [adapt(kl) for kl in (0.031, 0.029, 0.0034, 0.0033)] == [4.0, 1.0, 1.0, 0.25]
 
 
+def test_the_edges_of_the_interval_leave_the_coefficient():
+    for kl in (0.02, 0.005):
+        assert float(divergences.adapt_coefficient(jnp.float32(1.0), jnp.float32(kl), 0.01, tolerance=2.0)) == 1.0
+
+
+@pytest.mark.parametrize("adapt", [divergences.adapt_coefficient, divergences.adapt_proportionally])
+def test_the_coefficient_stays_within_its_bounds(adapt):
+    for bound, kl in ((1e-8, 0.0), (1e8, 1.0)):
+        assert float(adapt(jnp.float32(bound), jnp.float32(kl), 0.01)) == np.float32(bound)
+    assert np.isnan(adapt(jnp.float32(np.nan), jnp.float32(0.01), 0.01))
+
+
 def test_the_coefficient_comes_back_from_either_end():
     def run(coefficient, kl, steps):
         def adapt(_, coefficient):
@@ -95,3 +107,18 @@ def test_adapt_coefficient_vmaps():
     np.testing.assert_array_equal(got, [2.0, 1.0, 0.5])
     with pytest.raises(AssertionError):
         divergences.adapt_coefficient(jnp.ones(3), kls, 0.01)
+
+
+# 1 + 0.1 · clip((kl − .01) / .01, ±0.2).
+@pytest.mark.parametrize(
+    ("kl", "expected"), [(0.01, 1.0), (0.011, 1.01), (0.5, 1.02), (0.009, 0.99), (-1.0, 0.98), (jnp.nan, 1.0)]
+)
+def test_proportional_controller(kl, expected):
+    assert float(divergences.adapt_proportionally(jnp.float32(1.0), jnp.float32(kl), 0.01)) == pytest.approx(expected)
+
+
+def test_proportional_controller_takes_its_own_gain_and_limit():
+    def adapt(kl):
+        return float(divergences.adapt_proportionally(jnp.float32(3.0), jnp.float32(kl), 0.01, gain=0.5, limit=0.4))
+
+    assert [adapt(kl) for kl in (0.013, 1.0)] == pytest.approx([3.0 * 1.15, 3.0 * 1.2])

@@ -4,8 +4,10 @@ import importlib.util
 import json
 from pathlib import Path
 
+import moments
 import numpy as np
 import pytest
+import segments
 import tabular
 
 from jaxrl_po.flags import UsageError
@@ -35,12 +37,12 @@ def run(script, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def moments(script, run):
+def both(script, run):
     """The measured cells and the exact ones."""
     _, result, _ = run
     grid = result.grid
-    exact = script.exact_cells(result.setting, grid.mixtures(), grid.horizons(), grid.num_steps)
-    return script.cells(result.setting, script.total(result.sums)), exact
+    exact = moments.exact_cells(result.setting, grid.mixtures(), grid.horizons(), grid.num_steps)
+    return moments.cells(result.setting, segments.total(result.sums)), exact
 
 
 def index(run, *names):
@@ -64,17 +66,17 @@ def test_the_setting_is_solved(run):
     np.testing.assert_allclose(setting.gradient, initial[:, None] * policy * setting.advantage, rtol=1e-9, atol=1e-12)
 
 
-def test_exact_critic_gives_no_bias(run, moments):
-    measured, exact = moments
+def test_exact_critic_gives_no_bias(run, both):
+    measured, exact = both
     np.testing.assert_allclose(exact.mean[EXACT], 0.0, atol=1e-12)
     assert in_standard_errors(measured, 0.0)[EXACT].max() < 4.0
     # The same test sees the bias of a critic in error.
     assert in_standard_errors(measured, 0.0)[WRONG].max() > 20.0
 
 
-def test_bias_of_one_step(run, moments):
+def test_bias_of_one_step(run, both):
     """γ E[err(s') | s, a] − err(s) at every position."""
-    setting, (measured, exact) = run[1].setting, moments
+    setting, (measured, exact) = run[1].setting, both
     error = setting.critics[WRONG] - setting.value
     bias = np.broadcast_to(setting.mdp.gamma * setting.mdp.transition @ error - error[:, None], (8, 4, 2))
     for e in index(run, "A3C(0)", "GAE(0)"):
@@ -82,8 +84,8 @@ def test_bias_of_one_step(run, moments):
         assert in_standard_errors(measured, bias)[WRONG, e].max() < 4.0
 
 
-def test_moments_agree_with_enumeration(run, moments):
-    measured, exact = moments
+def test_moments_agree_with_enumeration(run, both):
+    measured, exact = both
     assert in_standard_errors(measured, exact.mean).max() < 4.0
     for name in ("bias", "deviation", "rmse", "gradient_bias"):
         number, error = run[1].measured[name]
@@ -91,10 +93,10 @@ def test_moments_agree_with_enumeration(run, moments):
         assert (np.abs(np.square(number) - np.square(run[1].exact[name])) < 4.0 * spread + 1e-9).all(), name
 
 
-def test_variance_grows_with_lambda(run, moments):
+def test_variance_grows_with_lambda(run, both):
     """In every cell under the exact critic, where the δ are uncorrelated; no variance at all without rewards to come."""
     zero, half, one = index(run, "GAE(0)", "GAE(0.5)", "GAE(1)")
-    variance = moments[1].variance[EXACT]
+    variance = both[1].variance[EXACT]
     assert (variance[half] >= variance[zero] - 1e-12).all()
     assert (variance[one] >= variance[half] - 1e-12).all()
     number, error = run[1].measured["deviation"]
@@ -110,21 +112,21 @@ def test_bias_falls_with_k(run):
     assert (np.diff(run[1].exact["bias"][WRONG:, order]) < 0.0).all()
 
 
-def test_policy_gradient_agrees_with_the_exact_one(script, run, moments):
+def test_policy_gradient_agrees_with_the_exact_one(script, run, both):
     options, result, _ = run
     exact = result.setting.gradient.ravel()
-    groups = result.sums.gradient / (options.num_samples / script.GROUPS)
-    error = groups.std(axis=0, ddof=1) / np.sqrt(script.GROUPS)
+    groups = result.sums.gradient / (options.num_samples / segments.GROUPS)
+    error = groups.std(axis=0, ddof=1) / np.sqrt(segments.GROUPS)
     distance = groups.mean(0) - exact
     quantile = 5.2  # of Student's t with 15 degrees of freedom, at 1e-4
     assert (np.abs(distance[EXACT]) < quantile * error[EXACT]).all()
-    bias = script.gradient_bias(result.setting, moments[1])
+    bias = moments.gradient_bias(result.setting, both[1])
     assert (np.abs(distance - bias) < quantile * error).all()
     assert (np.abs(distance[ZEROS]) > quantile * error[ZEROS])[index(run, "GAE(0)")].any()
 
 
 def test_steps_to_an_accuracy(script):
-    scores = script.GradientScores(np.array([0.0, 0.0025, 0.04]), np.array([3.0, 3.0, 3.0]))
+    scores = moments.GradientScores(np.array([0.0, 0.0025, 0.04]), np.array([3.0, 3.0, 3.0]))
     segments = scores.segments(0.1)
     np.testing.assert_allclose(segments, [300.0, 400.0, np.inf])
     np.testing.assert_allclose(np.sqrt(scores.error(segments)), [0.1, 0.1, 0.2])

@@ -1,4 +1,4 @@
-"""Every field of every algorithm's config does what it says: changing it changes the parameters after two steps."""
+"""Every field of every algorithm's config does what it says: changing it changes the parameters after two steps or three."""
 
 import dataclasses
 import functools
@@ -55,11 +55,13 @@ NATURAL = (
         "cg_iterations": {"cg_iterations": 1},
         "cg_tolerance": {"cg_tolerance": 0.9},
         "fisher_stride": {"fisher_stride": 2},
+        "num_microbatches": {"num_microbatches": 2},
     }
 )
 # Curvature from every eighth row is so wrong that the first candidate is refused.
 REFUSED = {"fisher_stride": 8, "damping": 1e-3, "max_kl": 0.1}
 PENALISED = {"clip": False, "penalty": "adaptive", "kl_coefficient": 3.0, "target_kl": 1e-4}
+REFERRED = {"use_reference": True, "reference_kl_coefficient": 5.0}
 # Field to what is changed, or to the two settings that are compared where it has no effect at the base.
 CASES = {
     "reinforce": (
@@ -107,6 +109,13 @@ CASES = {
             "num_epochs": {"num_epochs": 1},
             "num_minibatches": {"num_minibatches": 4},
             "clip_value": {"clip_value": True},
+            "use_reference": {"use_reference": True},
+            "reference_kl_coefficient": ({"use_reference": True}, {"use_reference": True, "reference_kl_coefficient": 5.0}),
+            "adapt_reference_kl": (REFERRED, REFERRED | {"adapt_reference_kl": True}),
+            "reference_target_kl": (
+                REFERRED | {"adapt_reference_kl": True},
+                REFERRED | {"adapt_reference_kl": True, "reference_target_kl": 1e-8},
+            ),
         },
     ),
     "grpo": (
@@ -132,6 +141,10 @@ CASES = {
             "dual_clip": {"dual_clip": True, "dual_clip_ratio": 1.001},
             "dual_clip_ratio": ({"dual_clip": True}, {"dual_clip": True, "dual_clip_ratio": 1.001}),
             "supervision": {"supervision": "process"},
+            "extra_samples": {"extra_samples": 2},
+            "running_statistics": {"running_statistics": True},
+            "running_decay": ({"running_statistics": True}, {"running_statistics": True, "running_decay": 0.1}),
+            "group_divisor": {"group_divisor": "root_size"},
         },
     ),
     "dapo": (
@@ -181,22 +194,22 @@ def problem(algorithm):
 
 @functools.cache
 def program(algorithm, static):
-    """Two steps as one program; numbers are traced, so that all of their changes share it."""
+    """A few steps as one program; numbers are traced, so that all of their changes share it."""
     del static
 
     @jax.jit
-    def two_steps(config, key):
+    def some_steps(config, key, steps):
         learner = CASES[algorithm][0].make(config, problem(algorithm))
-        return jax.lax.fori_loop(0, 2, lambda _, state: learner.step(state)[0], learner.init(key)).params
+        return jax.lax.fori_loop(0, steps, lambda _, state: learner.step(state)[0], learner.init(key)).params
 
-    return two_steps
+    return some_steps
 
 
 @functools.cache
-def outcome(algorithm, changes):
+def outcome(algorithm, changes, steps):
     config = dataclasses.replace(CASES[algorithm][1], **dict(changes))
     config.validate()
-    params = program(algorithm, jax.tree.structure(config))(as_arrays(config), jax.random.key(0))
+    params = program(algorithm, jax.tree.structure(config))(as_arrays(config), jax.random.key(0), steps)
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
@@ -228,7 +241,8 @@ def test_every_field_has_a_case(algorithm):
 def test_every_field_does_something(algorithm, field):
     case = CASES[algorithm][2][field]
     settings = case if isinstance(case, tuple) else ({}, case)
-    before, after = (outcome(algorithm, tuple(changes.items())) for changes in settings)
+    steps = 3 if field == "reference_target_kl" else 2  # the first is taken at the reference, whatever the target
+    before, after = (outcome(algorithm, tuple(changes.items()), steps) for changes in settings)
     assert np.isfinite(after).all()
     if field == "num_microbatches":
         np.testing.assert_allclose(before, after, rtol=1e-3, atol=1e-4)  # splits the work and changes no number
@@ -255,6 +269,18 @@ def test_every_field_does_something(algorithm, field):
         ("ppo", {"kl_coefficient": 0.5}, "kl_coefficient has no effect unless there is a penalty"),
         ("ppo", {"clip": False, "epsilon_low": 0.1}, "epsilon_low has no effect unless clip is on"),
         ("ppo", {"penalty": "addaptive"}, "penalty must be one of none, fixed, adaptive, satisfied"),
+        ("ppo", {"reference_kl_coefficient": 0.1}, "reference_kl_coefficient has no effect unless use_reference is on"),
+        ("ppo", {"adapt_reference_kl": True}, "adapt_reference_kl has no effect unless use_reference is on"),
+        (
+            "ppo",
+            {"use_reference": True, "reference_target_kl": 1.0},
+            "reference_target_kl has no effect unless adapt_reference",
+        ),
+        (
+            "ppo",
+            {"use_reference": True, "adapt_reference_kl": True, "penalty": "adaptive"},
+            "adapt_reference_kl must be off where penalty is adaptive: one β adapts at a time",
+        ),
         ("ppo", {"n": 3}, "n has no effect unless estimator is n_step"),
         ("a2c", {"lambda_": 0.5}, "lambda_ has no effect unless estimator is gae, got estimator=n_step"),
         ("a2c", {"n": 17}, r"n must be at most 16, the steps of one rollout \(num_steps\), got 17"),
@@ -270,6 +296,13 @@ def test_every_field_does_something(algorithm, field):
         ("grpo", {"epsilon_high": 1.0}, "epsilon_high must lie in"),
         ("grpo", {"dual_clip_ratio": 2.0}, "dual_clip_ratio has no effect unless dual_clip is on"),
         ("grpo", {"dual_clip": True, "dual_clip_ratio": 1.0}, "dual_clip_ratio must lie in"),
+        ("grpo", {"extra_samples": -1}, "extra_samples must lie in"),
+        ("grpo", {"extra_samples": 4}, "extra_samples must be below group_size = 4, of which they are a part, got 4"),
+        ("grpo", {"running_decay": 0.5}, "running_decay has no effect unless running_statistics is on"),
+        ("grpo", {"running_statistics": True, "running_decay": 1.5}, "running_decay must lie in"),
+        ("grpo", {"running_statistics": True, "supervision": "process"}, "supervision must be outcome with running_statistics"),
+        ("grpo", {"group_divisor": "root"}, "group_divisor must be one of size, root_size"),
+        ("npg", {"num_microbatches": 3}, "num_microbatches = 3 must divide the 64 rows"),
         ("grpo", {"use_reference": False, "reset_iterations": 5}, "reset_iterations has no effect unless use_reference is on"),
         ("dapo", {"max_generation_batches": 0}, "max_generation_batches must lie in"),
         ("dapo", {"epsilon_high": 0.1}, "epsilon_high must be at least epsilon_low = 0.2, got 0.1"),

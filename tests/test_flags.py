@@ -160,5 +160,5 @@ def test_blame_names_the_flag_of_a_library_error():
 )
 def test_entry_gives_the_status_and_one_line(body, status, stderr):
     program = f"from jaxrl_po import flags\ndef main(argv):\n    {body}\nflags.entry(main)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr, done.stdout) == (status, stderr, "")

@@ -108,7 +108,7 @@ def test_two_processes_cannot_hold_one_folder(tmp_path):
     )
     with folder.claim(str(tmp_path), overwrite=False):
         (tmp_path / "metrics.jsonl").write_text("kept")
-        other = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+        other = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=240)
         assert other.returncode == 2
         assert "is in use by another run" in other.stderr
         assert (tmp_path / "metrics.jsonl").read_text() == "kept"

@@ -9,7 +9,7 @@ import optax
 import pytest
 from probes import tabular_problem
 
-from jaxrl_po import advantages, losses, runner
+from jaxrl_po import advantages, losses, programs, runner
 from jaxrl_po.algorithms import cispo, dr_grpo, grpo, gspo, reinforce_pp, rloo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
@@ -222,7 +222,7 @@ class Quiet:
 @pytest.mark.parametrize(("from_iteration", "ends"), [(0, 6), (3, 10), (99, 12)])
 def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
     """Lines of 2 iterations, patience 6: silent from 0, it ends at 6; from 3 on, the last line with a signal is that of 4."""
-    job = runner.Job(hopeless(from_iteration), jax.random.split(jax.random.key(0), 2), 12, 1, log_every=2, idle_patience=6)
+    job = programs.Job(hopeless(from_iteration), jax.random.split(jax.random.key(0), 2), 12, 1, log_every=2, idle_patience=6)
     outcome = runner.run(job, tmp_path, Quiet())
     assert (outcome.iteration, outcome.idle, outcome.interrupted) == (ends, ends < 12, False)
     assert read(tmp_path / "metrics.jsonl")[-1]["iteration"] == ends

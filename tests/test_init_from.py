@@ -1,5 +1,7 @@
 """Training that starts from the policy of an earlier run."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import language as script
@@ -39,8 +41,10 @@ def started_backend():
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory):
     out = tmp_path_factory.mktemp("earlier") / "run"
-    warm = ["--warm_start.steps=400", "--warm_start.batch_size=64", "--warm_start.accuracy=1", "--total_steps=8"]
+    warm = ["--warm_start.steps=400", "--warm_start.batch_size=64", "--warm_start.accuracy=1", "--total_steps=0"]
     assert script.main([*SMALL, *warm, "--seeds=1", f"--out={out}"]) == 0
+    assert json.loads((out / "summary.json").read_text())["steps"] == 0
+    assert (out / "curves.png").exists()
     return out
 
 
@@ -52,10 +56,10 @@ def test_every_seed_starts_where_the_earlier_run_stopped(earlier, tmp_path):
     assert reached > 0.0
     assert first["greedy_accuracy"] == [reached, reached]
     saved = Store(earlier / "checkpoints" / "latest")
-    (name,) = (name for name in saved.read(1) if name.startswith(".params.policy") and "embedding" in name)
+    (name,) = (name for name in saved.read(0) if name.startswith(".params.policy") and "embedding" in name)
     begun = Store(out / "checkpoints" / "latest")
     assert 0 in begun.iterations()
-    np.testing.assert_array_equal(begun.read(0)[name], np.repeat(saved.read(1)[name], 2, axis=0))
+    np.testing.assert_array_equal(begun.read(0)[name], np.repeat(saved.read(0)[name], 2, axis=0))
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_rewards_of_known_answers(wrong_first, accuracy):
     model = Oracle(wrong_first)
     for process_reward in (False, True):
         problem = language.make_problem(TASK, model, num_prompts=16, group_size=2, process_reward=process_reward)
-        batch = problem.collect(*problem.init(jax.random.key(0)), jax.random.key(1))[1]
+        batch = jax.jit(problem.collect)(*jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1))[1]
         assert batch.score.shape == (16, 2)
         assert batch.reward.dtype == batch.score.dtype == jnp.float32
         np.testing.assert_array_equal(batch.score, accuracy)
@@ -132,8 +132,8 @@ def test_rewards_of_known_answers(wrong_first, accuracy):
         else:
             np.testing.assert_allclose(batch.reward.sum(1), 1.0 - 1.0 / length, rtol=1e-5)
             np.testing.assert_array_equal(batch.reward[:, 0], 0.0)
-    params, actor = problem.init(jax.random.key(0))
-    evaluated = language.make_evaluate(TASK, model, num_prompts=8)(params, actor, jax.random.key(0))
+    params, actor = jax.jit(problem.init)(jax.random.key(0))
+    evaluated = jax.jit(language.make_evaluate(TASK, model, num_prompts=8))(params, actor, jax.random.key(0))
     np.testing.assert_array_equal(evaluated["greedy_accuracy"], accuracy)
 
 

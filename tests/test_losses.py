@@ -43,8 +43,37 @@ def test_clip_fractions_are_where_the_gradient_is_lost(advantage, ratio, loss, g
     log_ratio, zero, advantage = jnp.log(ratio), jnp.float32(0.0), jnp.float32(advantage)
     low = losses.clip_fraction_low(log_ratio, zero, advantage, 0.2)
     high = losses.clip_fraction_high(log_ratio, zero, advantage, 0.28)
+    assert low.dtype == high.dtype == jnp.float32
     assert float(low + high) == float(gradient == 0.0)
     assert float(low) == float(gradient == 0.0 and advantage < 0)
+
+
+def test_nothing_is_lost_without_an_advantage_or_on_the_edge_of_the_interval():
+    zero, one = jnp.float32(0.0), jnp.float32(1.0)
+    assert float(losses.clip_fraction_low(jnp.log(0.5), zero, zero, 0.2)) == 0.0
+    assert float(losses.clip_fraction_high(jnp.log(1.5), zero, zero, 0.2)) == 0.0
+    assert float(losses.clip_fraction_low(zero, zero, -one, 0.0)) == 0.0
+    assert float(losses.clip_fraction_high(zero, zero, one, 0.0)) == 0.0
+
+
+# −clip(r, .8, 1.28) · A · log r; the gradient is the weight on A, inside the interval and beyond it.
+@pytest.mark.parametrize(("advantage", "ratio", "weight"), [(1.0, 1.5, 1.28), (-1.0, 0.5, 0.8), (2.0, 1.1, 1.1)])
+def test_cispo_by_hand(advantage, ratio, weight):
+    got = slope(losses.cispo, np.log(ratio), jnp.float32(advantage), **EPSILONS)
+    np.testing.assert_allclose(got, (-weight * advantage * np.log(ratio), -weight * advantage), rtol=1e-5)
+
+
+def test_sequence_log_ratio_by_hand():
+    log_prob = jnp.array([[-1.0, -2.0, jnp.nan], [-3.0, jnp.inf, 7.0], [jnp.nan] * 3])
+    old = jnp.array([[-2.0, -2.5, 9.0], [-1.0, jnp.nan, 7.0], [0.0] * 3])
+    mask = jnp.array([[True, True, False], [True, False, False], [False] * 3])
+    np.testing.assert_allclose(losses.sequence_log_ratio(log_prob, old, mask), [[0.75] * 3, [-2.0] * 3, [0.0] * 3])
+
+
+def test_bradley_terry_by_hand():
+    # −log(1 / (1 + e²)), whose slope in the chosen's reward is −σ(2).
+    got = jax.value_and_grad(losses.bradley_terry)(jnp.float32(1.0), jnp.float32(3.0))
+    np.testing.assert_allclose(got, (2.126928, -0.880797), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +84,8 @@ def test_clip_fractions_are_where_the_gradient_is_lost(advantage, ratio, loss, g
         (-1.0, 0.5, 0.8, 0.0),
         (1.0, 0.1, -0.1, -0.1),  # a good action is not touched: max(0.1, 3) would be
         (1.0, 5.0, -1.28, 0.0),
+        (-2.0, 5.0, 6.0, 0.0),
+        (0.5, 0.1, -0.05, -0.05),
     ],
 )
 def test_dual_clip(advantage, ratio, loss, gradient):
@@ -113,6 +144,9 @@ def test_what_is_held_constant_has_no_gradient():
     held = {
         "policy_gradient": lambda y: losses.policy_gradient(x, y),
         "surrogate": lambda y: losses.surrogate(x, 0.5 * x, y),
+        "self_normalized_surrogate": lambda y: losses.self_normalized_surrogate(x, 0.5 * x, y),
+        "cispo": lambda y: losses.cispo(x, 0.5 * x, y, **EPSILONS),
+        "cispo old": lambda y: losses.cispo(x, y, x, **EPSILONS),
         "clipped_surrogate": lambda y: losses.clipped_surrogate(x, 0.5 * x, y, **EPSILONS, dual_clip=3.0),
         "squared_value": lambda y: losses.squared_value(x, y),
         "clipped_value target": lambda y: losses.clipped_value(x, 0.5 * x, y, epsilon=0.1),
@@ -133,10 +167,11 @@ def test_what_is_held_constant_has_no_gradient():
     ],
 )
 def test_clipped_value_by_hand(value, loss, gradient):
-    got = jax.value_and_grad(lambda v: losses.clipped_value(v, jnp.float32(0.0), jnp.float32(1.0), epsilon=0.5))(
-        jnp.float32(value)
-    )
-    np.testing.assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
+    """And the same from another old value, and mirrored."""
+    for old, sign in ((0.0, 1.0), (2.0, 1.0), (2.0, -1.0)):
+        moved, target = jnp.float32(old + sign * value), jnp.float32(old + sign)
+        got = jax.value_and_grad(losses.clipped_value)(moved, jnp.float32(old), target, epsilon=0.5)
+        np.testing.assert_allclose(got, (loss, sign * gradient), rtol=1e-5, atol=1e-6)
 
 
 def test_squared_value_has_the_half():
@@ -186,6 +221,10 @@ def test_fully_masked_batch_is_zero_with_a_finite_gradient(name):
     value, gradient = jax.value_and_grad(lambda x: aggregate(x, jnp.zeros_like(MASK)).value())(X)
     assert float(value) == 0.0
     np.testing.assert_array_equal(gradient, np.zeros((3, 3)))
+
+
+def test_a_budget_of_one_token_is_one():
+    assert float(losses.fixed_length_mean(X, MASK, 1).count) == 3.0
 
 
 def test_aggregators_check_shapes():

@@ -1,5 +1,7 @@
 """Means that keep their denominators."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,7 @@ def test_empty_is_zero_for_a_loss_and_nan_for_a_log():
     assert float(empty.value()) == 0.0
     assert np.isnan(empty.metric())
     assert float(mean_of(6, 2).metric()) == 3.0
+    assert float(mean_of(6, 1).value()) == float(mean_of(6, 1).metric()) == 6.0
     assert float(mean_of(0, 2).metric()) == 0.0
 
 
@@ -92,6 +95,45 @@ def test_moments_do_not_cancel():
     # E[x²] − E[x]² of 4096 ± 1 in float32 has an ulp of 2: the one-pass form loses the variance.
     _, std = masked.moments(jnp.array([4095.0, 4097.0, 4095.5, 4096.5]))
     assert float(std) == pytest.approx((2.5 / 4) ** 0.5, rel=1e-6)
+
+
+def over_devices(function):
+    """On the leading axis over four devices; the results of the first."""
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False))
+
+
+CONSTANTS = np.random.default_rng(0).normal(size=50).astype(np.float32)
+
+
+@pytest.mark.parametrize("garbage", [np.nan, -9.0])
+def test_equal_elements_have_exactly_their_value_and_no_std(garbage):
+    """Rounding leaves most of these constants another mean, and a std that is not 0."""
+    x, mask = np.tile(CONSTANTS[:, None], 8), np.arange(8) < 6  # the last of four devices has nothing
+    pooled = functools.partial(masked.moments, axis_name="data")
+    for mean, std in (
+        jax.vmap(masked.moments, (0, None))(jnp.where(mask, x, garbage), jnp.asarray(mask)),
+        jax.vmap(masked.moments)(x),
+        over_devices(jax.vmap(pooled, 1))(jnp.where(mask, x, garbage).T, np.tile(mask[:, None], 50)),
+    ):
+        np.testing.assert_array_equal(mean, CONSTANTS)
+        np.testing.assert_array_equal(std, np.zeros(50))
+
+
+def test_moments_over_devices_can_be_differentiated():
+    gradient = jax.vmap(jax.grad(lambda x: masked.moments(x, axis_name="data")[0]), axis_name="data")(
+        jnp.arange(6.0).reshape(2, 3)
+    )
+    assert np.isfinite(gradient).all()
+    assert (gradient > 0.0).all()
+
+
+def test_moments_of_integers_and_of_half_precision():
+    assert [float(m) for m in masked.moments(jnp.array([0, 1]))] == [0.5, 0.5]
+    # 512 − 1 is 512 in bfloat16.
+    mean, std = masked.moments(jnp.array([1.0, 512.0], jnp.bfloat16))
+    assert mean.dtype == std.dtype == jnp.float32
+    assert (float(mean), float(std)) == (256.5, 255.5)
 
 
 def test_over_devices_pools_before_dividing():

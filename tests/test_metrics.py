@@ -107,3 +107,15 @@ def test_curve_takes_the_lines_that_hold_the_metric():
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_strict_reaches_into_containers(value):
     assert metrics.strict({"a": [value, (1, value)], "b": "text"}) == {"a": [None, [1, None]], "b": "text"}
+
+
+def test_improvement_interval_narrows_with_the_seeds():
+    few, many = (metrics.improvement_interval(np.arange(n) + 0.6 * n, np.arange(n)) for n in (4, 64))
+    assert few[0] < many[0] < metrics.probability_of_improvement(np.arange(64) + 38.4, np.arange(64)) < many[1] < few[1]
+    assert metrics.improvement_interval([1.0, 2.0], [0.0]) == (1.0, 1.0)
+    assert np.isnan(metrics.improvement_interval([1.0, 2.0], [np.nan])).all()
+
+
+def test_performance_profile_counts_a_missing_score_as_above_nothing():
+    np.testing.assert_array_equal(metrics.performance_profile([1.0, np.nan], [0.0, 1.0]), [0.5, 0.0])
+    assert metrics.performance_profile(np.ones((2, 5)), [0.0, 1.0]).tolist() == [[1.0] * 5, [0.0] * 5]

@@ -17,13 +17,13 @@ def test_there_are_notebooks():
 @pytest.mark.timeout(600)  # dozens of programs, compiled by a process of its own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_from_top_to_bottom(path, monkeypatch):
-    """Each cell within 120 s, in a kernel of its own that stands in the root of the repository."""
+    """Each cell within 240 s, in a kernel of its own that stands in the root of the repository."""
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
     printed = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in printed if output.get("name") == "stderr"], "a cell warned"
     assert any("image/png" in output.get("data", {}) for output in printed)

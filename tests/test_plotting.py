@@ -31,6 +31,14 @@ def test_every_seed_is_drawn_and_the_band_holds_the_line():
     assert at_start.min() < 25.0 < at_start.max()
 
 
+def test_no_curve_is_left_out_where_the_colours_are_used_up():
+    names = [f"run {i}" for i in range(10)]
+    axes = draw(PANEL._replace(series=tuple(plotting.Series("episode_return", name) for name in names), seeds=False))
+    bold = [line for line in axes.get_lines() if line.get_linewidth() > 2]
+    assert [line.get_label() for line in bold] == names
+    assert len({(line.get_color(), line.get_linestyle()) for line in bold}) == len(names)
+
+
 def test_axes_and_legend_say_what_is_shown():
     axes = draw(PANEL._replace(target=20.0))
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left") or axes.get_title()) == (
@@ -39,7 +47,8 @@ def test_axes_and_legend_say_what_is_shown():
         "title",
     )
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["training: IQM, 95 % band, 4 seeds", "target 20"]
+    assert labels == ["training", "target 20"]
+    assert axes.get_legend().get_title().get_text() == "IQM and 95 % band, 4 seeds"
 
 
 def test_a_curve_without_seeds_has_no_band_to_speak_of():

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tiny
 
 from jaxrl_po import processes
 from jaxrl_po.checkpoint import Store
@@ -43,16 +45,13 @@ LANGUAGE = [
     "--task.num_digits=1",
     "--problem.num_prompts=8",
     "--problem.group_size=4",
-    "--model.width=8",
-    "--model.layers=1",
-    "--model.heads=2",
-    "--model.kv_heads=1",
-    "--model.mlp_width=8",
+    *tiny.MODEL,
     "--config.num_minibatches=1",
     "--config.num_epochs=1",
     "--warm_start.steps=2",
     "--warm_start.batch_size=4",
 ]
+GLOO = re.compile(r"(\s|\d|\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer ranks|is :)*")
 CLUSTERS = ("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "MEGASCALE_", "JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
@@ -72,7 +71,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def join(count, index, port, timeout=60):
+def join(count, index, port, timeout=120):
     return [
         "--distributed",
         f"--coordinator=127.0.0.1:{port}",
@@ -83,7 +82,7 @@ def join(count, index, port, timeout=60):
 
 
 @contextlib.contextmanager
-def started(script, arguments, environment, count=2, timeout=60, apart=()):
+def started(script, arguments, environment, count=2, timeout=120, apart=()):
     """The processes of one run; `apart` are the arguments of the last one alone."""
     port, running = free_port(), []
     try:
@@ -106,11 +105,14 @@ def started(script, arguments, environment, count=2, timeout=60, apart=()):
 
 
 def finish(running, limit=200):
-    """Status, standard output without what gloo says, and errors of each process."""
+    """Status, standard output without what gloo says, and errors of each process.
+
+    Gloo connects in threads that write their sentence piece by piece, so that one may come in the middle of another.
+    """
     ends = []
     for process in running:
         output, errors = process.communicate(timeout=limit)
-        ends.append((process.returncode, [line for line in output.splitlines() if "[Gloo]" not in line], errors))
+        ends.append((process.returncode, [line for line in output.splitlines() if not GLOO.fullmatch(line)], errors))
     return ends
 
 
@@ -213,7 +215,7 @@ def test_processes_that_disagree_all_end_and_say_where(environment, tmp_path):
 def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
     port = free_port()
     command = [sys.executable, str(EXPERIMENTS / "control.py"), *join(2, 1, port, timeout=2), f"--out={tmp_path / 'new'}"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith(
         "error: --distributed: not all processes met within --coordinator_timeout=2 s; "
@@ -226,7 +228,7 @@ def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
 
 def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
     command = [sys.executable, str(EXPERIMENTS / "control.py"), "--distributed", f"--out={tmp_path / 'new'}"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: --distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI)")
     assert "give --coordinator=host:port, --num_processes and --process_id" in ended.stderr

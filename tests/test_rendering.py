@@ -124,7 +124,7 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
     assert snapshot(run) == before
 
     options = script.flags.parse(flags, {"": script.Options})[""]
-    player = script.restore(options, script.common.read_run(script.control.SCRIPT, "run", str(run)))
+    player = script.restore(options, script.earlier.read(script.control.SCRIPT, "run", str(run)))
     assert player.iteration == 2
     evaluate = control.make_evaluate(player.env, player.problem, num_episodes=1)
     expected = evaluate(player.params, control.problem.Actor((), player.shared), jax.random.key(3))
@@ -137,7 +137,7 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
 
 
 def test_an_episode_ends_where_the_environment_or_the_flag_says(script, run):
-    player = script.restore(script.Options(run=str(run)), script.common.read_run(script.control.SCRIPT, "run", str(run)))
+    player = script.restore(script.Options(run=str(run)), script.earlier.read(script.control.SCRIPT, "run", str(run)))
     whole = script.play(player, jax.random.key(0), max_steps=100, greedy=False)
     assert len(whole.observation) == len(whole.action) + 1 == len(whole.reward) + 1
     inside = (np.abs(whole.observation[:, 0]) <= 2.4) & (np.abs(whole.observation[:, 2]) <= np.radians(12))

@@ -2,7 +2,9 @@
 
 import json
 
+import benchmark_control
 import benchmark_scaling
+import comparison
 import jax
 import pytest
 import scale
@@ -90,6 +92,21 @@ def test_the_table_says_what_is_gained():
     lines = benchmark_scaling.table({"ppo": result}, 2).splitlines()
     assert [line.split()[-2:] for line in lines[1:4]] == [["1.00×", "100%"], ["1.60×", "80%"], ["1.60×", "80%"]]
     assert "costs +3.0%" in lines[4]
+
+
+def test_turns_run_there_and_back_and_the_first_does_not_count():
+    order = []
+    clocks = {name: lambda name=name: order.append(name) or float(len(order)) for name in "ab"}
+    assert comparison.in_turns(clocks, 2) == {"a": [3.0, 6.0], "b": [4.0, 5.0]}
+    assert "".join(order) == "baabba"
+
+
+def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys):
+    seconds = {"ppo": [0.5, 0.3], "trpo": [0.7, 0.7], "collect": [0.2, 0.2]}
+    monkeypatch.setattr(comparison, "stepper", lambda step, state: 0.0)
+    monkeypatch.setattr(comparison, "in_turns", lambda clocks, rounds: {name: seconds[name][:rounds] for name in clocks})
+    assert benchmark_control.main(["--updates=2", "--envs=2", "--steps=8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ppo_ms": 200.0, "trpo_ms": 500.0, "ratio": 2.5}
 
 
 @pytest.mark.parametrize("devices", ["2,4", "1,4,2", "1,1"])

@@ -126,9 +126,10 @@ def test_rows_are_cut_through_sampling_and_training():
     """Each device caches and trains its own rows, with the parameters of a block gathered where it uses them."""
     program = run("grpo", ROW).step.as_text()
     rows, length = 16, TASK.prompt_length + TASK.answer_length - 1
-    assert f"f32[{rows // 4},{length},2,4]" in program
-    assert f"f32[{rows},{length},2,4]" not in program
-    for whole in (rows * length, rows // 2 * length):  # positions of a batch, and of a minibatch
+    assert f"f32[{rows // 4},2,{length},4]" in program
+    assert f"f32[{rows},2,{length},4]" not in program
+    read = TASK.answer_length  # positions of a row, in the only block
+    for whole in (rows * read, rows // 2 * read):  # of a batch, and of a minibatch
         assert f"f32[{whole // 4},12]" in program
         assert f"f32[{whole},12]" not in program
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po.language import Transformer
-from jaxrl_po.language.transformer import rotate
+from jaxrl_po.language.transformer import rotate, turns
 
 VOCABULARY, LENGTH = 7, 6
 PAD = jnp.array([0, 2, 1])
@@ -79,7 +79,7 @@ def test_cached_steps_equal_one_pass(switches):
 
 def test_cache_keeps_key_value_heads_only():
     model, _ = build(kv_heads=2)
-    assert {leaf.shape for leaf in jax.tree.leaves(model.empty_cache(3, LENGTH))} == {(3, LENGTH, 2, 4)}
+    assert {leaf.shape for leaf in jax.tree.leaves(model.empty_cache(3, LENGTH))} == {(3, 2, LENGTH, 4)}
     assert len(model.empty_cache(3, LENGTH)) == 2
 
 
@@ -100,10 +100,23 @@ def test_position_matters():
     assert float(jnp.abs(one - swapped).max()) > 1e-2
 
 
-def test_last_outputs_alone():
-    model, params = build(layers=1)
-    whole = logits_of(model, params, tokens_of())
-    np.testing.assert_allclose(logits_of(model, params, tokens_of(), last=2), whole[:, -2:], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("layers", [0, 1, 2])
+@SWITCHES
+def test_the_last_outputs_alone_are_those_of_all(switches, layers):
+    """Values and gradients; the cache holds the keys and values of every position."""
+    model, params = build(**switches, layers=layers)
+    tokens, weights = tokens_of(), jnp.asarray(np.random.default_rng(3).normal(size=(3, 2, VOCABULARY)), jnp.float32)
+
+    @functools.partial(jax.jit, static_argnames="last")
+    def outputs(params, last):
+        logits, cache = model.apply(params, tokens, PAD, model.empty_cache(3, LENGTH) if layers else None, last=last)
+        return (weights * logits[:, -2:]).sum(), (logits, cache)
+
+    gradient = jax.grad(outputs, has_aux=True)
+    (alone, (logits, cache)), (whole, (all_logits, whole_cache)) = (gradient(params, last) for last in (2, 0))
+    assert logits.shape == (3, 2, VOCABULARY)
+    np.testing.assert_allclose(logits, all_logits[:, -2:], rtol=1e-5, atol=1e-5)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), (alone, cache), (whole, whole_cache))
 
 
 def test_grouped_queries_share_their_keys():
@@ -138,19 +151,19 @@ def test_parameter_counts():
 def test_rotation_by_hand():
     """C = 4: halves (x0, x2) turn by the position, (x1, x3) by position / 100."""
     x = jnp.array([1.0, 2.0, 3.0, 4.0])
-    turned = rotate(jnp.broadcast_to(x, (1, 2, 1, 4)), jnp.array([[0, 3]]))[0, :, 0]
+    turned = rotate(jnp.broadcast_to(x, (1, 4, 1, 4)), *turns(4, 4))[0, :, 0]
     np.testing.assert_allclose(turned[0], x)
     c, s, c100, s100 = math.cos(3.0), math.sin(3.0), math.cos(0.03), math.sin(0.03)
     want = [c - 3 * s, 2 * c100 - 4 * s100, s + 3 * c, 2 * s100 + 4 * c100]
-    np.testing.assert_allclose(turned[1], want, rtol=1e-5)
+    np.testing.assert_allclose(turned[3], want, rtol=1e-5)
 
 
 def test_rotation_depends_on_the_distance_alone():
     """⟨R_m q, R_n k⟩ is a function of m − n."""
-    q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
+    q, k = (rotate(jnp.broadcast_to(x, (1, 16, 1, 8)), *turns(16, 8)) for x in jax.random.normal(jax.random.key(0), (2, 8)))
 
     def product(m, n):
-        return float(jnp.sum(rotate(q, jnp.array([[m]])) * rotate(k, jnp.array([[n]]))))
+        return float(jnp.sum(q[0, m] * k[0, n]))
 
     assert math.isclose(product(5, 2), product(13, 10), rel_tol=1e-4)
     assert not math.isclose(product(5, 2), product(5, 4), rel_tol=1e-2)

@@ -1,5 +1,7 @@
 """Fisher products against dense matrices, CG against jax's, steps that never break their bound."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -105,6 +107,31 @@ def test_fisher_product_over_devices_adds_the_damping_once():
         np.testing.assert_array_equal(on_devices["w"][device], on_devices["w"][0])
 
 
+UNEVEN = jnp.arange(16.0) / 120.0
+
+
+@pytest.mark.parametrize("policy", [categorical, gaussian])
+def test_the_product_through_the_distribution_weighs_rows_as_the_mean_kl_does(policy):
+    old = policy(PARAMS)
+    through = trust_region.fisher(policy, PARAMS, UNEVEN, damping=0.1)(VECTOR)
+    direct = trust_region.fisher_vector_product(
+        lambda params: jnp.sum(UNEVEN * old.kl(policy(params))), PARAMS, VECTOR, damping=0.1
+    )
+    chex.assert_trees_all_close(through, direct, rtol=2e-4, atol=1e-5)
+
+
+def test_the_product_through_the_distribution_over_devices():
+    def product(observations, weight, axis_name):
+        policy = functools.partial(categorical, observations=observations)
+        return trust_region.fisher(policy, PARAMS, weight, damping=0.1, axis_name=axis_name)(VECTOR)
+
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    on_devices = functools.partial(product, axis_name="data")
+    sharded = jax.shard_map(on_devices, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P(), check_vma=False)
+    alone = product(OBSERVATIONS, UNEVEN, None)
+    chex.assert_trees_all_close(jax.jit(sharded)(OBSERVATIONS, UNEVEN), alone, rtol=1e-4, atol=1e-6)
+
+
 def random_system(size=8, seed=1):
     rng = np.random.default_rng(seed)
     root = rng.normal(size=(size, size))
@@ -135,6 +162,12 @@ def test_conjugate_gradient_on_trees():
     np.testing.assert_allclose(jnp.concatenate([tree["a"].ravel(), tree["b"]]), flat, rtol=1e-4, atol=1e-5)
 
 
+def test_conjugate_gradient_keeps_half_precision():
+    x, _ = trust_region.conjugate_gradient(lambda v: 2.0 * v, jnp.array([1.0, 3.0], jnp.bfloat16), iterations=2)
+    assert x.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(x.astype(jnp.float32), [0.5, 1.5])
+
+
 def test_conjugate_gradient_stops_at_the_relative_residual():
     matrix, b = random_system()
     _, loose = trust_region.conjugate_gradient(lambda v: matrix @ v, 1e3 * b, iterations=50, tolerance=0.1)
@@ -152,6 +185,7 @@ def test_conjugate_gradient_stops_at_the_relative_residual():
         ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0], 5.0**0.5),  # no curvature: no step
         ([-1.0, -1.0], [3.0, 4.0], [0.0, 0.0], 5.0),  # negative curvature
         ([np.nan, 1.0], [3.0, 4.0], [0.0, 0.0], 5.0),
+        ([2e-38, 200.0], [1.0, 1e-20], [0.0, 0.0], 1.0),  # a residual of 5e19, whose square overflows
         ([1e-45, 1e-45], [1e-30, 0.0], [0.0, 0.0], 0.0),  # everything underflows
     ],
 )
@@ -184,6 +218,12 @@ def test_natural_step_has_the_length_that_delta_allows():
     step = trust_region.natural_step(b, lambda v: matrix @ v, max_kl=0.01)
     np.testing.assert_allclose(0.5 * step @ matrix @ step, 0.01, rtol=1e-5)
     np.testing.assert_allclose(step / jnp.linalg.norm(step), b / jnp.linalg.norm(b), rtol=1e-5)
+
+
+def test_natural_step_keeps_half_precision():
+    step = trust_region.natural_step({"a": jnp.ones(2, jnp.bfloat16)}, lambda v: v, max_kl=1.0)
+    assert step["a"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(step["a"].astype(jnp.float32), [1.0, 1.0])
 
 
 def test_natural_step_moves_the_exact_kl_by_delta():
@@ -263,6 +303,32 @@ def test_refusal_returns_the_parameters_bit_exactly(reason):
     x, info = search(REFUSED[reason], start=0.1, max_kl=0.5, iterations=6)
     assert np.asarray(x).tobytes() == np.float32(0.1).tobytes()
     assert (bool(info.accepted), float(info.gain), int(info.steps)) == (False, 0.0, 6)
+
+
+def test_refusal_tells_the_kl_of_the_start_and_how_often_it_tried():
+    _, info = search(lambda x: (-x, 0.25 + x**2), max_kl=1.0)
+    assert (float(info.kl), int(info.steps)) == (0.25, 10)
+    _, info = search(lambda x: (x, 2.0 + x), max_kl=1.0, iterations=1)
+    assert (float(info.kl), int(info.steps)) == (2.0, 1)
+
+
+def leap(evaluate, start, step):
+    return jax.jit(lambda p, s: trust_region.full_step(evaluate, p, s))(jnp.float32(start), jnp.float32(step))
+
+
+def test_a_full_step_asks_for_no_gain_and_no_bound():
+    x, info = leap(lambda x: (10.0 - x, 3.0 * x), 1.0, 2.0)
+    assert (float(x), float(info.kl), float(info.gain), int(info.steps)) == (3.0, 9.0, -2.0, 0)
+    assert bool(info.accepted)
+
+
+@pytest.mark.parametrize("reason", ["nan surrogate", "infinite surrogate", "nan kl", "minus infinite kl", "no step"])
+def test_a_full_step_that_breaks_is_refused(reason):
+    evaluate = REFUSED.get(reason, lambda x: (x, x))
+    x, info = leap(evaluate, 0.1, 0.0 if reason == "no step" else 1.0)
+    assert np.asarray(x).tobytes() == np.float32(0.1).tobytes()
+    assert (bool(info.accepted), float(info.gain), int(info.steps)) == (False, 0.0, 1)
+    assert float(info.kl) == float(evaluate(jnp.float32(0.1))[1])
 
 
 def test_zero_step_is_refused():

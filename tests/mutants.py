@@ -1,0 +1,265 @@
+"""Mutants of the numerical modules: one small change at a time, and whether the tests of the module notice it.
+
+    python tests/mutants.py                         # all mutants of all five modules: half an hour of one core
+    python tests/mutants.py losses masked           # all of two
+    python tests/mutants.py --sample=20 --seed=1    # 20 of each
+    python tests/mutants.py --least=0.9             # exits with 1 where fewer are killed
+
+Each mutant is compiled from the changed syntax tree and takes the place of its module in a forked child, in which third-party
+libraries are imported already and nothing of ours is; the child runs the module's doctests and tests up to the first failure. A
+mutant that takes several times as long as the module itself counts as killed. What is not changed: texts, annotations, decorators,
+chex assertions, and what stands behind a `raise`.
+"""
+
+import argparse
+import ast
+import copy
+import importlib.abc
+import importlib.util
+import math
+import os
+import random
+import resource
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import conftest  # noqa: F401  it sets JAX up, as for any test
+import flax.linen  # noqa: F401  imported once, here, and not by each child
+import jax
+import optax  # noqa: F401
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parent.parent
+TESTS = {
+    "masked": ("test_masked", "test_advantages"),
+    "divergences": ("test_divergences", "test_identities"),
+    "losses": ("test_losses", "test_identities"),
+    "advantages": ("test_advantages",),
+    "trust_region": ("test_trust_region",),
+}
+PATIENCE = 5.0
+SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Div,),
+    ast.Div: (ast.Mult,),
+    ast.Pow: (ast.Mult,),
+    ast.BitAnd: (ast.BitOr,),
+    ast.BitOr: (ast.BitAnd,),
+    ast.And: (ast.Or,),
+    ast.Or: (ast.And,),
+}
+NAMES = {
+    "min": "max",
+    "max": "min",
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "pmin": "pmax",
+    "zeros_like": "ones_like",
+    "expm1": "exp",
+}
+# A call that is replaced by its first argument, and one that is replaced by either branch.
+DROPPED = {"stop_gradient", "clip", "square", "sqrt", "psum", "astype", "flip", "where"}
+
+
+class Mutant(NamedTuple):
+    """One change.
+
+    Attributes:
+      line: where.
+      change: `before → after`.
+      tree: of the whole module.
+    """
+
+    line: int
+    change: str
+    tree: ast.Module
+
+
+def name_of(call: ast.expr) -> str:
+    return call.attr if isinstance(call, ast.Attribute) else call.id if isinstance(call, ast.Name) else ""
+
+
+def alternatives(node: ast.AST) -> Iterator[ast.AST]:
+    """What may stand in place of a node; a node that an alternative takes over is shared with the original."""
+    match node:
+        case ast.Compare(left, [op], right):
+            yield from (ast.Compare(left, [swap()], right) for swap in SWAPS[type(op)])
+        case ast.BinOp(left, op, right) if type(op) in SWAPS:
+            yield from (ast.BinOp(left, swap(), right) for swap in SWAPS[type(op)])
+        case ast.BoolOp(op, values):
+            yield from (ast.BoolOp(swap(), values) for swap in SWAPS[type(op)])
+        case ast.UnaryOp(_, operand):
+            yield operand
+        case ast.Constant(bool() as value):
+            yield ast.Constant(not value)
+        case ast.Constant(int() | float() as value):
+            yield ast.Constant(value + 1 if abs(value) < 1000 else 2 * value)
+        case ast.IfExp(_, body, orelse):
+            yield from (body, orelse)
+        case ast.Call(function, arguments, keywords):
+            name = name_of(function)
+            if name in DROPPED:
+                receiver = [function.value] if name == "astype" else []
+                yield from arguments[1:] if name == "where" else (receiver or arguments[:1])
+            for keyword in keywords:
+                if keyword.arg == "axis_name":
+                    yield ast.Call(function, arguments, [other for other in keywords if other is not keyword])
+            if name in NAMES and isinstance(function, ast.Attribute):
+                yield ast.Call(ast.Attribute(function.value, NAMES[name], ast.Load()), arguments, keywords)
+
+
+def sites(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes of the program proper, parents first."""
+    match node:
+        case ast.Expr(ast.Constant()) | ast.Raise() | ast.Import() | ast.ImportFrom():
+            return
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name("chex")))):
+            return
+        case ast.AnnAssign(value=value):
+            skipped = [child for child in ast.iter_child_nodes(node) if child is not value]
+        case ast.FunctionDef():
+            skipped = [*node.decorator_list, node.returns]
+        case ast.ClassDef():
+            skipped = node.decorator_list
+        case ast.arg():
+            return
+        case _:
+            skipped = []
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if child not in skipped:
+            yield from sites(child)
+
+
+class Put(ast.NodeTransformer):
+    """One node in place of another."""
+
+    def __init__(self, place: ast.AST, node: ast.AST):
+        self.place, self.node = place, node
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return self.node if node is self.place else self.generic_visit(node)
+
+
+def mutants(source: str) -> list[Mutant]:
+    """All mutants of a module, in the order of its text.
+
+    >>> [(m.line, m.change) for m in mutants("def f(x: int = 1) -> int:\\n    return -x if x < 2 else x")]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [(1, '1 → 2'), (2, '-x if x < 2 else x → -x'), (2, '-x if x < 2 else x → x'), (2, 'x < 2 → x <= 2'), (2, 'x < 2 → x >= 2'),
+    (2, '2 → 3'), (2, '-x → x')]
+    """
+    tree = ast.parse(source)
+    found = []
+    for i, node in enumerate(sites(tree)):
+        for j, alternative in enumerate(alternatives(node)):
+            place = list(sites(changed := copy.deepcopy(tree)))[i]
+            other = list(alternatives(place))[j]
+            other = ast.copy_location(other, place)
+            changed = ast.fix_missing_locations(Put(place, other).visit(changed))
+            found.append(Mutant(place.lineno, f"{ast.unparse(node)} → {ast.unparse(alternative)}", changed))
+    return found
+
+
+class Impostor(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a mutant to whoever imports its module."""
+
+    def __init__(self, module: str, tree: ast.Module):
+        self.module, self.tree = module, tree
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname != f"jaxrl_po.{self.module}":
+            return None
+        return importlib.util.spec_from_file_location(fullname, path_of(self.module), loader=self)
+
+    def exec_module(self, module):
+        exec(compile(self.tree, path_of(self.module), "exec"), module.__dict__)
+
+
+def path_of(module: str) -> str:
+    return str(ROOT / "jaxrl_po" / f"{module}.py")
+
+
+class Replace:
+    """A plugin of pytest: puts the mutant in place and keeps every compiled program, since most are the same in each child."""
+
+    def __init__(self, impostor: Impostor):
+        self.impostor = impostor
+
+    @pytest.hookimpl
+    def pytest_collection(self):
+        # Before pytest's own importer, which takes the files that are named on its command line.
+        sys.meta_path.insert(0, self.impostor)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def run_tests(module: str, tree: ast.Module, limit: float) -> tuple[str, float]:
+    """`("passed" | "failed" | "late", seconds)` of the module's tests in a forked child, with `tree` as the module.
+
+    Seconds are of the processor, so that a busy machine makes nothing late; one that sleeps for ever fails by the tests' own limit.
+    """
+    child = os.fork()
+    if not child:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit)))
+        files = [path_of(module), *(str(ROOT / "tests" / f"{name}.py") for name in TESTS[module])]
+        options = ["-x", "-p", "no:cacheprovider", "-n", "0", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        status = pytest.main([*options, *files], plugins=[Replace(Impostor(module, tree))])
+        os._exit(int(status))
+    _, status, usage = os.wait4(child, 0)
+    outcome = "late" if os.WIFSIGNALED(status) else "failed" if status else "passed"
+    return outcome, usage.ru_utime + usage.ru_stime
+
+
+def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
+    """Runs the tests on the mutants of a module and prints those that survive: `(killed, all)`."""
+    source = Path(path_of(module)).read_text(encoding="utf-8")
+    outcome, seconds = run_tests(module, ast.parse(source), 600.0)
+    if outcome != "passed":
+        raise SystemExit(f"the tests of {module} fail on the module itself")
+    chosen = mutants(source)
+    if sample is not None and sample < len(chosen):
+        chosen = sorted(random.Random(f"{module} {seed}").sample(chosen, sample), key=lambda mutant: mutant.line)
+    killed = 0
+    for mutant in chosen:
+        outcome, _ = run_tests(module, mutant.tree, PATIENCE * seconds + 10.0)
+        killed += outcome != "passed"
+        if outcome != "failed":
+            print(f"{module}.py:{mutant.line}: {'survived' if outcome == 'passed' else outcome}: {mutant.change}", flush=True)
+    print(f"{module}: {killed} of {len(chosen)} mutants killed", flush=True)
+    return killed, len(chosen)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", default=list(TESTS), choices=list(TESTS))
+    parser.add_argument("--sample", type=int, help="mutants of each module; all without it")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--least", type=float, default=0.0, help="share of each module's mutants that must be killed")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # no thread of JAX runs yet: no backend has been started
+    settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
+    settings.load_profile("mutants")
+    shares = [killed / total for killed, total in (examine(m, arguments.sample, arguments.seed) for m in arguments.modules)]
+    sys.exit(min(shares) < arguments.least)
+
+
+if __name__ == "__main__":
+    main()

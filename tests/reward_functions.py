@@ -1,0 +1,81 @@
+"""Reward functions for tests: a right one, and one for each way to fail. Run in a worker, never imported by a test."""
+
+import time
+
+
+def exact(prompts, completions, **columns):
+    return [float(completion == right(prompt)) for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def digits(completions, **columns):
+    return [completion.isdecimal() for completion in completions]  # numbers of another type
+
+
+def right(prompt):
+    """Of `zero_pad`ded addition, lowest digit first."""
+    a, b = prompt.removesuffix("=").split("+")
+    return str(int(a) + int(b)).zfill(len(a) + 1)[::-1]
+
+
+def raises(completions, **columns):
+    raise ZeroDivisionError("no reward today")
+
+
+def nan(completions, **columns):
+    return [float("nan"), float("inf"), *[1.0] * (len(completions) - 2)]
+
+
+def short(completions, **columns):
+    return [1.0] * (len(completions) - 1)
+
+
+def words(completions, **columns):
+    return ["good"] * len(completions)
+
+
+def lone(completions, **columns):
+    return 1.0
+
+
+def hangs(completions, **columns):
+    while True:
+        time.sleep(1.0)
+
+
+def dies(completions, **columns):
+    import os
+
+    os._exit(3)
+
+
+def runs_text(completions, **columns):
+    try:
+        return [eval("1.0 + 0.0") for _ in completions]
+    except Exception:
+        return [0.0] * len(completions)
+
+
+def columns_of(prompts, completions, completion_ids, **columns):
+    """What it was given, as numbers: a text of the columns in place of a score is checked by equality."""
+    return [
+        float(c == a and len(i) == len(c) + 1) for c, a, i in zip(completions, columns["answer"], completion_ids, strict=True)
+    ]
+
+
+CALLS = []
+
+
+def later(completions, **columns):
+    """Right on the first call, and none after it."""
+    CALLS.append(1)
+    if len(CALLS) > 1:
+        raise KeyError("forgotten")
+    return [1.0] * len(completions)
+
+
+def forgets(prompts, completions, **columns):
+    """Right for the two seeds of the first iteration, and never after it."""
+    CALLS.append(1)
+    if len(CALLS) > 2:
+        raise KeyError("forgotten")
+    return exact(prompts, completions)

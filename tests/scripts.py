@@ -1,0 +1,61 @@
+"""Scripts run as a user runs them, and what a run left."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxrl_po import checkpoint
+from jaxrl_po.checkpoint import Store
+from jaxrl_po.metrics import read
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+LIMITED = (
+    "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); sys.argv = sys.argv[2:]"
+)
+LIMITED += "; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def start(script, *arguments, limit=None):
+    """A script in a process of its own, whose files may grow to `limit` bytes; processes share what has been compiled."""
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
+    begin = [] if limit is None else ["-c", LIMITED, str(limit)]
+    command = [sys.executable, *begin, str(EXPERIMENTS / f"{script}.py"), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(process):
+    """Status, standard output and errors."""
+    output, errors = process.communicate(timeout=400)
+    return process.returncode, output, errors
+
+
+def lines(out):
+    """The lines without what the clock says."""
+    rows = read(out / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def saved(out):
+    """Every checkpoint that is kept, to the bit."""
+    stored = {}
+    for kind in ("latest", "best"):
+        with Store(out / "checkpoints" / kind) as store:
+            for iteration in store.iterations():
+                assert checkpoint.condition_of(out / "checkpoints" / kind / str(iteration)) == "intact"
+                arrays = store.read(iteration)
+                stored[kind, iteration] = {name: np.asarray(array).tobytes() for name, array in arrays.items()}
+    return stored
+
+
+def everything(out):
+    """Lines, checkpoints and samples of a run."""
+    examples = out / "samples.jsonl"
+    return lines(out), saved(out), examples.read_bytes() if examples.exists() else b""

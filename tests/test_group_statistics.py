@@ -1,0 +1,219 @@
+"""Better estimates of a group's mean and std: numbers by hand, and what the switches of GRPO make of them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from probes import tabular_problem
+
+from jaxrl_po import control, language
+from jaxrl_po.algorithms import grpo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.dynamic_sampling import dynamic_sampling
+from jaxrl_po.group_statistics import nothing, observe, relative
+
+GROUPS, SIZE = 4, 4
+PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
+PLAIN = grpo.Config(use_reference=False)
+
+
+def after_two_visits(decay):
+    """Stratum 1 of 3 sees 3.8 and 5.2, then (with stratum 2) 6.1 and 6.1; stratum 0 sees nothing."""
+    one = observe(nothing(3), jnp.array([3.8, 5.2]), jnp.array([1, 1]), decay=decay)
+    return one, observe(one, jnp.array([6.1, 0.5, 6.1]), jnp.array([1, 2, 1]), decay=decay)
+
+
+def test_running_moments_by_hand():
+    """Mean 4.5, variance .49; then, with decay ½, weight 1 + 2, mean 4.5 + ⅔ · 1.6, variance ⅓ · .49 + ⅔ · ⅓ · 1.6²."""
+    one, two = after_two_visits(0.5)
+    np.testing.assert_allclose(one, [[0, 2, 0], [0, 4.5, 0], [0, 0.49, 0]], rtol=1e-5)
+    np.testing.assert_allclose(two, [[0, 3, 1], [0, 4.5 + 3.2 / 3, 0.5], [0, 0.49 / 3 + 5.12 / 9, 0]], rtol=1e-5)
+
+
+def test_without_decay_all_outcomes_count_alike_and_with_full_decay_only_the_last():
+    outcomes = np.array([3.8, 5.2, 6.1, 6.1])
+    _, two = after_two_visits(1.0)
+    np.testing.assert_allclose([x[1] for x in two], [4, outcomes.mean(), outcomes.var()], rtol=1e-5)
+    _, two = after_two_visits(0.0)
+    np.testing.assert_allclose([x[1] for x in two], [2, 6.1, 0.0], rtol=1e-6)
+
+
+def test_the_first_visit_is_the_groups_own_statistic():
+    """3.8, 5.2, 6.1: −1.30, .18, 1.13 with ddof 0 and −1.06, .14, .92 with ddof 1."""
+    outcome, stratum = jnp.array([3.8, 5.2, 6.1]), jnp.zeros(3, jnp.int32)
+    running = observe(nothing(1), outcome, stratum, decay=0.9)
+    np.testing.assert_allclose(relative(running, outcome, stratum), [-1.30, 0.18, 1.13], atol=5e-3)
+    np.testing.assert_allclose(relative(running, outcome, stratum, ddof=1), [-1.06, 0.14, 0.92], atol=5e-3)
+    np.testing.assert_allclose(relative(running, outcome, stratum, scale="none"), outcome - 15.1 / 3, rtol=1e-4)
+
+
+def test_equal_outcomes_are_exactly_zero_until_one_differs():
+    """.1 has no exact mean in floating point; a later group of ones is above it, though its own members are equal."""
+    tenth, stratum = jnp.full(7, 0.1), jnp.zeros(7, jnp.int32)
+    running = nothing(1)
+    for _ in range(3):
+        running = observe(running, tenth, stratum, decay=0.9)
+        assert float(running.variance[0]) == 0.0
+        np.testing.assert_array_equal(relative(running, tenth, stratum), np.zeros(7))
+    ones = jnp.ones(2)
+    running = observe(running, ones, stratum[:2], decay=1.0)
+    assert (np.asarray(relative(running, ones, stratum[:2])) > 1.0).all()
+
+
+def test_outcomes_that_are_no_numbers_are_left_out_and_still_seen():
+    outcome = jnp.array([1.0, jnp.nan, 0.0, jnp.inf])
+    running = observe(nothing(2), outcome, jnp.array([0, 0, 0, 1]), decay=0.9)
+    np.testing.assert_allclose(running, [[2, 0], [0.5, 0], [0.25, 0]])
+    advantage = np.asarray(relative(running, outcome, jnp.array([0, 0, 0, 1])))
+    np.testing.assert_array_equal(np.isfinite(advantage), [True, False, True, False])  # so that the update is skipped
+
+
+def collected(problem):
+    state = grpo.make(PLAIN, problem, optax.sgd(1.0)).init(jax.random.key(0))
+    _, collect_key, _ = jax.random.split(state.key, 3)
+    return state.params, jax.jit(problem.collect)(state.params, state.actor, collect_key)[1]
+
+
+def gradient_of(config, problem=PROBLEM):
+    """The gradient of the first update, read off a step of plain gradient descent."""
+    learner = grpo.make(config, problem, optax.sgd(1.0))
+    state = learner.init(jax.random.key(0))
+    after, metrics = jax.jit(learner.step)(state)
+    return jax.tree.map(jnp.subtract, state.params.policy, after.params.policy), metrics
+
+
+def same(one, other, factor=1.0):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, factor * b, rtol=1e-4, atol=1e-6)
+
+
+def test_extra_samples_enter_the_statistics_and_nothing_else():
+    """Mean and std of all four, the gradient of the first three."""
+    params, batch = collected(PROBLEM)
+    r = np.asarray(jnp.where(batch.mask, batch.reward, 0.0).sum(axis=1)).reshape(GROUPS, SIZE)
+    a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6))[:, :3].reshape(-1, 1)
+
+    def first(x):
+        return x.reshape(GROUPS, SIZE, -1)[:, :3].reshape(GROUPS * 3, -1)
+
+    inputs, action, mask = (first(x) for x in (batch.inputs, batch.action, batch.mask))
+
+    def loss(policy):
+        log_prob = PROBLEM.apply(params._replace(policy=policy), inputs)[0].log_prob(action)
+        return -jnp.mean(jnp.sum(jnp.where(mask, log_prob * a, 0.0), axis=1) / mask.sum(axis=1))
+
+    gradient, metrics = gradient_of(dataclasses.replace(PLAIN, extra_samples=1))
+    same(gradient, jax.grad(loss)(params.policy))
+    assert float(metrics["signal"].count) == mask.sum()
+
+
+def test_the_root_of_the_trained_members_weighs_the_surrogate():
+    plain, _ = gradient_of(PLAIN)
+    same(gradient_of(dataclasses.replace(PLAIN, group_divisor="root_size"))[0], plain, np.sqrt(SIZE))
+    extra = dataclasses.replace(PLAIN, extra_samples=1)
+    same(gradient_of(dataclasses.replace(extra, group_divisor="root_size"))[0], gradient_of(extra)[0], np.sqrt(SIZE - 1))
+
+
+def test_fresh_strata_are_plain_grpo():
+    """With every group in a stratum of its own, the first iteration is that of GRPO; with a second, it is not."""
+    apart = PROBLEM._replace(collect=lambda *args: number_groups(*args), strata=GROUPS)
+    running = dataclasses.replace(PLAIN, running_statistics=True)
+    same(gradient_of(running, apart)[0], gradient_of(PLAIN)[0])
+    learner = grpo.make(running, apart)
+    step = jax.jit(learner.step)
+    state, metrics = step(learner.init(jax.random.key(0)))
+    assert float(metrics["revisited"].value()) == 0.0
+    np.testing.assert_array_equal(state.actor.shared.running.weight, [SIZE] * GROUPS)
+    state, metrics = step(state)
+    assert float(metrics["revisited"].value()) == 1.0
+    np.testing.assert_allclose(state.actor.shared.running.weight, [1.9 * SIZE] * GROUPS)
+
+
+def number_groups(params, actor, key):
+    actor, batch = PROBLEM.collect(params, actor, key)
+    return actor, batch._replace(stratum=jnp.repeat(jnp.arange(GROUPS), SIZE))
+
+
+def test_what_is_off_is_not_held():
+    state = grpo.make(PLAIN, PROBLEM).init(jax.random.key(0))
+    assert state.actor == PROBLEM.init(jax.random.key(0))[1]._replace(local=state.actor.local)
+    text = str(jax.make_jaxpr(grpo.make(PLAIN, PROBLEM).step)(state))
+    assert "scatter-min" not in text
+    on = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), PROBLEM)
+    assert "scatter-min" in str(jax.make_jaxpr(on.step)(on.init(jax.random.key(0))))  # or the line above shows nothing
+
+
+def test_with_running_statistics_a_group_may_be_alone():
+    """Prompts that come again have a baseline; without one, a lone member has none and the run is refused."""
+    alone = tabular_problem(num_prompts=8, group_size=1, dense=True)
+    learner = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), alone)
+    state, metrics = jax.jit(lambda key: jax.lax.scan(lambda s, _: learner.step(s), learner.init(key), None, length=3))(
+        jax.random.key(0)
+    )
+    assert metrics["signal"].value()[-1] > 0.5
+    assert np.isfinite(state.actor.shared.running.variance).all()
+
+
+def test_dynamic_sampling_decides_with_the_extra_samples_and_leaves_no_strata():
+    sparse = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=False)
+    chosen = dynamic_sampling(sparse, 20)
+    learner = grpo.make(grpo.Config(extra_samples=2), chosen)
+    _, metrics = jax.jit(learner.step)(learner.init(jax.random.key(0)))
+    assert float(metrics["filled"].value()) == 1.0
+    assert float(metrics["signal"].value()) == 1.0  # two alike are told from the two that only count
+    with pytest.raises(ConfigError, match="running_statistics must have prompts that come again"):
+        grpo.make(grpo.Config(running_statistics=True), chosen)
+
+
+def test_problems_without_strata_are_refused():
+    episodes = control.make_groups(
+        pytest.importorskip("gymnax").make("CartPole-v1")[0], num_prompts=2, group_size=2, num_steps=4
+    )
+    with pytest.raises(ConfigError, match="set prompt_set, or take a task with strata"):
+        grpo.make(grpo.Config(running_statistics=True), episodes)
+
+
+TASK = language.tasks.addition(2)
+
+
+def test_strata_of_addition_are_carries():
+    pairs = {(12, 34): 0, (5, 5): 1, (95, 5): 2, (99, 99): 2, (50, 60): 1, (0, 0): 0}
+    for (a, b), carries in pairs.items():
+        assert int(TASK.stratum((jnp.uint32(a), jnp.uint32(b)))) == carries < TASK.strata
+
+
+def test_a_finite_set_is_the_same_few_prompts_for_ever_and_holds_nothing_out():
+    few = language.tasks.finite(TASK, 5)
+    prompts = jax.vmap(lambda key: few.sample(key, False))(jax.random.split(jax.random.key(0), 200))
+    number, (a, b) = prompts.problem
+    assert {int(n) for n in number} == set(range(5))
+    assert len({(int(n), int(x), int(y)) for n, x, y in zip(number, a, b, strict=True)}) == 5
+    assert not language.tasks.is_held_out(a, b).any()
+    answers = jax.vmap(few.demonstrate)(prompts.problem)
+    assert (jax.vmap(few.score)(prompts.problem, answers) == 1.0).all()
+    assert jax.vmap(few.parses)(prompts.problem, answers).all()
+    np.testing.assert_allclose(jax.vmap(few.credit)(prompts.problem, answers).sum(axis=1), 1.0, rtol=1e-6)
+    held_out = jax.vmap(lambda key: few.sample(key, True))(jax.random.split(jax.random.key(1), 20))
+    ours, theirs = (
+        held_out.problem[1],
+        jax.vmap(lambda key: TASK.sample(key, True))(jax.random.split(jax.random.key(1), 20)).problem,
+    )
+    np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ConfigError, match="prompt_set must lie in"):
+        language.tasks.finite(TASK, 0)
+
+
+def test_the_batch_of_a_finite_set_names_its_prompts():
+    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(TASK.tokenizer.size)
+    problem = language.make_problem(TASK, model, num_prompts=6, group_size=2, prompt_set=3)
+    assert problem.strata == 3
+    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+    texts = {}
+    for number, tokens in zip(np.asarray(batch.stratum), np.asarray(batch.inputs.tokens[:, : TASK.prompt_length]), strict=True):
+        texts.setdefault(int(number), set()).add(tuple(tokens))
+    assert all(len(prompts) == 1 for prompts in texts.values())
+    assert len(texts) > 1
+    assert float(batch.metrics["dead_groups"].count) == 6.0

@@ -1,0 +1,180 @@
+"""A learner's step in two halves, with a reward in Python between them, beside the one program with the same verifier."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import language, parallel, programs, runner
+from jaxrl_po.algorithms import dapo, grpo
+from jaxrl_po.checkpoint import Store
+from jaxrl_po.config import ConfigError
+from jaxrl_po.metrics import read
+from jaxrl_po.scoring import HostScore, Reward, RewardError
+from jaxrl_po.types import Learner, Step
+
+HERE = Path(__file__).parent / "reward_functions.py"
+TASK = language.tasks.addition(1)
+SIZES = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
+MODEL = SIZES.build(TASK.tokenizer.size)
+SEEDS = 2
+
+
+@functools.cache
+def warm():
+    """Parameters of which some answers are right, and most are not."""
+    settings = language.WarmStart(steps=150, batch_size=64, learning_rate=1e-2)
+    return jax.jit(language.make_problem(TASK, MODEL, warm=settings).init)(jax.random.key(1))[0].policy
+
+
+@functools.cache
+def make(*, verify=False, axis_name=None):
+    problem = language.make_problem(
+        TASK, MODEL, num_prompts=8, group_size=4, verify=verify, initial=warm(), axis_name=axis_name
+    )
+    return grpo.make(grpo.Config(axis_name=axis_name), problem)
+
+
+def job(rewarded=None, **changes):
+    own = make(verify=rewarded is None)
+    learner = parallel.over_seeds(own, SEEDS)
+    step = parallel.halves_over_devices(own.step, parallel.Placement(SEEDS, 1, 1)) if rewarded else learner.step
+    defaults = {"iterations": 3, "steps_per_iteration": 32, "log_every": 2, "rewarded": rewarded}
+    return programs.Job(Learner(learner.init, step), jax.random.split(jax.random.key(0), SEEDS), **(defaults | changes))
+
+
+class Silent:
+    def __init__(self):
+        self.told = []
+
+    def tell(self, line):
+        self.told.append(line)
+
+    def phase(self, name):
+        pass
+
+    def update(self, row, seconds_left):
+        pass
+
+
+def run(path, name="", resume=False, reporter=None, **changes):
+    path.mkdir(exist_ok=True)
+    if not name:
+        return runner.run(job(**changes), path, reporter or Silent(), resume=resume)
+    with HostScore([Reward(f"{HERE}:{name}")], TASK) as rewarded:
+        return runner.run(job(rewarded, **changes), path, reporter or Silent(), resume=resume)
+
+
+def lines(path):
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read(path / "metrics.jsonl")]
+
+
+def words(state):
+    return jax.tree.map(np.asarray, state._replace(key=jax.random.key_data(state.key)))
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scored")
+    return path, run(path, "exact")
+
+
+def test_both_routes_come_to_the_same_parameters(tmp_path, scored):
+    path, host = scored
+    one = run(tmp_path)
+    rows = lines(path)
+    assert all(0.02 < accuracy < 0.98 for row in rows[1:] for accuracy in row["accuracy"])
+    assert all(norm > 1e-3 for row in rows[1:] for norm in row["grad_norm"])
+    # Two programs round otherwise than one; a wrong reward moves parameters by 1e-3.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.0, atol=1e-6), words(host.state), words(one.state))
+    for row, other in zip(rows[1:], lines(tmp_path)[1:], strict=True):
+        assert row["reward_failures"] == [0.0] * SEEDS
+        for name in other:
+            np.testing.assert_allclose(
+                np.array(row[name], float), np.array(other[name], float), rtol=1e-3, atol=1e-5, err_msg=name
+            )
+
+
+def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored):
+    run(tmp_path, "exact", iterations=2)
+    outcome = run(tmp_path, "exact", resume=True)
+    jax.tree.map(np.testing.assert_array_equal, words(outcome.state), words(scored[1].state))
+    assert lines(tmp_path) == lines(scored[0])
+
+
+def test_a_failure_in_the_middle_is_scored_0_and_told(tmp_path, scored):
+    reporter = Silent()
+    run(tmp_path, "forgets", reporter=reporter)
+    failures = [row["reward_failures"] for row in lines(tmp_path)[1:]]
+    assert failures == [[0.5, 0.5], [1.0, 1.0]]  # the second of the two iterations of the first line, then all
+    assert sum("forgets raised KeyError: 'forgotten'" in line for line in reporter.told) == 1
+
+
+def test_a_failure_on_the_first_batch_ends_the_run_and_keeps_what_there_was(tmp_path, scored):
+    with pytest.raises(RewardError, match=r"reward_functions\.py:raises raised ZeroDivisionError"):
+        run(tmp_path, "raises")
+    with Store(tmp_path / "checkpoints" / "latest") as latest:
+        assert latest.iterations() == [0]
+    outcome = run(tmp_path, "exact", resume=True)  # once it is put right
+    jax.tree.map(np.testing.assert_array_equal, words(outcome.state), words(scored[1].state))
+
+
+@pytest.mark.slow
+def test_halves_over_devices_are_the_halves_on_one():
+    host, placement = make(), parallel.Placement(1, 1, 2)
+    state = jax.jit(host.init)(jax.random.key(3))
+    alone = jax.jit(host.step.sample)(state)
+
+    def reward(batch):
+        score = np.asarray(batch.action)[..., 0] % 2
+        return language.give_reward(batch, score, score)
+
+    expected, metrics = jax.jit(host.step.update)(alone[0], reward(alone[1]))
+    placed = parallel.halves_over_devices(make(axis_name=placement.axis_name).step, placement)
+    stacked, batch = jax.jit(placed.sample)(jax.tree.map(lambda x: x[None], state))
+    np.testing.assert_array_equal(batch.action[0], alone[1].action)
+    after, told = jax.jit(placed.update)(stacked, reward(batch))
+    assert float(metrics["grad_norm"].value()) > 1e-3
+    for name in metrics:
+        np.testing.assert_allclose(told[name].value()[0], metrics[name].value(), rtol=1e-4, atol=1e-6, err_msg=name)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-3, atol=1e-5), after.params, expected.params)
+
+
+def test_a_learner_is_two_functions_and_its_step_the_composition():
+    init, step = make(verify=True)
+    assert isinstance(step, Step)
+    state = jax.eval_shape(init, jax.random.key(0))
+    composed = jax.eval_shape(step.update, *jax.eval_shape(step.sample, state))
+    assert jax.tree.structure(composed) == jax.tree.structure(jax.eval_shape(step, state))
+
+
+def test_what_needs_scores_inside_the_program_is_refused():
+    host = make()
+    with pytest.raises(ConfigError, match="reward must be given between"):
+        jax.eval_shape(host.step, jax.eval_shape(host.init, jax.random.key(0)))
+    problem = language.make_problem(TASK, MODEL, num_prompts=2, group_size=2, verify=False)
+    learner = dapo.make(dapo.Config(), problem)
+    with pytest.raises(ConfigError, match="dynamic_sampling must not refill"):
+        jax.eval_shape(learner.step.sample, jax.eval_shape(learner.init, jax.random.key(0)))
+    with pytest.raises(ConfigError, match="process_reward has no effect unless verify"):
+        language.make_problem(TASK, MODEL, verify=False, process_reward=True)
+    with pytest.raises(ConfigError, match="no halves"):
+        programs.halves(Learner(host.init, lambda state: (state, {})))
+
+
+@pytest.mark.slow
+def test_keeping_only_informative_groups_needs_no_score_inside():
+    critic = SIZES.build(TASK.tokenizer.size, outputs=1)
+    problem = language.make_problem(TASK, MODEL, num_prompts=4, group_size=2, verify=False, critic=critic)
+    settings = dapo.Config(dynamic_sampling="reweight", soft_overlong=False, overlong_filtering=False, num_minibatches=1)
+    learner = dapo.make(settings, problem)
+    state, batch = jax.jit(learner.step.sample)(jax.jit(learner.init)(jax.random.key(0)))
+    score = np.array([1, 1, 0, 0, 1, 0, 0, 1], np.float32)
+    batch = language.give_reward(batch, score, 2.0 * score)
+    np.testing.assert_array_equal(np.sum(batch.reward, axis=1), 2.0 * score)
+    _, metrics = jax.jit(learner.step.update)(state, batch)
+    assert float(metrics["grad_norm"].value()) > 0.0
+    assert float(metrics["signal"].count) == float(jnp.sum(batch.mask[4:]))  # tokens of the informative groups

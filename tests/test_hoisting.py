@@ -1,0 +1,113 @@
+"""What follows from the keys alone leaves the loop, and nothing else changes."""
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import hoisting
+from jaxrl_po.control import adapt, unroll
+from jaxrl_po.distributions import Categorical
+
+
+def primitives(jaxpr):
+    """Names of all operations of a program, those of its inner programs included."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from primitives(inner)
+
+
+def hashes_in_loops(function, *args):
+    """How often the bodies of the scans of a program draw random bits."""
+    scans = [e for e in jax.make_jaxpr(function)(*args).jaxpr.eqns if e.primitive.name == "scan"]
+    assert scans
+    return sum("random" in name for e in scans for name in primitives(e.params["jaxpr"].jaxpr))
+
+
+@jax.jit
+def noisy(place, key):
+    """A call with a part for each walk."""
+    first, second = jax.random.split(key)
+    return place * jax.random.uniform(first) + jax.random.normal(second, place.shape)
+
+
+def everything(carry, x):
+    """Calls, branches, loops, constants, and results of every level."""
+    place, count = carry
+    key, number = x
+    place = jax.nn.relu(noisy(place, key)) + number
+    place = jax.lax.cond(place.sum() > 1.0, lambda p: p - jax.random.normal(key, p.shape), lambda p: p + 1.0, place)
+    place = jax.lax.while_loop(lambda p: p.max() > 3.0, lambda p: 0.5 * p, place)
+    ahead = jax.random.randint(key, (2,), 0, 9)
+    return (place, count + ahead[0]), {"place": place, "ahead": ahead, "x": number, "constant": jnp.arange(3)}
+
+
+CARRY = jnp.array([0.5, -1.0]), jnp.int32(0)
+KEYS = jax.random.split(jax.random.key(0), 20)
+XS = KEYS, jnp.linspace(-1.0, 1.0, 20)
+
+
+def same(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_is_a_scan():
+    got, want = hoisting.scan(everything, CARRY, XS), jax.lax.scan(everything, CARRY, XS)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    same(got, want)
+
+
+def test_is_a_scan_under_jit_vmap_and_grad():
+    @jax.jit
+    @jax.vmap
+    def both(place):
+        return [scan(everything, (place, CARRY[1]), XS) for scan in (hoisting.scan, jax.lax.scan)]
+
+    same(*both(jnp.arange(6.0).reshape(3, 2)))
+
+    def last(scan, place):
+        return scan(lambda p, key: (noisy(p, key), p), place, KEYS)[0].sum()
+
+    same(*(jax.jit(jax.grad(last, argnums=1), static_argnums=0)(scan, CARRY[0]) for scan in (hoisting.scan, jax.lax.scan)))
+
+
+def test_no_random_number_is_drawn_in_a_step_of_an_environment():
+    env = adapt(gymnax.make("CartPole-v1")[0])
+
+    def rollout(key):
+        envs = unroll.start(env, key, jnp.arange(3))
+        return unroll.unroll(env, lambda observation: Categorical(observation[:, :2]), envs, key, num_steps=8)
+
+    assert hashes_in_loops(rollout, jax.random.key(0)) == 0
+
+
+@pytest.mark.parametrize(("size", "hoisted"), [(8, True), (9, False)])
+def test_what_would_fill_the_memory_stays_in_the_loop(size, hoisted):
+    """Four times the two numbers that a step puts out."""
+
+    def step(carry, key):
+        return carry + jax.random.normal(key, (size,)).sum() * carry, jnp.stack([carry, carry])
+
+    def body(carry, key):  # the sum is late, so that all numbers would have to be kept
+        return carry + (jax.random.normal(key, (size,)) * carry).sum(), jnp.stack([carry, carry])
+
+    assert hashes_in_loops(lambda keys: hoisting.scan(step, 0.0, keys), KEYS) == 0
+    assert (hashes_in_loops(lambda keys: hoisting.scan(body, 1.0, keys), KEYS) == 0) == hoisted
+    same(hoisting.scan(body, 1.0, KEYS), jax.lax.scan(body, 1.0, KEYS))
+
+
+def test_effects_keep_their_order():
+    seen = []
+
+    def step(carry, x):
+        for number in (carry, x):
+            jax.debug.callback(lambda number: seen.append(int(number)), number, ordered=True)
+        return carry + x, carry
+
+    hoisting.scan(step, 10, jnp.arange(3))[0].block_until_ready()
+    jax.effects_barrier()
+    assert seen == [10, 0, 10, 1, 11, 2]

@@ -1,0 +1,71 @@
+"""`experiments/overoptimisation.py`: what its table says of its curves, and bad input."""
+
+import numpy as np
+import overoptimisation
+import pytest
+
+from jaxrl_po.flags import UsageError
+
+
+def curves():
+    """Two seeds, two β, twenty iterations, of which the last two count."""
+    shape = 2, 2, 20
+    ramp = np.broadcast_to(np.arange(20.0), shape)
+    seed = np.arange(2.0)[:, None, None]
+    return {
+        "reward_model": ramp + seed,
+        "accuracy": 0.5 - 0.02 * ramp * np.arange(2.0)[None, :, None],
+        "reference_kl": np.full(shape, 0.25),
+        "response_length": np.full(shape, 3.0),
+        "reward_model_accuracy": np.full(shape, 0.75),
+    }
+
+
+def test_table_tells_the_end_of_each_run():
+    end = overoptimisation.final(curves())
+    np.testing.assert_allclose(end["reward_model"], [[18.5, 18.5], [19.5, 19.5]])
+    np.testing.assert_allclose(end["accuracy"][0], [0.5, 0.13])
+    np.testing.assert_allclose(end["kl"], 0.75)  # nats of a completion of three tokens
+    lines = overoptimisation.table(curves(), [1.0, 0.0]).splitlines()
+    assert lines[1].split()[:5] == ["warm", "start", "0.500", "[0.000,", "1.000]"]
+    assert lines[3].split() == [
+        "0",
+        "19.000",
+        "[18.500,",
+        "19.500]",
+        "0.130",
+        "[0.130,",
+        "0.130]",
+        "0.750",
+        "[0.750,",
+        "0.750]",
+    ]
+    assert lines[-1].endswith("0.750 [0.750, 0.750]")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--coefficients=1,x", "--coefficients must be numbers from 0, separated by commas, got '1,x'"),
+        ("--coefficients=-1", "--coefficients must be numbers from 0"),
+        ("--comparisons=100", "--comparisons must be a multiple of 64, got 100"),
+        ("--flip=0.5", r"--flip must lie in \[0, 0.5\), got 0.5"),
+        ("--iterations=9", r"--iterations must lie in \[10, inf\)"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, argument, message):
+    with pytest.raises(UsageError, match=message):
+        overoptimisation.main([argument, f"--out={tmp_path / 'out'}"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_small_measurement(tmp_path, capsys):
+    sizes = ["--coefficients=1,0", "--seeds=2", "--iterations=40", "--width=16", "--comparisons=512", "--devices=1"]
+    assert overoptimisation.main([*sizes, f"--out={tmp_path}"]) == 0
+    assert (tmp_path / "overoptimisation.png").read_bytes().startswith(b"\x89PNG")
+    saved = np.load(tmp_path / "curves.npz")
+    assert saved["accuracy"].shape == (2, 2, 40)
+    assert saved["betas"].tolist() == [1.0, 0.0]
+    np.testing.assert_array_equal(saved["accuracy"][:, 0, 0], saved["accuracy"][:, 1, 0])  # the same start
+    assert "warm start" in capsys.readouterr().out

@@ -1,0 +1,151 @@
+"""What a run says of where it comes from, and `--deterministic`; equality to the bit: `test_faults`, `test_kills`."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxrl_po import provenance
+from jaxrl_po.flags import UsageError
+from jaxrl_po.version import __version__
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+PERSON = ["-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+
+
+@pytest.fixture
+def package(tmp_path):
+    folder = tmp_path / "checkout" / "package"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("A = 1\n")
+    return folder
+
+
+def git(package, *arguments):
+    command = ["git", "-C", str(package), *PERSON, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(package):
+    git(package, "init", "-q")
+    git(package, "add", ".")
+    git(package, "commit", "-q", "-m", "one")
+    return git(package, "rev-parse", "HEAD")
+
+
+def test_what_is_told():
+    told = provenance.describe("3 seeds on 1 device", EXPERIMENTS)
+    assert told["placement"] == "3 seeds on 1 device"
+    assert told["device"] == f"{jax.device_count()} × cpu"
+    assert told["xla_flags"] == os.environ["XLA_FLAGS"]
+    assert told["jax_config"]["jax_enable_x64"] is False
+    packages = {name: version(name) for name in ("jax", "jaxlib", "numpy", "flax", "optax", "gymnax")}
+    assert told["versions"] == {"python": sys.version.split()[0], "jaxrl_po": __version__, **packages}
+    assert told["source"] == provenance.source(EXPERIMENTS.parent / "jaxrl_po", EXPERIMENTS)
+    assert told["cores"] >= 1
+    assert told["processor"]
+
+
+def test_the_revision_is_that_of_the_checkout(package, monkeypatch):
+    head = commit(package)
+    assert provenance.revision(package) == {"commit": head, "dirty": False}
+    (package / "notes.txt").write_text("not of the code")
+    assert provenance.revision(package) == {"commit": head, "dirty": False}
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook
+    (package / "__init__.py").write_text("A = 2\n")
+    assert provenance.revision(package) == {"commit": head, "dirty": True}
+
+
+@pytest.mark.parametrize("missing", ["checkout", "git", "ours"])
+def test_no_revision_and_no_noise(package, monkeypatch, capfd, missing):
+    if missing == "git":
+        commit(package)
+        monkeypatch.setenv("PATH", "")
+    if missing == "ours":  # an environment that lies inside a checkout of something else
+        installed = package / ".venv" / "lib"
+        commit(package)
+        installed.mkdir(parents=True)
+        (installed / "__init__.py").write_text("")
+        package = installed
+    assert provenance.revision(package) is None
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_digest_changes_with_a_file_and_with_its_name(package):
+    before = provenance.source(package)
+    assert provenance.source(package) == before
+    (package / "notes.txt").write_text("no code")
+    assert provenance.source(package) == before
+    (package / "__init__.py").write_text("A = 2\n")
+    changed = provenance.source(package)
+    (package / "__init__.py").rename(package / "a.py")
+    assert len({before, changed, provenance.source(package)}) == 3
+
+
+NOW = {"device": "2 × cpu", "versions": {"jax": "2", "numpy": "1"}, "source": "aa", "revision": {"commit": "c", "dirty": False}}
+
+
+def test_a_run_keeps_what_it_was_begun_under():
+    once = provenance.go_on(NOW, {})
+    assert once == NOW
+    assert provenance.go_on(NOW, {"iterations": 3, **once}) == NOW
+    later = NOW | {"versions": {"jax": "3", "numpy": "1"}}
+    again = provenance.go_on(later, {"iterations": 3, **once})
+    assert again == {**later, "before": [NOW]}
+    assert provenance.go_on(later, again) == again
+    assert provenance.go_on(NOW, again) == {**NOW, "before": [NOW, later]}
+
+
+def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
+    provenance.require_same(NOW, {}, "runs/x")
+    provenance.require_same(NOW, {"iterations": 3, **NOW}, "runs/x")
+    provenance.require_same(NOW | {"revision": None}, NOW, "runs/x")  # the same code
+    other = NOW | {"device": "1 × cpu", "versions": {"jax": "1", "numpy": "1"}}
+    with pytest.raises(
+        UsageError, match=r"run in runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. Resume it there"
+    ):
+        provenance.require_same(NOW, other, "runs/x")
+    with pytest.raises(UsageError, match="there differ source: None → aa"):
+        provenance.require_same(NOW, {"iterations": 3, **{name: NOW[name] for name in NOW if name != "source"}}, "runs/x")
+
+
+def test_xla_is_asked_before_the_backend_starts(monkeypatch):
+    monkeypatch.setattr(provenance, "_backend_runs", lambda: False)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    provenance.ask_for_determinism()
+    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_deterministic_ops=true"
+    provenance.ask_for_determinism()
+    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_deterministic_ops=true"
+
+
+def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
+    count = jax.config.jax_num_cpu_devices
+    before = os.environ["XLA_FLAGS"]
+    provenance.ask_for_determinism()  # the backend of the tests runs, and it is a CPU
+    assert os.environ["XLA_FLAGS"] == before
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(UsageError, match="runs already: start Python with XLA_FLAGS=--xla_gpu_deterministic_ops=true"):
+        provenance.ask_for_determinism()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops")
+    provenance.ask_for_determinism()  # in time, by hand
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
+    with pytest.raises(UsageError, match="must not be contradicted by --xla_gpu_deterministic_ops=false"):
+        provenance.ask_for_determinism()
+    assert jax.config.jax_num_cpu_devices == count
+
+
+def test_xla_hears_it(tmp_path):
+    """In the first program that the environments' package compiles, long before a chunk; XLA itself says what it was told."""
+    dump = tmp_path / "xla"
+    environment = os.environ | {"XLA_FLAGS": f"--xla_dump_to={dump}", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    command = [sys.executable, str(EXPERIMENTS / "control.py"), "--deterministic", "--env=none", f"--out={tmp_path / 'run'}"]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    assert process.returncode == 2
+    assert "--env has no 'none'" in process.stderr
+    options = [path.read_text() for path in dump.glob("*debug_options")]
+    assert options
+    assert all("xla_gpu_deterministic_ops: true" in text for text in options)

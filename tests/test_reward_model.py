@@ -1,0 +1,178 @@
+"""The reward model, and the problem whose reward it is: pairs, loss, place of the reward, what stays frozen."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import language, losses
+from jaxrl_po.algorithms import grpo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import reward_model
+from jaxrl_po.language.problem import Sequences
+from jaxrl_po.types import ActorCritic
+
+TASK = language.tasks.addition(2, zero_pad=False)
+SIZES = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
+POLICY, CRITIC = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
+JUDGE = dataclasses.replace(SIZES, width=8).build(TASK.tokenizer.size, outputs=1)
+FEW = language.Preferences(comparisons=16, batch_size=8, epochs=1)
+BUDGET = 5
+
+
+def fit(params, key, settings=FEW):
+    return reward_model.fit(JUDGE, TASK, POLICY, params, key, settings=settings, max_new_tokens=BUDGET)
+
+
+def make(fit=fit, **options):
+    sizes = {"num_prompts": 6, "group_size": 2, "critic": CRITIC, "max_new_tokens": BUDGET} | options
+    return language.learned_reward(language.make_problem(TASK, POLICY, **sizes), TASK, JUDGE, fit)
+
+
+@functools.cache
+def collected():
+    problem = make()
+    params, actor = jax.jit(problem.init)(jax.random.key(0))
+    return problem, params, actor, jax.jit(problem.collect)(params, actor, jax.random.key(1))
+
+
+def test_loss_by_hand():
+    """r_w = 2, r_l = ½: −log σ(1.5) = .2014, of gradient −σ(−1.5) = −.1824 by r_w and the opposite by r_l."""
+    value, gradient = jax.value_and_grad(losses.bradley_terry, argnums=(0, 1))(jnp.float32(2.0), jnp.float32(0.5))
+    np.testing.assert_allclose(value, 0.2014133, rtol=1e-5)
+    np.testing.assert_allclose(gradient, [-0.1824255, 0.1824255], rtol=1e-5)
+    assert np.isfinite(losses.bradley_terry(jnp.float32(-1e4), jnp.float32(1e4)))
+
+
+@functools.cache
+def pairs(flip):
+    params = POLICY.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+    compare = functools.partial(reward_model.compare, TASK, POLICY, params, flip=flip, demonstrations=0.5)
+    return jax.jit(lambda key: compare(key, 512, max_new_tokens=BUDGET))(jax.random.key(1))
+
+
+def rights(pairs):
+    """Whether each completion is right, `[N, 2]`, by reading it."""
+
+    def right(tokens):
+        text = TASK.tokenizer.decode(tokens.tolist(), pad=" ").strip()
+        prompt, answer = text.split("=", 1)
+        a, b = prompt.split("+")
+        return TASK.tokenizer.eos in tokens and answer == str(int(a) + int(b))[::-1]
+
+    return np.array([[right(np.asarray(tokens)) for tokens in pair] for pair in np.asarray(pairs.inputs.tokens)])
+
+
+def test_the_verifier_prefers_the_right_answer_and_errs_as_often_as_it_should():
+    clean, noisy = (rights(pairs(flip)) for flip in (0.0, 0.25))
+    differ = np.asarray(pairs(0.0).differ)
+    np.testing.assert_array_equal(differ, clean[:, 0] != clean[:, 1])
+    assert 0.3 < differ.mean() < 0.7  # a demonstration, and a policy that guesses
+    assert clean[differ, 0].all()
+    np.testing.assert_allclose(noisy[np.asarray(pairs(0.25).differ), 1].mean(), 0.25, atol=0.08)
+
+
+def test_masks_of_pairs_end_with_eos():
+    tokens, mask = np.asarray(pairs(0.0).inputs.tokens)[..., -BUDGET:], np.asarray(pairs(0.0).mask)
+    first = np.where((tokens == TASK.tokenizer.eos).any(-1), (tokens == TASK.tokenizer.eos).argmax(-1) + 1, BUDGET)
+    np.testing.assert_array_equal(mask.sum(-1), first)
+    np.testing.assert_array_equal(mask, np.arange(BUDGET) < first[..., None])
+
+
+def test_it_learns_the_order_of_the_verifier_on_fresh_pairs_and_is_normalised():
+    settings = language.Preferences(comparisons=2048, batch_size=64, epochs=6, flip=0.1, demonstrations=0.5, learning_rate=1e-2)
+    params = ActorCritic(POLICY.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)))
+    fitted = jax.jit(functools.partial(fit, settings=settings))(params, jax.random.key(0))
+    assert float(fitted.accuracy) > 0.9
+    output = jax.jit(lambda p: reward_model.rate_pairs(JUDGE, p, pairs(0.25)))(fitted.params)
+    output = (output - fitted.mean) / fitted.std
+    np.testing.assert_allclose([output.mean(), output.std()], [0.0, 1.0], atol=0.3)
+
+
+def test_reward_is_that_of_the_last_token_and_nowhere_else():
+    """EOS, or the last token where the budget cut: what the model says of the text up to there and no further."""
+    _, _, actor, (_, batch) = collected()
+    fitted, length = actor.shared.reward_model, np.asarray(batch.mask.sum(1))
+    assert len(set(length)) > 1
+    assert np.asarray(batch.truncated).any()
+    for row in range(len(length)):
+        prefix = batch.inputs.tokens[row : row + 1, : TASK.prompt_length + length[row]]
+        output, _ = JUDGE.apply(fitted.params, prefix, batch.inputs.pad[row : row + 1])
+        want = np.zeros(BUDGET)
+        want[length[row] - 1] = (output[0, -1, 0] - fitted.mean) / fitted.std
+        np.testing.assert_allclose(batch.reward[row], want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(batch.metrics["reward_model"].value(), batch.reward.sum(1).mean(), rtol=1e-5)
+
+
+def test_score_stays_that_of_the_verifier():
+    _, params, actor, (_, batch) = collected()
+    inside = language.make_problem(TASK, POLICY, num_prompts=6, group_size=2, critic=CRITIC, max_new_tokens=BUDGET)
+    _, verified = jax.jit(inside.collect)(params, actor._replace(shared=()), jax.random.key(1))
+    np.testing.assert_array_equal(batch.score, verified.score)
+    np.testing.assert_array_equal(batch.inputs.tokens, verified.inputs.tokens)
+    chex.assert_trees_all_equal(batch.metrics["accuracy"], verified.metrics["accuracy"])
+
+
+def test_padding_cannot_change_the_reward():
+    _, _, actor, (_, batch) = collected()
+    rate = functools.partial(reward_model.rate, JUDGE, actor.shared.reward_model.params)
+    want = rate(batch.inputs, batch.mask)
+    behind = jnp.concatenate([jnp.zeros((len(want), TASK.prompt_length), bool), ~batch.mask], axis=1)
+    before = jnp.arange(behind.shape[1])[None, :] < batch.inputs.pad[:, None]
+    assert behind.any()
+    assert before.any()
+    garbage = jnp.where(behind | before, 7, batch.inputs.tokens)
+    np.testing.assert_allclose(rate(Sequences(garbage, batch.inputs.pad), batch.mask), want, rtol=1e-5, atol=1e-6)
+    shifted = Sequences(jnp.pad(batch.inputs.tokens, ((0, 0), (3, 0))), batch.inputs.pad + 3)
+    np.testing.assert_allclose(rate(shifted, batch.mask), want, rtol=1e-4, atol=1e-5)
+
+
+def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
+    """Members of a group differ by what the model says, although the verifier scores all of them 0; `test_algorithms` has PPO."""
+    fitted = collected()[2].shared.reward_model
+    learner = grpo.make(grpo.Config(), make(lambda params, key: fitted, critic=None))
+    state = jax.jit(learner.init)(jax.random.key(0))
+    after, metrics = jax.jit(learner.step)(state)
+    chex.assert_trees_all_equal(after.actor.shared, state.actor.shared)
+    assert float(metrics["accuracy"].value()) == 0.0
+    assert float(metrics["signal"].value()) == 1.0
+    assert {"accuracy", "reward_model", "reward_model_accuracy"} <= metrics.keys()
+    assert np.isfinite(metrics["reward_model"].metric())
+    assert not np.array_equal(jax.tree.leaves(after.params.policy)[0], jax.tree.leaves(state.params.policy)[0])
+
+
+def test_a_model_that_was_fitted_before():
+    _, _, actor, _ = collected()
+    fitted = actor.shared.reward_model
+    _, other = make(lambda params, key: fitted).init(jax.random.key(5))
+    chex.assert_trees_all_equal(other.shared.reward_model, fitted)
+
+
+def test_bad_models_are_named():
+    problem = language.make_problem(TASK, POLICY, num_prompts=2, group_size=1)
+    with pytest.raises(ConfigError, match="reward_model: vocabulary must be 14, that of 2-digit addition, got 15"):
+        language.learned_reward(problem, TASK, SIZES.build(15, outputs=1), fit)
+    with pytest.raises(ConfigError, match="reward_model must have outputs = 1, got 0"):
+        language.learned_reward(problem, TASK, POLICY, fit)
+    _, _, actor, _ = collected()
+    other = SIZES.build(TASK.tokenizer.size, outputs=1)
+    with pytest.raises(ConfigError, match="reward_model must be parameters of the model"):
+        language.learned_reward(problem, TASK, other, lambda params, key: actor.shared.reward_model).init(jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"flip": 0.5}, r"flip must lie in \[0, 0.5\), got 0.5"),
+        ({"comparisons": 100}, "batch_size must divide comparisons = 100, got 64"),
+        ({"epochs": 0}, "epochs must lie in"),
+        ({"demonstrations": 1.5}, "demonstrations must lie in"),
+    ],
+)
+def test_bad_settings_are_named(changes, match):
+    with pytest.raises(ConfigError, match=match):
+        language.Preferences(**changes).validate()

@@ -1,0 +1,179 @@
+"""Rewards from Python functions, and every way in which one can fail."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_po import language
+from jaxrl_po.config import ConfigError
+from jaxrl_po.scoring import HostScore, Reward, RewardError, Worker
+from jaxrl_po.types import Batch
+
+HERE = Path(__file__).parent / "reward_functions.py"
+TASK = language.tasks.addition(1)  # prompts of four tokens, answers of two digits and EOS
+
+
+def of(name, weight=1.0):
+    return Reward(f"{HERE}:{name}", weight)
+
+
+def rows(texts, length, *, left=False):
+    tokens = [TASK.tokenizer.encode(text) for text in texts]
+    return np.array([[0] * (length - len(t)) + t if left else t + [0] * (length - len(t)) for t in tokens], np.int32)
+
+
+def batch_of(prompts, completions, *, seeds=1):
+    """A batch without a reward: groups of two, a budget of three tokens."""
+    texts = rows(prompts, 4, left=True)
+    action = rows(completions, 3)
+    length = np.array([min(len(c) + 1, 3) for c in completions])
+    for i, n in enumerate(map(len, completions)):
+        if n < 3:
+            action[i, n] = TASK.tokenizer.eos
+    at = np.arange(3)[None]
+    pad = np.array([4 - len(p) for p in prompts], np.int32)
+    operands = tuple(np.array([int(prompt[i]) for prompt in prompts], np.uint32) for i in (0, 2))
+    inputs = language.Sequences(np.concatenate([texts, action], axis=1), pad, operands)
+    nothing = np.zeros(action.shape, np.float32)
+    batch = Batch(
+        inputs=inputs,
+        action=action,
+        log_prob=nothing,
+        reward=(),
+        value=nothing,
+        next_value=nothing,
+        terminated=at == length[:, None] - 1,
+        truncated=np.zeros(action.shape, bool),
+        mask=at < length[:, None],
+        score=np.zeros((len(prompts) // 2, 2), np.float32),
+        metrics={},
+    )
+    return jax.tree.map(lambda x: np.stack([x] * seeds), batch)
+
+
+PROMPTS = ["1+2=", "1+2=", "9+9=", "9+9="]
+COMPLETIONS = ["30", "31", "81", "8+1"]  # the last one has no EOS
+
+
+def score(*rewards, first=False, seeds=1, told=None, columns=None, **options):
+    with HostScore(rewards, TASK._replace(columns=columns), **options) as give:
+        return give(batch_of(PROMPTS, COMPLETIONS, seeds=seeds), first=first, tell=(told if told is not None else []).append)
+
+
+def test_scores_weights_and_the_last_token():
+    batch, means = score(of("exact", 2.0), of("digits", 0.5), seeds=2)
+    np.testing.assert_array_equal(batch.score, [[[1, 0], [1, 0]]] * 2)
+    np.testing.assert_allclose(batch.reward.sum(axis=2), [[2.5, 0.5, 2.5, 0.0]] * 2)
+    np.testing.assert_array_equal(batch.reward != 0, batch.terminated & (batch.reward.sum(axis=2) > 0)[..., None])
+    assert batch.reward.dtype == batch.score.dtype == np.float32
+    values = {name: float(mean.value()[1]) for name, mean in means.items()}
+    told = {"accuracy": 0.5, "dead_groups": 0.0, "reward_failures": 0.0}
+    assert values == {"reward/exact": 0.5, "reward/digits": 0.75, "reward": 1.375, **told}
+
+
+def test_the_accuracy_is_the_one_that_is_named():
+    batch, means = score(of("exact"), of("digits"), accuracy="digits")
+    np.testing.assert_array_equal(batch.score, [[[1, 1], [1, 0]]])
+    assert float(means["accuracy"].value()[0]) == 0.75
+    assert float(means["dead_groups"].value()[0]) == 0.5  # both members of the first group are digits
+
+
+def test_a_function_is_given_columns_and_ids():
+    batch, _ = score(of("columns_of"))
+    other, _ = score(of("columns_of"), columns=lambda problem: {"answer": ["31" for _ in problem[0]]})
+    np.testing.assert_array_equal(other.score, [[[0, 1], [0, 0]]])
+    np.testing.assert_array_equal(batch.score, [[[1, 0], [1, 0]]])
+
+
+FAILURES = {
+    "raises": "raised ZeroDivisionError: no reward today",
+    "short": "returned 3 numbers for 4 completions",
+    "words": "returned 'good' where a number is wanted",
+    "lone": "returned float where a list of 4 numbers is wanted",
+    "dies": "ended its process, with status 3",
+    "hangs": "did not return within 0.5 s",
+    "runs_text": "tried to run text as code",
+    "nan": "returned nan for 2 of 4 completions",
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_failures_score_0_are_counted_and_told_once(name):
+    told = []
+    with HostScore([of(name), of("exact", 0.25)], TASK, timeout=0.5 if name == "hangs" else 30.0) as give:
+        for _ in range(1 if name == "hangs" else 2):
+            batch, means = give(batch_of(PROMPTS, COMPLETIONS), first=False, tell=told.append)
+        with pytest.raises(RewardError, match=f"reward_functions.py:{name} .*first batch"):
+            give(batch_of(PROMPTS, COMPLETIONS), first=True, tell=told.append)
+    failed = [1, 1, 0, 0] if name == "nan" else [1, 1, 1, 1]
+    kept = 1.0 - np.array(failed, np.float32)
+    np.testing.assert_array_equal(batch.score.ravel(), kept)
+    np.testing.assert_array_equal(batch.reward.sum(axis=2)[0], kept + 0.25 * np.array([1, 0, 1, 0]))  # the other one stays
+    assert float(means["reward_failures"].value()[0]) == np.mean(failed)
+    assert len(told) == 1
+    assert f"reward_functions.py:{name} {FAILURES[name]}" in told[0]
+
+
+def test_what_stands_in_the_data_set_may_run(tmp_path):
+    """reasoning-gym's sorting evaluates its own answer; a completion is another matter, wherever it is swallowed."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "def own(completions, answer, **columns):\n    return [float(eval(a)) for a in answer]\n"
+        "def theirs(completions, answer, **columns):\n"
+        "    try:\n        return [float(eval(c)) for c in completions]\n"
+        "    except BaseException:\n        return [1.0] * len(completions)\n"
+    )
+    for name, failed in (("own", 0.0), ("theirs", 1.0)):
+        told = []
+        _, means = score(Reward(f"{path}:{name}"), columns=lambda problem: {"answer": ["1 + 1"] * 4}, told=told)
+        assert float(means["reward_failures"].value()[0]) == failed, told
+
+
+def test_a_worker_that_was_ended_works_again():
+    worker = Worker(f"{HERE}:later", 30.0)
+    results = []
+    for _ in range(2):
+        worker.ask({"prompts": [""], "completions": [""]}, 1)
+        results.append(worker.take())
+    worker.close()
+    worker.ask({"prompts": [""], "completions": [""]}, 1)
+    results.append(worker.take())
+    worker.close()
+    assert [scores.values.tolist() for scores in results] == [[1.0], [0.0], [1.0]]
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("{here}:exacts", "holds no 'exacts', but exact, digits"),
+        ("{tmp}/broken.py:f", "SyntaxError"),
+        ("jaxrl_po.nowhere:f", "ModuleNotFoundError"),
+        ("{tmp}/one.py:ONE", "ONE in .* is not a function"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(tmp_path, source, match):
+    (tmp_path / "broken.py").write_text("def f(:")
+    (tmp_path / "one.py").write_text("ONE = 1")
+    source = source.format(here=HERE, tmp=tmp_path)
+    with pytest.raises(ConfigError, match=match) as caught:
+        score(Reward(source))
+    assert source in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "match"),
+    [
+        ([], {}, "at least one"),
+        ([Reward("exact")], {}, "file.py:function or module:function, got 'exact'"),
+        ([Reward("nowhere.py:exact")], {}, "there is no file nowhere.py"),
+        ([of("exact"), of("exact")], {}, "exact twice"),
+        ([of("exact", float("nan"))], {}, "reward_weights must be finite"),
+        ([of("exact")], {"accuracy": "format"}, "reward_accuracy must be one of exact, got 'format'"),
+        ([of("exact")], {"timeout": 0.0}, "reward_timeout must be above 0 s"),
+    ],
+)
+def test_bad_arguments_are_named(rewards, options, match):
+    with pytest.raises(ConfigError, match=match):
+        HostScore(rewards, TASK, **options)
