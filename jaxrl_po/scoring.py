@@ -28,6 +28,7 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.types import Batch, Metrics, PyTree
 
 START_LIMIT = 120.0  # seconds for a worker to import what its function needs
+PATIENCE = 1.0  # seconds for a worker to leave by itself
 FAILURES = "reward_failures"
 
 Columns = Mapping[str, Sequence[Any]]
@@ -150,7 +151,7 @@ class Worker:
                 return reply
         except (OSError, EOFError):
             return {"error": self._ended()}
-        self.close()
+        self.close(patience=0.0)
         return {"error": late}
 
     def _ended(self) -> str:
@@ -158,13 +159,16 @@ class Worker:
         self.close()
         return f"ended its process, with status {status}"
 
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+    def close(self, patience: float = PATIENCE) -> None:
+        """Lets the process leave, which it does once its pipe is closed, and ends it after `patience` seconds."""
         if self._pipe is not None:
             self._pipe.close()
+        if self._process is not None:
+            try:
+                self._process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self._process = self._pipe = None
 
 

@@ -6,6 +6,7 @@ and with the older code generator of fusions half again.
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 os.environ["XLA_FLAGS"] = " ".join(
@@ -25,6 +26,16 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    """What coverage has seen is written now: a worker that takes ten seconds to free its programs is killed before it would."""
+    if "coverage" in sys.modules:
+        measuring = sys.modules["coverage"].Coverage.current()
+        if measuring is not None:
+            measuring.stop()
+            measuring.save()
 
 
 @pytest.fixture
