@@ -10,8 +10,11 @@ from typing import TypeVar
 import chex
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 Tree = TypeVar("Tree")
+
+SMALL = 2**16  # elements: a larger array is worth a meeting of its own, and a copy of it is not
 
 
 @jax.tree_util.register_dataclass
@@ -55,9 +58,26 @@ class Mean:
 def psum(tree: Tree, axis_name: str | None) -> Tree:
     """Sums every leaf over the devices of `axis_name`; the identity when it is None.
 
-    Never differentiate through it: take local gradients and sum those.
+    Never differentiate through it: take local gradients and sum those. Small leaves of one dtype travel as one vector, since on a
+    CPU every array is a meeting of all devices of its own, and a gradient of a dozen arrays waits a dozen times.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> sums = jax.vmap(lambda x: psum({"a": x, "b": 2 * x}, "devices"), axis_name="devices")(jnp.arange(3))
+      >>> sums["a"].tolist(), sums["b"].tolist()
+      ([3, 3, 3], [6, 6, 6])
     """
-    return tree if axis_name is None else jax.lax.psum(tree, axis_name)
+    if axis_name is None:
+        return tree
+    leaves, treedef = jax.tree.flatten(tree)
+    groups: dict[object, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        groups.setdefault(jnp.result_type(leaf) if jnp.size(leaf) <= SMALL else i, []).append(i)
+    for group in groups.values():
+        vector, unravel = ravel_pytree([leaves[i] for i in group])
+        for i, leaf in zip(group, unravel(jax.lax.psum(vector, axis_name)), strict=True):
+            leaves[i] = leaf
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def total(x: jax.Array, mask: jax.Array | None = None) -> Mean:
