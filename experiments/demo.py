@@ -78,7 +78,7 @@ def on_addition(algorithm: str, *arguments: str) -> Part:
         "--task=addition",
         "--task.num_digits=2",
         "--seeds=4",
-        "--total_steps=51200",
+        "--total_steps=64000",
         "--model.width=32",
         "--model.mlp_width=96",
         "--warm_start.steps=2000",
@@ -104,7 +104,7 @@ ADDITION = on_addition(
     "ppo",
     "--problem.num_prompts=128",
     "--problem.group_size=1",
-    "--config.decay_iterations=400",
+    "--config.decay_iterations=500",
     "--config.entropy_coefficient=0.05",
     "--config.epsilon_high=0.3",
     "--config.num_minibatches=4",
@@ -112,7 +112,7 @@ ADDITION = on_addition(
 IN_GROUPS = (
     "--problem.num_prompts=32",
     "--problem.group_size=4",
-    "--config.decay_iterations=400",
+    "--config.decay_iterations=500",
     "--config.entropy_coefficient=0.02",
     "--config.num_minibatches=2",
 )

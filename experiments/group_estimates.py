@@ -116,6 +116,7 @@ def run(options: Options, out: Path) -> list[Result]:
         "config.learning_rate": options.learning_rate,
         "config.warm_up_iterations": max(1, iterations // 10),
         "config.decay_iterations": iterations,
+        "config.entropy_coefficient": 0.02,
         "config.use_reference": "false",
     }
     runs = {name: arguments(variant, options) for name, variant in chosen(options).items()}
