@@ -136,6 +136,28 @@ def test_moments_of_integers_and_of_half_precision():
     assert (float(mean), float(std)) == (256.5, 255.5)
 
 
+def test_sums_over_devices_keep_every_array_and_meet_once_for_small_ones_of_one_dtype():
+    """A meeting for the float32, one for the int32, one for each large array."""
+    tree = {
+        "matrix": jnp.arange(6.0).reshape(3, 2),
+        "count": jnp.int32(7),
+        "scalar": jnp.float32(0.5),
+        "largest": jnp.ones(masked.SMALL),
+        "large": (jnp.full(masked.SMALL + 1, 2.0), jnp.full(masked.SMALL + 1, 3.0)),
+    }
+    devices = jax.tree.map(lambda x: jnp.stack([x, 2 * x, 3 * x]), tree)
+    sums = jax.vmap(lambda local: masked.psum(local, "devices"), axis_name="devices")(devices)
+    jax.tree.map(lambda got, x: np.testing.assert_array_equal(got, jnp.stack(3 * [6 * x])), sums, tree)
+    assert jax.tree.map(lambda x: x.dtype, sums) == jax.tree.map(lambda x: x.dtype, tree)
+    program = jax.make_jaxpr(lambda local: masked.psum(local, "devices"), axis_env=[("devices", 3)])(tree)
+    assert sorted(e.outvars[0].aval.size for e in program.eqns if e.primitive.name == "psum") == [
+        1,
+        masked.SMALL + 1,
+        masked.SMALL + 1,
+        masked.SMALL + 7,
+    ]
+
+
 def test_over_devices_pools_before_dividing():
     x = jnp.arange(8.0)
     mask = jnp.array([True, False, False, False, True, True, True, True])
