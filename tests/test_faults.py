@@ -8,6 +8,7 @@ The runs here are of a script with a random walk in place of training. Elsewhere
 """
 
 import errno
+import gc
 import json
 import math
 import os
@@ -38,6 +39,17 @@ from jaxrl_po.types import Actor, ActorCritic, Learner, TrainState
 
 SIZE = 8_000  # floats that do not compress: a checkpoint's file is larger than any other
 FLAGS = ["--seeds=2", "--devices=1", "--total_steps=230", "--log_every=5", "--eval_every=2"]
+
+
+# Where a write has failed, orbax leaves a coroutine of a closed loop behind, which is told when it is collected: in any later test.
+pytestmark = pytest.mark.filterwarnings("ignore:(?s).*Event loop is closed:pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """What a test leaves behind is told within it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module", autouse=True)
