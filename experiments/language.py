@@ -236,7 +236,7 @@ WITH_CRITIC = {
         "config.num_minibatches": 2,
     },
 }
-# Four small steps from a batch of 512: from 128 completions, or with a bonus on entropy, some seeds forget all they knew.
+# Four small steps from a batch of 512: from 128 completions and with a bonus on entropy, most seeds forgot all they knew.
 IN_GROUPS = {
     "total_steps": 204_800,
     "config.learning_rate": 1e-3,
