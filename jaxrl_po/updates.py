@@ -61,33 +61,23 @@ def gradient_update(
       ConfigError: when the rows do not divide into minibatches, microbatches or devices.
     """
 
-    def objective(params: PyTree, counts: Any, samples: Any) -> tuple[jax.Array, tuple[tuple[Mean, ...], Metrics]]:
+    def objective(params: PyTree, counts: tuple[jax.Array, ...], samples: Any) -> tuple[jax.Array, Metrics]:
         means, metrics = loss(params, samples)
-        if counts is None:
-            counts = _global_counts(means, axis_name)
         value = sum(mean.total / jnp.maximum(count, 1.0) for mean, count in zip(means, counts, strict=True))
-        return jnp.asarray(value), (means, metrics)
+        return jnp.asarray(value), metrics
 
     def gradients(params: PyTree, samples: Any) -> tuple[jax.Array, PyTree, tuple[jax.Array, ...], Metrics]:
         """The global loss, gradient, counts, and the local metrics of one minibatch."""
-        value_and_grad = jax.value_and_grad(objective, has_aux=True)
-        if num_microbatches == 1:
-            (value, (means, metrics)), gradient = value_and_grad(params, None, samples)
-            counts = _global_counts(means, axis_name)
-        else:
-            micro = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), samples)
-            # Counts do not depend on parameters: the compiler drops everything else from this pass.
-            local = jax.vmap(lambda s: tuple(mean.count for mean in loss(params, s)[0]))(micro)
-            counts = masked.psum(jax.tree.map(lambda c: c.sum(0), local), axis_name)
+        parts = minibatches.split(samples, num_microbatches)
+        # Counts do not depend on parameters: the compiler drops everything else from this pass.
+        local = minibatches.summed(lambda part: tuple(mean.count for mean in loss(params, part)[0]), parts)
+        counts = masked.psum(local, axis_name)
 
-            def accumulate(carry: Any, samples: Any) -> tuple[Any, None]:
-                (value, (_, metrics)), gradient = value_and_grad(params, counts, samples)
-                return jax.tree.map(jnp.add, carry, (value, gradient, metrics)), None
+        def of_part(part: Any) -> tuple[jax.Array, PyTree, Metrics]:
+            (value, metrics), gradient = jax.value_and_grad(objective, has_aux=True)(params, counts, part)
+            return value, gradient, metrics
 
-            shapes = jax.eval_shape(value_and_grad, params, counts, jax.tree.map(lambda x: x[0], micro))
-            (value_shape, (_, metric_shapes)), gradient_shape = shapes
-            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (value_shape, gradient_shape, metric_shapes))
-            (value, gradient, metrics), _ = jax.lax.scan(accumulate, zeros, micro)
+        value, gradient, metrics = minibatches.summed(of_part, parts)
         value, gradient = masked.psum((value, gradient), axis_name)
         return value, gradient, counts, metrics
 
@@ -244,7 +234,3 @@ def trust_region_update(
         return after, {name: Mean(jnp.asarray(x, jnp.float32), jnp.float32(1.0)) for name, x in each.items()}
 
     return update
-
-
-def _global_counts(means: tuple[Mean, ...], axis_name: str | None) -> tuple[jax.Array, ...]:
-    return masked.psum(tuple(jax.lax.stop_gradient(mean.count) for mean in means), axis_name)
