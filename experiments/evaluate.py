@@ -56,7 +56,7 @@ def evaluate(options: Options, script: common.Script, records: dict[str, Any]) -
         records[""] = dataclasses.replace(records[""], **{SIZES[script.name]: options.size})
     experiment, iteration, state = earlier.state(script, records, "run", options.run, options.checkpoint)
     key = jax.random.key(options.seed)
-    values = jax.jit(jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, key)))(state)
+    values = jax.jit(jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key)))(state)
     scores = {name: np.asarray(value).reshape(records[""].seeds, -1).mean(axis=1) for name, value in values.items()}
     return Found(script.title(records), iteration, scores)
 

@@ -111,7 +111,7 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
 
         def stretch(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
             state, _ = jax.lax.scan(lambda state, _: (method.step(state)[0], None), state, None, length=every)
-            return state, experiments[0].evaluate(state.params, state.actor, evaluation_key)["greedy_return"].mean()
+            return state, experiments[0].evaluate(state.params, state.collector, evaluation_key)["greedy_return"].mean()
 
         return jax.lax.scan(stretch, method.init(key), None, length=iterations // every)[1]
 

@@ -259,9 +259,9 @@ def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(cas
         tolerance = 1e-3 if case[0] in ("npg", "trpo") else 1e-4
         assert norm(minus(after, alone.params)) <= tolerance * norm(minus(alone.params, before.params))
         alone, _ = step(arrays(case[0]), alone)
-        pick = jax.tree.map(lambda x, i=i: x[i], (state.params, state.actor.shared, state.step))
+        pick = jax.tree.map(lambda x, i=i: x[i], (state.params, state.collector.replicated, state.step))
         chex.assert_trees_all_close(pick[0], alone.params, rtol=5e-3, atol=5e-4)
-        chex.assert_trees_all_close(pick[1], alone.actor.shared, rtol=1e-4, atol=1e-5)
+        chex.assert_trees_all_close(pick[1], alone.collector.replicated, rtol=1e-4, atol=1e-5)
         assert int(pick[2]) == 2
         first = jax.tree.map(lambda x, i=i: x[0, i], metrics)
         means = jax.tree.map(lambda m: m.value(), first, is_leaf=lambda x: hasattr(x, "metric"))
@@ -295,8 +295,8 @@ def test_in_double_precision_eight_devices_equal_one(case):
         problem = PROBLEMS[case[1]](axis_name)
 
         def init(key):
-            params, actor = problem.init(key)
-            return jax.tree.map(lambda x: x.astype(jnp.float64), params), actor
+            params, collector = problem.init(key)
+            return jax.tree.map(lambda x: x.astype(jnp.float64), params), collector
 
         return module.make(dataclasses.replace(as_arrays(config), axis_name=axis_name), problem._replace(init=init))
 
@@ -331,7 +331,7 @@ def test_resume_equals_uninterrupted(case):
     )
     resumed, _ = one(one(restored)[0])
     chex.assert_trees_all_equal(resumed.params, straight.params)
-    chex.assert_trees_all_equal(resumed.actor, straight.actor)
+    chex.assert_trees_all_equal(resumed.collector, straight.collector)
 
 
 @pytest.mark.parametrize("problem", ["CartPole", "table", pytest.param("addition", marks=pytest.mark.slow)])

@@ -101,7 +101,7 @@ def test_trpo_stays_within_its_region_and_gains():
     _, metrics, history = train(trpo, trpo.Config(max_kl=0.02, **FIT), problem, 30)
     accepted = np.asarray(metrics["accepted"].value()) > 0
     assert accepted.mean() > 0.8
-    assert (np.asarray(metrics["kl"].value())[accepted] <= 0.02).all()
+    assert (np.asarray(metrics["exact_kl"].value())[accepted] <= 0.02).all()
     assert (np.asarray(metrics["gain"].value())[accepted] > 0).all()
     assert (np.asarray(metrics["predicted_gain"].value())[accepted] > 0).all()
     # The reported KL is that of the policies before and after, on the states of the batch.
@@ -117,7 +117,7 @@ def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
     assert float(searched["backtracks"].value()[0]) == 0.0
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(natural["kl"].value(), 1e-4, rtol=0.3)  # the model of the KL is good for so small a step
+    np.testing.assert_allclose(natural["exact_kl"].value(), 1e-4, rtol=0.3)  # the model of the KL is good for so small a step
 
 
 def test_impossible_steps_leave_the_policy_bit_exact():
@@ -129,16 +129,16 @@ def test_impossible_steps_leave_the_policy_bit_exact():
 
     base = control.make_problem(Constant(), num_envs=8, num_steps=8)
 
-    def collect(params, actor, key):
+    def collect(params, collector, key):
         """With a critic that is right, so that the advantage is 0 everywhere."""
-        actor, batch = base.collect(params, actor, key)
-        return actor, batch._replace(value=jnp.ones_like(batch.value))
+        collector, batch = base.collect(params, collector, key)
+        return collector, batch._replace(value=jnp.ones_like(batch.value))
 
     problem = base._replace(collect=collect)
     config = trpo.Config(value_learning_rate=1e-30, normalize_advantage=False, gamma=0.0)
     state, metrics, history = train(trpo, config, problem, 2)
     assert metrics["accepted"].value().tolist() == [0.0, 0.0]
-    assert metrics["kl"].value().tolist() == [0.0, 0.0]
+    assert metrics["exact_kl"].value().tolist() == [0.0, 0.0]
     for first, last in zip(jax.tree.leaves(history.policy), jax.tree.leaves(state.params.policy), strict=True):
         np.testing.assert_array_equal(first[0], last)
 
@@ -178,7 +178,7 @@ def test_fixed_penalty_holds_the_policy_back():
         train(ppo, ppo.Config(clip=False, penalty="fixed", kl_coefficient=beta, learning_rate=1e-2), kl_problem(), 1)[1]
         for beta in (0.0, 100.0)
     )
-    assert float(near["kl"].value()[0]) < 0.3 * float(far["kl"].value()[0])
+    assert float(near["exact_kl"].value()[0]) < 0.3 * float(far["exact_kl"].value()[0])
     assert near["kl_coefficient"].value().tolist() == [100.0]
 
 
@@ -188,7 +188,7 @@ def test_adaptive_penalty_doubles_and_halves(direction):
         clip=False, penalty="adaptive", kl_direction=direction, learning_rate=1e-2, num_epochs=4, target_kl=0.01
     )
     _, metrics, _ = train(ppo, config, kl_problem(), 12)
-    beta, kl = (np.asarray(metrics[name].value()) for name in ("kl_coefficient", "kl"))
+    beta, kl = (np.asarray(metrics[name].value()) for name in ("kl_coefficient", "exact_kl"))
     expected = np.where(kl > 0.015, 2.0, np.where(kl < 0.01 / 1.5, 0.5, 1.0))
     np.testing.assert_allclose(beta[1:] / beta[:-1], expected[:-1])
     assert len(set(expected.tolist())) > 1
@@ -197,7 +197,7 @@ def test_adaptive_penalty_doubles_and_halves(direction):
 def test_penalty_is_adapted_until_satisfied_or_the_cap():
     config = ppo.Config(clip=False, penalty="satisfied", learning_rate=1e-2, num_epochs=4, target_kl=0.01, satisfied_rounds=4)
     _, metrics, _ = train(ppo, config, kl_problem(), 12)
-    rounds, kl = (np.asarray(metrics[name].value()) for name in ("rounds", "kl"))
+    rounds, kl = (np.asarray(metrics[name].value()) for name in ("rounds", "exact_kl"))
     assert rounds.min() >= 1
     assert rounds.max() <= 4
     assert len(set(rounds.tolist())) > 1
@@ -207,8 +207,8 @@ def test_penalty_is_adapted_until_satisfied_or_the_cap():
 
 def test_group_advantages_reach_every_step_of_an_episode():
     problem = control.make_groups(CART_POLE, num_prompts=3, group_size=4, num_steps=50)
-    params, actor = problem.init(jax.random.key(0))
-    _, batch = jax.jit(problem.collect)(params, actor, jax.random.key(1))
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
     # One initial state for each group, another for each prompt.
     start = np.asarray(batch.inputs[:, 0]).reshape(3, 4, -1)
     assert (start == start[:, :1]).all()
@@ -256,8 +256,8 @@ def test_groups_of_one_are_refused():
 def test_vine_tries_every_action_from_one_state():
     """MatchCue pays 1 for the action that names the cue, and the episode is over: Q is 0 or 1, by enumeration."""
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=5)
-    params, actor = problem.init(jax.random.key(0))
-    actor, batch = jax.jit(problem.collect)(params, actor, jax.random.key(1))
+    params, collector = problem.init(jax.random.key(0))
+    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
     cue = np.asarray(batch.inputs).reshape(12, 2)
     np.testing.assert_array_equal(cue[:, 0], cue[:, 1])
     np.testing.assert_array_equal(batch.score, np.stack([cue[:, 0] < 0, cue[:, 0] > 0], axis=1))
@@ -281,8 +281,8 @@ def test_branches_share_their_random_numbers():
     np.testing.assert_array_equal(score, np.repeat(score[:, :1], 3, axis=1))
     np.testing.assert_array_equal(batch.value.reshape(-1), score.reshape(-1))  # the mean over branches
     long = control.make_vine(CART_POLE, num_envs=4, num_steps=8, num_states=4, num_branches=4, horizon=40)
-    params, actor = long.init(jax.random.key(0))
-    _, batch = jax.jit(long.collect)(params, actor, jax.random.key(1))
+    params, collector = long.init(jax.random.key(0))
+    _, batch = jax.jit(long.collect)(params, collector, jax.random.key(1))
     score, action = np.asarray(batch.score), np.asarray(batch.action).reshape(-1, 4)
     for returns, actions in zip(score, action, strict=True):
         for a in (0, 1):  # branches that begin with the same action are the same branch
@@ -294,7 +294,7 @@ def test_trpo_learns_from_a_vine():
     state, metrics, _ = train(trpo, trpo.Config(max_kl=0.05), problem, 30)
     assert accuracy(problem, state.params)[0] == 1.0
     assert state.params.value == ()
-    assert (np.asarray(metrics["kl"].value()) <= 0.05).all()
+    assert (np.asarray(metrics["exact_kl"].value()) <= 0.05).all()
 
 
 def test_vine_with_continuous_actions_is_self_normalised():
@@ -363,4 +363,4 @@ def test_cart_pole_improves(module, config, iterations):
     problem = control.make_problem(CART_POLE, num_envs=16, num_steps=128)
     state, _, _ = train(module, dataclasses.replace(config), problem, iterations)
     evaluate = jax.jit(control.make_evaluate(CART_POLE, problem, num_episodes=16))
-    assert float(evaluate(state.params, state.actor, jax.random.key(1))["return"].mean()) > 150.0
+    assert float(evaluate(state.params, state.collector, jax.random.key(1))["return"].mean()) > 150.0

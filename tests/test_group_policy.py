@@ -24,10 +24,10 @@ SGD = optax.sgd(1.0)
 
 @pytest.fixture(scope="module")
 def start():
-    params, actor = PROBLEM.init(jax.random.split(jax.random.key(0))[0])
+    params, collector = PROBLEM.init(jax.random.split(jax.random.key(0))[0])
     state = grpo.make(grpo.Config(use_reference=False), PROBLEM, SGD).init(jax.random.key(0))
     _, collect_key, _ = jax.random.split(state.key, 3)
-    batch = jax.jit(PROBLEM.collect)(params, actor, collect_key)[1]
+    batch = jax.jit(PROBLEM.collect)(params, collector, collect_key)[1]
     zeros = batch._replace(log_prob=batch.log_prob * batch.mask, reward=batch.reward * batch.mask)
     return params, zeros
 
