@@ -176,16 +176,19 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
     seeds = placement.num_seeds // placement.seed_devices  # of one device
     first, last, iterations = result.rows[0], result.rows[-1], np.diff([row["iteration"] for row in result.rows])
     generated, useful = ablation.generated(result)[:, -1].mean(), useful_steps(result, config, iterations)
+    _, kl = metrics.curve(result.rows, "kl")
     return {
         "models": held,
         "optimizer bytes": size_of(state.opt_state),
         "peak bytes": None if first["memory/peak_bytes"] is None else first["memory/peak_bytes"] / seeds,
+        "completions per iteration": problem.num_prompts * problem.group_size,
         "samples per prompt": problem.group_size * line_mean(result, "generation_batches", 1.0),
         "dead groups": line_mean(result, "dead_groups", None),
         "tokens per useful step": generated / useful if useful else None,
         "length slope": length_slope(*token_weights(algorithm, config, untrained(records), jax.random.key(options.seed))),
         "seconds per iteration": sum(row.get("time/seconds", 0.0) for row in result.rows) / last["iteration"],
         "tokens generated": generated,
+        "kl": [float(np.nanmean(kl)), float(np.nanmax(kl))],
         "warm start": np.mean(first["greedy_accuracy"]),
         "final accuracy": float(metrics.interquartile_mean(last["greedy_accuracy"])),
     }

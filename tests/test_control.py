@@ -258,3 +258,26 @@ def test_unknown_spaces_are_named():
 
     with pytest.raises(ConfigError, match="observations must be an array"):
         control.adapt(Structured())
+
+
+CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (gymnax.make("MountainCar-v0")[0], 1)}
+
+
+@pytest.mark.parametrize(("env", "num_steps"), CONSTANT.values(), ids=CONSTANT)
+def test_a_return_that_does_not_vary_is_its_own_scale(env, num_steps):
+    """Its std is 0 but for rounding: dividing by it made of a reward of 1 one of 1e8."""
+    _, _, _, batch = one_batch(env, scale_rewards=True, num_steps=num_steps)
+    np.testing.assert_allclose(np.abs(batch.reward), 1.0, rtol=1e-5)
+
+
+def test_without_an_entry_in_the_collector_nothing_is_normalised():
+    _, _, collector, _ = one_batch(gymnax.make("CartPole-v1")[0])
+    assert set(collector.sharded) == {"environments"}
+    assert collector.replicated == {}
+
+
+def test_an_entry_of_the_collector_is_added_once():
+    state = CollectorState({"a": 1}).add(sharded={"b": 2}, replicated={"c": 3})
+    assert state.remove("b", "c") == CollectorState({"a": 1}, {})
+    with pytest.raises(ConfigError, match="c must be carried once"):
+        state.add(sharded={"c": 0})

@@ -6,11 +6,12 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from probes import AlwaysTruncated, CueReward, MatchCue, MatchCueContinuous, NanReward
 
 from jaxrl_po import control, losses
-from jaxrl_po.algorithms import a2c, actor_critic, grpo, npg, ppo, reinforce, trpo
+from jaxrl_po.algorithms import a2c, actor_critic, dapo, grpo, npg, ppo, reinforce, trpo
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.types import ActorCritic
 
@@ -364,3 +365,82 @@ def test_cart_pole_improves(module, config, iterations):
     state, _, _ = train(module, dataclasses.replace(config), problem, iterations)
     evaluate = jax.jit(control.make_evaluate(CART_POLE, problem, num_episodes=16))
     assert float(evaluate(state.params, state.collector, jax.random.key(1))["return"].mean()) > 150.0
+
+
+def test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted():
+    """`(G − m) / s + m` would make the constant part of the returns s times too large."""
+    problem = control.make_problem(CART_POLE, num_envs=4, num_steps=16)
+    shared = {"baseline": "none", **FIT}
+    configs = (reinforce.Config(normalize_advantage=on, **shared) for on in (False, True))
+    raw, scaled = (train(PlainGradient, config, problem, 1)[0].params.policy for config in configs)
+    start = problem.init(jax.random.split(jax.random.key(0))[0])[0].policy
+    learner = reinforce.make(as_arrays(reinforce.Config(**shared)), problem)
+    batch = learner.step.sample(learner.init(jax.random.key(0)))[1]
+    returns = actor_critic.estimate(reinforce.Config(), batch)[1]
+    change = [jax.tree.map(jnp.subtract, after, start) for after in (raw, scaled)]
+    for one, other in zip(*map(jax.tree.leaves, change), strict=True):
+        np.testing.assert_allclose(other, one / np.std(returns), rtol=1e-3, atol=1e-6)
+
+
+class PlainGradient:
+    """REINFORCE whose step is the gradient."""
+
+    @staticmethod
+    def make(config, problem):
+        return reinforce.make(config, problem, optax.sgd(1.0))
+
+
+def test_a_constant_return_without_a_baseline_is_scaled_to_one():
+    problem = control.make_problem(AlwaysTruncated(), num_envs=4, num_steps=16)
+    config = reinforce.Config(baseline="none", gamma=0.0, entropy_coefficient=0.0, **FIT)
+    _, metrics, _ = train(reinforce, config, problem, 1)
+    assert float(metrics["skipped"].value()[0]) == 0.0
+    assert abs(float(metrics["policy_loss"].value()[0])) < 1.0  # −log π · 1, and not · 1e8
+
+
+def test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body():
+    problem = control.make_problem(CART_POLE, num_envs=4, num_steps=8)
+    jitted = problem._replace(apply=jax.jit(problem.apply))
+    for module in (reinforce, npg, trpo):
+        state, _, _ = train(module, module.Config(value_minibatches=1, value_epochs=1), jitted, 1)
+        want, _, _ = train(module, module.Config(value_minibatches=1, value_epochs=1), problem, 1)
+        for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(want.params), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    shared = control.from_settings(CART_POLE, control.Settings(num_envs=4, num_steps=8, shared_torso=True))
+    learner = trpo.make(trpo.Config(value_minibatches=1), shared._replace(apply=jax.jit(shared.apply)))
+    with pytest.raises(ConfigError, match="shared_torso must be off"):
+        jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
+
+
+@pytest.mark.parametrize("module", [reinforce, a2c, ppo, grpo])
+def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
+    """Every action tried once is drawn uniformly and not by the policy: the gradient of −log π · A would be another's."""
+    enumerated, sampled = (
+        control.make_vine(MatchCue(), num_envs=2, num_steps=8, num_states=2, horizon=2, num_branches=k) for k in (0, 2)
+    )
+    with pytest.raises(ConfigError, match=r"sampling must be from the policy itself for this method.*num_branches"):
+        module.make(module.Config(), enumerated)
+    module.make(module.Config(), sampled)
+
+
+def test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal():
+    problem = control.make_vine(MatchCue(), num_envs=8, num_steps=8, num_states=4, horizon=2)
+    learner = trpo.make(as_arrays(trpo.Config(max_kl=0.05)), problem)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    # Far from uniform, so that the KL from the proposal would show.
+    state = state._replace(params=state.params._replace(policy=jax.tree.map(lambda x: 3.0 * x, state.params.policy)))
+    _, metrics = jax.jit(learner.step)(state)
+    assert float(metrics["accepted"].value()) == 1.0
+    # With all actions weighed by their probability, the k3 estimate has no noise: it is the exact KL.
+    np.testing.assert_allclose(metrics["kl"].value(), metrics["exact_kl"].value(), rtol=1e-3)
+
+
+def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
+    """On CartPole they are the best: filtered out, nothing would be left to learn from."""
+    problem = control.make_groups(CART_POLE, num_prompts=4, group_size=4, num_steps=12)
+    _, metrics, _ = train(dapo, dapo.Config(dynamic_sampling="off"), problem, 1)
+    assert float(metrics["truncated"].value()[0]) > 0.2
+    everything = float(metrics["episode_length"].total[0])
+    assert float(metrics["signal"].count[0]) == everything
+    with pytest.raises(ConfigError, match="overlong_cache has no effect unless"):
+        dapo.make(dapo.Config(overlong_cache=3), problem)

@@ -11,8 +11,10 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_po import masked, trust_region
+from jaxrl_po import masked, trust_region, updates
+from jaxrl_po.algorithms import npg
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
+from jaxrl_po.types import Samples
 
 rng = np.random.default_rng(0)
 OBSERVATIONS = jnp.asarray(rng.normal(size=(16, 3)), jnp.float32)
@@ -373,3 +375,57 @@ def test_shapes_must_agree():
         trust_region.fisher_vector_product(lambda x: jnp.sum(x**2), jnp.ones(2), jnp.ones(3))
     with pytest.raises(AssertionError):
         trust_region.line_search(lambda x: (jnp.sum(x), jnp.sum(x)), jnp.ones(2), jnp.ones(1), max_kl=1.0)
+
+
+STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
+
+
+def test_the_fisher_stride_counts_rows_over_devices_and_parts():
+    """A stride that does not divide the rows of a part began anew in each, and read other rows: another natural step."""
+    mask = jnp.asarray(rng.random(40) < 0.8)
+    advantage, action = jnp.asarray(rng.normal(size=40), jnp.float32), jnp.asarray(rng.integers(0, 4, 40))
+    nothing = jnp.zeros(40)
+    samples = Samples(
+        STRIDED, action, categorical(PARAMS, STRIDED).log_prob(action), advantage, nothing, nothing, nothing, mask
+    )
+
+    def update(axis_name=None, num_microbatches=1):
+        return updates.trust_region_update(
+            npg.policy_surrogate,
+            lambda params, samples: categorical(params, samples.inputs),
+            max_kl=0.01,
+            damping=0.1,
+            iterations=20,
+            fisher_stride=3,
+            num_microbatches=num_microbatches,
+            search=trust_region.full_step,
+            axis_name=axis_name,
+        )
+
+    alone = jax.jit(update())(PARAMS, samples)[0]
+    every_third = jax.tree.map(lambda x: x[::3], samples)
+    old = categorical(PARAMS, every_third.inputs)
+
+    def kl(params):
+        return masked.mean(old.kl(categorical(params, every_third.inputs)), every_third.mask)
+
+    def matvec(vector):
+        return trust_region.fisher_vector_product(kl, PARAMS, vector, damping=0.1)
+
+    uphill = jax.grad(lambda params: -npg.policy_surrogate(categorical(params, STRIDED), samples).value())(PARAMS)
+    direction, _ = trust_region.conjugate_gradient(matvec, uphill, iterations=20)
+    step = trust_region.natural_step(direction, matvec, max_kl=0.01)
+    chex.assert_trees_all_close(alone, jax.tree.map(jnp.add, PARAMS, step), rtol=1e-3, atol=1e-5)
+
+    for num_microbatches in (2, 4):
+        parts = jax.jit(update(num_microbatches=num_microbatches))(PARAMS, samples)[0]
+        chex.assert_trees_all_close(parts, alone, rtol=1e-3, atol=1e-5)
+        mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+        sharded = jax.shard_map(
+            lambda params, samples, k=num_microbatches: update("data", k // 2)(params, samples)[0],
+            mesh=mesh,
+            in_specs=(P(), P("data")),
+            out_specs=P(),
+            check_vma=False,
+        )
+        chex.assert_trees_all_close(jax.jit(sharded)(PARAMS, samples), alone, rtol=1e-3, atol=1e-5)

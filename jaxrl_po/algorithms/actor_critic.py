@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxrl_po import advantages, divergences, learner, losses, masked, minibatches, optimizers, updates
 from jaxrl_po import config as config_lib
@@ -244,18 +245,17 @@ def alternate(
 
 
 def refuse_shared_parameters(problem: Problem, params: ActorCritic, samples: Samples) -> None:
-    """Refuses a value that depends on the policy's parameters; reads the traced program only.
+    """Refuses a value that is computed from the policy's parameters; reads the traced program only.
 
     Raises:
       ConfigError: explains why.
     """
     program = jax.make_jaxpr(lambda policy: problem.apply(params._replace(policy=policy), samples.inputs)[1])(params.policy)
-    reached = {id(variable) for variable in program.jaxpr.invars}
-    for equation in program.jaxpr.eqns:
-        if any(id(variable) in reached for variable in equation.invars):
-            reached |= {id(variable) for variable in equation.outvars}
-    if any(id(variable) in reached for variable in program.jaxpr.outvars):
+    # Without dead code, also inside what was jitted: what is still read is what the value depends on.
+    _, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
+    if any(is_read):
         raise ConfigError(
-            "shared_torso must be off: this method moves policy and critic apart, and fitting a critic that shares the policy's "
-            "parameters would move the policy as well, outside any trust region"
+            "shared_torso must be off, and a module of your own must compute the value without params.policy: this method moves "
+            "policy and critic apart, and fitting a critic that reads the policy's parameters would move the policy as well, "
+            "outside any trust region"
         )

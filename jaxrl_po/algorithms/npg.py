@@ -24,7 +24,7 @@ class Config(CriticFit):
     damping: Number = number(0.1, "multiple of the identity that is added to the Fisher matrix", within=NON_NEGATIVE)
     cg_iterations: int = static(10, "conjugate-gradient iterations at most", within=COUNT)
     cg_tolerance: Number = number(1e-5, "relative residual at which the conjugate gradient stops", within=NON_NEGATIVE)
-    fisher_stride: int = static(1, "Fisher products read every so many rows of the batch; 1 reads all", within=COUNT)
+    fisher_stride: int = static(1, "Fisher products read every n-th row of the batch; 1 reads all", within=COUNT)
     num_microbatches: int = static(1, "parts of the batch, accumulated to bound memory", within=COUNT)
 
 
