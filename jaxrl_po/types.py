@@ -122,7 +122,7 @@ class Samples(NamedTuple):
       value: the critic under the collecting parameters, reward units, or `()` where the loss does not read it.
       reference_log_prob: nats, under the reference policy, or `()`.
       mask: bool, False where the slot holds no sample.
-      sampler_log_prob: see `Batch`.
+      sampler_log_prob: see `Batch`; None where the loss does not read it.
     """
 
     inputs: PyTree

@@ -86,12 +86,13 @@ def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
     return target - batch.value, target
 
 
-def make_estimate(config: Estimation, *, keep_value: bool = False) -> learner.Estimate:
+def make_estimate(config: Estimation, *, keep_value: bool = False, keep_proposal: bool = False) -> learner.Estimate:
     """`estimate(state, batch) -> samples` with advantages, whitened where the config says so, and targets.
 
     Args:
       config: see `Estimation`.
       keep_value: keep the collecting critic's values, for a clipped value loss.
+      keep_proposal: keep log μ of the actions, for a surrogate that is weighted by π / μ.
     """
 
     def from_batch(state: TrainState, batch: Batch) -> Samples:
@@ -100,8 +101,8 @@ def make_estimate(config: Estimation, *, keep_value: bool = False) -> learner.Es
         if config.normalize_advantage:
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         value = batch.value if keep_value else ()
-        samples = Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, value, (), batch.mask)
-        return samples._replace(sampler_log_prob=batch.sampler_log_prob)
+        proposal = batch.sampler_log_prob if keep_proposal else None
+        return Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, value, (), batch.mask, proposal)
 
     return from_batch
 
@@ -236,7 +237,7 @@ def alternate(
 
     return learner.make(
         problem,
-        estimate=make_estimate(config) if estimate is None else estimate,
+        estimate=make_estimate(config, keep_proposal=not problem.on_policy) if estimate is None else estimate,
         improve=improve,
         init_optimizer=init_optimizer,
         num_parts=num_parts,

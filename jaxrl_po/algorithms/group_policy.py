@@ -218,8 +218,7 @@ def make(
         step_end = batch.mask if batch.step_end is None else batch.step_end
         in_groups = [x.reshape(*batch.score.shape, -1) for x in (shape(batch), batch.mask, step_end)]
         relative = advantage(*in_groups).reshape(batch.mask.shape)
-        samples = Samples(batch.inputs, batch.action, batch.log_prob, relative, (), (), (), keep(batch))
-        return samples._replace(sampler_log_prob=batch.sampler_log_prob)
+        return Samples(batch.inputs, batch.action, batch.log_prob, relative, (), (), (), keep(batch))
 
     def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)

@@ -170,7 +170,8 @@ def make_problem(
         )
     )
     if old_log_prob == AUTO:
-        old_log_prob = SAMPLER if jnp.promote_types(model.dtype, jnp.float32) == model.dtype else LEARNER
+        dtype = getattr(model, "dtype", jnp.float32)  # a module of one's own need not say
+        old_log_prob = SAMPLER if jnp.promote_types(dtype, jnp.float32) == dtype else LEARNER
     check_top_k(top_k, model)
     budget = check_budget(task, max_new_tokens)
     source = finite(task, prompt_set) if prompt_set else task
