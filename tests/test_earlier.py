@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import control
 import earlier
@@ -14,6 +15,7 @@ import language
 import numpy as np
 import plot
 import pytest
+import render
 import report
 import tiny
 from test_exporters import events
@@ -80,6 +82,15 @@ def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
     np.testing.assert_allclose(scores, line["greedy_accuracy"], rtol=1e-6)
     assert evaluate.main([f"--run={runs['language']}", f"--out={out}"]) == 0
     assert json.loads(out.read_text())["iteration"] == iteration == 0
+
+
+@pytest.mark.parametrize("script", [evaluate, render], ids=lambda script: script.__name__)
+def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
+    assert script.main(["--help"]) == 0
+    assert "best is the one with the highest mean score over seeds" in capsys.readouterr().out
+    root = Path(script.__file__).parent.parent
+    for path in (root / "README.md", *root.glob("docs/**/*.md"), *root.glob("experiments/*.py")):
+        assert not re.search(r"(every|each) (seed|policy)'s best", path.read_text()), path
 
 
 @pytest.mark.parametrize(
