@@ -1,7 +1,8 @@
 """Evaluates the policies of a run again: `python experiments/evaluate.py --run=runs/first --size=1024`.
 
-Every seed of the run is evaluated, greedily, on episodes or held-out prompts that follow from `--seed` and so differ from those by
-which the best checkpoint was chosen: its own score is flattered. Leaves `evaluation.json` in the folder of the run, or `--out`.
+Every seed of the run is evaluated, greedily, at one iteration for all: that of the best mean score over seeds, or the latest.
+Episodes or held-out prompts follow from `--seed` and so differ from those by which the best checkpoint was chosen: its own score is
+flattered. Leaves `evaluation.json` in the folder of the run, or `--out`.
 """
 
 import dataclasses
@@ -45,7 +46,7 @@ class Options:
 
     run: str = static("", "folder of a run of control.py or language.py")
     out: str = static("", "the file; empty is evaluation.json in the folder of the run")
-    checkpoint: str = static("best", "whose parameters are evaluated", choices=earlier.CHECKPOINTS)
+    checkpoint: str = static("best", f"whose parameters are evaluated; {earlier.WHICH}", choices=earlier.CHECKPOINTS)
     size: int = static(0, "episodes or held-out prompts of each seed; 0 is as many as in the run", within=NON_NEGATIVE)
     seed: int = static(1, "of the evaluation's random numbers", within=NON_NEGATIVE)
 

@@ -57,7 +57,7 @@ class Options:
     run: str = static("", "folder of a run of control.py")
     out: str = static("", "the GIF; empty is episode.gif in the folder of the run")
     seed_index: int = static(0, "which of the run's seeds plays", within=NON_NEGATIVE)
-    checkpoint: str = static("best", "whose parameters play", choices=earlier.CHECKPOINTS)
+    checkpoint: str = static("best", f"whose parameters play; {earlier.WHICH}", choices=earlier.CHECKPOINTS)
     greedy: bool = static(True, "take the mode of the policy; otherwise sample")
     seed: int = static(0, "of the episode's random numbers", within=NON_NEGATIVE)
     max_steps: int = static(
