@@ -213,7 +213,7 @@ class Replace:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def tests_of(module: str) -> list[str]:
+def files_of(module: str) -> list[str]:
     """The module, for its doctests, and its test files."""
     return [path_of(module), *(str(ROOT / "tests" / f"{name}.py") for name in TESTS[module])]
 
@@ -243,7 +243,7 @@ def run_tests(module: str, tree: ast.Module, tests: list[str], limit: float, *, 
 def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
     """Runs the tests on the mutants of a module and prints those that survive: `(killed, all)`."""
     source = Path(path_of(module)).read_text(encoding="utf-8")
-    outcome, seconds = run_tests(module, ast.parse(source), tests_of(module), 600.0)
+    outcome, seconds = run_tests(module, ast.parse(source), files_of(module), 600.0)
     if outcome != "passed":
         raise SystemExit(f"the tests of {module} fail on the module itself")
     chosen = mutants(source)
@@ -251,7 +251,7 @@ def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
         chosen = sorted(random.Random(f"{module} {seed}").sample(chosen, sample), key=lambda mutant: mutant.line)
     killed = 0
     for mutant in chosen:
-        outcome, _ = run_tests(module, mutant.tree, tests_of(module), PATIENCE * seconds + 10.0)
+        outcome, _ = run_tests(module, mutant.tree, files_of(module), PATIENCE * seconds + 10.0)
         killed += outcome != "passed"
         if outcome != "failed":
             print(f"{module}.py:{mutant.line}: {'survived' if outcome == 'passed' else outcome}: {mutant.change}", flush=True)

@@ -164,7 +164,7 @@ def arrays(problem):
     known["old"], known["now"] = (np.asarray(x, np.float64) for x in (batch.log_prob, distribution.log_prob(batch.action)))
     far = problem.apply(ActorCritic(reference), batch.inputs)[0].log_prob(batch.action)
     known["reference"], known["value_now"] = np.asarray(far, np.float64), np.asarray(value, np.float64)
-    known["ratio"] = np.exp(known["now"] - known["old"])
+    known["ratio"], known["entropy"] = np.exp(known["now"] - known["old"]), np.asarray(distribution.entropy(), np.float64)
     return known
 
 
@@ -574,6 +574,33 @@ def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
     for error in (-0.5, -0.1, 0.05, 0.1, 0.5):
         beta = float(outcome(algorithm, reference_target_kl=kl / (1 + error), beta=0.3, **settings)[2])
         assert beta == pytest.approx(0.3 * (1 + 0.1 * np.clip(error, -0.2, 0.2)), rel=1e-4)
+
+
+# What is always logged.
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
+    k, weight = known(algorithm), weights(algorithm)
+    moved, metrics, _ = outcome(algorithm)
+    wanted = {"entropy": (weight * k.entropy).sum(), "frac_masked": 1 - k.mask.mean(), "skipped": 0.0}
+    natural_steps = algorithm in ("npg", "trpo")
+    wanted["grad_norm"] = np.linalg.norm(flat(moved if algorithm in ("ppo", "a2c") else moved.policy))
+    if natural_steps:
+        wanted["grad_norm"] = np.linalg.norm(curvature()[1])
+    if algorithm in GROUPS:
+        wanted["extreme_ratio"] = (k.mask * (np.abs(np.log(k.ratio)) > np.log(2))).sum() / k.mask.sum()
+    if algorithm in ("ppo", "grpo", "dr_grpo"):
+        advantage = gae(k, 0.99, 0.95) if algorithm == "ppo" else in_group(k, k.score)
+        share = k.mask / k.mask.sum()
+        wanted["clip_fraction_low"] = (share * ((advantage < 0) & (k.ratio < 0.8))).sum()
+        wanted["clip_fraction_high"] = (share * ((advantage > 0) & (k.ratio > 1.2))).sum()
+        assert wanted["clip_fraction_low"] > 0
+        assert wanted["clip_fraction_high"] > wanted["clip_fraction_low"]
+    got = {name: float(metrics[name]) for name in wanted}
+    assert got == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+    assert np.isfinite(float(metrics["kl"]))
+    assert ("clip_fraction_high" in metrics) == (algorithm not in ("reinforce", "a2c", "npg", "trpo", "rloo"))
 
 
 # Numbers that a method hands on to code which another method's tests cover.
