@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from probes import tabular_problem
 
 from jaxrl_po import advantages, losses, programs, runner
-from jaxrl_po.algorithms import cispo, dr_grpo, grpo, gspo, reinforce_pp, rloo
+from jaxrl_po.algorithms import cispo, dr_grpo, grpo, gspo, ppo, reinforce_pp, rloo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.metrics import read
@@ -228,3 +229,23 @@ def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
     assert read(tmp_path / "metrics.jsonl")[-1]["iteration"] == ends
     again = runner.run(dataclasses.replace(job, iterations=14), tmp_path, Quiet(), resume=True)
     assert again.iteration == (ends + 2 if ends < 12 else 14)  # what came before is remembered
+
+
+@pytest.mark.parametrize("module", [grpo, ppo])
+def test_nothing_behind_the_mask_reaches_the_parameters(module):
+    problem = tabular_problem(num_prompts=4, group_size=4, dense=False)
+    config = module.Config(num_epochs=1, num_minibatches=1)
+
+    def poisoned(*arguments):
+        collector, batch = problem.collect(*arguments)
+        names = ("log_prob", "reward", "value", "next_value")
+        return collector, batch._replace(**{n: jnp.where(batch.mask, getattr(batch, n), jnp.nan) for n in names})
+
+    key, after = jax.random.key(0), []
+    for own in (problem, problem._replace(collect=poisoned)):
+        learner = module.make(config, own)
+        state, metrics = jax.jit(learner.step)(learner.init(key))
+        assert float(metrics["skipped"].value()) == 0.0
+        assert float(metrics["frac_masked"].value()) > 0.1
+        after.append(state.params)
+    chex.assert_trees_all_close(*after, rtol=1e-5, atol=1e-7)

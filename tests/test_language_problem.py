@@ -137,6 +137,29 @@ def test_rewards_of_known_answers(wrong_first, accuracy):
     np.testing.assert_array_equal(evaluated["greedy_accuracy"], accuracy)
 
 
+def test_rewards_are_what_the_verifier_says_to_the_last_digit():
+    task = TASK._replace(score=lambda problem, tokens: jnp.float32(0.9))
+    problem = language.make_problem(task, MODEL, num_prompts=2, group_size=2)
+    batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))[1]
+    np.testing.assert_array_equal(batch.reward, np.where(batch.terminated, np.float32(0.9), np.float32(0.0)))
+    np.testing.assert_array_equal(batch.score, np.float32(0.9))
+
+
+def test_training_and_evaluation_ask_of_their_own_split():
+    asked = []
+
+    def sample(key, held_out):
+        asked.append(held_out)
+        return TASK.sample(key, held_out)
+
+    problem = language.make_problem(TASK._replace(sample=sample), MODEL, num_prompts=2, group_size=2)
+    state = problem.init(jax.random.key(0))
+    jax.eval_shape(problem.collect, *state, jax.random.key(1))
+    assert asked == [False]
+    jax.eval_shape(language.make_evaluate(TASK._replace(sample=sample), MODEL, num_prompts=2), *state, jax.random.key(1))
+    assert asked == [False, True]
+
+
 def test_groups_share_their_prompt_and_keys_differ():
     problem, params, collector, batch = collected()
     prompts = np.asarray(batch.inputs.tokens[:, : TASK.prompt_length]).reshape(6, 3, -1)

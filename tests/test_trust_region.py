@@ -1,6 +1,7 @@
 """Fisher products against dense matrices, CG against jax's, steps that never break their bound."""
 
 import functools
+from typing import NamedTuple
 
 import chex
 import jax
@@ -11,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_po import masked, trust_region, updates
+from jaxrl_po import losses, masked, trust_region, updates
 from jaxrl_po.algorithms import npg
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
 from jaxrl_po.types import Samples
@@ -429,3 +430,74 @@ def test_the_fisher_stride_counts_rows_over_devices_and_parts():
             check_vma=False,
         )
         chex.assert_trees_all_close(jax.jit(sharded)(PARAMS, samples), alone, rtol=1e-3, atol=1e-5)
+
+
+class Rows(NamedTuple):
+    observation: jax.Array
+    action: jax.Array
+    advantage: jax.Array
+    mask: jax.Array
+
+
+# Shares of four devices and of four microbatches have three rows, one, four and none.
+ROWS = Rows(
+    OBSERVATIONS,
+    jnp.asarray(rng.integers(4, size=16), jnp.int32),
+    jnp.asarray(rng.normal(size=16), jnp.float32),
+    jnp.array([1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0], bool),
+)
+
+
+def dense_step(stride, damping, max_kl):
+    """`√(2δ / xᵀ(F + λI)x) x`, `x = (F + λI)⁻¹ g`, in float64; F over every so many rows."""
+    flat, unravel = ravel_pytree(PARAMS)
+
+    def log_probs(x):
+        return categorical(unravel(x)).log_probs()
+
+    def gain(x):
+        taken = jnp.take_along_axis(log_probs(x), ROWS.action[:, None], 1)[:, 0]
+        return jnp.sum(ROWS.mask * taken * ROWS.advantage) / ROWS.mask.sum()
+
+    jacobian, probs = (np.asarray(x, np.float64) for x in (jax.jacobian(log_probs)(flat), jnp.exp(log_probs(flat))))
+    weight = np.float64(ROWS.mask) * (np.arange(16) % stride == 0)
+    fisher = np.einsum("s,sa,sai,saj->ij", weight / weight.sum(), probs, jacobian, jacobian)
+    damped, uphill = fisher + damping * np.eye(len(flat)), np.asarray(jax.grad(gain)(flat), np.float64)
+    x = np.linalg.solve(damped, uphill)
+    return np.sqrt(2 * max_kl / (x @ damped @ x)) * x
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_microbatches", "stride"), [(1, 1, 1), (1, 4, 1), (4, 1, 1), (4, 4, 1), (1, 1, 3), (2, 2, 2)]
+)
+def test_the_whole_update_is_that_of_the_dense_matrix(devices, num_microbatches, stride):
+    def surrogate(distribution, rows):
+        log_prob = distribution.log_prob(rows.action)
+        return losses.token_mean(losses.policy_gradient(log_prob, rows.advantage), rows.mask)
+
+    def step(damping, max_kl, rows):
+        update = updates.trust_region_update(
+            surrogate,
+            lambda params, rows: categorical(params, rows.observation),
+            max_kl=max_kl,
+            damping=damping,
+            iterations=40,
+            tolerance=1e-7,
+            fisher_stride=stride,
+            num_microbatches=num_microbatches,
+            search=trust_region.full_step,
+            axis_name="data",
+        )
+        params, metrics = update(PARAMS, rows)
+        return jax.tree.map(lambda x: x[None], (params, metrics))
+
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+    specs = (P(), P(), P("data"))
+    sharded = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=False))
+    for damping, max_kl in ((0.1, 0.01), (0.3, 0.01), (0.1, 0.04)):
+        params, metrics = sharded(jnp.float32(damping), jnp.float32(max_kl), ROWS)
+        want = dense_step(stride, damping, max_kl)
+        for device in range(devices):
+            got = ravel_pytree(jax.tree.map(lambda x, d=device: x[d], params))[0] - ravel_pytree(PARAMS)[0]
+            np.testing.assert_allclose(got, want, atol=2e-3 * np.abs(want).max())
+        np.testing.assert_allclose(metrics["step_size"].value()[0], np.linalg.norm(want), rtol=1e-3)
