@@ -158,7 +158,8 @@ def arrays(algorithm):
     return as_arrays(ALGORITHMS[algorithm][1])
 
 
-@pytest.fixture(params=CASES, ids="-".join)
+# By the module, so that the tests of a case come one after the other and its programs may be freed after them.
+@pytest.fixture(params=CASES, ids="-".join, scope="module")
 def case(request):
     return request.param
 
@@ -233,7 +234,7 @@ SHARDED = [
 ]
 
 
-@pytest.mark.parametrize(("case", "shape"), SHARDED, ids=lambda value: "-".join(map(str, value)))
+@pytest.mark.parametrize(("case", "shape"), SHARDED, ids=lambda value: "-".join(map(str, value)), scope="module")
 def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(case, shape):
     """Four seeds, two of them vmapped on each device, and the rows of each seed cut in four (or two seeds' in eight)."""
     placement = Placement(2 * shape[0], *shape)
