@@ -4,6 +4,8 @@ Programs of tests are small and run for milliseconds: compiling is nearly all of
 and with the older code generator of fusions half again.
 """
 
+import ctypes
+import functools
 import gc
 import os
 import sys
@@ -26,6 +28,35 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+LIBC = ctypes.CDLL(None)
+ROOM = 1000  # MiB that a worker may hold between two tests; half of them are Python and JAX themselves
+
+
+def held():
+    """MiB of this process in memory, nothing where that is not told."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if status.exists() else 0.0
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item, nextitem):
+    """What a module keeps ends with it, and compiled programs where they have become too many.
+
+    Not oftener: small programs are shared by all tests, and compiling them again takes a second or two.
+    """
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        for value in vars(getattr(item, "module", None) or item).values():
+            if isinstance(value, functools._lru_cache_wrapper):
+                value.cache_clear()
+    if held() > ROOM and nextitem is not None:
+        jax.clear_caches()
+        gc.collect()
+        if hasattr(LIBC, "malloc_trim"):
+            LIBC.malloc_trim(0)  # pages that are free go back to the system
+    return result
 
 
 @pytest.hookimpl(trylast=True)
