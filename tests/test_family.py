@@ -446,3 +446,25 @@ def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
     assert float(metrics["signal"].count[0]) == everything
     with pytest.raises(ConfigError, match="overlong_cache has no effect unless"):
         dapo.make(dapo.Config(overlong_cache=3), problem)
+
+
+def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
+    """TRPO eq. 17: `mean_n Σ_k π(a_k|s_n) A_nk`, whatever the policy; weighed by π / π_old it would be twice as far from it."""
+    problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=2)
+    params, collector = problem.init(jax.random.key(0))
+    policy = jax.tree.map(lambda x: 3.0 * x, params.policy)
+    _, batch = jax.jit(problem.collect)(params._replace(policy=policy), collector, jax.random.key(1))
+    estimate = actor_critic.make_estimate(trpo.Config(normalize_advantage=False), keep_proposal=True)
+    samples = problem.rows(estimate(None, batch))
+    later = jax.tree.map(lambda x: 2.0 * x, policy)
+    distribution = problem.apply(ActorCritic(later), samples.inputs)[0]
+    probability = np.exp(distribution.log_prob(samples.action)).reshape(-1, 2)
+    want = np.mean(np.sum(probability * np.asarray(samples.advantage).reshape(-1, 2), axis=1))
+    np.testing.assert_allclose(npg.proposal_surrogate(distribution, samples).value(), -want, rtol=1e-5)
+    _, metrics, _ = train(npg, npg.Config(normalize_advantage=False), problem, 1)
+    params, collector = problem.init(jax.random.split(jax.random.key(0))[0])
+    key = jax.random.split(jax.random.split(jax.random.key(0))[1], 3)[1]
+    batch = jax.jit(problem.collect)(params, collector, key)[1]
+    # At π_old itself the expectation of A is 0 in every state.
+    np.testing.assert_allclose(metrics["policy_loss"].value()[0], 0.0, atol=1e-5)
+    assert float(jnp.abs(batch.reward - batch.value).mean()) > 0.1

@@ -33,9 +33,9 @@ def start():
     return params, zeros
 
 
-def gradient_of(module, config):
+def gradient_of(module, config, problem=PROBLEM):
     """The gradient of the method's first update, read off a step of plain gradient descent."""
-    learner = module.make(config, PROBLEM, SGD)
+    learner = module.make(config, problem, SGD)
     state = learner.init(jax.random.key(0))
     after, _ = jax.jit(learner.step)(state)
     return jax.tree.map(jnp.subtract, state.params.policy, after.params.policy)
@@ -249,3 +249,23 @@ def test_nothing_behind_the_mask_reaches_the_parameters(module):
         assert float(metrics["frac_masked"].value()) > 0.1
         after.append(state.params)
     chex.assert_trees_all_close(*after, rtol=1e-5, atol=1e-7)
+
+
+def test_process_supervision_counts_the_steps_that_the_problem_names(start):
+    _, batch = start
+    ends = batch.terminated | batch.truncated
+
+    def collect(params, collector, key):
+        collector, batch = PROBLEM.collect(params, collector, key)
+        return collector, batch._replace(step_end=batch.terminated | batch.truncated)
+
+    reward, last = (np.asarray(x).reshape(GROUPS, SIZE, -1) for x in (batch.reward, ends & batch.mask))
+    a = np.zeros(last.shape)
+    for g in range(GROUPS):
+        inside = reward[g][last[g]]
+        centred = np.where(last[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
+        a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1]
+    a = a.reshape(batch.mask.shape)
+    want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1)))
+    config = grpo.Config(use_reference=False, supervision="process")
+    same(gradient_of(grpo, config, PROBLEM._replace(collect=collect)), want)

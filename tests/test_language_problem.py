@@ -277,3 +277,24 @@ def test_other_bad_input():
         language.WarmStart(accuracy=0.5).validate()
     with pytest.raises(ConfigError, match="accuracy must lie in"):
         language.WarmStart(steps=1, accuracy=1.5).validate()
+
+
+def test_the_task_says_where_a_process_reward_is_due():
+    """At every token of an answer that is right or wrong digit by digit; else at the marks of a chain, and always at the end."""
+    for task, process_reward, marks in (
+        (language.tasks.addition(1), True, None),
+        (language.tasks.addition(1), False, []),
+        (language.tasks.countdown(2, max_number=9), True, []),
+        (language.tasks.multiplication(2), True, [3, 8, 13]),
+    ):
+        model = SIZES.build(task.tokenizer.size)
+        problem = language.make_problem(task, model, num_prompts=4, group_size=2, process_reward=process_reward)
+        _, batch = jax.jit(problem.collect)(*jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1))
+        if marks is None:
+            assert batch.step_end is None
+            continue
+        want = np.asarray(batch.terminated)
+        want[:, marks] = True
+        np.testing.assert_array_equal(batch.step_end, want)
+        paid = np.asarray(batch.reward != 0.0)
+        assert not (paid & ~want).any()  # nothing is paid where nothing is due
