@@ -293,7 +293,7 @@ def test_the_task_says_where_a_process_reward_is_due():
         if marks is None:
             assert batch.step_end is None
             continue
-        want = np.asarray(batch.terminated)
+        want = np.array(batch.terminated)
         want[:, marks] = True
         np.testing.assert_array_equal(batch.step_end, want)
         paid = np.asarray(batch.reward != 0.0)
