@@ -1,7 +1,8 @@
-"""Every `--algorithm` of both scripts runs to its end: at its defaults, in microbatches, and with the rows over two devices."""
+"""Every `--algorithm` of both scripts runs to its end, and steps in microbatches and over two devices."""
 
 import json
 
+import chex
 import common
 import control
 import evaluate
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import render
 from tiny import MODEL
+
+from jaxrl_po import flags
 
 SHARED = ["--seeds=1", "--log_every=1", "--eval_every=2"]
 PATH = ["--problem.num_envs=4", "--problem.num_steps=8", "--problem.width=8", "--total_steps=64"]
@@ -22,29 +25,27 @@ GROUPS = [
 ]
 LANGUAGE = [
     *("--problem.num_prompts=4", "--problem.group_size=4", "--total_steps=32", "--task.num_digits=1", *MODEL),
-    *("--eval_prompts=4", "--show=1", "--warm_start.steps=2", "--warm_start.batch_size=4"),
+    *("--eval_prompts=4", "--show=0", "--warm_start.steps=0"),
 ]
 FIT = ["--config.value_epochs=1", "--config.value_minibatches=2"]
 STEPS = ["--config.num_epochs=1", "--config.num_minibatches=2"]
 FEW = {"reinforce": FIT, "npg": [*FIT, "--config.cg_iterations=2"], "trpo": [*FIT, "--config.cg_iterations=2"], "a2c": []}
 SCRIPTS = {"control": control, "language": language}
-VARIANTS = {"default": [], "microbatches": ["--config.num_microbatches=2"], "devices": ["--mesh=data:2"]}
+MICROBATCHES, DEVICES = "--config.num_microbatches=2", "--mesh=data:2"
+VARIANTS = {"both": [MICROBATCHES, DEVICES], "microbatches": [MICROBATCHES], "devices": [DEVICES]}
+ALONE = [pytest.param(name, marks=pytest.mark.slow) for name in ("microbatches", "devices")]
 
 
-def run(script, algorithm, variant, out):
+def arguments(script, algorithm, out):
     sizes = LANGUAGE if script == "language" else GROUPS if algorithm in common.IN_GROUPS else PATH
     episodes = ["--eval_episodes=2"] if script == "control" else []
-    few = FEW.get(algorithm, STEPS)
-    return SCRIPTS[script].main(
-        [f"--algorithm={algorithm}", f"--out={out}", *SHARED, *sizes, *episodes, *few, *VARIANTS[variant]]
-    )
+    return [f"--algorithm={algorithm}", f"--out={out}", *SHARED, *sizes, *episodes, *FEW.get(algorithm, STEPS)]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("algorithm", common.ALGORITHMS)
-def test_it_ends_well(algorithm, script, variant, tmp_path):
-    assert run(script, algorithm, variant, tmp_path / "run") == 0
+def test_it_ends_well(algorithm, script, tmp_path):
+    assert SCRIPTS[script].main(arguments(script, algorithm, tmp_path / "run")) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert np.isfinite(summary["greedy_return" if script == "control" else "greedy_accuracy"]).all()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -52,9 +53,23 @@ def test_it_ends_well(algorithm, script, variant, tmp_path):
     assert lines[-1]["skipped"] == [0.0]
 
 
+@pytest.mark.parametrize("variant", ["both", *ALONE])
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("algorithm", common.ALGORITHMS)
+def test_its_program_steps_in_parts(algorithm, script, variant, tmp_path):
+    """The same flags, in microbatches and with the rows over two devices; what a run does after its program is the same."""
+    argv = [*arguments(script, algorithm, tmp_path / "run"), *VARIANTS[variant]]
+    own = SCRIPTS[script].SCRIPT
+    options = flags.parse(argv, {"": own.options}, partial=True)[""]
+    job = common.prepare(own, argv, options, lambda settings: None).job
+    state, metrics = job.learner.step(job.learner.init(job.keys))
+    assert int(state.step[0]) == 1
+    assert float(metrics["skipped"].value()[0]) == 0.0
+    chex.assert_tree_all_finite((state.params, state.opt_state))
+
+
 def test_a_wrapped_problem_is_evaluated_and_rendered_as_it_is(tmp_path):
     """DAPO wraps what it trains on in dynamic sampling, whose surplus is a part of the checkpoint."""
-    arguments = [*SHARED, *GROUPS, "--algorithm=dapo", "--config.carry_surplus=true", f"--out={tmp_path / 'run'}"]
-    assert control.main([*arguments, "--eval_episodes=2"]) == 0
+    assert control.main([*arguments("control", "dapo", tmp_path / "run"), "--config.carry_surplus=true"]) == 0
     assert evaluate.main([f"--run={tmp_path / 'run'}"]) == 0
     assert render.main([f"--run={tmp_path / 'run'}", f"--out={tmp_path / 'episode.gif'}"]) == 0

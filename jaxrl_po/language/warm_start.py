@@ -90,6 +90,8 @@ def warm_start(model: Transformer, params: Any, task: Task, settings: WarmStart,
     Returns:
       Parameters after at most `settings.steps` steps (unchanged for 0).
     """
+    if settings.steps == 0:
+        return params
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(settings.learning_rate))
     train_key, measure_key = jax.random.split(key)
 
