@@ -189,7 +189,8 @@ def test_evaluation_is_frozen_and_repeatable():
 def test_greedy_evaluation_plays_the_mode_whatever_the_key():
     """MatchCueContinuous pays −(a − cue / 2)², once: two returns, one for each cue."""
     env = MatchCueContinuous()
-    problem, params, collector, _ = one_batch(env)
+    problem = control.make_problem(env, num_envs=2, num_steps=2)
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.02, params)
     mode = problem.apply(params, jnp.array([[-1.0], [1.0]]))[0].mode()[:, 0]
     want = -np.square(np.clip(mode, -1.0, 1.0) - np.array([-0.5, 0.5]))
@@ -199,8 +200,6 @@ def test_greedy_evaluation_plays_the_mode_whatever_the_key():
         nearest = np.abs(got[:, None] - want[None, :]).argmin(1)
         assert set(nearest.tolist()) == {0, 1}
         np.testing.assert_allclose(got, want[nearest], rtol=1e-5)
-    sampled = jax.jit(control.make_evaluate(env, problem, num_episodes=16, greedy=False))(params, collector, jax.random.key(0))
-    assert len(np.unique(sampled["return"])) > 6
 
 
 def test_evaluation_reads_the_statistics_in_the_state():

@@ -102,7 +102,8 @@ def test_greedy_answers_are_the_most_likely_tokens():
     greedy, (params, _) = answers(0), trained()
     tokens = jnp.concatenate([greedy.prompt, greedy.tokens[:, 0]], axis=1)
     pad = jnp.sum(jnp.cumsum(greedy.prompt != TASK.tokenizer.pad, axis=1) == 0, axis=1)
-    logits = MODEL.apply(params.policy, tokens[:, :-1], pad, last=greedy.tokens.shape[2])[0]
+    whole = jax.jit(MODEL.apply, static_argnames="last")
+    logits = whole(params.policy, tokens[:, :-1], pad, last=greedy.tokens.shape[2])[0]
     written = np.arange(greedy.tokens.shape[2]) < np.asarray(greedy.length[:, :1])
     np.testing.assert_array_equal(np.asarray(logits.argmax(-1))[written], np.asarray(greedy.tokens[:, 0])[written])
 

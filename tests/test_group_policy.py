@@ -241,10 +241,9 @@ def test_nothing_behind_the_mask_reaches_the_parameters(module):
         names = ("log_prob", "reward", "value", "next_value")
         return collector, batch._replace(**{n: jnp.where(batch.mask, getattr(batch, n), jnp.nan) for n in names})
 
-    key, after = jax.random.key(0), []
-    for own in (problem, problem._replace(collect=poisoned)):
-        learner = module.make(config, own)
-        state, metrics = jax.jit(learner.step)(learner.init(key))
+    learners = [module.make(config, own) for own in (problem, problem._replace(collect=poisoned))]
+    after = []
+    for state, metrics in jax.jit(lambda key: [one.step(one.init(key)) for one in learners])(jax.random.key(0)):
         assert float(metrics["skipped"].value()) == 0.0
         assert float(metrics["frac_masked"].value()) > 0.1
         after.append(state.params)

@@ -139,8 +139,8 @@ def test_rewards_of_known_answers(wrong_first, accuracy):
 
 def test_rewards_are_what_the_verifier_says_to_the_last_digit():
     task = TASK._replace(score=lambda problem, tokens: jnp.float32(0.9))
-    problem = language.make_problem(task, MODEL, num_prompts=2, group_size=2)
-    batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))[1]
+    problem = language.make_problem(task, Oracle(), num_prompts=2, group_size=2)
+    batch = jax.jit(lambda key: problem.collect(*problem.init(key), key)[1])(jax.random.key(0))
     np.testing.assert_array_equal(batch.reward, np.where(batch.terminated, np.float32(0.9), np.float32(0.0)))
     np.testing.assert_array_equal(batch.score, np.float32(0.9))
 
@@ -153,7 +153,7 @@ def test_training_and_evaluation_ask_of_their_own_split():
         return TASK.sample(key, held_out)
 
     problem = language.make_problem(TASK._replace(sample=sample), MODEL, num_prompts=2, group_size=2)
-    state = problem.init(jax.random.key(0))
+    state = jax.eval_shape(problem.init, jax.random.key(0))
     jax.eval_shape(problem.collect, *state, jax.random.key(1))
     assert asked == [False]
     jax.eval_shape(language.make_evaluate(TASK._replace(sample=sample), MODEL, num_prompts=2), *state, jax.random.key(1))

@@ -81,7 +81,7 @@ def test_the_branches_of_a_state_share_their_noise_and_states_do_not(num_branche
     problem = control.make_vine(
         Noisy(), num_envs=3, num_steps=4, num_states=2, num_branches=num_branches, horizon=3, discount=0.5
     )
-    batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))[1]
+    batch = jax.jit(lambda key: problem.collect(*problem.init(key), key)[1])(jax.random.key(0))
     score, action = np.asarray(batch.score), np.asarray(batch.action).reshape(batch.score.shape)
     rest = score - 0.1 * action
     np.testing.assert_allclose(rest, np.broadcast_to(rest[:, :1], rest.shape), atol=1e-5)
@@ -107,12 +107,16 @@ def test_the_noise_of_completions_is_not_that_of_prompts():
     task = TASK._replace(sample=sample, score=lambda answer, tokens: (tokens[0] == answer).astype(float), parses=None)
     task = task._replace(stratum=None, strata=0)
     problem = language.make_problem(task, MODEL, num_prompts=64, group_size=2)
-    params, collector = problem.init(jax.random.key(0))
-    nothing = jax.tree.map(jnp.zeros_like, params)
-    score = jax.jit(problem.collect)(nothing, collector, jax.random.key(1))[1].score
-    assert float(score[:, 0].mean()) < 0.5
     answer = language.evaluation.make_answer(task, MODEL, num_prompts=64)
-    assert float(jax.jit(answer, static_argnums=2)(nothing.policy, jax.random.key(1), 2).score[:, 0].mean()) < 0.5
+
+    @jax.jit
+    def scores(key):
+        params, collector = problem.init(key)
+        indifferent = jax.tree.map(jnp.zeros_like, params)
+        return problem.collect(indifferent, collector, key)[1].score, answer(indifferent.policy, key, 2).score
+
+    for score in scores(jax.random.key(1)):
+        assert float(score[:, 0].mean()) < 0.5
 
 
 def test_every_epoch_is_shuffled_anew_and_deals_out_every_row():
