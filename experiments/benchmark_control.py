@@ -123,8 +123,8 @@ def compare_updates(options: Options) -> dict[str, float]:
 
     def collect(state: TrainState) -> tuple[TrainState, Batch]:
         key, collect_key = jax.random.split(state.key)
-        actor, batch = problem.collect(state.params, state.actor, collect_key)
-        return state._replace(actor=actor, key=key), batch
+        collector, batch = problem.collect(state.params, state.collector, collect_key)
+        return state._replace(collector=collector, key=key), batch
 
     learners = {
         "ppo": ppo.make(config.as_arrays(ppo.Config(num_epochs=10, num_minibatches=16)), problem),

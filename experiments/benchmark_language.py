@@ -77,7 +77,7 @@ def measure(options: Options) -> dict[str, Any]:
 
     def sample(state: TrainState) -> tuple[TrainState, Metrics]:
         """Collects and counts what was generated; the score keeps the compiler from leaving the verifier out."""
-        _, batch = problem.collect(state.params, state.actor, state.key)
+        _, batch = problem.collect(state.params, state.collector, state.key)
         seen = {"tokens": masked.total(batch.mask), "score": masked.total(batch.score)}
         return state, masked.psum(seen, placement.axis_name)
 

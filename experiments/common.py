@@ -239,10 +239,11 @@ def prepare(script: Script, argv: Sequence[str], options: Options, require_same:
     if options.deterministic:
         provenance.ask_for_determinism()
     sections = sections_of(script, options)
-    settings = flags.flatten(records)
+    settings, given = flags.flatten(records), flags.given(argv, sections)
     holds = f"{options.out} ({'with a run' if stored else 'without a run'})"  # all must see the same folder
     require_same({"out": holds, **{name: settings[name] for name in settings if name not in PER_PROCESS}})
-    folder.require_same(settings, stored, options.out)
+    given_first = {name: settings[name] for name in given} | settings  # what differs because of one that is given is not named
+    folder.require_same(given_first, stored, options.out)
 
     if options.tensorboard:
         exporters.require("tensorboard", "tensorboardX", "tensorboard")
@@ -260,7 +261,7 @@ def prepare(script: Script, argv: Sequence[str], options: Options, require_same:
         )
         steps = script.steps(records)
         iterations = count_iterations(options.total_steps, steps, script.unit)
-        if iterations and DECAY in script.defaults(options) and not stored and DECAY not in given(argv):
+        if iterations and DECAY in script.defaults(options) and not stored and DECAY not in given:
             # A tuned decay ends with the run, however long that is.
             records["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
         require_learning(records["config"], iterations)
@@ -279,11 +280,6 @@ def prepare(script: Script, argv: Sequence[str], options: Options, require_same:
         provenance.require_same(origin, before, options.out)
     resolved = sizes | provenance.go_on(origin, before)
     return Plan(records, experiment, job, title, resolved, provenance.differences(origin, before))
-
-
-def given(argv: Sequence[str]) -> set[str]:
-    """Names of the flags among arguments."""
-    return {argument.lstrip("-").partition("=")[0] for argument in argv if argument.startswith("-")}
 
 
 def exporters_of(plan: Plan, out: Path) -> list[exporters.Exporter]:

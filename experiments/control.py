@@ -16,6 +16,7 @@ from jaxrl_po import config, control, flags, losses
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.distributions import Distribution
+from jaxrl_po.flags import UsageError
 from jaxrl_po.masked import Mean
 from jaxrl_po.parallel import Placement
 from jaxrl_po.plotting import Series
@@ -114,12 +115,17 @@ def steps(records: Mapping[str, Any]) -> int:
 
 def greedy(evaluate: Evaluate) -> Evaluate:
     """The same evaluation under the names of its metrics."""
-    return lambda params, actor, key: {f"greedy_{name}": value for name, value in evaluate(params, actor, key).items()}
+    return lambda params, collector, key: {f"greedy_{name}": value for name, value in evaluate(params, collector, key).items()}
 
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
     """The method on the environment."""
     options, settings = records[""], records["problem"]
+    for name in ("overlong_filtering", "soft_overlong"):
+        if vars(records["config"]).get(name):
+            raise UsageError(
+                f"--config.{name} must be false on control: an episode that reaches its time limit is not too long"
+            )
     env, problem = build_problem(records, placement.axis_name)
     make = algorithm.make
     if options.algorithm in ("npg", "trpo") and options.sampling == "vine" and settings.num_branches:

@@ -18,6 +18,7 @@ from jaxrl_po.parallel import Placement
 from jaxrl_po.types import TrainState
 
 CHECKPOINTS = ("best", "latest")
+WHICH = "each holds all seeds at one iteration, and best is the one with the highest mean score over seeds"
 
 
 def read(script: common.Script, flag: str, run: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Evaluates the policies of a run again: `python experiments/evaluate.py --run=runs/first --size=1024`.
 
-Every seed of the run is evaluated, greedily, on episodes or held-out prompts that follow from `--seed` and so differ from those by
-which the best checkpoint was chosen: its own score is flattered. Leaves `evaluation.json` in the folder of the run, or `--out`.
+Every seed of the run is evaluated, greedily, at one iteration for all: that of the best mean score over seeds, or the latest.
+Episodes or held-out prompts follow from `--seed` and so differ from those by which the best checkpoint was chosen: its own score is
+flattered. Leaves `evaluation.json` in the folder of the run, or `--out`.
 """
 
 import dataclasses
@@ -45,7 +46,7 @@ class Options:
 
     run: str = static("", "folder of a run of control.py or language.py")
     out: str = static("", "the file; empty is evaluation.json in the folder of the run")
-    checkpoint: str = static("best", "whose parameters are evaluated", choices=earlier.CHECKPOINTS)
+    checkpoint: str = static("best", f"whose parameters are evaluated; {earlier.WHICH}", choices=earlier.CHECKPOINTS)
     size: int = static(0, "episodes or held-out prompts of each seed; 0 is as many as in the run", within=NON_NEGATIVE)
     seed: int = static(1, "of the evaluation's random numbers", within=NON_NEGATIVE)
 
@@ -56,7 +57,7 @@ def evaluate(options: Options, script: common.Script, records: dict[str, Any]) -
         records[""] = dataclasses.replace(records[""], **{SIZES[script.name]: options.size})
     experiment, iteration, state = earlier.state(script, records, "run", options.run, options.checkpoint)
     key = jax.random.key(options.seed)
-    values = jax.jit(jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, key)))(state)
+    values = jax.jit(jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key)))(state)
     scores = {name: np.asarray(value).reshape(records[""].seeds, -1).mean(axis=1) for name, value in values.items()}
     return Found(script.title(records), iteration, scores)
 

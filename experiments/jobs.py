@@ -8,7 +8,7 @@ import jax
 from jaxrl_po import parallel, processes, programs, sharding
 from jaxrl_po.parallel import Placement
 from jaxrl_po.scoring import HostScore
-from jaxrl_po.types import Actor, ActorCritic, Learner, Metrics, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, Metrics, TrainState
 
 if TYPE_CHECKING:
     from common import Options
@@ -19,16 +19,16 @@ class Experiment(NamedTuple):
 
     Attributes:
       learner: of one seed.
-      evaluate: `(params, actor, key) -> {name: array}` of one seed; each is logged as the mean over its array.
+      evaluate: `(params, collector, key) -> {name: array}` of one seed; each is logged as the mean over its array.
       score: the evaluated name that marks the best checkpoint.
       initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
-      examples: of the first seed, shown at each evaluation; `describe(params, actor, key)` is given the key of the evaluation.
+      examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` is given the key of the evaluation.
       axes: of the parameters, where they can be cut over devices, or None.
       rewarded: what scores batches on the host, or None where the program does.
     """
 
     learner: Learner
-    evaluate: Callable[[ActorCritic, Actor, jax.Array], dict[str, jax.Array]]
+    evaluate: Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
     score: str
     initial: str = ""
     examples: programs.Examples | None = None
@@ -56,7 +56,7 @@ def make_job(
         step = parallel.halves_over_devices(programs.halves(experiment.learner), placement)
 
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
-        of_seed = jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, evaluation_key))
+        of_seed = jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, evaluation_key))
         values = parallel.spread(of_seed, placement)(state)
         return {name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()}
 
@@ -85,7 +85,7 @@ def of_first_seed(examples: programs.Examples, key: jax.Array) -> programs.Examp
     """Those of the first seed of a stacked state; `key` is fixed, so that every evaluation shows the same."""
 
     def describe(state: TrainState) -> Any:
-        params, actor = jax.tree.map(lambda x: x[0], (state.params, state.actor))
-        return examples.describe(params, actor, key)
+        params, collector = jax.tree.map(lambda x: x[0], (state.params, state.collector))
+        return examples.describe(params, collector, key)
 
     return programs.Examples(describe, lambda arrays: [{"seed": 0, **row} for row in examples.render(arrays)])

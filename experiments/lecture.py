@@ -21,7 +21,7 @@ from jaxrl_po import language as language_lib
 from jaxrl_po import metrics, parallel
 from jaxrl_po.algorithms import dapo, npg
 from jaxrl_po.parallel import Placement
-from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, PyTree
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
 Array = npt.NDArray[np.float64]
 
@@ -57,20 +57,20 @@ def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
     def inside(params: ActorCritic) -> ActorCritic:
         return params._replace(policy=params.policy[0])
 
-    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
-        params, actor = problem.init(key)
-        return params._replace(policy=(params.policy, jnp.zeros((rows, budget)))), actor
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
+        params, collector = problem.init(key)
+        return params._replace(policy=(params.policy, jnp.zeros((rows, budget)))), collector
 
     def apply(params: ActorCritic, inputs: PyTree) -> tuple[Shifted, jax.Array]:
         distribution, value = problem.apply(inside(params), inputs)
         return Shifted(distribution, params.policy[1]), value
 
-    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
-        actor, batch = problem.collect(inside(params), actor, key)
+    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+        collector, batch = problem.collect(inside(params), collector, key)
         right = outcomes(rows, size)
         nothing = jnp.zeros_like(batch.value)
         last = (batch.terminated | batch.truncated) & batch.mask
-        return actor, batch._replace(
+        return collector, batch._replace(
             reward=jnp.where(last, right[:, None], 0.0),
             value=nothing,
             next_value=nothing,
@@ -169,23 +169,26 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
         "policy": state.params.policy,
         "critic": state.params.value,
         "reference": state.reference_params,
-        "frozen": state.actor.shared,
+        "frozen": state.collector.replicated,
     }
     held = {name: size_of(tree) for name, tree in models.items() if jax.tree.leaves(tree)}
     placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=problem.num_prompts, mesh=options.mesh)
     seeds = placement.num_seeds // placement.seed_devices  # of one device
     first, last, iterations = result.rows[0], result.rows[-1], np.diff([row["iteration"] for row in result.rows])
     generated, useful = ablation.generated(result)[:, -1].mean(), useful_steps(result, config, iterations)
+    _, kl = metrics.curve(result.rows, "kl")
     return {
         "models": held,
         "optimizer bytes": size_of(state.opt_state),
         "peak bytes": None if first["memory/peak_bytes"] is None else first["memory/peak_bytes"] / seeds,
+        "completions per iteration": problem.num_prompts * problem.group_size,
         "samples per prompt": problem.group_size * line_mean(result, "generation_batches", 1.0),
         "dead groups": line_mean(result, "dead_groups", None),
         "tokens per useful step": generated / useful if useful else None,
         "length slope": length_slope(*token_weights(algorithm, config, untrained(records), jax.random.key(options.seed))),
         "seconds per iteration": sum(row.get("time/seconds", 0.0) for row in result.rows) / last["iteration"],
         "tokens generated": generated,
+        "kl": [float(np.nanmean(kl)), float(np.nanmax(kl))],
         "warm start": np.mean(first["greedy_accuracy"]),
         "final accuracy": float(metrics.interquartile_mean(last["greedy_accuracy"])),
     }

@@ -2,13 +2,15 @@
 
 Learning curves (interquartile mean over seeds with its 95 % stratified-bootstrap interval), the performance profile of the final
 scores (share of the seeds above each score), and how probable it is that a seed of a run is better than one of the first run.
-Leaves `plot.png`, `table.txt` and `curves.csv` (every number of every line, a row for each seed) under `--out`.
+Leaves `plot.png`, `table.txt` and `curves.csv` (every number of every line, a row for each seed) under `--out`. Runs on different
+environments or tasks are labelled with theirs, and only those on that of the first are said to be better or worse than it.
 """
 
 import csv
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from jaxrl_po.flags import UsageError
 from jaxrl_po.plotting import COLOURS, INK, QUIET, STYLE, Panel, Series
 
 SCORES = ("greedy_return", "greedy_accuracy")
+UNITS = {"control": "environment steps", "language": "completions"}
 
 
 @config.record
@@ -37,14 +40,16 @@ class Run(NamedTuple):
     """A run that was made before.
 
     Attributes:
-      label: of its folder, as short as tells them apart.
+      label: of its folder, as short as tells them apart, and with its place where that is not the same for all.
       rows: its lines.
       config: its settings.
+      place: the environment or task that it is on.
     """
 
     label: str
     rows: list[metrics.Row]
     config: dict[str, Any]
+    place: str
 
 
 def read(paths: Sequence[str]) -> list[Run]:
@@ -64,8 +69,32 @@ def read(paths: Sequence[str]) -> list[Run]:
         rows = metrics.read(Path(path) / "metrics.jsonl")
         if not rows:
             raise UsageError(f"{path} has no line in metrics.jsonl yet; wait for the first")
-        runs.append(Run(label, rows, settings))
-    return runs
+        runs.append(Run(label, rows, settings, ""))
+    runs = [run._replace(place=place) for run, place in zip(runs, places([run.config for run in runs]), strict=True)]
+    return [run._replace(label=f"{run.label} ({run.place})") for run in runs] if differ(runs) else runs
+
+
+def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The environment or task of each run, with the settings of a task in which runs on it differ.
+
+    Example:
+      >>> places([{"env": "Acrobot-v1"}, {"task": "addition", "task.num_digits": 2}])
+      ['Acrobot-v1', 'addition']
+      >>> places([{"task": "addition", "task.num_digits": n} for n in (2, 3)])
+      ['addition num_digits=2', 'addition num_digits=3']
+    """
+    named = [config.get("env", config.get("task", "")) for config in configs]
+    found = []
+    for name, mine in zip(named, configs, strict=True):
+        others = [config for other, config in zip(named, configs, strict=True) if other == name]
+        settings = (key for key in mine if key.startswith("task.") and any(mine[key] != other.get(key) for other in others))
+        found.append(" ".join([name, *(f"{key.removeprefix('task.')}={flags.shown(mine[key])}" for key in settings)]))
+    return found
+
+
+def differ(runs: Sequence[Run]) -> bool:
+    """Whether the runs are on different environments or tasks."""
+    return len({run.place for run in runs}) > 1
 
 
 def labels(paths: Sequence[str]) -> list[str]:
@@ -91,6 +120,15 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     held = [{name for row in run.rows for name, value in row.items() if isinstance(value, list)} for run in runs]
     shared = set.intersection(*held)
     name = asked or next((score for score in SCORES if score in shared), "")
+    if not name and differ(runs):
+        having = [
+            (run.label, next((score for score in SCORES if score in has), "none")) for run, has in zip(runs, held, strict=True)
+        ]
+        (one, its), (other, another) = having[0], next(each for each in having if each[1] != having[0][1])
+        raise UsageError(
+            f"{one} has {its} and {other} {another}, which cannot be compared; name runs of one environment or task, or a --metric "
+            f"that all have: {', '.join(sorted(shared))}"
+        )
     if name not in shared:
         wanted = f"--metric={name}" if name else "--metric"
         raise UsageError(f"{wanted} must be in the lines of all runs, which have {', '.join(sorted(shared))}")
@@ -112,7 +150,7 @@ def table(runs: Sequence[Run], metric: str) -> str:
         low, high = metrics.bootstrap_interval([scores])
         middle = f"{float(metrics.interquartile_mean(scores)):.4g} [{float(low):.4g}, {float(high):.4g}]"
         chance = ""
-        if i:
+        if i and run.place == runs[0].place:
             interval = metrics.improvement_interval(scores, first)
             better = float(metrics.probability_of_improvement(scores, first))
             chance = f"{better:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
@@ -149,28 +187,30 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
 
 
 def draw_improvement(axes: Axes, runs: Sequence[Run], metric: str) -> None:
-    """The chance that a seed is better than one of the first run, with its 95 % interval."""
+    """The chance that a seed is better than one of the first run, with its 95 % interval, of the runs on the same place."""
     first = final(runs[0], metric)
-    for place, (run, colour) in enumerate(zip(runs[1:], COLOURS[1:], strict=False)):
+    others = [each for each in zip(runs[1:], COLOURS[1:], strict=False) if each[0].place == runs[0].place]
+    for height, (run, colour) in enumerate(others):
         scores = final(run, metric)
-        axes.plot(metrics.improvement_interval(scores, first), [place, place], color=colour, linewidth=6, alpha=0.35)
-        axes.plot(metrics.probability_of_improvement(scores, first), place, "o", color=colour, markersize=8)
+        axes.plot(metrics.improvement_interval(scores, first), [height, height], color=colour, linewidth=6, alpha=0.35)
+        axes.plot(metrics.probability_of_improvement(scores, first), height, "o", color=colour, markersize=8)
     axes.axvline(0.5, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)))
-    axes.set_yticks(range(len(runs) - 1), [run.label for run in runs[1:]], color=INK)
-    axes.set(title=f"better than {runs[0].label}", xlabel="probability", xlim=(-0.02, 1.02), ylim=(len(runs) - 1.5, -0.5))
+    axes.set_yticks(range(len(others)), [run.label for run, _ in others], color=INK)
+    axes.set(title=f"better than {runs[0].label}", xlabel="probability", xlim=(-0.02, 1.02), ylim=(len(others) - 0.5, -0.5))
 
 
 def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
-    """Writes the picture: curves, profiles, and the comparison with the first run where there is another."""
+    """Writes the picture: curves, profiles, and the comparison with the first run where another is comparable."""
     series = [Series(metric, run.label, run.rows) for run in runs]
-    unit = "completions" if all(run.config.get("script") == "language" for run in runs) else "steps"
-    columns = 3 if len(runs) > 1 else 2
+    unit = " or ".join(dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs))
+    title = metric if differ(runs) or not runs[0].place else f"{metric} on {runs[0].place}"
+    columns = 3 if any(run.place == runs[0].place for run in runs[1:]) else 2
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.8 * columns, 4.2), layout="constrained", dpi=150)
         axes = figure.subplots(1, columns)
-        plotting.draw(axes[0], Panel([], series, metric, f"{unit}, each seed", metric, seeds=len(runs) == 1))
+        plotting.draw(axes[0], Panel([], series, title, f"{unit}, each seed", metric, seeds=len(runs) == 1))
         draw_profiles(axes[1], runs, metric)
-        if len(runs) > 1:
+        if columns == 3:
             draw_improvement(axes[2], runs, metric)
         plotting.write(figure, path)
 
@@ -183,6 +223,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     runs = read(folders)
     metric = choose_metric(options.metric, runs)
+    if differ(runs):
+        print(
+            "note: these runs are not on the same environment or task, so that their scores cannot be compared: "
+            f"{', '.join(run.label for run in runs)}",
+            file=sys.stderr,
+        )
     folder.inspect(options.out, resume=False, overwrite=True)
     with folder.claim(options.out, overwrite=False) as out:
         text = table(runs, metric)

@@ -17,11 +17,11 @@ import numpy as np
 from jaxrl_po import config, flags, folder, rendering
 from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import adapt, unroll
-from jaxrl_po.control.problem import Shared, normalize
+from jaxrl_po.control.problem import normalize
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.flags import UsageError
 from jaxrl_po.rendering import Draw, Episode
-from jaxrl_po.types import ActorCritic, Problem
+from jaxrl_po.types import ActorCritic, CollectorState, Problem
 
 
 class Scene(NamedTuple):
@@ -57,7 +57,7 @@ class Options:
     run: str = static("", "folder of a run of control.py")
     out: str = static("", "the GIF; empty is episode.gif in the folder of the run")
     seed_index: int = static(0, "which of the run's seeds plays", within=NON_NEGATIVE)
-    checkpoint: str = static("best", "whose parameters play", choices=earlier.CHECKPOINTS)
+    checkpoint: str = static("best", f"whose parameters play; {earlier.WHICH}", choices=earlier.CHECKPOINTS)
     greedy: bool = static(True, "take the mode of the policy; otherwise sample")
     seed: int = static(0, "of the episode's random numbers", within=NON_NEGATIVE)
     max_steps: int = static(
@@ -74,7 +74,7 @@ class Player(NamedTuple):
       env: the environment.
       problem: whose `apply` is the policy.
       params: of the seed.
-      shared: statistics of the seed, frozen.
+      collector: of the seed, whose statistics are frozen.
       iteration: of the checkpoint.
       title: what plays what.
     """
@@ -82,7 +82,7 @@ class Player(NamedTuple):
     env: Any
     problem: Problem
     params: ActorCritic
-    shared: Shared
+    collector: CollectorState
     iteration: int
     title: str
 
@@ -108,8 +108,8 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
         raise UsageError(f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of --run={options.run}")
     _, iteration, state = earlier.state(control.SCRIPT, records, "run", options.run, options.checkpoint)
     env, problem = control.build_problem(records, None)
-    params, shared = jax.tree.map(lambda x: x[options.seed_index], (state.params, state.actor.shared))
-    return Player(env, problem, params, shared, iteration, f"{control.SCRIPT.title(records)}, seed {options.seed_index}")
+    params, collector = jax.tree.map(lambda x: x[options.seed_index], (state.params, state.collector))
+    return Player(env, problem, params, collector, iteration, f"{control.SCRIPT.title(records)}, seed {options.seed_index}")
 
 
 def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
@@ -118,15 +118,15 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
     reset_key, step_key = jax.random.split(key)
 
     @jax.jit
-    def run(params: ActorCritic, shared: Shared) -> unroll.Trajectory:
+    def run(params: ActorCritic, collector: CollectorState) -> unroll.Trajectory:
         def policy(observation: jax.Array) -> Any:
-            distribution = player.problem.apply(params, normalize(shared, observation))[0]
+            distribution = player.problem.apply(params, normalize(collector, observation))[0]
             return Mode(distribution) if greedy else distribution
 
         start = unroll.start(environment, reset_key, jnp.arange(1, dtype=jnp.int32))
         return unroll.unroll(environment, policy, start, step_key, num_steps=max_steps)[1]
 
-    trajectory = jax.tree.map(lambda x: np.asarray(x[0]), run(player.params, player.shared))
+    trajectory = jax.tree.map(lambda x: np.asarray(x[0]), run(player.params, player.collector))
     transition = trajectory.transition
     ended = np.flatnonzero(transition.terminated | transition.truncated)
     length = int(ended[0]) + 1 if ended.size else max_steps

@@ -4,7 +4,7 @@
 
 A flag of `control.py` that is given several values, separated by commas, is swept over, all combinations of all of them. Those that
 differ in numbers alone train side by side in one program; other sizes and switches are programs of their own, `--processes` of
-which train at a time. Leaves `sweep.json` (after each program, so that a sweep that was broken off goes on with `--resume`),
+which train at a time. Leaves `sweep.json` (after each program: an interrupted sweep resumes with `--out=… --resume` alone),
 `table.txt` and `sweep.png` under `--out`, and prints the flags of the best: so were the files under `experiments/configs/` found.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import common
 import control
@@ -33,7 +33,8 @@ from jaxrl_po.types import Learner, TrainState
 
 Combination = dict[str, str]
 ALONE = Placement(1, 1, 1)
-OF_A_START = ("--resume", "--overwrite", "--processes")
+OF_A_START = ("resume", "overwrite", "processes")
+MAY_DIFFER = ("out", "devices", "mesh", "save", *OF_A_START)
 
 
 @config.record
@@ -47,12 +48,31 @@ class Options(control.Options):
     save: bool = static(False, "write the best flags to experiments/configs/")
 
 
-def combinations(argv: Sequence[str]) -> tuple[list[str], list[Combination]]:
-    """Arguments without the swept flags, and all combinations of these; one empty one where there are none.
+class Asked(NamedTuple):
+    """What a sweep is of.
+
+    Attributes:
+      flags: name to value, of those that are given one.
+      swept: name to values, as they were written, of those that are given several.
+      tuned: the defaults of `control.py` when it was begun; `--save` changes them.
+    """
+
+    flags: dict[str, Any]
+    swept: dict[str, list[str]]
+    tuned: Mapping[str, Any]
+
+    def records(self, combination: Combination, sections: Mapping[str, type]) -> dict[str, Any]:
+        """The records of one combination."""
+        written = [f"--{name}={flags.shown(value)}" for name, value in (self.flags | combination).items()]
+        return flags.parse(written, sections, defaults=self.tuned)
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Arguments without the swept flags, and the values of these.
 
     Example:
-      >>> combinations(["--seeds=2", "--config.gamma=0.9,0.99"])
-      (['--seeds=2'], [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}])
+      >>> split(["--seeds=2", "--config.gamma=0.9,0.99"])
+      (['--seeds=2'], {'config.gamma': ['0.9', '0.99']})
     """
     swept: dict[str, list[str]] = {}
     kept = []
@@ -62,14 +82,62 @@ def combinations(argv: Sequence[str]) -> tuple[list[str], list[Combination]]:
             swept[name] = value.split(",")
         else:
             kept.append(argument)
-    return kept, [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    return kept, swept
 
 
-def records_of(
-    argv: Sequence[str], combination: Combination, sections: Mapping[str, type], tuned: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The records of one combination."""
-    return flags.parse([*argv, *(f"--{name}={value}" for name, value in combination.items())], sections, defaults=tuned)
+def combinations(swept: Mapping[str, Sequence[str]]) -> list[Combination]:
+    """All combinations of the values; one empty one where there are none.
+
+    Example:
+      >>> combinations({"config.gamma": ["0.9", "0.99"]})
+      [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}]
+    """
+    return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+
+
+def read(argv: Sequence[str], options: Options) -> Asked:
+    """What the arguments ask for."""
+    kept, swept = split(argv)
+    return Asked(flags.given(kept, sections_of(options)), swept, control.defaults(options))
+
+
+def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
+    """What the sweep in a folder is of; the arguments may leave flags out, and must not contradict it.
+
+    Args:
+      argv: arguments.
+      stored: its `config.json`.
+      out: the value of `--out`.
+
+    Raises:
+      UsageError: names the flags that differ, and both values.
+    """
+    if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
+        raise UsageError(f"--resume: --out={out} must hold a sweep of this version of sweep.py; choose another or --overwrite")
+    asked = Asked(**{name: stored[name] for name in Asked._fields})
+    options = flags.parse([], {"": Options}, stored=asked.flags)[""]
+    refuse_differences(flags.given(argv, {"": Options}, partial=True), [flags.flatten({"": options})], out)
+    sections = sections_of(options)
+    kept, swept = split(argv)
+    now = flags.given(kept, sections)
+    several = {name: [flags.given([f"--{name}={value}"], sections)[name] for value in values] for name, values in swept.items()}
+    refuse_differences(now | several, [flags.flatten(asked.records(each, sections)) for each in combinations(asked.swept)], out)
+    return asked._replace(flags=asked.flags | {name: value for name, value in now.items() if name in MAY_DIFFER})
+
+
+def refuse_differences(now: Mapping[str, Any], before: Sequence[Mapping[str, Any]], out: str) -> None:
+    """Raises UsageError for flags whose values, one or several, are not those of the combinations of the sweep in `out`."""
+    different = []
+    for name in set(now) - set(MAY_DIFFER):
+        values = now[name] if isinstance(now[name], list) else [now[name]]
+        had = list(dict.fromkeys(settings[name] for settings in before))
+        if set(values) != set(had):
+            different.append(f"--{name}={flags.shown(values)} must be {flags.shown(had)}")
+    if different:
+        raise UsageError(
+            f"{', '.join(sorted(different))}, as in the sweep in {out} that is resumed; leave "
+            f"{'the flag' if len(different) == 1 else 'them'} out, or choose another --out"
+        )
 
 
 def static_part(records: Mapping[str, Any]) -> str:
@@ -111,7 +179,7 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
 
         def stretch(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
             state, _ = jax.lax.scan(lambda state, _: (method.step(state)[0], None), state, None, length=every)
-            return state, experiments[0].evaluate(state.params, state.actor, evaluation_key)["greedy_return"].mean()
+            return state, experiments[0].evaluate(state.params, state.collector, evaluation_key)["greedy_return"].mean()
 
         return jax.lax.scan(stretch, method.init(key), None, length=iterations // every)[1]
 
@@ -175,7 +243,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    argv, swept = combinations(argv)
     if {"--help", "-h"} & set(argv):
         options = flags.parse([a for a in argv if a.lstrip("-") not in ("h", "help")], {"": Options}, partial=True)[""]
         print(
@@ -183,27 +250,23 @@ def main(argv: Sequence[str]) -> int:
         )
         return 0
     options = flags.parse(argv, {"": Options}, partial=True)[""]
+    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    asked = resumed(argv, stored, options.out) if stored else read(argv, options)
+    options = flags.parse([], {"": Options}, stored=asked.flags)[""]
     if options.distributed:
         raise UsageError("--distributed is for control.py and language.py: a sweep runs in one process")
     for name in ("tensorboard", "wandb", "deterministic"):
         if getattr(options, name):
             raise UsageError(f"--{name} is for control.py and language.py: a sweep writes sweep.json")
-    sections, tuned = sections_of(options), control.defaults(options)
-    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    everything = [(combination, records_of(argv, combination, sections, tuned)) for combination in swept]
+    sections = sections_of(options)
     groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
-    for combination, records in everything:
+    for combination in combinations(asked.swept):
+        records = asked.records(combination, sections)
         groups.setdefault(static_part(records), []).append((combination, records))
-    asked = {
-        "script": "sweep",
-        "argv": sorted(a for a in argv if not a.startswith(OF_A_START)),
-        "swept": swept,
-    }
-    if stored and stored != asked:
-        raise UsageError(f"--resume: --out={options.out} holds another sweep; start afresh with --overwrite or another --out")
 
     with folder.claim(options.out, overwrite=options.overwrite) as out:
-        folder.write_json(out / folder.CONFIG, asked)
+        of_sweep = {name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)}
+        folder.write_json(out / folder.CONFIG, {"script": "sweep", **asked._replace(flags=of_sweep)._asdict()})
         path = out / "sweep.json"
         rows = json.loads(path.read_text()) if options.resume and path.exists() else []
         done = [row["flags"] for row in rows]
@@ -230,27 +293,21 @@ def main(argv: Sequence[str]) -> int:
         (out / "table.txt").write_text(text)
         plotting.save_sweep([(row["flags"], final(row["scores"])) for row in rows], out / "sweep.png")
         print(text, end="")
-        best = records_of(argv, rows[0]["flags"], sections, tuned)
-        chosen = {**tuned, **given(argv, sections), **{name: flags.flatten(best)[name] for name in rows[0]["flags"]}}
+        best = flags.flatten(asked.records(rows[0]["flags"], sections))
+        tunable = [name for name in asked.flags | asked.swept if name.startswith(("config.", "problem."))]
+        chosen = {name: best[name] for name in dict.fromkeys([*asked.tuned, *tunable]) if name in best}
         print("best:", *(f"--{name}={flags.shown(value)}" for name, value in chosen.items()))
         if options.save:
-            save(options, argv, swept, chosen, final(rows[0]["scores"]))
+            save(options, asked, chosen, final(rows[0]["scores"]))
     return 0
 
 
-def given(argv: Sequence[str], sections: Mapping[str, type]) -> dict[str, Any]:
-    """The flags of algorithm and problem that were set on the command line, to their values."""
-    names = [a.lstrip("-").partition("=")[0] for a in argv]
-    values = flags.flatten(flags.parse(argv, sections))
-    return {name: values[name] for name in names if name.startswith(("config.", "problem."))}
-
-
-def save(options: Options, argv: Sequence[str], swept: Sequence[Combination], chosen: Mapping[str, Any], scores: Any) -> None:
+def save(options: Options, asked: Asked, chosen: Mapping[str, Any], scores: Any) -> None:
     """Writes what was found, and how, to `experiments/configs/<algorithm>/<env>.json`."""
-    ranges = {name: ",".join(dict.fromkeys(c[name] for c in swept)) for name in swept[0]}
-    command = ["python", "experiments/sweep.py", *argv, *(f"--{name}={values}" for name, values in ranges.items())]
+    written = (asked.flags | asked.swept).items()
+    arguments = [f"--{name}={flags.shown(value)}" for name, value in written if name not in ("out", "save", *OF_A_START)]
     content = {
-        "found_by": " ".join(a for a in command if not a.startswith(("--out", "--save", *OF_A_START))),
+        "found_by": " ".join(["python", "experiments/sweep.py", *arguments]),
         "score": {
             "mean": float(np.mean(scores)),
             "worst": float(np.min(scores)),

@@ -194,15 +194,23 @@ def group_relative(reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsi
 
 
 def process_relative(
-    reward: jax.Array, mask: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6
+    reward: jax.Array,
+    mask: jax.Array,
+    step_end: jax.Array | None = None,
+    *,
+    scale: str = "std",
+    ddof: int = 0,
+    epsilon: Number = 1e-6,
 ) -> jax.Array:
-    """`Â_t = Σ_{u ≥ t} (r_u − mean(r)) / (std(r) + ε)` of each member: rewards along the trace, normalised within one group.
+    """`Â_t = Σ_{steps u ≥ t} (r_u − mean(r)) / (std(r) + ε)` of each member: rewards of steps, normalised within one group.
 
-    Mean and std are over all unmasked tokens of the group. Equal rewards give exactly 0.
+    Mean and std are over the rewards of all steps of the group; a token that closes no step adds nothing, so that length costs
+    nothing. Equal rewards give exactly 0.
 
     Args:
-      reward: `[G, T]`, a reward for each token; a token that closes no step has 0.
+      reward: `[G, T]`, read where a step ends.
       mask: `[G, T]`, bool.
+      step_end: `[G, T]`, bool, the tokens that close a step; None takes every token for a step.
       scale: `std`, or `none` for the centred rewards alone.
       ddof: of the std.
       epsilon: added to the std.
@@ -218,19 +226,22 @@ def process_relative(
       >>> reward, mask = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.ones((2, 2), bool)
       >>> process_relative(reward, mask, epsilon=0.0).tolist()
       [[0.0, -1.0], [0.0, 1.0]]
+      >>> last = jnp.array([[False, True]] * 2)
+      >>> process_relative(jnp.array([[0.0, 1.0], [0.0, 0.0]]), mask, last, epsilon=0.0).tolist()
+      [[1.0, 1.0], [-1.0, -1.0]]
     """
-    chex.assert_rank([reward, mask], 2)
-    chex.assert_equal_shape([reward, mask])
+    step = mask if step_end is None else mask & step_end
+    chex.assert_rank([reward, step], 2)
+    chex.assert_equal_shape([reward, step])
     if scale not in ("std", "none"):
         raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
-    count = mask.sum()
-    centred = jnp.where(mask, reward - masked.mean(reward, mask), 0.0)
-    informative = jnp.where(mask, reward, -jnp.inf).max() != jnp.where(mask, reward, jnp.inf).min()
+    centred = jnp.where(step, reward - masked.mean(reward, step), 0.0)
+    differ = jnp.where(step, reward, -jnp.inf).max() != jnp.where(step, reward, jnp.inf).min()
     if scale == "std":
-        std = jnp.sqrt(jnp.sum(jnp.square(centred)) / jnp.maximum(count - ddof, 1))
-        centred = centred / jnp.where(informative, std + epsilon, 1.0)
+        std = jnp.sqrt(jnp.sum(jnp.square(centred)) / jnp.maximum(step.sum() - ddof, 1))
+        centred = centred / jnp.where(differ, std + epsilon, 1.0)
     total = jnp.flip(jnp.cumsum(jnp.flip(centred, axis=1), axis=1), axis=1)
-    return jnp.where(mask & informative, total, 0.0)
+    return jnp.where(mask & differ, total, 0.0)
 
 
 def leave_one_out(reward: jax.Array) -> jax.Array:
@@ -256,6 +267,27 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
         raise ValueError("a group needs at least 2 members for a leave-one-out baseline, got 1")
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     return jnp.where(reward.max() != reward.min(), reward - (reward.sum() - reward) / (size - 1), 0.0)
+
+
+def scale_of(mean: jax.Array, std: jax.Array) -> jax.Array:
+    """What a quantity is divided by to be of unit scale: its std, or its root mean square where it hardly varies.
+
+    A std below a thousandth of the mean is mostly rounding, and dividing by it would blow up what it is meant to scale; a return
+    that is the same everywhere is its own scale.
+
+    Args:
+      mean: `E*`.
+      std: `E*`, ddof 0.
+
+    Returns:
+      `E*`, at least 0; 0 only where mean and std are.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> [round(float(scale_of(jnp.float32(mean), jnp.float32(std))), 2) for mean, std in ((-5.0, 2.0), (-5.0, 0.0))]
+      [2.0, 5.0]
+    """
+    return jnp.where(std > 1e-3 * jnp.abs(mean), std, jnp.hypot(mean, std))
 
 
 def whiten(

@@ -276,6 +276,11 @@ def from_host(arrays: Arrays, like: PyTree) -> PyTree:
       CheckpointError: names a leaf that is missing, left over, or of another shape.
     """
     left = dict(arrays)
+    if any(name.startswith(".actor.") for name in left):
+        raise CheckpointError(
+            "the checkpoint is of a version before 0.2, whose states had other names: --init_from reads its policy, and all else "
+            "needs that version"
+        )
 
     def restore(path: Any, leaf: Any) -> jax.Array:
         name = jax.tree_util.keystr(path)

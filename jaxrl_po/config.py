@@ -20,6 +20,22 @@ class ConfigError(ValueError):
     """A setting that cannot work; the message names the field and what would be right."""
 
 
+class NoEffectError(ConfigError):
+    """A setting that changes nothing, because of another one.
+
+    Args:
+      field: which has no effect.
+      when: what would give it one, in words.
+    """
+
+    def __init__(self, field: str, when: str):
+        super().__init__(field, when)
+        self.field = field
+
+    def __str__(self) -> str:
+        return "{} has no effect unless {}".format(*self.args)
+
+
 @dataclasses.dataclass(frozen=True)
 class Interval:
     """The values that a field admits: from `low` to `high`; an open end is excluded itself."""
@@ -126,10 +142,10 @@ def require(config: Any, name: str, condition: bool, when: str) -> None:
       when: what would give it one, in words.
 
     Raises:
-      ConfigError: the field holds another value than its default, and `condition` is False.
+      NoEffectError: the field holds another value than its default, and `condition` is False.
     """
     if not condition and changed(config, name):
-        raise ConfigError(f"{name} has no effect unless {when}")
+        raise NoEffectError(name, when)
 
 
 def require_order(low: Number, high: Number, low_name: str, high_name: str) -> None:

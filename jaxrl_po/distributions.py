@@ -1,4 +1,4 @@
-"""Action distributions as pytrees: `sample`, `mode`, `log_prob`, `entropy` and the exact `kl`, in nats.
+"""Action distributions as pytrees: `sample`, `mode`, `log_prob`, `entropy` and the exact `kl`, in nats and in float32 at least.
 
 The parameters carry the batch shape, so `vmap`, `scan` and masks see plain arrays. A distribution of your own needs these
 five methods and to be a pytree; the algorithms ask for nothing else.
@@ -51,7 +51,7 @@ class Categorical:
 
     def sample(self, key: jax.Array) -> jax.Array:
         """One int32 action for each batch element, `[E*]`; consumes `key`."""
-        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+        return jax.random.categorical(key, _wide(self.logits)).astype(jnp.int32)
 
     def mode(self) -> jax.Array:
         """The most likely action, `[E*]`; the lowest index wins a tie."""
@@ -59,7 +59,7 @@ class Categorical:
 
     def log_probs(self) -> jax.Array:
         """Log-probabilities of all actions, `[E*, A]`, float32."""
-        return jax.nn.log_softmax(self.logits.astype(jnp.promote_types(self.logits.dtype, jnp.float32)))
+        return jax.nn.log_softmax(_wide(self.logits))
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability of `action` `[E*]`, in nats."""
@@ -77,6 +77,11 @@ class Categorical:
         """Exact KL(self ‖ other) = `sum_a p (log p - log q)`, `[E*]`, in nats."""
         chex.assert_equal_shape([self.logits, other.logits])
         return _expectation(self.log_probs(), self.log_probs() - other.log_probs())
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """In float32 at least: an action is drawn from the distribution by which it is scored, whatever the network computes in."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _expectation(log_probs: jax.Array, x: jax.Array) -> jax.Array:
@@ -106,7 +111,8 @@ class DiagonalGaussian:
 
     def sample(self, key: jax.Array) -> jax.Array:
         """One unclipped action for each batch element, `[E*, D]`; consumes `key`."""
-        return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        mean, log_std = _wide(self.mean), _wide(self.log_std)
+        return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, mean.dtype)
 
     def mode(self) -> jax.Array:
         """The mean, `[E*, D]`."""
@@ -115,19 +121,21 @@ class DiagonalGaussian:
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-density of `action` `[E*, D]` summed over D, `[E*]`, in nats."""
         chex.assert_equal_shape([action, self.mean])
-        z = (action - self.mean) * jnp.exp(-self.log_std)
-        return -jnp.sum(0.5 * jnp.square(z) + self.log_std + 0.5 * math.log(2 * math.pi), axis=-1)
+        mean, log_std = _wide(self.mean), _wide(self.log_std)
+        z = (action - mean) * jnp.exp(-log_std)
+        return -jnp.sum(0.5 * jnp.square(z) + log_std + 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self) -> jax.Array:
         """Differential entropy `sum_d log_std + ½ log(2πe)`, `[E*]`, in nats."""
-        return jnp.sum(self.log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+        return jnp.sum(_wide(self.log_std) + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
     def kl(self, other: "DiagonalGaussian") -> jax.Array:
         """Exact KL(self ‖ other), `[E*]`, in nats."""
         chex.assert_equal_shape([self.mean, other.mean])
-        variance_ratio = jnp.exp(2.0 * (self.log_std - other.log_std))
-        z = (self.mean - other.mean) * jnp.exp(-other.log_std)
-        return 0.5 * jnp.sum(variance_ratio + jnp.square(z) - 1.0 + 2.0 * (other.log_std - self.log_std), axis=-1)
+        mean, log_std, other_mean, other_log_std = map(_wide, (self.mean, self.log_std, other.mean, other.log_std))
+        variance_ratio = jnp.exp(2.0 * (log_std - other_log_std))
+        z = (mean - other_mean) * jnp.exp(-other_log_std)
+        return 0.5 * jnp.sum(variance_ratio + jnp.square(z) - 1.0 + 2.0 * (other_log_std - log_std), axis=-1)
 
 
 MAX_LOG_RATIO = 20.0

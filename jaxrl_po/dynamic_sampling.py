@@ -15,37 +15,17 @@ from jaxrl_po import masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Actor, ActorCritic, Batch, Metrics, Problem, PyTree
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem
 
-
-class Local(NamedTuple):
-    """What is carried from one iteration to the next, a share on each device.
-
-    Attributes:
-      inner: `Actor.local` of the problem inside.
-      surplus: a batch of `[P, …]` groups, of which the first `count` over all devices are kept, or `()`.
-    """
-
-    inner: PyTree
-    surplus: Any
-
-
-class Shared(NamedTuple):
-    """What is carried and equal on every device.
-
-    Attributes:
-      inner: `Actor.shared` of the problem inside.
-      count: `[]`, int32, groups in the surplus of all devices, or `()`.
-    """
-
-    inner: PyTree
-    count: Any
+# Entries of the collector's state, see `CollectorState`; none where no surplus is carried.
+SURPLUS = "surplus"  # sharded: a batch of `[P, …]` groups, of which the first over all devices are kept
+SURPLUS_COUNT = "surplus_count"  # replicated: `[]`, int32, how many
 
 
 class Fill(NamedTuple):
     """The loop: the groups gathered so far."""
 
-    actor: Actor
+    collector: CollectorState
     buffer: Any
     filled: jax.Array
     rounds: jax.Array
@@ -71,16 +51,18 @@ def dynamic_sampling(
     Args:
       problem: in groups of at least 2.
       max_generation_batches: batches that one `collect` generates at most, ≥ 1.
-      carry_surplus: keep what a last batch had too many for the next iteration, with the log-probabilities under which it was
-        sampled (one update stale); else it is thrown away, as the paper does.
+      carry_surplus: keep what this iteration generated too many for the next one, which fills up with it after its own first
+        batch, before it generates a second. It is then one update old and keeps the log-probabilities under which it was sampled;
+        what the next iteration has no room for either is dropped. Off, all surplus is dropped, as in the paper.
       num_groups: groups of the batch that is trained on, over all devices; 0 takes as many as `problem` generates.
       accept: raw scores `[P, G]` to bool `[P]`.
       axis_name: device axis over which rows are sharded, or None. Under it each batch is gathered from all devices.
 
     Returns:
       The `Problem`. Metrics are those of `problem` over everything generated, and `filled` (share of the slots), `acceptance`
-      (accepted among the generated groups), `generation_batches` (in one `collect`). Source: Yu et al. 2025 (arXiv:2503.14476),
-      section 3.2 and algorithm 1.
+      (accepted among the generated groups), `generation_batches` (in one `collect`, at least 1), and `sample_age` with a surplus
+      (updates, mean over the groups trained on; at most 1). Source: Yu et al. 2025 (arXiv:2503.14476), section 3.2 and
+      algorithm 1.
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -99,9 +81,9 @@ def dynamic_sampling(
     if num_groups not in NON_NEGATIVE:
         raise ConfigError(f"num_groups must be at least 1, or 0 for as many as are generated, got {num_groups}")
 
-    def like(params: ActorCritic, actor: Actor, key: jax.Array) -> Batch:
+    def like(params: ActorCritic, collector: CollectorState, key: jax.Array) -> Batch:
         """Shapes of one batch of the problem inside, one device's share of it where rows are sharded."""
-        batch = jax.eval_shape(problem.collect, params, actor, key)[1]
+        batch = jax.eval_shape(problem.collect, params, collector, key)[1]
         if isinstance(batch.reward, tuple):
             raise ConfigError(
                 "dynamic_sampling must not refill groups of a problem that is scored outside the program: a group is kept or "
@@ -113,20 +95,21 @@ def dynamic_sampling(
             )
         return batch
 
-    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
-        params, actor = problem.init(key)
-        surplus: Any = ()
-        if carry_surplus:
-            # Collect may pool over devices, which init knows nothing of: a device axis of one stands in for them.
-            alone = jax.vmap(lambda _: problem.collect(params, actor, key), axis_size=1, axis_name=axis_name or "data")
-            groups = _by_group(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], alone(jnp.zeros(1)))[1]))
-            surplus = _zeros(groups, groups.score.shape[0])
-        count = jnp.int32(0) if carry_surplus else ()
-        return params, Actor(Local(actor.local, surplus), Shared(actor.shared, count))
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
+        params, collector = problem.init(key)
+        if not carry_surplus:
+            return params, collector
+        # Collect may pool over devices, which init knows nothing of: a device axis of one stands in for them.
+        alone = jax.vmap(lambda _: problem.collect(params, collector, key), axis_size=1, axis_name=axis_name or "data")
+        groups = _by_group(_with_age(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], alone(jnp.zeros(1)))[1])))
+        surplus = _zeros(groups, groups.score.shape[0])
+        return params, collector.add(sharded={SURPLUS: surplus}, replicated={SURPLUS_COUNT: jnp.int32(0)})
 
-    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
-        inner = Actor(actor.local.inner, actor.shared.inner)
+    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+        inner = collector.remove(SURPLUS, SURPLUS_COUNT)
         shapes = like(params, inner, key)
+        if carry_surplus:
+            shapes = _with_age(shapes)
         devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
         generated = shapes.score.shape[0]  # on this device
         wanted = num_groups or generated * devices
@@ -138,8 +121,7 @@ def dynamic_sampling(
 
         def insert(buffer: Any, filled: jax.Array, groups: Any, accepted: jax.Array) -> tuple[Any, jax.Array]:
             """Puts accepted groups behind those that are there: into this device's share, or into its share of the surplus."""
-            everyone = jax.tree.map(lambda x: _gather(x, axis_name), (groups, accepted))
-            groups, accepted = everyone
+            groups, accepted = jax.tree.map(lambda x: _gather(x, axis_name), (groups, accepted))
             slot = filled + jnp.cumsum(accepted) - 1
             trained, spare = slot - first * own, slot - wanted - first * generated
             here = jnp.where(
@@ -155,12 +137,20 @@ def dynamic_sampling(
             return (fill.filled < wanted) & (fill.rounds < max_generation_batches)
 
         def generate(fill: Fill) -> Fill:
-            inside, batch = problem.collect(params, fill.actor, jax.random.fold_in(key, fill.rounds))
+            inside, batch = problem.collect(params, fill.collector, jax.random.fold_in(key, fill.rounds))
             accepted = accept(batch.score)
             chex.assert_shape(accepted, (generated,))
+            if carry_surplus:
+                batch = _with_age(batch)
             buffer, filled = insert(fill.buffer, fill.filled, _by_group(batch), accepted)
+            if carry_surplus:
+                # What is fresh comes first; of the surplus as much as there is room for, once.
+                number = first * generated + jnp.arange(generated)
+                room = jnp.where(fill.rounds == 0, wanted - filled, 0)
+                usable = number < jnp.minimum(room, collector.replicated[SURPLUS_COUNT])
+                buffer, filled = insert(buffer, filled, collector.sharded[SURPLUS], usable)
             return Fill(
-                actor=inside,
+                collector=inside,
                 buffer=buffer,
                 filled=filled,
                 rounds=fill.rounds + 1,
@@ -169,35 +159,44 @@ def dynamic_sampling(
             )
 
         groups = _by_group(shapes)
-        buffer, filled = _zeros(groups, own + generated), jnp.int32(0)
-        if carry_surplus:
-            carried = first * generated + jnp.arange(generated) < actor.shared.count
-            buffer, filled = insert(buffer, filled, actor.local.surplus, carried)
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.metrics)
         none = Mean(jnp.float32(0.0), jnp.float32(0.0))
-        fill = jax.lax.while_loop(unfilled, generate, Fill(inner, buffer, filled, jnp.int32(0), none, nothing))
+        empty = Fill(inner, _zeros(groups, own + generated), jnp.int32(0), jnp.int32(0), none, nothing)
+        fill = jax.lax.while_loop(unfilled, generate, empty)
 
         rows = jax.tree.map(lambda x: x[:own], fill.buffer)
         valid = first * own + jnp.arange(own) < fill.filled
+        metrics = {
+            **fill.metrics,
+            "filled": masked.total(valid),
+            "acceptance": fill.accepted,
+            "generation_batches": Mean(fill.rounds.astype(jnp.float32), jnp.float32(1.0)),
+        }
+        if carry_surplus:
+            metrics["sample_age"] = masked.total(rows.age[:, 0], valid)
         batch = _by_row(rows)
-        batch = batch._replace(
-            mask=batch.mask & jnp.repeat(valid, shapes.score.shape[1])[:, None],
-            metrics={
-                **fill.metrics,
-                "filled": masked.total(valid),
-                "acceptance": fill.accepted,
-                "generation_batches": Mean(fill.rounds.astype(jnp.float32), jnp.float32(1.0)),
-            },
-        )
-        local = Local(fill.actor.local, jax.tree.map(lambda x: x[own:], fill.buffer) if carry_surplus else ())
-        count = jnp.clip(fill.filled - wanted, 0, generated * devices) if carry_surplus else ()
-        return Actor(local, Shared(fill.actor.shared, count)), batch
+        batch = batch._replace(mask=batch.mask & jnp.repeat(valid, shapes.score.shape[1])[:, None], metrics=metrics)
+        if not carry_surplus:
+            return fill.collector, batch
+        spare = jax.tree.map(lambda x: x[own:], fill.buffer)
+        spare = spare._replace(age=spare.age + 1)
+        count = jnp.clip(fill.filled - wanted, 0, generated * devices)
+        return fill.collector.add(sharded={SURPLUS: spare}, replicated={SURPLUS_COUNT: count}), batch
 
     return problem._replace(init=init, collect=collect, strata=0)
 
 
 def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:
     return x if axis_name is None else jax.lax.all_gather(x, axis_name, tiled=True)
+
+
+def _with_age(batch: Any) -> Any:
+    """The batch with the age of its rows, 0 where the problem inside knows of none. Takes shapes as well."""
+    if batch.age is not None:
+        return batch
+    rows = batch.mask.shape[:1]
+    fresh = jnp.zeros(rows, jnp.int32) if isinstance(batch.mask, jax.Array) else jax.ShapeDtypeStruct(rows, jnp.int32)
+    return batch._replace(age=fresh)
 
 
 def _by_group(batch: Any) -> Any:

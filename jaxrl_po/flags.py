@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from absl import flags as absl_flags
 
 from jaxrl_po import config
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, NoEffectError
 
 Values = dict[str, Any]
 
@@ -56,6 +56,9 @@ def parse(
 ) -> dict[str, Any]:
     """Command-line arguments to records.
 
+    What is not given comes from `stored`, then from `defaults`, then from the record; where a flag that is given takes away the
+    effect of a stored value or a script's default, the record's default holds.
+
     Args:
       argv: arguments, without the program's name.
       sections: prefix to record class; `""` holds the flags without a prefix.
@@ -79,35 +82,65 @@ def parse(
       Traceback (most recent call last):
       jaxrl_po.flags.UsageError: --problem.num_env is not a flag; did you mean --problem.num_envs?
     """
+    asked = given(argv, sections, partial=partial)
+    records = {}
+    for prefix, record in sections.items():
+        fields: Values = {}
+        assumed: Values = {}
+        for field in settable(record):
+            name = join(prefix, field.name)
+            if name in asked:
+                fields[field.name] = asked[name]
+            elif stored and name in stored:
+                assumed[field.name] = tuple(stored[name]) if _type(field) is tuple else stored[name]
+            elif defaults and name in defaults:
+                assumed[field.name] = defaults[name]
+        with blame({prefix: record}):
+            records[prefix] = _checked(record, fields, assumed)
+    return records
+
+
+def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = False) -> Values:
+    """Flag name to value, of the flags that stand among the arguments; no range is checked. See `parse`.
+
+    Example:
+      >>> @config.record
+      ... class Settings:
+      ...     num_envs: int = config.static(8, "environments side by side")
+      >>> given(["--problem.num_envs=3"], {"problem": Settings}), given([], {"problem": Settings})
+      ({'problem.num_envs': 3}, {})
+    """
     values = absl_flags.FlagValues()
     types: dict[str, type] = {}
     for prefix, record in sections.items():
         for field in settable(record):
             name, default = join(prefix, field.name), field.default
-            types[name] = type(default) if field.metadata["static"] else float
+            types[name] = _type(field)
             if types[name] is tuple:
                 absl_flags.DEFINE(_Integers(), name, default, field.metadata["doc"], values)
             else:
                 _DEFINE[types[name]](name, default, field.metadata["doc"], flag_values=values)
     _absorb(values, argv, types, partial)
-    given = {name: values[name].value for name in types if values[name].present}
-    records = {}
-    for prefix, record in sections.items():
-        fields: Values = {}
-        for field in settable(record):
-            name = join(prefix, field.name)
-            if name in given:
-                fields[field.name] = given[name]
-            elif stored and name in stored:
-                fields[field.name] = _as_type(stored[name], types[name])
-            elif defaults and name in defaults:
-                fields[field.name] = defaults[name]
-        records[prefix] = record(**fields)
-        with blame({prefix: record}):
-            config.check(records[prefix])
-            if hasattr(record, "validate"):
-                records[prefix].validate()
-    return records
+    return {name: values[name].value for name in types if values[name].present}
+
+
+def _checked(record: type, fields: Values, assumed: Values) -> Any:
+    """The record, checked; of `assumed`, which nobody gave, without what has lost its effect to `fields`."""
+    made = record(**assumed, **fields)
+    try:
+        config.check(made)
+        if hasattr(made, "validate"):
+            made.validate()
+    except NoEffectError as error:
+        if not fields or error.field not in assumed:
+            raise
+        return _checked(record, fields, {name: value for name, value in assumed.items() if name != error.field})
+    return made
+
+
+def _type(field: dataclasses.Field[Any]) -> type:
+    """Of a flag's value."""
+    return type(field.default) if field.metadata["static"] else float
 
 
 def settable(record: type) -> list[dataclasses.Field[Any]]:
@@ -118,10 +151,6 @@ def settable(record: type) -> list[dataclasses.Field[Any]]:
 def join(prefix: str, name: str) -> str:
     """A flag's name without its dashes."""
     return f"{prefix}.{name}" if prefix else name
-
-
-def _as_type(value: Any, kind: type) -> Any:
-    return tuple(value) if kind is tuple else value
 
 
 def _absorb(values: absl_flags.FlagValues, argv: Sequence[str], types: Mapping[str, type], partial: bool) -> None:

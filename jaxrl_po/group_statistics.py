@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_po import masked
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, PyTree
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 
 class Running(NamedTuple):
@@ -25,16 +25,7 @@ class Running(NamedTuple):
     variance: jax.Array
 
 
-class Shared(NamedTuple):
-    """What is carried and equal on every device.
-
-    Attributes:
-      inner: `Actor.shared` of the problem inside.
-      running: of all strata.
-    """
-
-    inner: PyTree
-    running: Running
+OUTCOME_STATISTICS = "outcome_statistics"  # replicated entry of the collector's state: `Running` of all strata
 
 
 def nothing(strata: int) -> Running:
@@ -146,13 +137,13 @@ def running_relative(
             "whose strata are carries. Dynamic sampling leaves none, since the groups that it keeps are no fair sample"
         )
 
-    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
-        params, actor = problem.init(key)
-        return params, actor._replace(shared=Shared(actor.shared, nothing(problem.strata)))
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
+        params, collector = problem.init(key)
+        return params, collector.add(replicated={OUTCOME_STATISTICS: nothing(problem.strata)})
 
-    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
-        before = actor.shared.running
-        actor, batch = problem.collect(params, actor._replace(shared=actor.shared.inner), key)
+    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+        before = collector.replicated[OUTCOME_STATISTICS]
+        collector, batch = problem.collect(params, collector.remove(OUTCOME_STATISTICS), key)
         if isinstance(batch.reward, tuple):
             raise ConfigError(
                 "running_statistics must be off where rewards are computed outside the program: it has none inside"
@@ -165,6 +156,6 @@ def running_relative(
             reward=jnp.zeros_like(batch.reward).at[:, 0].set(advantage),
             metrics={**batch.metrics, "revisited": Mean(seen.sum(dtype=jnp.float32), jnp.float32(seen.size))},
         )
-        return actor._replace(shared=Shared(actor.shared, running)), batch
+        return collector.add(replicated={OUTCOME_STATISTICS: running}), batch
 
     return problem._replace(init=init, collect=collect)

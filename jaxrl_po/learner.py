@@ -1,13 +1,15 @@
 """Composes collect, estimate and improve into a `Learner`."""
 
+import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import divergences, masked, minibatches
 from jaxrl_po.config import ConfigError, Number
+from jaxrl_po.distributions import log_ratio
+from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, Step, TrainState
 
 Estimate = Callable[[TrainState, Batch], Samples]
@@ -22,6 +24,7 @@ def make(
     init_optimizer: Callable[[ActorCritic], PyTree],
     init_reference: Callable[[ActorCritic], PyTree] = lambda params: (),
     kl_coefficient: Number = 0.0,
+    num_parts: int = 1,
     axis_name: str | None = None,
 ) -> Learner:
     """Builds the learner `state → collect → estimate → improve → state`.
@@ -33,6 +36,8 @@ def make(
       init_optimizer: `params -> opt_state`, over the subtree that is optimised by gradient.
       init_reference: `params -> reference parameters`; the default holds none.
       kl_coefficient: initial β of an adaptive penalty.
+      num_parts: parts of a batch, one after another, in which the learner computes the old policy's log-probabilities where the
+        sampler's are not exact (`Problem.exact_sampler`).
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
@@ -41,30 +46,33 @@ def make(
 
     def init(key: jax.Array) -> TrainState:
         problem_key, key = jax.random.split(key)
-        params, actor = problem.init(problem_key)
+        params, collector = problem.init(problem_key)
         return TrainState(
             params=params,
             opt_state=init_optimizer(params),
             reference_params=init_reference(params),
             kl_coefficient=jnp.asarray(kl_coefficient, jnp.float32),
-            actor=actor,
+            collector=collector,
             key=key,
             step=jnp.int32(0),
         )
 
     def sample(state: TrainState) -> tuple[TrainState, Batch]:
         _, collect_key, _ = jax.random.split(state.key, 3)
-        actor, batch = problem.collect(state.params, state.actor, collect_key)
+        collector, batch = problem.collect(state.params, state.collector, collect_key)
         batch = zero_masked(batch)
-        return state._replace(actor=actor), batch._replace(metrics=masked.psum(batch.metrics, axis_name))
+        return state._replace(collector=collector), batch._replace(metrics=masked.psum(batch.metrics, axis_name))
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         require_reward(batch)
         key, _, improve_key = jax.random.split(state.key, 3)  # as `sample` split it
+        measured: Metrics = {"frac_masked": Mean(jnp.sum(~batch.mask, dtype=jnp.float32), jnp.float32(batch.mask.size))}
+        if not problem.exact_sampler:
+            batch, distance = recompute_log_prob(problem, state.params, batch, num_parts=num_parts, axis_name=axis_name)
+            measured |= distance
         samples = estimate(state, batch)
         state, metrics = improve(state._replace(key=key), samples, improve_key)
-        frac_masked = masked.Mean(jnp.sum(~batch.mask, dtype=jnp.float32), jnp.float32(batch.mask.size))
-        metrics = {**batch.metrics, **masked.psum({**metrics, "frac_masked": frac_masked}, axis_name)}
+        metrics = {**batch.metrics, **masked.psum({**metrics, **measured}, axis_name)}
         return state._replace(step=state.step + 1), metrics
 
     return Learner(init, Step(sample, update))
@@ -78,23 +86,58 @@ def require_reward(batch: Batch) -> None:
         )
 
 
-def zero_masked(batch: Batch) -> Batch:
-    """Zeroes every slot behind the mask, once, so that no NaN there can reach a gradient through a `where`.
+def recompute_log_prob(
+    problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: int, axis_name: str | None
+) -> tuple[Batch, Metrics]:
+    """The batch with the old policy's log-probabilities by the learner's own pass, and how far the sampler's are from them.
 
-    Leaves that lead with `[B, T]` are zeroed. Token sequences, whose leaves lead with `[B]` and another length, are left: their
-    padding is a token of the vocabulary.
+    A sampler in bfloat16, token by token through a cache, rounds otherwise than the learner's whole pass; a ratio of the two
+    policies of which one is the sampler's would start beside 1. Rows that were sampled before an earlier update keep what their
+    sampler gave: the parameters that would reproduce it are gone.
+
+    Args:
+      problem: whose `apply` is the learner's pass.
+      params: that collected the batch.
+      batch: with `sampler_log_prob`.
+      num_parts: parts of the rows, one after another, as far as they divide.
+      axis_name: device axis, or None.
+
+    Returns:
+      The batch, and the metrics `sampler_kl`, the k3 estimate of KL(μ ‖ π_old) in nats, and `sampler_max_ratio`, the largest of
+      π_old / μ and μ / π_old of one token, both over the rows that are fresh.
+    """
+
+    def log_prob(part: tuple[PyTree, jax.Array]) -> jax.Array:
+        inputs, action = part
+        return problem.apply(params, inputs)[0].log_prob(action)
+
+    rows, own = minibatches.split((batch.inputs, batch.action), math.gcd(num_parts, batch.mask.shape[0])), batch.mask.shape
+    recomputed = masked.zero(jax.lax.map(log_prob, rows).reshape(own), batch.mask)
+    fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
+    largest = jnp.where(fresh, jnp.abs(log_ratio(recomputed, batch.sampler_log_prob)), 0.0).max()
+    largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
+    return batch._replace(log_prob=jnp.where(fresh, recomputed, batch.log_prob)), {
+        "sampler_kl": masked.total(divergences.k3(batch.sampler_log_prob, recomputed), fresh),
+        "sampler_max_ratio": Mean(jnp.exp(largest), jnp.float32(1.0)),
+    }
+
+
+ZEROED = ("action", "log_prob", "sampler_log_prob", "reward", "value", "next_value", "terminated", "truncated")
+
+
+def zero_masked(batch: Batch) -> Batch:
+    """Zeroes the masked slots of the fields that losses and estimators read, once, so that no NaN there reaches a gradient.
+
+    By name: `inputs` are the problem's own, and what it keeps there for a reward (an answer, say) may have any shape.
 
     Args:
       batch: see `Batch`; `mask` is bool `[B, T]`.
 
     Returns:
-      The batch with zeros (False) in the masked slots.
+      The batch with zeros (False) in the masked slots of `ZEROED`.
     """
-    mask = batch.mask
 
-    def zero(leaf: Any) -> Any:
-        if leaf.shape[:2] != mask.shape:
-            return leaf
-        return jnp.where(mask.reshape(mask.shape + (1,) * (leaf.ndim - 2)), leaf, jnp.zeros((), leaf.dtype))
+    def zero(leaf: jax.Array) -> jax.Array:
+        return masked.zero(leaf, batch.mask)
 
-    return jax.tree.map(zero, batch._replace(metrics={}, score=jnp.zeros(0)))._replace(metrics=batch.metrics, score=batch.score)
+    return batch._replace(**{name: jax.tree.map(zero, getattr(batch, name)) for name in ZEROED})

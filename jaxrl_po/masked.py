@@ -99,6 +99,22 @@ def total(x: jax.Array, mask: jax.Array | None = None) -> Mean:
     return Mean(jnp.where(valid, x, 0.0).sum(), valid.sum(dtype=x.dtype))
 
 
+def zero(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """`x` with zeros (False) in the masked slots, so that no NaN there can reach a gradient through a `where`.
+
+    Args:
+      x: `[E*, D*]`, any dtype.
+      mask: `E*`, bool.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> zero(jnp.array([[1.0, 2.0], [jnp.nan, 3.0]]), jnp.array([True, False])).tolist()
+      [[1.0, 2.0], [0.0, 0.0]]
+    """
+    chex.assert_tree_shape_prefix(x, mask.shape)
+    return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, jnp.zeros((), x.dtype))
+
+
 def mean(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None) -> jax.Array:
     """Mean of the unmasked elements over all devices of `axis_name`; 0 when there are none.
 

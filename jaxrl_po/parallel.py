@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.types import Actor, Batch, Learner, Step, TrainState
+from jaxrl_po.types import Batch, CollectorState, Learner, Step, TrainState
 
 MIN_ROWS = 16  # of a device, below which exchanging gradients costs more than sharing the work saves
 
@@ -193,15 +193,16 @@ def spread(function: Callable[..., Any], placement: Placement) -> Callable[..., 
 
 
 def state_spec() -> Any:
-    """Partition of a stacked state: seeds over `seed`; of each seed, `actor.local` over `data`, all else on every device."""
+    """Partition of a stacked state: seeds over `seed`; of each seed, `collector.sharded` over `data`, all else on every device."""
     each, rows = P("seed"), P("seed", "data")
     spec: Any = TrainState
+    collector: Any = CollectorState
     return spec(
         params=each,
         opt_state=each,
         reference_params=each,
         kl_coefficient=each,
-        actor=Actor(local=rows, shared=each),
+        collector=collector(sharded=rows, replicated=each),
         key=each,
         step=each,
     )

@@ -70,15 +70,15 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
 
     Returns:
       A tree like `state` of `NamedSharding`s: seeds over `seed`; of each seed, parameters, reference and optimizer state by their
-      axes, `actor.local` over `data`, all else whole.
+      axes, `collector.sharded` over `data`, all else whole.
     """
 
     def of(path: Any, leaf: Any) -> NamedSharding:
         return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
 
     placed: TrainState = jax.tree_util.tree_map_with_path(of, state)
-    rows = jax.tree.map(lambda _: NamedSharding(mesh, P("seed", "data")), state.actor.local)
-    return placed._replace(actor=placed.actor._replace(local=rows))
+    rows = jax.tree.map(lambda _: NamedSharding(mesh, P("seed", "data")), state.collector.sharded)
+    return placed._replace(collector=placed.collector._replace(sharded=rows))
 
 
 def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:

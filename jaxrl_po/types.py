@@ -5,11 +5,12 @@ generated tokens).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 
 PyTree = Any
@@ -28,18 +29,43 @@ class ActorCritic(NamedTuple):
     value: PyTree = ()
 
 
-class Actor(NamedTuple):
-    """What `collect` carries from one iteration to the next.
+class CollectorState(NamedTuple):
+    """What `collect` carries from one iteration to the next: entries side by side, each under a name that says what it holds.
 
-    The two halves say how the state lies on devices: sharding needs no knowledge of what is inside.
+    A wrapper of a problem adds entries of its own and leaves the others where they are, so that whoever reads an entry (an
+    evaluator, say) finds it whatever the problem is wrapped in. A switch that is off has no entry. The two halves say how the
+    state lies on devices: sharding needs no knowledge of what is inside.
 
     Attributes:
-      local: leaves `[B, …]` or `[P, …]`, a slice of the rows on each device (environment states, running returns, row ids).
-      shared: leaves of any shape, equal on every device (observation statistics, a frozen reward model's parameters).
+      sharded: leaves `[B, …]` or `[P, …]`, a slice of the rows on each device (environment states, running returns, row numbers).
+      replicated: leaves of any shape, equal on every device (observation statistics, a frozen reward model's parameters).
+
+    Example:
+      >>> outer = CollectorState({"row": 1}).add(replicated={"reward_model": 2})
+      >>> outer.remove("reward_model")
+      CollectorState(sharded={'row': 1}, replicated={})
     """
 
-    local: PyTree
-    shared: PyTree = ()
+    sharded: dict[str, PyTree]
+    replicated: dict[str, PyTree] = {}  # noqa: RUF012  never changed in place
+
+    def add(
+        self, *, sharded: Mapping[str, PyTree] | None = None, replicated: Mapping[str, PyTree] | None = None
+    ) -> "CollectorState":
+        """The state with further entries.
+
+        Raises:
+          ConfigError: an entry of that name is there already: the same wrapper twice.
+        """
+        for name in (*(sharded or {}), *(replicated or {})):
+            if name in self.sharded or name in self.replicated:
+                raise ConfigError(f"{name} must be carried once: a problem is not wrapped twice by the same wrapper")
+        return CollectorState({**self.sharded, **(sharded or {})}, {**self.replicated, **(replicated or {})})
+
+    def remove(self, *names: str) -> "CollectorState":
+        """The state without the entries of these names."""
+        halves = ({name: entry for name, entry in half.items() if name not in names} for half in self)
+        return CollectorState(*halves)
 
 
 class Batch(NamedTuple):
@@ -48,7 +74,7 @@ class Batch(NamedTuple):
     Attributes:
       inputs: what `Problem.apply` reads: observations `[B, T, …]`, or token sequences whose leaves lead with `[B]`.
       action: `[B, T, …]`, as sampled (never clipped).
-      log_prob: `[B, T]`, nats, of `action` under the policy that sampled it.
+      log_prob: `[B, T]`, nats, of `action` under the policy that collected, the old policy of a ratio.
       reward: `[B, T]`, reward units; `()` where it is still to be given, outside the program, see `Step`.
       value: `[B, T]`, the critic at the input; zeros without a critic.
       next_value: `[B, T]`, the critic at the *true* next observation: the final one where an episode ended.
@@ -61,6 +87,10 @@ class Batch(NamedTuple):
       metrics: what `collect` measured.
       stratum: `[B]`, int32 below `Problem.strata`: which prompts a row's outcome may be compared with beyond its own group
         (those of one number in a finite set, or of one difficulty), or `()` where the problem does not tell.
+      sampler_log_prob: `[B, T]`, nats, of `action` under μ, what drew it; None where that is `log_prob` to the bit. It differs
+        where a sampler computes in another precision or order than `apply`, and where a proposal drew the action.
+      step_end: `[B, T]`, bool, the slots at which a reward is due, where rewards stand along a row; None for all slots.
+      age: `[B]`, int32, updates of the parameters since the row was sampled; None where every row is fresh.
     """
 
     inputs: PyTree
@@ -75,6 +105,9 @@ class Batch(NamedTuple):
     score: jax.Array
     metrics: Metrics
     stratum: Any = ()
+    sampler_log_prob: Any = None
+    step_end: Any = None
+    age: Any = None
 
 
 class Samples(NamedTuple):
@@ -89,6 +122,7 @@ class Samples(NamedTuple):
       value: the critic under the collecting parameters, reward units, or `()` where the loss does not read it.
       reference_log_prob: nats, under the reference policy, or `()`.
       mask: bool, False where the slot holds no sample.
+      sampler_log_prob: see `Batch`; None where the loss does not read it.
     """
 
     inputs: PyTree
@@ -99,6 +133,7 @@ class Samples(NamedTuple):
     value: Any
     reference_log_prob: Any
     mask: jax.Array
+    sampler_log_prob: Any = None
 
 
 class TrainState(NamedTuple):
@@ -109,7 +144,7 @@ class TrainState(NamedTuple):
       opt_state: state of the optimizer, over the subtree that the algorithm optimises by gradient.
       reference_params: frozen policy parameters, or `()`.
       kl_coefficient: `[]`, float32, β of an adaptive penalty; 0 where none is used.
-      actor: `Actor`, whatever `collect` carries.
+      collector: whatever `collect` carries.
       key: typed PRNG key, `[]`.
       step: `[]`, int32, iterations done.
     """
@@ -118,7 +153,7 @@ class TrainState(NamedTuple):
     opt_state: PyTree
     reference_params: PyTree
     kl_coefficient: jax.Array
-    actor: Actor
+    collector: CollectorState
     key: jax.Array
     step: jax.Array
 
@@ -159,16 +194,25 @@ class Problem(NamedTuple):
     """Where samples come from: the one place in which control and language differ.
 
     Attributes:
-      init: `init(key) -> (params, actor)`; consumes `key`.
-      collect: `collect(params, actor, key) -> (actor, Batch)`; consumes `key`.
+      init: `init(key) -> (params, collector)`; consumes `key`.
+      collect: `collect(params, collector, key) -> (collector, Batch)`; consumes `key`.
       apply: `apply(params, inputs) -> (distribution, value)`; with critic parameters `()` the value is zeros.
       rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for control, the identity for
         sequences.
       strata: how many strata `Batch.stratum` tells apart; 0 for none.
+      on_policy: the policy itself drew the actions. False: a proposal did, whose log-probability is `Batch.sampler_log_prob`, and
+        only a method whose surrogate is weighted by π / μ may learn from it.
+      exact_sampler: `Batch.log_prob` is what `apply` gives, to the rounding of float32. False: the sampler computes in lower
+        precision, and the learner computes the log-probabilities of the old policy itself.
+      truncated_is_overlong: a truncated row is a response that was too long, on which DAPO's rules for overlong responses act.
+        False: it is an episode that reached its time limit, which may be a success.
     """
 
-    init: Callable[[jax.Array], tuple[ActorCritic, Actor]]
-    collect: Callable[[ActorCritic, Actor, jax.Array], tuple[Actor, Batch]]
+    init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
+    collect: Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
     apply: Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
     rows: Callable[[Samples], Samples]
     strata: int = 0
+    on_policy: bool = True
+    exact_sampler: bool = True
+    truncated_is_overlong: bool = True

@@ -161,16 +161,17 @@ def trust_region_update(
       damping: at least 0.
       iterations: Fisher products of the conjugate gradient at most.
       tolerance: relative residual at which it stops.
-      fisher_stride: Fisher products read every so many rows; 1 reads all.
+      fisher_stride: Fisher products read every n-th row, counted over all devices and parts; 1 reads all.
       num_microbatches: splits the rows to bound memory: gradient, Fisher products and search become sums over parts. Each product
         then computes the policy again, which is else linearised once for all of them.
       search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as `trust_region.full_step` or `line_search`.
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      `update(params, samples) -> (params, metrics)`, bit for bit the given parameters where no step was accepted. Metrics: `kl`
-      (exact, of the step taken), `policy_loss` (before), `gain` and `predicted_gain` of the surrogate, `step_size` (norm of the
-      change), `backtracks`, `residual` (‖g − Fx‖ / ‖g‖), `accepted`, `grad_norm`, `skipped` (1 where numbers were not finite).
+      `update(params, samples) -> (params, metrics)`, bit for bit the given parameters where no step was accepted. Metrics:
+      `exact_kl` (KL(old ‖ new) of the step taken, nats), `policy_loss` (before), `gain` and `predicted_gain` of the surrogate,
+      `step_size` (norm of the change), `backtracks`, `residual` (‖g − Fx‖ / ‖g‖), `accepted`, `grad_norm`, `skipped` (1 where
+      numbers were not finite).
 
     Raises:
       ConfigError: when the rows do not divide into microbatches.
@@ -178,7 +179,7 @@ def trust_region_update(
 
     def update(params: PyTree, samples: Any) -> tuple[PyTree, Metrics]:
         parts = minibatches.split(samples, num_microbatches)
-        sampled = jax.tree.map(lambda x: x[:, ::fisher_stride], parts)
+        sampled, sampled_mask = _every(fisher_stride, parts, axis_name)
         olds = jax.lax.map(lambda part: jax.lax.stop_gradient(policy(params, part)), parts)
 
         def pooled(function: Callable[..., Any], *of_parts: Any) -> Any:
@@ -202,7 +203,7 @@ def trust_region_update(
             return trust_region.fisher(lambda params: policy(params, part), params, weight)
 
         loss, gradient = pooled(lambda part: jax.value_and_grad(share)(params, part), parts)
-        weight = sampled.mask / jnp.maximum(masked.psum(sampled.mask.sum(dtype=float), axis_name), 1.0)
+        weight = sampled_mask / jnp.maximum(masked.psum(sampled_mask.sum(dtype=float), axis_name), 1.0)
         if num_microbatches == 1:
             linearised = curvature(*jax.tree.map(lambda x: x[0], (sampled, weight)))
 
@@ -220,7 +221,7 @@ def trust_region_update(
         norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm) & jnp.isfinite(info.kl)
         metrics = {
-            "kl": info.kl,
+            "exact_kl": info.kl,
             "policy_loss": loss,
             "gain": info.gain,
             "predicted_gain": optax.tree.vdot(uphill, step),
@@ -234,3 +235,26 @@ def trust_region_update(
         return after, {name: Mean(jnp.asarray(x, jnp.float32), jnp.float32(1.0)) for name, x in each.items()}
 
     return update
+
+
+def _every(stride: int, parts: Any, axis_name: str | None) -> tuple[Any, jax.Array]:
+    """Every n-th row, counted over all parts and devices, so that neither changes which rows these are.
+
+    Args:
+      stride: n.
+      parts: samples with a `mask`, leaves `[parts, rows, …]`, in order; those of each device follow those of the one before.
+      axis_name: device axis, or None.
+
+    Returns:
+      The rows, leaves `[parts, ⌈rows / n⌉, …]`, and their mask, False where a part has one row less.
+    """
+    num_parts, rows = parts.mask.shape[:2]
+    if rows % stride == 0:  # each part begins with a row that counts
+        sampled = jax.tree.map(lambda x: x[:, ::stride], parts)
+        return sampled, sampled.mask
+    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    first = -(device * num_parts + jnp.arange(num_parts)) * rows % stride
+    at = first[:, None] + stride * jnp.arange(-(-rows // stride))[None, :]
+    sampled = jax.tree.map(lambda x: jax.vmap(lambda part, at: part[at])(x, jnp.minimum(at, rows - 1)), parts)
+    within = (at < rows).reshape(at.shape + (1,) * (sampled.mask.ndim - 2))
+    return sampled, sampled.mask & within

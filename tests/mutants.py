@@ -1,5 +1,6 @@
 """Mutants of the numerical modules: one small change at a time, and whether the tests of the module notice it.
 
+    python tests/mutants.py --wrong                 # the named wrong programs: each must fail the test that is named beside it
     python tests/mutants.py                         # all mutants of all five modules: half an hour of one core
     python tests/mutants.py losses masked           # all of two
     python tests/mutants.py --sample=20 --seed=1    # 20 of each
@@ -9,6 +10,9 @@ Each mutant is compiled from the changed syntax tree and takes the place of its 
 libraries are imported already and nothing of ours is; the child runs the module's doctests and tests up to the first failure. A
 mutant that takes several times as long as the module itself counts as killed. What is not changed: texts, annotations, decorators,
 chex assertions, and what stands behind a `raise`.
+
+The wrong programs of `wrong_programs.py` are mistakes in any module that pass for the real thing: a sign, a factor, a unit, a key.
+Each runs in a child likewise, against the tests that must notice it and no others.
 """
 
 import argparse
@@ -22,7 +26,7 @@ import random
 import resource
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +36,7 @@ import jax
 import optax  # noqa: F401
 import pytest
 from hypothesis import settings
+from wrong_programs import WRONG
 
 ROOT = Path(__file__).parent.parent
 TESTS = {
@@ -192,7 +197,7 @@ class Impostor(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def path_of(module: str) -> str:
-    return str(ROOT / "jaxrl_po" / f"{module}.py")
+    return str(ROOT / "jaxrl_po" / f"{module.replace('.', '/')}.py")
 
 
 class Replace:
@@ -208,30 +213,37 @@ class Replace:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def run_tests(module: str, tree: ast.Module, limit: float) -> tuple[str, float]:
-    """`("passed" | "failed" | "late", seconds)` of the module's tests in a forked child, with `tree` as the module.
+def files_of(module: str) -> list[str]:
+    """The module, for its doctests, and its test files."""
+    return [path_of(module), *(str(ROOT / "tests" / f"{name}.py") for name in TESTS[module])]
 
-    Seconds are of the processor, so that a busy machine makes nothing late; one that sleeps for ever fails by the tests' own limit.
+
+def run_tests(module: str, tree: ast.Module, tests: list[str], limit: float, *, silent: bool = True) -> tuple[str, float]:
+    """`("passed" | "failed" | "broken" | "late", seconds)` of tests in a forked child, with `tree` as the module.
+
+    Broken is what fails otherwise than by a test. Seconds are of the processor, so that a busy machine makes nothing late; one that
+    sleeps for ever fails by the tests' own limit.
     """
     child = os.fork()
     if not child:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
+        if silent:
+            silence = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silence, 1)
+            os.dup2(silence, 2)
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit)))
-        files = [path_of(module), *(str(ROOT / "tests" / f"{name}.py") for name in TESTS[module])]
         options = ["-x", "-p", "no:cacheprovider", "-n", "0", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        status = pytest.main([*options, *files], plugins=[Replace(Impostor(module, tree))])
+        status = pytest.main([*options, *tests], plugins=[Replace(Impostor(module, tree))])
         os._exit(int(status))
     _, status, usage = os.wait4(child, 0)
-    outcome = "late" if os.WIFSIGNALED(status) else "failed" if status else "passed"
+    named = {pytest.ExitCode.OK: "passed", pytest.ExitCode.TESTS_FAILED: "failed"}
+    outcome = "late" if os.WIFSIGNALED(status) else named.get(os.WEXITSTATUS(status), "broken")
     return outcome, usage.ru_utime + usage.ru_stime
 
 
 def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
     """Runs the tests on the mutants of a module and prints those that survive: `(killed, all)`."""
     source = Path(path_of(module)).read_text(encoding="utf-8")
-    outcome, seconds = run_tests(module, ast.parse(source), 600.0)
+    outcome, seconds = run_tests(module, ast.parse(source), files_of(module), 600.0)
     if outcome != "passed":
         raise SystemExit(f"the tests of {module} fail on the module itself")
     chosen = mutants(source)
@@ -239,7 +251,7 @@ def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
         chosen = sorted(random.Random(f"{module} {seed}").sample(chosen, sample), key=lambda mutant: mutant.line)
     killed = 0
     for mutant in chosen:
-        outcome, _ = run_tests(module, mutant.tree, PATIENCE * seconds + 10.0)
+        outcome, _ = run_tests(module, mutant.tree, files_of(module), PATIENCE * seconds + 10.0)
         killed += outcome != "passed"
         if outcome != "failed":
             print(f"{module}.py:{mutant.line}: {'survived' if outcome == 'passed' else outcome}: {mutant.change}", flush=True)
@@ -247,9 +259,35 @@ def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
     return killed, len(chosen)
 
 
+def refute(named: list[str]) -> list[str]:
+    """Runs wrong programs, all without names, each against the tests that must notice it; the names of those that survive."""
+    chosen = [wrong for wrong in WRONG if not named or wrong.name in named]
+    if missing := set(named) - {wrong.name for wrong in chosen}:
+        raise SystemExit(f"no such program: {', '.join(sorted(missing))}")
+    tests = sorted({test for wrong in chosen for test in wrong.tests})
+    sound = ast.parse(Path(path_of("version")).read_text(encoding="utf-8"))
+    if run_tests("version", sound, in_folder(tests), 1200.0, silent=False)[0] != "passed":
+        raise SystemExit("the tests fail on the program as it is")
+    survivors = []
+    for wrong in chosen:
+        tree = ast.parse(wrong.source(Path(path_of(wrong.module)).read_text(encoding="utf-8")))
+        for test in wrong.tests:
+            outcome, seconds = run_tests(wrong.module, tree, in_folder([test]), 600.0)
+            print(f"{wrong.name}: {test}: {outcome} in {seconds:.0f} s", flush=True)
+            if outcome != "failed":
+                survivors.append(wrong.name)
+    print(f"{len(chosen) - len(set(survivors))} of {len(chosen)} wrong programs killed", flush=True)
+    return survivors
+
+
+def in_folder(tests: Sequence[str]) -> list[str]:
+    return [str(ROOT / "tests" / test) for test in tests]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", default=list(TESTS), choices=list(TESTS))
+    parser.add_argument("names", nargs="*", help=f"modules, all without any: {', '.join(TESTS)}; or wrong programs")
+    parser.add_argument("--wrong", action="store_true", help="run the wrong programs and exit with 1 where one survives")
     parser.add_argument("--sample", type=int, help="mutants of each module; all without it")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--least", type=float, default=0.0, help="share of each module's mutants that must be killed")
@@ -257,7 +295,12 @@ def main() -> None:
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # no thread of JAX runs yet: no backend has been started
     settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
     settings.load_profile("mutants")
-    shares = [killed / total for killed, total in (examine(m, arguments.sample, arguments.seed) for m in arguments.modules)]
+    if arguments.wrong:
+        sys.exit(bool(refute(arguments.names)))
+    modules = arguments.names or list(TESTS)
+    if unknown := set(modules) - set(TESTS):
+        parser.error(f"no such module: {', '.join(sorted(unknown))}")
+    shares = [killed / total for killed, total in (examine(m, arguments.sample, arguments.seed) for m in modules)]
     sys.exit(min(shares) < arguments.least)
 
 

@@ -7,7 +7,7 @@ from gymnax.environments import environment, spaces
 
 from jaxrl_po import masked
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.types import Actor, ActorCritic, Batch, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 
 @struct.dataclass
@@ -118,7 +118,8 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
             "hidden": 0.5 * jax.random.normal(first, (width, width)),
             "head": 0.3 * jax.random.normal(second, (width, actions)),
         }
-        return ActorCritic(policy, 0.5 * jax.random.normal(value, (width,))), Actor(jnp.arange(num_prompts, dtype=jnp.int32))
+        params = ActorCritic(policy, 0.5 * jax.random.normal(value, (width,)))
+        return params, CollectorState({"row": jnp.arange(num_prompts, dtype=jnp.int32)})
 
     def apply(params, inputs):
         x = features[inputs]
@@ -126,8 +127,8 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
         value = jnp.zeros(inputs.shape) if isinstance(params.value, tuple) else x @ params.value
         return Categorical(logits), value
 
-    def collect(params, actor, key):
-        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(actor.local)
+    def collect(params, collector, key):
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(collector.sharded["row"])
         context = jax.vmap(lambda key: jax.random.randint(key, (), 0, states))(keys[:, 0])
         inputs = (jnp.repeat(context, group_size)[:, None] + jnp.arange(num_steps)[None, :]) % states
         distribution, value = apply(params, inputs)
@@ -140,7 +141,7 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
         score = (mask.sum(axis=1) >= 3).astype(float)
         reward = table[inputs, action] if dense else jnp.where(terminated | truncated, score[:, None], 0.0)
         _, next_value = apply(params, (inputs + 1) % states)
-        return actor, Batch(
+        return collector, Batch(
             inputs=inputs,
             action=action,
             log_prob=distribution.log_prob(action),

@@ -327,3 +327,28 @@ def test_estimates_are_finite_and_masks_hide(rows, gamma, lambda_):
         assert np.isfinite(x).all()
     np.testing.assert_array_equal(whitened, hidden)
     assert not np.any(np.asarray(whitened)[~flags[2]])
+
+
+def test_process_rewards_count_where_a_step_ends():
+    """A right answer of six tokens and a wrong one of two, rewarded at their ends: length costs the right one nothing."""
+    lengths, tokens = np.array([6, 2]), np.arange(6)
+    mask = jnp.asarray(tokens < lengths[:, None])
+    last = jnp.asarray(tokens == lengths[:, None] - 1)
+    reward = jnp.where(last, jnp.array([[1.0], [0.0]]), 0.0)
+    got = advantages.process_relative(reward, mask, last, epsilon=0.0)
+    np.testing.assert_allclose(got, np.where(mask, [[1.0], [-1.0]], 0.0), rtol=1e-6)
+    # With every token taken for a step, the right long answer would begin below the wrong short one.
+    every = advantages.process_relative(reward, mask, epsilon=0.0)
+    assert float(every[0, 0]) < float(every[1, 0]) + 2.0
+    garbage = jnp.where(last, reward, 7.0)
+    np.testing.assert_array_equal(advantages.process_relative(garbage, mask, last, epsilon=0.0), got)
+
+
+def test_two_steps_of_a_trace():
+    """Shao et al. 2024, section 4.1.3: a token is worth the normalised rewards of the steps that end at or after it."""
+    reward = jnp.array([[0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
+    step_end = jnp.array([[False, True, False, True]] * 2)
+    got = advantages.process_relative(reward, jnp.ones((2, 4), bool), step_end, epsilon=0.0)
+    mean, std = 0.75, np.sqrt(3) / 4
+    a, b = (1.0 - mean) / std, (0.0 - mean) / std
+    np.testing.assert_allclose(got, [[a + b, a + b, b, b], [2 * a, 2 * a, a, a]], rtol=1e-6)

@@ -198,6 +198,34 @@ def test_ratio_is_one_before_the_first_update(case):
         assert name not in metrics or abs(float(metrics[name].value())) < 1e-6
 
 
+ONE_KL = [
+    *("ppo-all-switches", "ppo-penalty", "reinforce", "a2c", "npg", "trpo"),
+    *("grpo-process", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo"),
+]
+
+
+@cache
+def batch_of_the_table():
+    """The batch that every method's first step on the table is made from."""
+    problem = PROBLEMS["table"](None)
+    state = jitted("trpo", "table")[0](jax.random.key(0))
+    _, collect_key, _ = jax.random.split(state.key, 3)
+    return problem, jax.jit(problem.collect)(state.params, state.collector, collect_key)[1]
+
+
+@pytest.mark.parametrize("algorithm", ONE_KL)
+def test_kl_is_one_quantity_that_of_the_whole_update(algorithm):
+    """k3 of KL(old ‖ new) after the last step, the mean over all samples: what a comparison of methods may show in one row."""
+    init, step = jitted(algorithm, "table")
+    after, metrics = step(arrays(algorithm), init(jax.random.key(0)))
+    problem, batch = batch_of_the_table()
+    log_prob = problem.apply(after.params, batch.inputs)[0].log_prob(batch.action)
+    difference = np.float64(batch.log_prob - log_prob)[np.asarray(batch.mask)]  # log(old / new)
+    k3 = np.mean(np.expm1(-difference) + difference)
+    assert k3 > 1e-9
+    np.testing.assert_allclose(metrics["kl"].value(), k3, rtol=1e-2, atol=1e-9)
+
+
 def norm(tree):
     return np.sqrt(sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree)))
 
@@ -272,9 +300,9 @@ def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(cas
         tolerance = 1e-3 if case[0] in ("npg", "trpo") else 1e-4
         assert norm(minus(after, alone.params)) <= tolerance * norm(minus(alone.params, before.params))
         alone, _ = step(arrays(case[0]), alone)
-        pick = jax.tree.map(lambda x, i=i: x[i], (state.params, state.actor.shared, state.step))
+        pick = jax.tree.map(lambda x, i=i: x[i], (state.params, state.collector.replicated, state.step))
         chex.assert_trees_all_close(pick[0], alone.params, rtol=5e-3, atol=5e-4)
-        chex.assert_trees_all_close(pick[1], alone.actor.shared, rtol=1e-4, atol=1e-5)
+        chex.assert_trees_all_close(pick[1], alone.collector.replicated, rtol=1e-4, atol=1e-5)
         assert int(pick[2]) == 2
         first = jax.tree.map(lambda x, i=i: x[0, i], metrics)
         chex.assert_trees_all_close(means(first), means(alone_metrics), rtol=5e-3, atol=5e-4)
@@ -306,8 +334,8 @@ def test_in_double_precision_eight_devices_equal_one(case):
         problem = PROBLEMS[case[1]](axis_name)
 
         def init(key):
-            params, actor = problem.init(key)
-            return jax.tree.map(lambda x: x.astype(jnp.float64), params), actor
+            params, collector = problem.init(key)
+            return jax.tree.map(lambda x: x.astype(jnp.float64), params), collector
 
         return module.make(dataclasses.replace(as_arrays(config), axis_name=axis_name), problem._replace(init=init))
 
@@ -324,7 +352,7 @@ def test_in_double_precision_eight_devices_equal_one(case):
             change = norm(minus(want.params, before.params))
             assert change > 0
             assert norm(minus(got.params, want.params)) <= 1e-8 * change
-            chex.assert_trees_all_close(got.actor.shared, want.actor.shared, rtol=1e-5)
+            chex.assert_trees_all_close(got.collector.replicated, want.collector.replicated, rtol=1e-5)
             chex.assert_trees_all_close(means(got_metrics), means(want_metrics), rtol=1e-5, atol=1e-7)
 
 
@@ -345,7 +373,7 @@ def test_resume_equals_uninterrupted(case):
     )
     resumed, _ = one(one(restored)[0])
     chex.assert_trees_all_equal(resumed.params, straight.params)
-    chex.assert_trees_all_equal(resumed.actor, straight.actor)
+    chex.assert_trees_all_equal(resumed.collector, straight.collector)
 
 
 @pytest.mark.parametrize(

@@ -257,3 +257,9 @@ def test_zero_sizes_and_copies():
     arrays = checkpoint.to_host(state(1))
     assert not any(array.size == 0 for array in arrays.values())
     assert bits(checkpoint.from_host(arrays, state())) == bits(state(1))
+
+
+def test_a_state_of_an_earlier_version_is_named():
+    old = {".actor.local.envs.number": np.zeros(2, np.int32), **checkpoint.to_host(state())}
+    with pytest.raises(CheckpointError, match=r"of a version before 0\.2.*--init_from reads its policy"):
+        checkpoint.from_host(old, state())

@@ -72,8 +72,105 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     assert sweep.main([*arguments, "--save", "--resume"]) == 0
     assert "program 1" not in capsys.readouterr().out
     assert json.loads((out / "sweep.json").read_text())[0]["scores"] == rows[0]["scores"]
-    with pytest.raises(UsageError, match="holds another sweep"):
-        sweep.main([*SMALL, f"--out={out}", "--config.learning_rate=1e-4,1e-2", "--resume"])
+    # Flags that are not given are as they were, also where saving has changed what control.py starts from.
+    (out / "sweep.json").write_text(json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"]))
+    assert sweep.main([f"--out={out}", "--resume"]) == 0
+    assert "program 2 of 2: 2 settings × 2 seeds" in capsys.readouterr().out
+    assert json.loads((out / "sweep.json").read_text())[0]["scores"] == rows[0]["scores"]
+    assert json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text()) == saved
+
+
+@pytest.fixture
+def programs_run(monkeypatch):
+    """The groups that a sweep trains, each over at once: a larger step is better."""
+    trained = []
+
+    def over(group, options):
+        trained.append(group)
+        scores = [[[float(records["config"].learning_rate)] * 3] * options.seeds for records in group]
+        return {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
+
+    monkeypatch.setattr(sweep, "run", over)
+    return trained
+
+
+RANGES = ["--config.learning_rate=1e-3,1e-2", "--problem.width=4,8"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--seeds=2", "--config.learning_rate=0.01,0.001"],  # as it was, in other words
+        ["--seed=0", "--config.gamma=0.99"],  # as it was by default
+        ["--problem.width=8,4", "--processes=1", "--devices=auto", "--nosave"],
+    ],
+)
+def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_run, arguments):
+    out = tmp_path / "sweep"
+    assert sweep.main([*SMALL, *RANGES, f"--out={out}"]) == 0
+    rows = json.loads((out / "sweep.json").read_text())
+    (out / "sweep.json").write_text(json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"]))
+    del programs_run[:]
+    assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
+    (group,) = programs_run
+    assert {records["problem"].width for records in group} == {8}
+    assert all(records["config"].num_epochs == 1 for records in group)
+    assert json.loads((out / "sweep.json").read_text()) == rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--seeds=3"],
+            r"--seeds=3 must be 2, as in the sweep in \S+ that is resumed; leave the flag out, or choose another --out",
+        ),
+        (["--config.learning_rate=1e-4,1e-2"], r"--config\.learning_rate=0\.0001,0\.01 must be 0\.001,0\.01, as in"),
+        (
+            ["--config.gamma=0.9", "--problem.width=4"],
+            r"--config\.gamma=0\.9 must be 0\.99, --problem\.width=4 must be 4,8, as in",
+        ),
+        (["--algorithm=a2c", "--config.n=3"], r"--algorithm=a2c must be ppo, as in"),
+        (["--total_steps=512"], r"--total_steps=512 must be 256, as in"),
+        (["--config.gama=0.9"], r"--config\.gama is not a flag; did you mean --config\.gamma\?"),
+    ],
+)
+def test_a_resumed_sweep_names_the_flags_that_differ(tmp_path, programs_run, arguments, message):
+    out = tmp_path / "sweep"
+    sweep.main([*SMALL, *RANGES, f"--out={out}"])
+    before = (out / "config.json").read_bytes()
+    with pytest.raises(UsageError, match=f"^{message}"):
+        sweep.main([*arguments, f"--out={out}", "--resume"])
+    assert (out / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("stored", ['{"script": "control", "seeds": 2}', '{"script": "sweep", "argv": []}'])
+def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
+    (tmp_path / "config.json").write_text(stored)
+    with pytest.raises(UsageError, match=r"^--resume: --out=\S+ must hold a sweep of this version of sweep\.py"):
+        sweep.main([*SMALL, f"--out={tmp_path}", "--resume"])
+
+
+def test_what_is_best_can_be_given_and_saved(tmp_path, programs_run, monkeypatch, capsys):
+    """Flags that hang on a swept one, and tuned ones that it leaves without effect."""
+    monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
+    (tmp_path / "configs" / "ppo").mkdir(parents=True)
+    (tmp_path / "configs" / "ppo" / "CartPole-v1.json").write_text('{"flags": {"config.lambda_": 0.5}}')
+    ranges = ["--config.penalty=fixed,adaptive", "--config.kl_coefficient=0.5", "--config.estimator=monte_carlo"]
+    assert sweep.main([*SMALL, *ranges, f"--out={tmp_path / 'sweep'}", "--save"]) == 0
+    best = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")).split()[1:]
+    sections = sweep.common.sections_of(control.SCRIPT, control.Options())
+    records = flags_lib.parse(best, sections)
+    assert records["config"].kl_coefficient == 0.5
+    assert records["config"].estimator == "monte_carlo"
+    saved = json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text())
+    assert flags_lib.parse([], sections, defaults=saved["flags"]) == records
+
+
+def test_sweep_help_names_the_flags(capsys):
+    assert sweep.main(["--help"]) == 0
+    assert "  --evaluations=10\n" in capsys.readouterr().out
 
 
 def test_sweep_compares_like_with_like(tmp_path):

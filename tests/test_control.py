@@ -12,13 +12,14 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import normalizer
 from jaxrl_po.control.unroll import episodes
 from jaxrl_po.distributions import DiagonalGaussian
+from jaxrl_po.types import CollectorState
 
 
 def one_batch(env, seed=0, **options):
     problem = control.make_problem(env, **({"num_envs": 3, "num_steps": 12} | options))
-    params, actor = jax.jit(problem.init)(jax.random.key(seed))
-    actor, batch = jax.jit(problem.collect)(params, actor, jax.random.key(seed + 1))
-    return problem, params, actor, batch
+    params, collector = jax.jit(problem.init)(jax.random.key(seed))
+    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(seed + 1))
+    return problem, params, collector, batch
 
 
 @pytest.mark.parametrize(
@@ -113,29 +114,39 @@ def test_episode_metrics_count_completed_episodes_only():
 
 
 def test_episodes_run_on_between_iterations():
-    problem, params, actor, _ = one_batch(AlwaysTruncated(), num_steps=3)
-    np.testing.assert_allclose(actor.local.envs.episode_return, 3.0)
-    actor, batch = problem.collect(params, actor, jax.random.key(9))
+    problem, params, collector, _ = one_batch(AlwaysTruncated(), num_steps=3)
+    np.testing.assert_allclose(collector.sharded["environments"].episode_return, 3.0)
+    collector, batch = problem.collect(params, collector, jax.random.key(9))
     np.testing.assert_array_equal(batch.truncated[0], [False, True, False])
 
 
 def test_environments_do_not_share_random_numbers_and_keys_advance():
-    problem, params, actor, batch = one_batch(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=32)
+    problem, params, collector, batch = one_batch(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=32)
     assert len(np.unique(np.asarray(batch.action), axis=0)) == 4
-    again = problem.collect(params, actor, jax.random.key(1))[1]
-    other = problem.collect(params, actor, jax.random.key(2))[1]
+    again = problem.collect(params, collector, jax.random.key(1))[1]
+    other = problem.collect(params, collector, jax.random.key(2))[1]
     assert not np.array_equal(again.action, other.action)
 
 
 def test_split_environments_collect_what_they_collect_together():
     """Random numbers follow the environment's number: what lies on which device does not matter."""
     problem, params, _, _ = one_batch(gymnax.make("CartPole-v1")[0], num_envs=4)
+<<<<<<< HEAD
     _, actor = problem.init(jax.random.key(0))
     collect = jax.jit(problem.collect)
     whole = collect(params, actor, jax.random.key(5))[1]
     halves = [
         collect(
             params, actor._replace(local=jax.tree.map(lambda x, h=h: x[2 * h : 2 * h + 2], actor.local)), jax.random.key(5)
+=======
+    _, collector = problem.init(jax.random.key(0))
+    whole = problem.collect(params, collector, jax.random.key(5))[1]
+    halves = [
+        problem.collect(
+            params,
+            CollectorState(jax.tree.map(lambda x, h=h: x[2 * h : 2 * h + 2], collector.sharded)),
+            jax.random.key(5),
+>>>>>>> main
         )[1]
         for h in range(2)
     ]
@@ -158,7 +169,7 @@ def test_normalizer_is_exact():
 
 
 def test_reward_scale_is_the_std_of_the_rolling_return():
-    _, _, actor, batch = one_batch(AlwaysTruncated(), scale_rewards=True, reward_discount=0.5)
+    _, _, collector, batch = one_batch(AlwaysTruncated(), scale_rewards=True, reward_discount=0.5)
     rolling, r = [], 0.0
     for t in range(12):
         r = 0.5 * r + 1.0
@@ -166,37 +177,56 @@ def test_reward_scale_is_the_std_of_the_rolling_return():
         r = 0.0 if (t + 1) % 5 == 0 else r
     np.testing.assert_allclose(batch.reward, 1.0 / np.std(rolling), rtol=1e-5)
     assert float(batch.metrics["episode_return"].metric()) == 5.0  # what is logged is not scaled
-    np.testing.assert_allclose(actor.local.discounted, r, rtol=1e-6)
+    np.testing.assert_allclose(collector.sharded["rolling_return"], r, rtol=1e-6)
 
 
 def test_evaluation_is_frozen_and_repeatable():
     env = gymnax.make("CartPole-v1")[0]
-    problem, params, actor, _ = one_batch(env, normalize_observations=True)
+    problem, params, collector, _ = one_batch(env, normalize_observations=True)
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=5))
-    first, second = (evaluate(params, actor, jax.random.key(3)) for _ in range(2))
+    first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
     np.testing.assert_array_equal(first["return"], second["return"])
     np.testing.assert_array_equal(first["return"], first["length"])  # CartPole pays 1 a step
     assert first["return"].shape == (5,)
     assert (first["return"] >= 1.0).all()
-    stochastic = jax.jit(control.make_evaluate(env, problem, num_episodes=5, greedy=False))(params, actor, jax.random.key(3))
+    stochastic = jax.jit(control.make_evaluate(env, problem, num_episodes=5, greedy=False))(
+        params, collector, jax.random.key(3)
+    )
     assert not np.array_equal(first["return"], stochastic["return"])
+
+
+def test_greedy_evaluation_plays_the_mode_whatever_the_key():
+    """MatchCueContinuous pays −(a − cue / 2)², once: two returns, one for each cue."""
+    env = MatchCueContinuous()
+    problem, params, collector, _ = one_batch(env)
+    params = jax.tree.map(lambda x: x + 0.02, params)
+    mode = problem.apply(params, jnp.array([[-1.0], [1.0]]))[0].mode()[:, 0]
+    want = -np.square(np.clip(mode, -1.0, 1.0) - np.array([-0.5, 0.5]))
+    evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=16))
+    for seed in (0, 1):
+        got = np.asarray(evaluate(params, collector, jax.random.key(seed))["return"])
+        nearest = np.abs(got[:, None] - want[None, :]).argmin(1)
+        assert set(nearest.tolist()) == {0, 1}
+        np.testing.assert_allclose(got, want[nearest], rtol=1e-5)
+    sampled = jax.jit(control.make_evaluate(env, problem, num_episodes=16, greedy=False))(params, collector, jax.random.key(0))
+    assert len(np.unique(sampled["return"])) > 6
 
 
 def test_evaluation_reads_the_statistics_in_the_state():
     env = gymnax.make("Pendulum-v1")[0]
-    problem, params, actor, _ = one_batch(env, normalize_observations=True)
+    problem, params, collector, _ = one_batch(env, normalize_observations=True)
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=3))
-    shifted = actor.shared.observations._replace(mean=actor.shared.observations.mean + 100.0)
-    other = actor._replace(shared=actor.shared._replace(observations=shifted))
+    statistics = collector.replicated["observation_statistics"]
+    other = collector._replace(replicated={"observation_statistics": statistics._replace(mean=statistics.mean + 100.0)})
     key = jax.random.key(0)
-    assert not np.array_equal(evaluate(params, actor, key)["return"], evaluate(params, other, key)["return"])
+    assert not np.array_equal(evaluate(params, collector, key)["return"], evaluate(params, other, key)["return"])
 
 
 def test_evaluation_plays_whole_episodes():
     env = AlwaysTruncated()
-    problem, params, actor, _ = one_batch(env)
+    problem, params, collector, _ = one_batch(env)
     result = control.make_evaluate(env, problem, num_episodes=2, env_params=Params(max_steps_in_episode=7))(
-        params, actor, jax.random.key(0)
+        params, collector, jax.random.key(0)
     )
     assert result["length"].tolist() == [7.0, 7.0]
     bounded = episodes(
@@ -240,11 +270,11 @@ def test_settings_reach_the_problem():
             scale_rewards=True,
         ),
     )
-    params, actor = problem.init(jax.random.key(0))
+    params, collector = problem.init(jax.random.key(0))
     assert params.policy["params"]["torso"]["Dense_0"]["kernel"].shape == (3, 8)
     assert float(params.policy["params"]["head"]["log_std"][0]) == -0.5
-    assert actor.shared.observations.mean.shape == (3,)
-    assert actor.local.discounted.shape == (2,)
+    assert collector.replicated["observation_statistics"].mean.shape == (3,)
+    assert collector.sharded["rolling_return"].shape == (2,)
 
 
 def test_unknown_spaces_are_named():
@@ -254,3 +284,26 @@ def test_unknown_spaces_are_named():
 
     with pytest.raises(ConfigError, match="observations must be an array"):
         control.adapt(Structured())
+
+
+CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (gymnax.make("MountainCar-v0")[0], 1)}
+
+
+@pytest.mark.parametrize(("env", "num_steps"), CONSTANT.values(), ids=CONSTANT)
+def test_a_return_that_does_not_vary_is_its_own_scale(env, num_steps):
+    """Its std is 0 but for rounding: dividing by it made of a reward of 1 one of 1e8."""
+    _, _, _, batch = one_batch(env, scale_rewards=True, num_steps=num_steps)
+    np.testing.assert_allclose(np.abs(batch.reward), 1.0, rtol=1e-5)
+
+
+def test_without_an_entry_in_the_collector_nothing_is_normalised():
+    _, _, collector, _ = one_batch(gymnax.make("CartPole-v1")[0])
+    assert set(collector.sharded) == {"environments"}
+    assert collector.replicated == {}
+
+
+def test_an_entry_of_the_collector_is_added_once():
+    state = CollectorState({"a": 1}).add(sharded={"b": 2}, replicated={"c": 3})
+    assert state.remove("b", "c") == CollectorState({"a": 1}, {})
+    with pytest.raises(ConfigError, match="c must be carried once"):
+        state.add(sharded={"c": 0})

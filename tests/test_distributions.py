@@ -134,3 +134,33 @@ def test_ratio_is_clamped(difference, expected):
     got, gradient = jax.value_and_grad(lambda x: distributions.ratio(x, jnp.float32(0.0)))(jnp.float32(difference))
     assert float(got) == pytest.approx(expected, rel=1e-5)
     assert float(gradient) == pytest.approx(expected if abs(difference) < 20 else 0.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_what_is_drawn_in_half_precision_is_what_is_scored(dtype):
+    """Noise is added in float32: rounded to bfloat16, rare actions come half as often as they are recorded."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(64, 8)) * 3.0, dtype)
+    key = jax.random.key(1)
+    half, full = Categorical(logits), Categorical(logits.astype(jnp.float32))
+    np.testing.assert_array_equal(half.sample(key), full.sample(key))
+    mean, log_std = logits, 0.3 * logits
+    half, full = DiagonalGaussian(mean, log_std), DiagonalGaussian(*(x.astype(jnp.float32) for x in (mean, log_std)))
+    action = half.sample(key)
+    assert action.dtype == jnp.float32
+    np.testing.assert_array_equal(action, full.sample(key))
+    other = DiagonalGaussian(mean + 1, log_std), DiagonalGaussian(full.mean + 1, full.log_std)
+    for got, want in (
+        (half.log_prob(action), full.log_prob(action)),
+        (half.entropy(), full.entropy()),
+        (full.kl(other[1]), half.kl(DiagonalGaussian(full.mean + 1, log_std))),
+    ):
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_rare_actions_in_half_precision_come_as_often_as_their_log_prob_says():
+    probs = jnp.array([0.0063, 0.9937])
+    coin = Categorical(jnp.broadcast_to(jnp.log(probs) + 5.0, (400_000, 2)).astype(jnp.bfloat16))
+    share = float((coin.sample(jax.random.key(0)) == 0).mean())
+    recorded = float(jnp.exp(coin.log_prob(jnp.zeros(400_000, jnp.int32))[0]))
+    assert abs(share - recorded) < 4 * (recorded / 400_000) ** 0.5

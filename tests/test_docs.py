@@ -125,6 +125,16 @@ def test_quoted_lines_stand_in_their_file(path):
         assert not source or code in (ROOT / source).read_text(), f"{source}:\n{code}"
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "algorithms").glob("*.md")), ids=name)
+def test_pseudo_code_fits_the_critic_to_advantages_that_are_not_whitened(path):
+    """As the code does: `actor_critic.estimate` makes both, and whitening comes after it."""
+    for language_of_fence, _, code in FENCE.findall(path.read_text()):
+        target = re.search(r"(fit v to|target ←)[^\n;]*\bA\b", code)
+        if language_of_fence == "text" and target:
+            assert "whiten" not in code[: target.start()]
+            assert "whiten(A)" in code[target.end() :]
+
+
 def test_every_algorithm_has_a_page_or_a_section():
     for algorithm in common.ALGORITHMS:
         if algorithm in IN_GROUPS_PAGE:

@@ -1,5 +1,7 @@
 """Dynamic sampling: which groups are kept, in which order, and what is left when there are none."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,10 +34,15 @@ def by_hand(key, batches):
     return kept
 
 
-def collect(key=KEY, actor=None, max_generation_batches=20, **options):
+@functools.cache
+def sampler(max_generation_batches=20, **options):
     problem = dynamic_sampling(INNER, max_generation_batches, **options)
-    params, fresh = problem.init(jax.random.key(0))
-    return jax.jit(problem.collect)(params, fresh if actor is None else actor, key)
+    return problem.init(jax.random.key(0)), jax.jit(problem.collect)
+
+
+def collect(key=KEY, collector=None, **options):
+    (params, fresh), sample = sampler(**options)
+    return sample(params, fresh if collector is None else collector, key)
 
 
 @pytest.mark.parametrize("num_groups", [0, 2, 7])
@@ -70,21 +77,50 @@ def test_surplus_is_dropped_or_carried():
     _, second = collect(later, dropped, num_groups=2)
     np.testing.assert_array_equal(groups_of(second), by_hand(later, 20)[:2])
 
-    carried, again = collect(num_groups=2, carry_surplus=True)
-    np.testing.assert_array_equal(groups_of(again), groups_of(first))
-    assert int(carried.shared.count) == len(expected) - 2
-    _, second = collect(later, carried, num_groups=2, carry_surplus=True)
-    np.testing.assert_array_equal(groups_of(second), [*expected[2:], *by_hand(later, 20)][:2])
+
+def test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped():
+    """Fresh groups first, then what the last iteration had too many, then further batches; followed by hand for ten iterations."""
+    wanted, collector, surplus = 3, None, []
+    used, dropped = 0, 0
+    for i in range(10):
+        key = jax.random.key(100 + i)
+        collector, batch = collect(key, collector, num_groups=wanted, carry_surplus=True)
+        first = by_hand(key, 1)
+        carried = surplus[: max(wanted - len(first), 0)]
+        rounds, buffer = 1, [*first, *carried]
+        while len(buffer) < wanted:
+            rounds += 1
+            buffer += list(by_hand(key, rounds)[len(by_hand(key, rounds - 1)) :])
+        np.testing.assert_array_equal(groups_of(batch), buffer[:wanted])
+        assert float(batch.metrics["generation_batches"].value()) == rounds
+        assert float(batch.metrics["acceptance"].count) == rounds * GROUPS
+        np.testing.assert_allclose(batch.metrics["sample_age"].value(), len(carried) / wanted, rtol=1e-6)
+        assert int(batch.age.sum()) == len(carried) * SIZE
+        used, dropped = used + len(carried), dropped + len(surplus) - len(carried)
+        surplus = buffer[wanted:]
+        assert int(collector.replicated["surplus_count"]) == len(surplus)
+    assert used >= 1  # or the case shows nothing
+    assert dropped >= 1
 
 
-def test_a_full_surplus_generates_nothing():
-    actor, _ = collect(num_groups=1, carry_surplus=True)
-    held = int(actor.shared.count)
-    assert held >= 1
-    actor, batch = collect(jax.random.key(9), actor, num_groups=1, carry_surplus=True)
-    assert float(batch.metrics["generation_batches"].value()) == 0.0
-    assert int(actor.shared.count) == held - 1
-    assert np.isnan(float(batch.metrics["acceptance"].metric()))  # nothing was generated, so there is no share
+def test_what_is_trained_on_is_at_most_one_update_old():
+    """Even where a batch holds more informative groups than an update takes: they are generated anew, not stored up."""
+    params, before = STATE[0], None
+    (_, collector), sample = sampler(carry_surplus=True, num_groups=3)
+    ages = []
+    for i in range(10):
+        params = params._replace(policy=jax.tree.map(lambda x: 1.05 * x, params.policy))  # what an update would do
+        collector, batch = sample(params, collector, jax.random.key(100 + i))
+        assert float(batch.metrics["generation_batches"].value()) >= 1.0
+        assert np.isfinite(batch.metrics["accuracy"].metric())
+        for age, policy in ((0, params), (1, before)):
+            rows = np.asarray(batch.age) == age
+            if rows.any():
+                log_prob = INNER.apply(policy, batch.inputs)[0].log_prob(batch.action)
+                np.testing.assert_allclose(batch.log_prob[rows], log_prob[rows], rtol=1e-5, atol=1e-6)
+        ages += np.asarray(batch.age).tolist()
+        before = params
+    assert set(ages) == {0, 1}
 
 
 def test_it_gives_up_and_masks_what_is_empty():
@@ -101,9 +137,9 @@ def test_it_gives_up_and_masks_what_is_empty():
 def test_vmap_equals_the_lone_run():
     """Seeds that are full wait for the slowest, and nothing of theirs changes meanwhile."""
     problem = dynamic_sampling(INNER, 20, num_groups=5)
-    actor = problem.init(jax.random.key(0))[1]
+    collector = problem.init(jax.random.key(0))[1]
     keys = jax.random.split(jax.random.key(3), 4)
-    _, together = jax.jit(jax.vmap(lambda key: problem.collect(STATE[0], actor, key)))(keys)
+    _, together = jax.jit(jax.vmap(lambda key: problem.collect(STATE[0], collector, key)))(keys)
     rounds = together.metrics["generation_batches"].value()
     assert len(set(rounds.tolist())) > 1  # or the case shows nothing
     for i, key in enumerate(keys):
@@ -122,9 +158,9 @@ def test_two_calls_differ_and_metrics_cover_everything_generated():
 def changed(edit, problem=INNER):
     """The same problem with every batch edited."""
 
-    def collect(params, actor, key):
-        actor, batch = problem.collect(params, actor, key)
-        return actor, edit(batch)
+    def collect(params, collector, key):
+        collector, batch = problem.collect(params, collector, key)
+        return collector, edit(batch)
 
     return problem._replace(collect=collect)
 
@@ -177,7 +213,7 @@ def test_leaving_groups_out_weighs_the_others_up():
     learner = dapo.make(plain, INNER)
     state = learner.init(jax.random.key(5))
     _, collect_key, _ = jax.random.split(state.key, 3)
-    share = float(informative(INNER.collect(state.params, state.actor, collect_key)[1].score).mean())
+    share = float(informative(INNER.collect(state.params, state.collector, collect_key)[1].score).mean())
     assert 0.0 < share < 1.0
     np.testing.assert_allclose(reweighted["grad_norm"].value(), naive["grad_norm"].value() / share, rtol=1e-4)
 

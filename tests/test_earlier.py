@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import control
 import earlier
@@ -14,6 +15,7 @@ import language
 import numpy as np
 import plot
 import pytest
+import render
 import report
 import tiny
 from test_exporters import events
@@ -66,7 +68,7 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
     env, problem = control.build_problem(records, None)
     play = jax.jit(control.control.make_evaluate(env, problem, num_episodes=3))
     one = jax.tree.map(lambda x: x[1], state)
-    np.testing.assert_allclose(found["greedy_return"][1], play(one.params, one.actor, jax.random.key(5))["return"].mean())
+    np.testing.assert_allclose(found["greedy_return"][1], play(one.params, one.collector, jax.random.key(5))["return"].mean())
 
 
 def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
@@ -75,12 +77,25 @@ def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
     _, records = earlier.read_any(evaluate.SCRIPTS, "run", str(runs["language"]))
     experiment, iteration, state = earlier.state(language.SCRIPT, records, "run", str(runs["language"]), "latest")
     key = jax.random.split(jax.random.key(0))[1]
+<<<<<<< HEAD
     evaluated = jax.jit(jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, key)))(state)
     scores = evaluated["greedy_accuracy"].mean(axis=1)
+=======
+    scores = jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key)["greedy_accuracy"].mean())(state)
+>>>>>>> main
     line = json.loads((runs["language"] / "metrics.jsonl").read_text().splitlines()[-1])
     np.testing.assert_allclose(scores, line["greedy_accuracy"], rtol=1e-6)
     assert evaluate.main([f"--run={runs['language']}", f"--out={out}"]) == 0
     assert json.loads(out.read_text())["iteration"] == iteration == 0
+
+
+@pytest.mark.parametrize("script", [evaluate, render], ids=lambda script: script.__name__)
+def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
+    assert script.main(["--help"]) == 0
+    assert "best is the one with the highest mean score over seeds" in capsys.readouterr().out
+    root = Path(script.__file__).parent.parent
+    for path in (root / "README.md", *root.glob("docs/**/*.md"), *root.glob("experiments/*.py")):
+        assert not re.search(r"(every|each) (seed|policy)'s best", path.read_text()), path
 
 
 @pytest.mark.parametrize(
@@ -98,11 +113,13 @@ def test_what_cannot_be_evaluated_is_named(runs, tmp_path, flags, message):
         evaluate.main([flag.format(tmp=tmp_path, **runs) for flag in flags])
 
 
-def fake_run(folder, scores):
+def fake_run(folder, scores, score="greedy_return", **settings):
     """Two lines of as many seeds; the second is final."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"script": "control"}))
-    lines = [{"iteration": i, "step": 10 * i, "greedy_return": x} for i, x in enumerate(([0.0] * len(scores), scores))]
+    place = {} if "task" in settings else {"script": "control", "env": "CartPole-v1"}
+    (folder / "config.json").write_text(json.dumps(place | settings))
+    zeros = [0.0] * len(scores)
+    lines = [{"iteration": i, "step": 10 * i, score: x, "entropy": zeros} for i, x in enumerate((zeros, scores))]
     append(folder / "metrics.jsonl", *lines)
     return str(folder)
 
@@ -118,9 +135,76 @@ def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
     assert " 0.83 [" in c
     lines = (tmp_path / "out" / "curves.csv").read_text().splitlines()
     assert lines[0] == "run,step,seed,name,value"
-    assert len(lines) == 1 + 2 * (3 + 2) + 3  # a missing number has no line
+    assert len([line for line in lines if "greedy_return" in line]) == 2 * (3 + 2) + 3  # a missing number has no line
     assert "b,10,1,greedy_return,5.0" in lines
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+ADDITION = {"script": "language", "task": "addition", "score": "greedy_accuracy"}
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The titles, labels of axes and legends of each set of axes that is written."""
+    panels = []
+
+    def write(figure, path):
+        for axes in figure.axes:
+            legend = axes.get_legend()
+            named = [text.get_text() for text in legend.get_texts()] if legend else []
+            ticks = [text.get_text() for text in axes.get_yticklabels()]
+            panels.append((axes.get_title(loc="left"), axes.get_xlabel(), named or ticks))
+
+    monkeypatch.setattr(plot.plotting, "write", write)
+    return panels
+
+
+def test_runs_on_one_environment_are_compared_without_a_word(tmp_path, capsys, drawn):
+    paths = [fake_run(tmp_path / name, x, env="Acrobot-v1") for name, x in (("a", [1.0, 2.0]), ("b", [3.0, 4.0]))]
+    assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
+    assert capsys.readouterr().err == ""
+    assert drawn[0][0] == "greedy_return on Acrobot-v1"
+    assert drawn[0][2] == ["a", "b"]
+    assert drawn[2][0::2] == ("better than a", ["b"])
+
+
+def test_runs_on_different_environments_are_named_and_not_ranked(tmp_path, capsys, drawn):
+    settings = {"a": ([1.0, 2.0], "CartPole-v1"), "b": ([3.0, 4.0], "Acrobot-v1"), "c": ([5.0, 6.0], "CartPole-v1")}
+    paths = [fake_run(tmp_path / name, scores, env=env) for name, (scores, env) in settings.items()]
+    assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "note: these runs are not on the same environment or task, so that their scores cannot be compared: "
+        "a (CartPole-v1), b (Acrobot-v1), c (CartPole-v1)"
+    ]
+    labels = ["a (CartPole-v1)", "b (Acrobot-v1)", "c (CartPole-v1)"]
+    assert drawn[0][2] == labels
+    assert drawn[2][0::2] == ("better than a (CartPole-v1)", [labels[2]])
+    a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:]
+    assert [row[:15].rstrip() for row in (a, b, c)] == labels
+    assert b.split()[-3:] == ["[3,", "4]", "3"]  # nothing is said of a seed on Acrobot being better than one on CartPole
+    assert "1.00 [1.00, 1.00]" in c
+    assert "b (Acrobot-v1),10,1,greedy_return,4.0" in (tmp_path / "out" / "curves.csv").read_text()
+    drawn.clear()
+    assert plot.main([*paths[:2], f"--out={tmp_path / 'out'}"]) == 0
+    assert len(drawn) == 2  # curves and profiles
+
+
+def test_a_task_of_another_size_is_another_task(tmp_path, capsys, drawn):
+    sizes = ({"task.num_digits": 1, "task.base": 10}, {"task.num_digits": 3, "task.base": 10})
+    paths = [fake_run(tmp_path / name, [0.5, 0.6], **ADDITION, **size) for name, size in zip("ab", sizes, strict=True)]
+    assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
+    assert capsys.readouterr().err.endswith(": a (addition num_digits=1), b (addition num_digits=3)\n")
+    assert drawn[0][2] == ["a (addition num_digits=1)", "b (addition num_digits=3)"]
+
+
+def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
+    paths = [fake_run(tmp_path / "a", [1.0], env="CartPole-v1"), fake_run(tmp_path / "b", [0.5], **ADDITION)]
+    with pytest.raises(UsageError, match=r"^a \(CartPole-v1\) has greedy_return and b \(addition\) greedy_accuracy.*--metric"):
+        plot.main([*paths, f"--out={tmp_path / 'out'}"])
+    assert not (tmp_path / "out").exists()
+    assert plot.main([*paths, "--metric=entropy", f"--out={tmp_path / 'out'}"]) == 0
+    assert capsys.readouterr().err.endswith(": a (CartPole-v1), b (addition)\n")
+    assert drawn[0][1] == "environment steps or completions, each seed"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +212,7 @@ def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
     [
         ([], "name 1 to 8 folders of runs"),
         (["{tmp}/nowhere"], "nowhere must be the folder of a run; it holds no config.json"),
-        (["{run}", "--metric=speed"], "--metric=speed must be in the lines of all runs, which have greedy_return"),
+        (["{run}", "--metric=speed"], "--metric=speed must be in the lines of all runs, which have entropy, greedy_return"),
         (["{run}", "--metrics=speed"], "did you mean --metric"),
     ],
 )
@@ -164,7 +248,7 @@ class Page(HTMLParser):
 def page(tmp_path):
     """Of two runs, one of which wrote what must not become HTML."""
     paths = [fake_run(tmp_path / name, scores) for name, scores in (("a", [1.0, 2.0]), ("b", [2.0, 2.5]))]
-    settings = {"script": "control", "env": "Acrobot-v1", "resolved": {"device": "1 × cpu"}}
+    settings = {"script": "control", "env": "CartPole-v1", "algorithm": "a2c", "resolved": {"device": "1 × cpu"}}
     (tmp_path / "b" / "config.json").write_text(json.dumps(settings))
     append(
         tmp_path / "b" / "samples.jsonl",
@@ -186,7 +270,7 @@ def test_a_report_is_whole_in_one_file(page):
     assert all(source.startswith("data:image/png;base64,") for source in parsed.sources)
     assert not re.search(r"(src|href)=.?https?:", text)
     said = "".join(parsed.text)
-    for part in ("a · b", "1.00", "2.25", "<script>alert(1)</script>", "&lt;2", "Acrobot-v1", "1 × cpu"):
+    for part in ("a · b", "1.00", "2.25", "<script>alert(1)</script>", "&lt;2", "a2c", "1 × cpu"):
         assert part in said, part
     assert "unseen" not in said
     assert text.count('<td class="differs">') == 2

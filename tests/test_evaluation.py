@@ -97,6 +97,16 @@ def test_what_is_asked_is_held_out():
     assert asked == [True]
 
 
+def test_greedy_answers_are_the_most_likely_tokens():
+    """By one pass over the finished sequences."""
+    greedy, (params, _) = answers(0), trained()
+    tokens = jnp.concatenate([greedy.prompt, greedy.tokens[:, 0]], axis=1)
+    pad = jnp.sum(jnp.cumsum(greedy.prompt != TASK.tokenizer.pad, axis=1) == 0, axis=1)
+    logits = MODEL.apply(params.policy, tokens[:, :-1], pad, last=greedy.tokens.shape[2])[0]
+    written = np.arange(greedy.tokens.shape[2]) < np.asarray(greedy.length[:, :1])
+    np.testing.assert_array_equal(np.asarray(logits.argmax(-1))[written], np.asarray(greedy.tokens[:, 0])[written])
+
+
 def test_samples_leave_the_greedy_numbers_alone():
     values, greedy = evaluated(num_samples=SAMPLES, temperature=1.3), answers(0)
     np.testing.assert_array_equal(values["greedy_accuracy"], greedy.score[:, 0])

@@ -6,11 +6,12 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from probes import AlwaysTruncated, CueReward, MatchCue, MatchCueContinuous, NanReward
 
 from jaxrl_po import control, losses
-from jaxrl_po.algorithms import a2c, actor_critic, grpo, npg, ppo, reinforce, trpo
+from jaxrl_po.algorithms import a2c, actor_critic, dapo, grpo, npg, ppo, reinforce, trpo
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.types import ActorCritic
 
@@ -101,7 +102,7 @@ def test_trpo_stays_within_its_region_and_gains():
     _, metrics, history = train(trpo, trpo.Config(max_kl=0.02, **FIT), problem, 30)
     accepted = np.asarray(metrics["accepted"].value()) > 0
     assert accepted.mean() > 0.8
-    assert (np.asarray(metrics["kl"].value())[accepted] <= 0.02).all()
+    assert (np.asarray(metrics["exact_kl"].value())[accepted] <= 0.02).all()
     assert (np.asarray(metrics["gain"].value())[accepted] > 0).all()
     assert (np.asarray(metrics["predicted_gain"].value())[accepted] > 0).all()
     # The reported KL is that of the policies before and after, on the states of the batch.
@@ -117,7 +118,7 @@ def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
     assert float(searched["backtracks"].value()[0]) == 0.0
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(natural["kl"].value(), 1e-4, rtol=0.3)  # the model of the KL is good for so small a step
+    np.testing.assert_allclose(natural["exact_kl"].value(), 1e-4, rtol=0.3)  # the model of the KL is good for so small a step
 
 
 def test_impossible_steps_leave_the_policy_bit_exact():
@@ -129,16 +130,16 @@ def test_impossible_steps_leave_the_policy_bit_exact():
 
     base = control.make_problem(Constant(), num_envs=8, num_steps=8)
 
-    def collect(params, actor, key):
+    def collect(params, collector, key):
         """With a critic that is right, so that the advantage is 0 everywhere."""
-        actor, batch = base.collect(params, actor, key)
-        return actor, batch._replace(value=jnp.ones_like(batch.value))
+        collector, batch = base.collect(params, collector, key)
+        return collector, batch._replace(value=jnp.ones_like(batch.value))
 
     problem = base._replace(collect=collect)
     config = trpo.Config(value_learning_rate=1e-30, normalize_advantage=False, gamma=0.0)
     state, metrics, history = train(trpo, config, problem, 2)
     assert metrics["accepted"].value().tolist() == [0.0, 0.0]
-    assert metrics["kl"].value().tolist() == [0.0, 0.0]
+    assert metrics["exact_kl"].value().tolist() == [0.0, 0.0]
     for first, last in zip(jax.tree.leaves(history.policy), jax.tree.leaves(state.params.policy), strict=True):
         np.testing.assert_array_equal(first[0], last)
 
@@ -178,7 +179,7 @@ def test_fixed_penalty_holds_the_policy_back():
         train(ppo, ppo.Config(clip=False, penalty="fixed", kl_coefficient=beta, learning_rate=1e-2), kl_problem(), 1)[1]
         for beta in (0.0, 100.0)
     )
-    assert float(near["kl"].value()[0]) < 0.3 * float(far["kl"].value()[0])
+    assert float(near["exact_kl"].value()[0]) < 0.3 * float(far["exact_kl"].value()[0])
     assert near["kl_coefficient"].value().tolist() == [100.0]
 
 
@@ -188,7 +189,7 @@ def test_adaptive_penalty_doubles_and_halves(direction):
         clip=False, penalty="adaptive", kl_direction=direction, learning_rate=1e-2, num_epochs=4, target_kl=0.01
     )
     _, metrics, _ = train(ppo, config, kl_problem(), 12)
-    beta, kl = (np.asarray(metrics[name].value()) for name in ("kl_coefficient", "kl"))
+    beta, kl = (np.asarray(metrics[name].value()) for name in ("kl_coefficient", "exact_kl"))
     expected = np.where(kl > 0.015, 2.0, np.where(kl < 0.01 / 1.5, 0.5, 1.0))
     np.testing.assert_allclose(beta[1:] / beta[:-1], expected[:-1])
     assert len(set(expected.tolist())) > 1
@@ -197,7 +198,7 @@ def test_adaptive_penalty_doubles_and_halves(direction):
 def test_penalty_is_adapted_until_satisfied_or_the_cap():
     config = ppo.Config(clip=False, penalty="satisfied", learning_rate=1e-2, num_epochs=4, target_kl=0.01, satisfied_rounds=4)
     _, metrics, _ = train(ppo, config, kl_problem(), 12)
-    rounds, kl = (np.asarray(metrics[name].value()) for name in ("rounds", "kl"))
+    rounds, kl = (np.asarray(metrics[name].value()) for name in ("rounds", "exact_kl"))
     assert rounds.min() >= 1
     assert rounds.max() <= 4
     assert len(set(rounds.tolist())) > 1
@@ -207,8 +208,8 @@ def test_penalty_is_adapted_until_satisfied_or_the_cap():
 
 def test_group_advantages_reach_every_step_of_an_episode():
     problem = control.make_groups(CART_POLE, num_prompts=3, group_size=4, num_steps=50)
-    params, actor = problem.init(jax.random.key(0))
-    _, batch = jax.jit(problem.collect)(params, actor, jax.random.key(1))
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
     # One initial state for each group, another for each prompt.
     start = np.asarray(batch.inputs[:, 0]).reshape(3, 4, -1)
     assert (start == start[:, :1]).all()
@@ -256,13 +257,15 @@ def test_groups_of_one_are_refused():
 def test_vine_tries_every_action_from_one_state():
     """MatchCue pays 1 for the action that names the cue, and the episode is over: Q is 0 or 1, by enumeration."""
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=5)
-    params, actor = problem.init(jax.random.key(0))
-    actor, batch = jax.jit(problem.collect)(params, actor, jax.random.key(1))
+    params, collector = problem.init(jax.random.key(0))
+    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
     cue = np.asarray(batch.inputs).reshape(12, 2)
     np.testing.assert_array_equal(cue[:, 0], cue[:, 1])
     np.testing.assert_array_equal(batch.score, np.stack([cue[:, 0] < 0, cue[:, 0] > 0], axis=1))
     np.testing.assert_array_equal(batch.action.reshape(12, 2), np.tile([0, 1], (12, 1)))
-    np.testing.assert_allclose(batch.log_prob, -np.log(2.0), rtol=1e-6)
+    np.testing.assert_allclose(batch.sampler_log_prob, -np.log(2.0), rtol=1e-6)
+    distribution = problem.apply(params, batch.inputs)[0]
+    np.testing.assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5)
     np.testing.assert_allclose(batch.value, 0.5, atol=0.02)  # a policy that is nearly uniform
     assert batch.terminated.all()
 
@@ -281,8 +284,8 @@ def test_branches_share_their_random_numbers():
     np.testing.assert_array_equal(score, np.repeat(score[:, :1], 3, axis=1))
     np.testing.assert_array_equal(batch.value.reshape(-1), score.reshape(-1))  # the mean over branches
     long = control.make_vine(CART_POLE, num_envs=4, num_steps=8, num_states=4, num_branches=4, horizon=40)
-    params, actor = long.init(jax.random.key(0))
-    _, batch = jax.jit(long.collect)(params, actor, jax.random.key(1))
+    params, collector = long.init(jax.random.key(0))
+    _, batch = jax.jit(long.collect)(params, collector, jax.random.key(1))
     score, action = np.asarray(batch.score), np.asarray(batch.action).reshape(-1, 4)
     for returns, actions in zip(score, action, strict=True):
         for a in (0, 1):  # branches that begin with the same action are the same branch
@@ -294,7 +297,7 @@ def test_trpo_learns_from_a_vine():
     state, metrics, _ = train(trpo, trpo.Config(max_kl=0.05), problem, 30)
     assert accuracy(problem, state.params)[0] == 1.0
     assert state.params.value == ()
-    assert (np.asarray(metrics["kl"].value()) <= 0.05).all()
+    assert (np.asarray(metrics["exact_kl"].value()) <= 0.05).all()
 
 
 def test_vine_with_continuous_actions_is_self_normalised():
@@ -363,4 +366,105 @@ def test_cart_pole_improves(module, config, iterations):
     problem = control.make_problem(CART_POLE, num_envs=16, num_steps=128)
     state, _, _ = train(module, dataclasses.replace(config), problem, iterations)
     evaluate = jax.jit(control.make_evaluate(CART_POLE, problem, num_episodes=16))
-    assert float(evaluate(state.params, state.actor, jax.random.key(1))["return"].mean()) > 150.0
+    assert float(evaluate(state.params, state.collector, jax.random.key(1))["return"].mean()) > 150.0
+
+
+def test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted():
+    """`(G − m) / s + m` would make the constant part of the returns s times too large."""
+    problem = control.make_problem(CART_POLE, num_envs=4, num_steps=16)
+    shared = {"baseline": "none", **FIT}
+    configs = (reinforce.Config(normalize_advantage=on, **shared) for on in (False, True))
+    raw, scaled = (train(PlainGradient, config, problem, 1)[0].params.policy for config in configs)
+    start = problem.init(jax.random.split(jax.random.key(0))[0])[0].policy
+    learner = reinforce.make(as_arrays(reinforce.Config(**shared)), problem)
+    batch = learner.step.sample(learner.init(jax.random.key(0)))[1]
+    returns = actor_critic.estimate(reinforce.Config(), batch)[1]
+    change = [jax.tree.map(jnp.subtract, after, start) for after in (raw, scaled)]
+    for one, other in zip(*map(jax.tree.leaves, change), strict=True):
+        np.testing.assert_allclose(other, one / np.std(returns), rtol=1e-3, atol=1e-6)
+
+
+class PlainGradient:
+    """REINFORCE whose step is the gradient."""
+
+    @staticmethod
+    def make(config, problem):
+        return reinforce.make(config, problem, optax.sgd(1.0))
+
+
+def test_a_constant_return_without_a_baseline_is_scaled_to_one():
+    problem = control.make_problem(AlwaysTruncated(), num_envs=4, num_steps=16)
+    config = reinforce.Config(baseline="none", gamma=0.0, entropy_coefficient=0.0, **FIT)
+    _, metrics, _ = train(reinforce, config, problem, 1)
+    assert float(metrics["skipped"].value()[0]) == 0.0
+    assert abs(float(metrics["policy_loss"].value()[0])) < 1.0  # −log π · 1, and not · 1e8
+
+
+def test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body():
+    problem = control.make_problem(CART_POLE, num_envs=4, num_steps=8)
+    jitted = problem._replace(apply=jax.jit(problem.apply))
+    for module in (reinforce, npg, trpo):
+        state, _, _ = train(module, module.Config(value_minibatches=1, value_epochs=1), jitted, 1)
+        want, _, _ = train(module, module.Config(value_minibatches=1, value_epochs=1), problem, 1)
+        for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(want.params), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    shared = control.from_settings(CART_POLE, control.Settings(num_envs=4, num_steps=8, shared_torso=True))
+    learner = trpo.make(trpo.Config(value_minibatches=1), shared._replace(apply=jax.jit(shared.apply)))
+    with pytest.raises(ConfigError, match="shared_torso must be off"):
+        jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
+
+
+@pytest.mark.parametrize("module", [reinforce, a2c, ppo, grpo])
+def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
+    """Every action tried once is drawn uniformly and not by the policy: the gradient of −log π · A would be another's."""
+    enumerated, sampled = (
+        control.make_vine(MatchCue(), num_envs=2, num_steps=8, num_states=2, horizon=2, num_branches=k) for k in (0, 2)
+    )
+    with pytest.raises(ConfigError, match=r"sampling must be from the policy itself for this method.*num_branches"):
+        module.make(module.Config(), enumerated)
+    module.make(module.Config(), sampled)
+
+
+def test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal():
+    problem = control.make_vine(MatchCue(), num_envs=8, num_steps=8, num_states=4, horizon=2)
+    learner = trpo.make(as_arrays(trpo.Config(max_kl=0.05)), problem)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    # Far from uniform, so that the KL from the proposal would show.
+    state = state._replace(params=state.params._replace(policy=jax.tree.map(lambda x: 3.0 * x, state.params.policy)))
+    _, metrics = jax.jit(learner.step)(state)
+    assert float(metrics["accepted"].value()) == 1.0
+    # With all actions weighed by their probability, the k3 estimate has no noise: it is the exact KL.
+    np.testing.assert_allclose(metrics["kl"].value(), metrics["exact_kl"].value(), rtol=1e-3)
+
+
+def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
+    """On CartPole they are the best: filtered out, nothing would be left to learn from."""
+    problem = control.make_groups(CART_POLE, num_prompts=4, group_size=4, num_steps=12)
+    _, metrics, _ = train(dapo, dapo.Config(dynamic_sampling="off"), problem, 1)
+    assert float(metrics["truncated"].value()[0]) > 0.2
+    everything = float(metrics["episode_length"].total[0])
+    assert float(metrics["signal"].count[0]) == everything
+    with pytest.raises(ConfigError, match="overlong_cache has no effect unless"):
+        dapo.make(dapo.Config(overlong_cache=3), problem)
+
+
+def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
+    """TRPO eq. 17: `mean_n Σ_k π(a_k|s_n) A_nk`, whatever the policy; weighed by π / π_old it would be twice as far from it."""
+    problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=2)
+    params, collector = problem.init(jax.random.key(0))
+    policy = jax.tree.map(lambda x: 3.0 * x, params.policy)
+    _, batch = jax.jit(problem.collect)(params._replace(policy=policy), collector, jax.random.key(1))
+    estimate = actor_critic.make_estimate(trpo.Config(normalize_advantage=False), keep_proposal=True)
+    samples = problem.rows(estimate(None, batch))
+    later = jax.tree.map(lambda x: 2.0 * x, policy)
+    distribution = problem.apply(ActorCritic(later), samples.inputs)[0]
+    probability = np.exp(distribution.log_prob(samples.action)).reshape(-1, 2)
+    want = np.mean(np.sum(probability * np.asarray(samples.advantage).reshape(-1, 2), axis=1))
+    np.testing.assert_allclose(npg.proposal_surrogate(distribution, samples).value(), -want, rtol=1e-4, atol=1e-6)
+    _, metrics, _ = train(npg, npg.Config(normalize_advantage=False), problem, 1)
+    params, collector = problem.init(jax.random.split(jax.random.key(0))[0])
+    key = jax.random.split(jax.random.split(jax.random.key(0))[1], 3)[1]
+    batch = jax.jit(problem.collect)(params, collector, key)[1]
+    # At π_old itself the expectation of A is 0 in every state.
+    np.testing.assert_allclose(metrics["policy_loss"].value()[0], 0.0, atol=1e-5)
+    assert float(jnp.abs(batch.reward - batch.value).mean()) > 0.1

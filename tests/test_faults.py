@@ -35,7 +35,7 @@ from jaxrl_po.checkpoint import SaveError, Store
 from jaxrl_po.flags import UsageError
 from jaxrl_po.masked import Mean
 from jaxrl_po.metrics import read
-from jaxrl_po.types import Actor, ActorCritic, Learner, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 
 SIZE = 8_000  # floats that do not compress: a checkpoint's file is larger than any other
 FLAGS = ["--seeds=2", "--devices=1", "--total_steps=230", "--log_every=5", "--eval_every=2"]
@@ -63,7 +63,7 @@ def walk(poison=lambda step: False):
 
     def init(key):
         params = ActorCritic(jax.random.normal(key, (SIZE,)))
-        return TrainState(params, (), (), jnp.float32(0.0), Actor(()), jax.random.fold_in(key, 1), jnp.int32(0))
+        return TrainState(params, (), (), jnp.float32(0.0), CollectorState({}), jax.random.fold_in(key, 1), jnp.int32(0))
 
     def step(state):
         key, noise_key = jax.random.split(state.key)
@@ -87,7 +87,7 @@ SCRIPT = common.Script(
     steps=lambda records: 10,
     shards_params=lambda options: False,
     build=lambda records, algorithm, placement: jobs.Experiment(
-        walk(), lambda params, actor, key: {"greedy_return": params.policy[1]}, "greedy_return"
+        walk(), lambda params, collector, key: {"greedy_return": params.policy[1]}, "greedy_return"
     ),
     title=lambda records: "a walk",
     unit="steps",
@@ -283,7 +283,7 @@ def poisoned(learner, evaluate):
 
 
 def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_path, capfd):
-    script = poisoned(walk(lambda step: step >= 7), lambda params, actor, key: {"greedy_return": params.policy[1]})
+    script = poisoned(walk(lambda step: step >= 7), lambda params, collector, key: {"greedy_return": params.policy[1]})
     assert main(tmp_path, "--patience=6", script=script) == 1
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(
@@ -299,7 +299,7 @@ def test_an_environment_whose_rewards_are_nan_leaves_finite_parameters(tmp_path,
     problem = control.make_problem(NanReward(), num_envs=2, num_steps=4)
     settings = ppo.Config(num_epochs=1, num_minibatches=1)
     script = poisoned(
-        ppo.make(settings, problem), lambda params, actor, key: {"greedy_return": jax.tree.leaves(params.policy)[0].sum()}
+        ppo.make(settings, problem), lambda params, collector, key: {"greedy_return": jax.tree.leaves(params.policy)[0].sum()}
     )
     assert main(tmp_path, "--patience=12", script=script) == 1
     [line] = capfd.readouterr().err.splitlines()

@@ -25,6 +25,7 @@ class Config:
     def validate(self):
         if self.gamma == 0.5:
             raise ConfigError("gamma must not be a half")
+        config.require(self, "target_kl", self.early_stop, "early_stop is on")
 
 
 @config.record
@@ -117,6 +118,20 @@ def test_a_script_has_defaults_of_its_own():
     assert records["config"].gamma == 0.75  # what is given comes first
     assert records["config"].early_stop is False  # then what is stored
     assert "  --total_steps=9\n" in flags.usage("x.py", "", SECTIONS, defaults)
+
+
+def test_a_default_of_a_script_without_effect_does_not_apply():
+    defaults = {"config.early_stop": True, "config.target_kl": 0.5}
+    assert flags.parse([], SECTIONS, defaults=defaults)["config"] == Config(early_stop=True, target_kl=0.5)
+    off = ["--config.early_stop=false"]
+    assert flags.parse(off, SECTIONS, defaults=defaults)["config"] == Config()
+    stored = {"config.early_stop": True, "config.target_kl": 0.25}
+    assert flags.parse(off, SECTIONS, stored=stored, defaults=defaults)["config"] == Config()
+    with pytest.raises(UsageError, match=r"^--config\.target_kl has no effect unless early_stop is on"):
+        flags.parse([*off, "--config.target_kl=0.5"], SECTIONS, defaults=defaults)
+    for wrong in ({"defaults": {"config.target_kl": 0.5}}, {"stored": {"config.target_kl": 0.5}}):  # no flag made it so
+        with pytest.raises(UsageError, match=r"^--config\.target_kl has no effect"):
+            flags.parse([], SECTIONS, **wrong)
 
 
 def test_flatten_is_the_inverse_of_parsing():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from probes import tabular_problem
 
 from jaxrl_po import advantages, losses, programs, runner
-from jaxrl_po.algorithms import cispo, dr_grpo, grpo, gspo, reinforce_pp, rloo
+from jaxrl_po.algorithms import cispo, dr_grpo, grpo, gspo, ppo, reinforce_pp, rloo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.metrics import read
@@ -24,17 +25,17 @@ SGD = optax.sgd(1.0)
 
 @pytest.fixture(scope="module")
 def start():
-    params, actor = PROBLEM.init(jax.random.split(jax.random.key(0))[0])
+    params, collector = PROBLEM.init(jax.random.split(jax.random.key(0))[0])
     state = grpo.make(grpo.Config(use_reference=False), PROBLEM, SGD).init(jax.random.key(0))
     _, collect_key, _ = jax.random.split(state.key, 3)
-    batch = jax.jit(PROBLEM.collect)(params, actor, collect_key)[1]
+    batch = jax.jit(PROBLEM.collect)(params, collector, collect_key)[1]
     zeros = batch._replace(log_prob=batch.log_prob * batch.mask, reward=batch.reward * batch.mask)
     return params, zeros
 
 
-def gradient_of(module, config):
+def gradient_of(module, config, problem=PROBLEM):
     """The gradient of the method's first update, read off a step of plain gradient descent."""
-    learner = module.make(config, PROBLEM, SGD)
+    learner = module.make(config, problem, SGD)
     state = learner.init(jax.random.key(0))
     after, _ = jax.jit(learner.step)(state)
     return jax.tree.map(jnp.subtract, state.params.policy, after.params.policy)
@@ -228,3 +229,43 @@ def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
     assert read(tmp_path / "metrics.jsonl")[-1]["iteration"] == ends
     again = runner.run(dataclasses.replace(job, iterations=14), tmp_path, Quiet(), resume=True)
     assert again.iteration == (ends + 2 if ends < 12 else 14)  # what came before is remembered
+
+
+@pytest.mark.parametrize("module", [grpo, ppo])
+def test_nothing_behind_the_mask_reaches_the_parameters(module):
+    problem = tabular_problem(num_prompts=4, group_size=4, dense=False)
+    config = module.Config(num_epochs=1, num_minibatches=1)
+
+    def poisoned(*arguments):
+        collector, batch = problem.collect(*arguments)
+        names = ("log_prob", "reward", "value", "next_value")
+        return collector, batch._replace(**{n: jnp.where(batch.mask, getattr(batch, n), jnp.nan) for n in names})
+
+    key, after = jax.random.key(0), []
+    for own in (problem, problem._replace(collect=poisoned)):
+        learner = module.make(config, own)
+        state, metrics = jax.jit(learner.step)(learner.init(key))
+        assert float(metrics["skipped"].value()) == 0.0
+        assert float(metrics["frac_masked"].value()) > 0.1
+        after.append(state.params)
+    chex.assert_trees_all_close(*after, rtol=1e-5, atol=1e-7)
+
+
+def test_process_supervision_counts_the_steps_that_the_problem_names(start):
+    _, batch = start
+    ends = batch.terminated | batch.truncated
+
+    def collect(params, collector, key):
+        collector, batch = PROBLEM.collect(params, collector, key)
+        return collector, batch._replace(step_end=batch.terminated | batch.truncated)
+
+    reward, last = (np.asarray(x).reshape(GROUPS, SIZE, -1) for x in (batch.reward, ends & batch.mask))
+    a = np.zeros(last.shape)
+    for g in range(GROUPS):
+        inside = reward[g][last[g]]
+        centred = np.where(last[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
+        a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1]
+    a = a.reshape(batch.mask.shape)
+    want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1)))
+    config = grpo.Config(use_reference=False, supervision="process")
+    same(gradient_of(grpo, config, PROBLEM._replace(collect=collect)), want)

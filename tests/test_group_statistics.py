@@ -74,7 +74,7 @@ def test_outcomes_that_are_no_numbers_are_left_out_and_still_seen():
 def collected(problem):
     state = grpo.make(PLAIN, problem, optax.sgd(1.0)).init(jax.random.key(0))
     _, collect_key, _ = jax.random.split(state.key, 3)
-    return state.params, jax.jit(problem.collect)(state.params, state.actor, collect_key)[1]
+    return state.params, jax.jit(problem.collect)(state.params, state.collector, collect_key)[1]
 
 
 def gradient_of(config, problem=PROBLEM):
@@ -126,20 +126,20 @@ def test_fresh_strata_are_plain_grpo():
     step = jax.jit(learner.step)
     state, metrics = step(learner.init(jax.random.key(0)))
     assert float(metrics["revisited"].value()) == 0.0
-    np.testing.assert_array_equal(state.actor.shared.running.weight, [SIZE] * GROUPS)
+    np.testing.assert_array_equal(state.collector.replicated["outcome_statistics"].weight, [SIZE] * GROUPS)
     state, metrics = step(state)
     assert float(metrics["revisited"].value()) == 1.0
-    np.testing.assert_allclose(state.actor.shared.running.weight, [1.9 * SIZE] * GROUPS)
+    np.testing.assert_allclose(state.collector.replicated["outcome_statistics"].weight, [1.9 * SIZE] * GROUPS)
 
 
-def number_groups(params, actor, key):
-    actor, batch = PROBLEM.collect(params, actor, key)
-    return actor, batch._replace(stratum=jnp.repeat(jnp.arange(GROUPS), SIZE))
+def number_groups(params, collector, key):
+    collector, batch = PROBLEM.collect(params, collector, key)
+    return collector, batch._replace(stratum=jnp.repeat(jnp.arange(GROUPS), SIZE))
 
 
 def test_what_is_off_is_not_held():
     state = grpo.make(PLAIN, PROBLEM).init(jax.random.key(0))
-    assert state.actor == PROBLEM.init(jax.random.key(0))[1]._replace(local=state.actor.local)
+    assert state.collector.replicated == PROBLEM.init(jax.random.key(0))[1].replicated == {}
     text = str(jax.make_jaxpr(grpo.make(PLAIN, PROBLEM).step)(state))
     assert "scatter-min" not in text
     on = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), PROBLEM)
@@ -154,7 +154,7 @@ def test_with_running_statistics_a_group_may_be_alone():
         jax.random.key(0)
     )
     assert metrics["signal"].value()[-1] > 0.5
-    assert np.isfinite(state.actor.shared.running.variance).all()
+    assert np.isfinite(state.collector.replicated["outcome_statistics"].variance).all()
 
 
 def test_dynamic_sampling_decides_with_the_extra_samples_and_leaves_no_strata():

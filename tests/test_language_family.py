@@ -45,7 +45,7 @@ def test_trpo_on_tokens_stays_within_its_region_or_moves_nothing():
     @jax.jit
     def step(state):
         _, collect_key, _ = jax.random.split(state.key, 3)
-        _, batch = PROBLEM.collect(state.params, state.actor, collect_key)
+        _, batch = PROBLEM.collect(state.params, state.collector, collect_key)
         after, metrics = learner.step(state)
         old, new = (PROBLEM.apply(ActorCritic(s.params.policy), batch.inputs)[0] for s in (state, after))
         same = jax.tree.map(lambda x, y: jnp.all(x == y), state.params.policy, after.params.policy)

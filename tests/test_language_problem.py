@@ -10,7 +10,7 @@ import pytest
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.warm_start import greedy_accuracy
-from jaxrl_po.types import Actor
+from jaxrl_po.types import CollectorState
 
 TASK = language.tasks.addition(2, zero_pad=False)
 SIZES = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
@@ -25,9 +25,9 @@ def make(**options):
 def collected(**options):
     """A problem, its parameters with a policy that is not uniform, and a batch."""
     problem = make(**options)
-    params, actor = jax.jit(problem.init)(jax.random.key(0))
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
     params = params._replace(policy=jax.tree.map(lambda x: 2.0 * x, params.policy))
-    return problem, params, actor, jax.jit(problem.collect)(params, actor, jax.random.key(1))[1]
+    return problem, params, collector, jax.jit(problem.collect)(params, collector, jax.random.key(1))[1]
 
 
 @pytest.mark.parametrize(
@@ -132,27 +132,51 @@ def test_rewards_of_known_answers(wrong_first, accuracy):
         else:
             np.testing.assert_allclose(batch.reward.sum(1), 1.0 - 1.0 / length, rtol=1e-5)
             np.testing.assert_array_equal(batch.reward[:, 0], 0.0)
-    params, actor = jax.jit(problem.init)(jax.random.key(0))
-    evaluated = jax.jit(language.make_evaluate(TASK, model, num_prompts=8))(params, actor, jax.random.key(0))
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
+    evaluated = jax.jit(language.make_evaluate(TASK, model, num_prompts=8))(params, collector, jax.random.key(0))
     np.testing.assert_array_equal(evaluated["greedy_accuracy"], accuracy)
 
 
+def test_rewards_are_what_the_verifier_says_to_the_last_digit():
+    task = TASK._replace(score=lambda problem, tokens: jnp.float32(0.9))
+    problem = language.make_problem(task, MODEL, num_prompts=2, group_size=2)
+    batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))[1]
+    np.testing.assert_array_equal(batch.reward, np.where(batch.terminated, np.float32(0.9), np.float32(0.0)))
+    np.testing.assert_array_equal(batch.score, np.float32(0.9))
+
+
+def test_training_and_evaluation_ask_of_their_own_split():
+    asked = []
+
+    def sample(key, held_out):
+        asked.append(held_out)
+        return TASK.sample(key, held_out)
+
+    problem = language.make_problem(TASK._replace(sample=sample), MODEL, num_prompts=2, group_size=2)
+    state = problem.init(jax.random.key(0))
+    jax.eval_shape(problem.collect, *state, jax.random.key(1))
+    assert asked == [False]
+    jax.eval_shape(language.make_evaluate(TASK._replace(sample=sample), MODEL, num_prompts=2), *state, jax.random.key(1))
+    assert asked == [False, True]
+
+
 def test_groups_share_their_prompt_and_keys_differ():
-    problem, params, actor, batch = collected()
+    problem, params, collector, batch = collected()
     prompts = np.asarray(batch.inputs.tokens[:, : TASK.prompt_length]).reshape(6, 3, -1)
     assert (prompts == prompts[:, :1]).all()
     assert len(np.unique(prompts[:, 0], axis=0)) > 1
     assert len(np.unique(np.asarray(batch.action)[:3], axis=0)) > 1
     collect = jax.jit(problem.collect)
-    again, other = (collect(params, actor, jax.random.key(k))[1] for k in (1, 2))
+    again, other = (collect(params, collector, jax.random.key(k))[1] for k in (1, 2))
     np.testing.assert_array_equal(again.inputs.tokens, batch.inputs.tokens)
     assert not np.array_equal(other.inputs.tokens, batch.inputs.tokens)
     assert collect._cache_size() == 1
 
 
 def test_completions_do_not_depend_on_where_prompts_lie():
-    problem, params, actor, batch = collected()
-    halves = [jax.jit(problem.collect)(params, Actor(part), jax.random.key(1))[1] for part in jnp.split(actor.local, 2)]
+    problem, params, collector, batch = collected()
+    states = [CollectorState({"prompt_number": part}) for part in jnp.split(collector.sharded["prompt_number"], 2)]
+    halves = [jax.jit(problem.collect)(params, state, jax.random.key(1))[1] for state in states]
     np.testing.assert_array_equal(batch.inputs.tokens, jnp.concatenate([half.inputs.tokens for half in halves]))
 
 
@@ -164,9 +188,9 @@ def test_without_a_critic():
 
 
 def test_evaluation_is_greedy_repeatable_and_of_the_held_out_split():
-    _, params, actor, _ = collected()
+    _, params, collector, _ = collected()
     evaluate = jax.jit(language.make_evaluate(TASK, MODEL, num_prompts=16))
-    first, second = (evaluate(params, actor, jax.random.key(3)) for _ in range(2))
+    first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
     np.testing.assert_array_equal(first["greedy_length"], second["greedy_length"])
     assert first["greedy_accuracy"].shape == (16,)
 
@@ -253,3 +277,24 @@ def test_other_bad_input():
         language.WarmStart(accuracy=0.5).validate()
     with pytest.raises(ConfigError, match="accuracy must lie in"):
         language.WarmStart(steps=1, accuracy=1.5).validate()
+
+
+def test_the_task_says_where_a_process_reward_is_due():
+    """At every token of an answer that is right or wrong digit by digit; else at the marks of a chain, and always at the end."""
+    for task, process_reward, marks in (
+        (language.tasks.addition(1), True, None),
+        (language.tasks.addition(1), False, []),
+        (language.tasks.countdown(2, max_number=9), True, []),
+        (language.tasks.multiplication(2), True, [3, 8, 13]),
+    ):
+        model = SIZES.build(task.tokenizer.size)
+        problem = language.make_problem(task, model, num_prompts=4, group_size=2, process_reward=process_reward)
+        _, batch = jax.jit(problem.collect)(*jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1))
+        if marks is None:
+            assert batch.step_end is None
+            continue
+        want = np.array(batch.terminated)
+        want[:, marks] = True
+        np.testing.assert_array_equal(batch.step_end, want)
+        paid = np.asarray(batch.reward != 0.0)
+        assert not (paid & ~want).any()  # nothing is paid where nothing is due

@@ -1,10 +1,15 @@
-"""A fixed sample of the mutants of each numerical module: its tests notice nine of ten. `tests/mutants.py` runs them all."""
+"""A fixed sample of the mutants of each numerical module: its tests notice nine of ten. `tests/mutants.py` runs them all.
+
+The named wrong programs, each a mistake that somebody made or nearly, are noticed without exception.
+"""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import mutants
 import pytest
+from wrong_programs import WRONG
 
 
 @pytest.mark.slow
@@ -14,3 +19,23 @@ def test_nine_of_ten_mutants_are_killed(module):
     command = [sys.executable, mutants.__file__, module, "--sample=20", "--least=0.9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1700, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_wrong_program_is_killed():
+    done = subprocess.run(
+        [sys.executable, mutants.__file__, "--wrong"], capture_output=True, text=True, timeout=3500, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_wrong_program_is_one_change_of_a_program_that_compiles():
+    assert len({wrong.name for wrong in WRONG}) == len(WRONG)
+    for wrong in WRONG:
+        changed = wrong.source(Path(mutants.path_of(wrong.module)).read_text(encoding="utf-8"))
+        compile(changed, wrong.module, "exec")
+        for test in wrong.tests:
+            file, _, name = test.partition("::")
+            text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+            assert f"def {name.partition('[')[0]}(" in text or not name

@@ -5,8 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
+from probes import tabular_problem
 
 from jaxrl_po import optimizers
+from jaxrl_po.algorithms import a2c, grpo, ppo
 
 
 def test_decay_counts_iterations():
@@ -26,3 +29,30 @@ def test_flat_adam_equals_leafwise_adam():
     chex.assert_trees_all_close(got, large.update(gradient, large.init(params), params)[0], rtol=1e-6)
     want, _ = leafwise.update(gradient, leafwise.init(params), params)
     chex.assert_trees_all_close(got, want, rtol=1e-5)
+
+
+MANY = {"num_epochs": 2, "num_minibatches": 2}
+
+
+@pytest.mark.parametrize(
+    ("module", "config"),
+    [
+        (a2c, a2c.Config(decay_iterations=8)),
+        (ppo, ppo.Config(decay_iterations=8, **MANY)),
+        (grpo, grpo.Config(decay_iterations=8, warm_up_iterations=4, **MANY)),
+    ],
+    ids=["a2c", "ppo", "grpo"],
+)
+def test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps(module, config):
+    """An optimizer that proposes 1 for each parameter, whatever the gradient, shows the scale of every step."""
+    always = optax.GradientTransformation(lambda params: (), lambda g, s, p=None: (jax.tree.map(jnp.ones_like, g), s))
+    problem = tabular_problem(num_prompts=4, group_size=4 if module is grpo else 1)
+    learner = module.make(config, problem, optimizer=always)
+    state = learner.init(jax.random.key(0))
+    step, gradient_steps = jax.jit(learner.step), 1 if module is a2c else 4
+    for k in (0, 1, 3, 4, 6, 9):
+        after, metrics = step(state._replace(step=jnp.int32(k)))
+        assert float(metrics["updates"].value()) == 1.0
+        scale = max(0.0, 1 - k / 8) * (min(1.0, (k + 1) / 4) if module is grpo else 1.0)
+        for new, old in zip(*(jax.tree.leaves(s.params.policy) for s in (after, state)), strict=True):
+            np.testing.assert_allclose(new - old, gradient_steps * scale, rtol=1e-5, atol=1e-5)

@@ -67,7 +67,7 @@ def test_continuous_policy_learns_the_mean():
 def test_cart_pole_improves():
     problem, state, _ = train(gymnax.make("CartPole-v1")[0], ppo.Config(learning_rate=1e-3), 12, num_envs=16, num_steps=128)
     evaluate = jax.jit(control.make_evaluate(gymnax.make("CartPole-v1")[0], problem, num_episodes=16))
-    assert float(evaluate(state.params, state.actor, jax.random.key(1))["return"].mean()) > 195.0
+    assert float(evaluate(state.params, state.collector, jax.random.key(1))["return"].mean()) > 195.0
 
 
 def test_nan_rewards_skip_every_update():
@@ -110,9 +110,9 @@ def steps(config, number):
 
 def test_price_of_a_token_by_hand():
     """r − β (log π − log π_ref) at every token that was sampled, and nothing behind the mask."""
-    params, actor = TABLE.init(jax.random.key(0))
+    params, collector = TABLE.init(jax.random.key(0))
     frozen = jax.tree.map(lambda x: x + 0.3, params.policy)
-    batch = TABLE.collect(params, actor, jax.random.key(1))[1]
+    batch = TABLE.collect(params, collector, jax.random.key(1))[1]
     assert not batch.mask.all()
     state = steps(ppo.Config(), 0)[0][0]._replace(reference_params=frozen, kl_coefficient=jnp.float32(0.7))
 

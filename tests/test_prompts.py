@@ -49,11 +49,11 @@ def test_a_warm_start_and_an_evaluation_work_as_for_any_task(task):
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(task.tokenizer.size)
     warm = language.WarmStart(steps=2, batch_size=4)
     problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm, verify=False)
-    params, actor = jax.eval_shape(problem.init, jax.random.key(0))
-    _, batch = jax.eval_shape(problem.collect, params, actor, jax.random.key(1))
+    params, collector = jax.eval_shape(problem.init, jax.random.key(0))
+    _, batch = jax.eval_shape(problem.collect, params, collector, jax.random.key(1))
     assert batch.inputs.problem.shape == (4,)
     evaluate = language.make_evaluate(task, model, num_prompts=4)
-    assert jax.eval_shape(evaluate, params, actor, jax.random.key(0))["greedy_accuracy"].shape == (4,)
+    assert jax.eval_shape(evaluate, params, collector, jax.random.key(0))["greedy_accuracy"].shape == (4,)
 
 
 def test_a_split_follows_the_prompt_alone():

@@ -127,7 +127,7 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
     player = script.restore(options, script.earlier.read(script.control.SCRIPT, "run", str(run)))
     assert player.iteration == 2
     evaluate = control.make_evaluate(player.env, player.problem, num_episodes=1)
-    expected = evaluate(player.params, control.problem.Actor((), player.shared), jax.random.key(3))
+    expected = evaluate(player.params, player.collector, jax.random.key(3))
     length = int(expected["length"][0])
     with Image.open(out) as gif:
         assert (gif.n_frames, gif.size) == (length + 1, (160, 120))

@@ -36,8 +36,8 @@ def make(fit=fit, **options):
 @functools.cache
 def collected():
     problem = make()
-    params, actor = jax.jit(problem.init)(jax.random.key(0))
-    return problem, params, actor, jax.jit(problem.collect)(params, actor, jax.random.key(1))
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
+    return problem, params, collector, jax.jit(problem.collect)(params, collector, jax.random.key(1))
 
 
 def test_loss_by_hand():
@@ -95,8 +95,8 @@ def test_it_learns_the_order_of_the_verifier_on_fresh_pairs_and_is_normalised():
 
 def test_reward_is_that_of_the_last_token_and_nowhere_else():
     """EOS, or the last token where the budget cut: what the model says of the text up to there and no further."""
-    _, _, actor, (_, batch) = collected()
-    fitted, length = actor.shared.reward_model, np.asarray(batch.mask.sum(1))
+    _, _, collector, (_, batch) = collected()
+    fitted, length = collector.replicated["reward_model"], np.asarray(batch.mask.sum(1))
     assert len(set(length)) > 1
     assert np.asarray(batch.truncated).any()
     apply = jax.jit(JUDGE.apply)
@@ -110,17 +110,17 @@ def test_reward_is_that_of_the_last_token_and_nowhere_else():
 
 
 def test_score_stays_that_of_the_verifier():
-    _, params, actor, (_, batch) = collected()
+    _, params, collector, (_, batch) = collected()
     inside = language.make_problem(TASK, POLICY, num_prompts=6, group_size=2, critic=CRITIC, max_new_tokens=BUDGET)
-    _, verified = jax.jit(inside.collect)(params, actor._replace(shared=()), jax.random.key(1))
+    _, verified = jax.jit(inside.collect)(params, collector._replace(replicated={}), jax.random.key(1))
     np.testing.assert_array_equal(batch.score, verified.score)
     np.testing.assert_array_equal(batch.inputs.tokens, verified.inputs.tokens)
     chex.assert_trees_all_equal(batch.metrics["accuracy"], verified.metrics["accuracy"])
 
 
 def test_padding_cannot_change_the_reward():
-    _, _, actor, (_, batch) = collected()
-    rate = jax.jit(functools.partial(reward_model.rate, JUDGE, actor.shared.reward_model.params))
+    _, _, collector, (_, batch) = collected()
+    rate = jax.jit(functools.partial(reward_model.rate, JUDGE, collector.replicated["reward_model"].params))
     want = rate(batch.inputs, batch.mask)
     behind = jnp.concatenate([jnp.zeros((len(want), TASK.prompt_length), bool), ~batch.mask], axis=1)
     before = jnp.arange(behind.shape[1])[None, :] < batch.inputs.pad[:, None]
@@ -134,11 +134,11 @@ def test_padding_cannot_change_the_reward():
 
 def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
     """Members of a group differ by what the model says, although the verifier scores all of them 0; `test_algorithms` has PPO."""
-    fitted = collected()[2].shared.reward_model
+    fitted = collected()[2].replicated["reward_model"]
     learner = grpo.make(grpo.Config(), make(lambda params, key: fitted, critic=None))
     state = jax.jit(learner.init)(jax.random.key(0))
     after, metrics = jax.jit(learner.step)(state)
-    chex.assert_trees_all_equal(after.actor.shared, state.actor.shared)
+    chex.assert_trees_all_equal(after.collector.replicated, state.collector.replicated)
     assert float(metrics["accuracy"].value()) == 0.0
     assert float(metrics["signal"].value()) == 1.0
     assert {"accuracy", "reward_model", "reward_model_accuracy"} <= metrics.keys()
@@ -147,10 +147,10 @@ def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
 
 
 def test_a_model_that_was_fitted_before():
-    _, _, actor, _ = collected()
-    fitted = actor.shared.reward_model
+    _, _, collector, _ = collected()
+    fitted = collector.replicated["reward_model"]
     _, other = make(lambda params, key: fitted).init(jax.random.key(5))
-    chex.assert_trees_all_equal(other.shared.reward_model, fitted)
+    chex.assert_trees_all_equal(other.replicated["reward_model"], fitted)
 
 
 def test_bad_models_are_named():
@@ -159,10 +159,12 @@ def test_bad_models_are_named():
         language.learned_reward(problem, TASK, SIZES.build(15, outputs=1), fit)
     with pytest.raises(ConfigError, match="reward_model must have outputs = 1, got 0"):
         language.learned_reward(problem, TASK, POLICY, fit)
-    _, _, actor, _ = collected()
+    _, _, collector, _ = collected()
     other = SIZES.build(TASK.tokenizer.size, outputs=1)
     with pytest.raises(ConfigError, match="reward_model must be parameters of the model"):
-        language.learned_reward(problem, TASK, other, lambda params, key: actor.shared.reward_model).init(jax.random.key(0))
+        language.learned_reward(problem, TASK, other, lambda params, key: collector.replicated["reward_model"]).init(
+            jax.random.key(0)
+        )
 
 
 @pytest.mark.parametrize(

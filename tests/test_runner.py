@@ -21,7 +21,7 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.metrics import read
 from jaxrl_po.programs import Job
 from jaxrl_po.runner import Diverged
-from jaxrl_po.types import Actor, ActorCritic, Learner, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 
 SEEDS = 3
 
@@ -31,7 +31,7 @@ def toy(poison=None, work=0):
 
     def init(key):
         params = ActorCritic(jax.random.normal(key, (4,)))
-        return TrainState(params, (), (), jnp.float32(0.0), Actor(()), jax.random.fold_in(key, 1), jnp.int32(0))
+        return TrainState(params, (), (), jnp.float32(0.0), CollectorState({}), jax.random.fold_in(key, 1), jnp.int32(0))
 
     def step(state, seed):
         key, noise_key = jax.random.split(state.key)

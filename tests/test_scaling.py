@@ -84,7 +84,7 @@ def test_weak_scaling_gives_each_device_the_same_work():
     options = benchmark_scaling.Options()
     for make, leaf in zip(benchmark_scaling.WORK.values(), (options.envs, options.prompts), strict=True):
         shapes = jax.eval_shape(make(options, 3, None).init, jax.random.key(0))
-        assert jax.tree.leaves(shapes.actor.local)[0].shape[0] == 3 * leaf
+        assert jax.tree.leaves(shapes.collector.sharded)[0].shape[0] == 3 * leaf
 
 
 def test_the_table_says_what_is_gained():

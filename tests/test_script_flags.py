@@ -1,5 +1,6 @@
 """What a script makes of its flags before anything compiles."""
 
+import common
 import control
 import jax
 import language
@@ -7,6 +8,7 @@ import pytest
 import tiny
 from scripts import finish, start
 
+from jaxrl_po import flags
 from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.flags import UsageError
@@ -106,6 +108,11 @@ def started_backend():
             r"--problem\.process_reward has no effect with --reward=model",
         ),
         ("language", "--warm_start.steps=-1", r"--warm_start\.steps must lie in \[0, inf\) steps, got -1"),
+        (
+            "language",
+            "--warm_start.steps=0 --warm_start.accuracy=0.4",
+            r"--warm_start\.accuracy has no effect unless steps is above 0",
+        ),
     ],
 )
 def test_bad_input_ends_before_compiling_and_leaves_no_folder(tmp_path, script, argument, message):
@@ -195,3 +202,68 @@ def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch):
     with pytest.raises(AssertionError, match="compiled"):
         control.main(["--algorithm=dapo", "--devices=1", "--total_steps=100000", f"--out={tmp_path / 'run'}"])
     assert (asked[0].soft_overlong, asked[0].overlong_filtering) == (False, False)
+
+
+def scripts_with_defaults():
+    """Every script, algorithm and (of control) environment for which defaults of its own are set."""
+    tuned = {(path.parent.name, path.stem) for path in control.CONFIGS.glob("*/*.json")}
+    runs = [
+        (control.SCRIPT, [f"--algorithm={name}", f"--env={env}"]) for name, env in sorted(tuned | {("dapo", "Catch-bsuite")})
+    ]
+    of_algorithm = [[f"--algorithm={name}"] for name in common.ALGORITHMS]
+    rewarded = [["--algorithm=ppo", "--reward=model"], ["--algorithm=dapo", "--reward=rewards.py:near"]]
+    runs += [(language.SCRIPT, run) for run in (*of_algorithm, *rewarded)]
+    return runs
+
+
+def other_values(field):
+    """Values that may take the effect from another field: of a switch, of a choice, and 0."""
+    if isinstance(field.default, bool):
+        return [not field.default, field.default]
+    within = field.metadata["within"]
+    zero = [0] if isinstance(field.default, int) and within is not None and 0 in within else []
+    return [*(field.metadata.get("choices") or ()), *zero]
+
+
+@pytest.mark.parametrize(
+    ("script", "run"), scripts_with_defaults(), ids=lambda part: " ".join(part) if isinstance(part, list) else part.name
+)
+def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
+    """What nobody asked for cannot be asked back."""
+    options = flags.parse(run, {"": script.options})[""]
+    common.parse(script, run, {})
+    refused = {}
+    for prefix, record in common.sections_of(script, options).items():
+        for field in flags.settable(record) if prefix else ():
+            name = flags.join(prefix, field.name)
+            for value in other_values(field):
+                try:
+                    common.parse(script, [*run, f"--{name}={flags.shown(value)}"], {})
+                except UsageError as error:
+                    refused[name] = str(error)
+    assert not {name: error for name, error in refused.items() if "has no effect" in error and f"--{name} " not in error}
+
+
+@pytest.mark.usefixtures("no_compilation")
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("language", ["--algorithm=grpo", "--warm_start.steps=0"]),
+        ("language", ["--algorithm=npg", "--config.estimator=monte_carlo"]),
+        ("control", ["--algorithm=trpo", "--env=CartPole-v1", "--config.estimator=monte_carlo"]),
+    ],
+)
+def test_a_run_starts_where_a_default_has_lost_its_effect(tmp_path, script, arguments):
+    main = {"control": control.main, "language": language.main}[script]
+    with pytest.raises(AssertionError, match="compiled"):
+        main(["--devices=1", *arguments, f"--out={tmp_path / 'run'}"])
+
+
+def test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from_it(tmp_path):
+    out = tmp_path / "run"
+    language.main([*tiny.LANGUAGE, "--total_steps=0", "--warm_start.accuracy=0.75", f"--out={out}"])
+    with pytest.raises(UsageError, match=r"^--warm_start\.steps=0 must be 2, as in the run"):
+        language.main([*tiny.LANGUAGE, f"--out={out}", "--resume", "--warm_start.steps=0"])
+    control.main([*tiny.CONTROL, "--total_steps=0", "--config.lambda_=0.5", f"--out={tmp_path / 'control'}"])
+    with pytest.raises(UsageError, match=r"^--config\.estimator=monte_carlo must be gae, as in the run"):
+        control.main([*tiny.CONTROL, f"--out={tmp_path / 'control'}", "--resume", "--config.estimator=monte_carlo"])

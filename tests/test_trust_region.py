@@ -1,6 +1,7 @@
 """Fisher products against dense matrices, CG against jax's, steps that never break their bound."""
 
 import functools
+from typing import NamedTuple
 
 import chex
 import jax
@@ -11,8 +12,10 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_po import masked, trust_region
+from jaxrl_po import losses, masked, trust_region, updates
+from jaxrl_po.algorithms import npg
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
+from jaxrl_po.types import Samples
 
 rng = np.random.default_rng(0)
 OBSERVATIONS = jnp.asarray(rng.normal(size=(16, 3)), jnp.float32)
@@ -373,3 +376,128 @@ def test_shapes_must_agree():
         trust_region.fisher_vector_product(lambda x: jnp.sum(x**2), jnp.ones(2), jnp.ones(3))
     with pytest.raises(AssertionError):
         trust_region.line_search(lambda x: (jnp.sum(x), jnp.sum(x)), jnp.ones(2), jnp.ones(1), max_kl=1.0)
+
+
+STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
+
+
+def test_the_fisher_stride_counts_rows_over_devices_and_parts():
+    """A stride that does not divide the rows of a part began anew in each, and read other rows: another natural step."""
+    mask = jnp.asarray(rng.random(40) < 0.8)
+    advantage, action = jnp.asarray(rng.normal(size=40), jnp.float32), jnp.asarray(rng.integers(0, 4, 40))
+    nothing = jnp.zeros(40)
+    samples = Samples(
+        STRIDED, action, categorical(PARAMS, STRIDED).log_prob(action), advantage, nothing, nothing, nothing, mask
+    )
+
+    def update(axis_name=None, num_microbatches=1):
+        return updates.trust_region_update(
+            npg.policy_surrogate,
+            lambda params, samples: categorical(params, samples.inputs),
+            max_kl=0.01,
+            damping=0.1,
+            iterations=20,
+            fisher_stride=3,
+            num_microbatches=num_microbatches,
+            search=trust_region.full_step,
+            axis_name=axis_name,
+        )
+
+    alone = jax.jit(update())(PARAMS, samples)[0]
+    every_third = jax.tree.map(lambda x: x[::3], samples)
+    old = categorical(PARAMS, every_third.inputs)
+
+    def kl(params):
+        return masked.mean(old.kl(categorical(params, every_third.inputs)), every_third.mask)
+
+    def matvec(vector):
+        return trust_region.fisher_vector_product(kl, PARAMS, vector, damping=0.1)
+
+    uphill = jax.grad(lambda params: -npg.policy_surrogate(categorical(params, STRIDED), samples).value())(PARAMS)
+    direction, _ = trust_region.conjugate_gradient(matvec, uphill, iterations=20)
+    step = trust_region.natural_step(direction, matvec, max_kl=0.01)
+    chex.assert_trees_all_close(alone, jax.tree.map(jnp.add, PARAMS, step), rtol=1e-3, atol=1e-5)
+
+    for num_microbatches in (2, 4):
+        parts = jax.jit(update(num_microbatches=num_microbatches))(PARAMS, samples)[0]
+        chex.assert_trees_all_close(parts, alone, rtol=1e-3, atol=1e-5)
+        mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+        sharded = jax.shard_map(
+            lambda params, samples, k=num_microbatches: update("data", k // 2)(params, samples)[0],
+            mesh=mesh,
+            in_specs=(P(), P("data")),
+            out_specs=P(),
+            check_vma=False,
+        )
+        chex.assert_trees_all_close(jax.jit(sharded)(PARAMS, samples), alone, rtol=1e-3, atol=1e-5)
+
+
+class Rows(NamedTuple):
+    observation: jax.Array
+    action: jax.Array
+    advantage: jax.Array
+    mask: jax.Array
+
+
+# Shares of four devices and of four microbatches have three rows, one, four and none.
+ROWS = Rows(
+    OBSERVATIONS,
+    jnp.asarray(rng.integers(4, size=16), jnp.int32),
+    jnp.asarray(rng.normal(size=16), jnp.float32),
+    jnp.array([1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0], bool),
+)
+
+
+def dense_step(stride, damping, max_kl):
+    """`√(2δ / xᵀ(F + λI)x) x`, `x = (F + λI)⁻¹ g`, in float64; F over every so many rows."""
+    flat, unravel = ravel_pytree(PARAMS)
+
+    def log_probs(x):
+        return categorical(unravel(x)).log_probs()
+
+    def gain(x):
+        taken = jnp.take_along_axis(log_probs(x), ROWS.action[:, None], 1)[:, 0]
+        return jnp.sum(ROWS.mask * taken * ROWS.advantage) / ROWS.mask.sum()
+
+    jacobian, probs = (np.asarray(x, np.float64) for x in (jax.jacobian(log_probs)(flat), jnp.exp(log_probs(flat))))
+    weight = np.float64(ROWS.mask) * (np.arange(16) % stride == 0)
+    fisher = np.einsum("s,sa,sai,saj->ij", weight / weight.sum(), probs, jacobian, jacobian)
+    damped, uphill = fisher + damping * np.eye(len(flat)), np.asarray(jax.grad(gain)(flat), np.float64)
+    x = np.linalg.solve(damped, uphill)
+    return np.sqrt(2 * max_kl / (x @ damped @ x)) * x
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_microbatches", "stride"), [(1, 1, 1), (1, 4, 1), (4, 1, 1), (4, 4, 1), (1, 1, 3), (2, 2, 2)]
+)
+def test_the_whole_update_is_that_of_the_dense_matrix(devices, num_microbatches, stride):
+    def surrogate(distribution, rows):
+        log_prob = distribution.log_prob(rows.action)
+        return losses.token_mean(losses.policy_gradient(log_prob, rows.advantage), rows.mask)
+
+    def step(damping, max_kl, rows):
+        update = updates.trust_region_update(
+            surrogate,
+            lambda params, rows: categorical(params, rows.observation),
+            max_kl=max_kl,
+            damping=damping,
+            iterations=40,
+            tolerance=1e-7,
+            fisher_stride=stride,
+            num_microbatches=num_microbatches,
+            search=trust_region.full_step,
+            axis_name="data",
+        )
+        params, metrics = update(PARAMS, rows)
+        return jax.tree.map(lambda x: x[None], (params, metrics))
+
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+    specs = (P(), P(), P("data"))
+    sharded = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=False))
+    for damping, max_kl in ((0.1, 0.01), (0.3, 0.01), (0.1, 0.04)):
+        params, metrics = sharded(jnp.float32(damping), jnp.float32(max_kl), ROWS)
+        want = dense_step(stride, damping, max_kl)
+        for device in range(devices):
+            got = ravel_pytree(jax.tree.map(lambda x, d=device: x[d], params))[0] - ravel_pytree(PARAMS)[0]
+            np.testing.assert_allclose(got, want, atol=2e-3 * np.abs(want).max())
+        np.testing.assert_allclose(metrics["step_size"].value()[0], np.linalg.norm(want), rtol=1e-3)

@@ -40,8 +40,8 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
       ConfigError: names the field that cannot work.
     """
     config.validate()
+    actor_critic.require_on_policy(problem)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.rmsprop)
-    policy = actor_critic.policy_of(problem)
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)
@@ -54,12 +54,14 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         rows, scale = problem.rows(samples), optimizers.decay(state.step, config.decay_iterations)
         params, opt_state, metrics = update(state.params, state.opt_state, rows, key, scale)
-        return state._replace(params=params, opt_state=opt_state), metrics | actor_critic.moved(policy, params.policy, rows)
+        kl = actor_critic.update_kl(problem, params.policy, rows, num_parts=config.num_microbatches)
+        return state._replace(params=params, opt_state=opt_state), metrics | kl
 
     return learner.make(
         problem,
         estimate=actor_critic.make_estimate(config),
         improve=improve,
         init_optimizer=optimizer.init,
+        num_parts=config.num_microbatches,
         axis_name=config.axis_name,
     )

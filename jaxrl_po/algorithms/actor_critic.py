@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.interpreters.partial_eval import dce_jaxpr
 
-from jaxrl_po import advantages, divergences, learner, losses, masked, optimizers, updates
+from jaxrl_po import advantages, divergences, learner, losses, masked, minibatches, optimizers, updates
 from jaxrl_po import config as config_lib
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Number, number, static
-from jaxrl_po.distributions import Distribution
+from jaxrl_po.distributions import Distribution, ratio
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, TrainState
 
@@ -85,12 +86,13 @@ def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
     return target - batch.value, target
 
 
-def make_estimate(config: Estimation, *, keep_value: bool = False) -> learner.Estimate:
+def make_estimate(config: Estimation, *, keep_value: bool = False, keep_proposal: bool = False) -> learner.Estimate:
     """`estimate(state, batch) -> samples` with advantages, whitened where the config says so, and targets.
 
     Args:
       config: see `Estimation`.
       keep_value: keep the collecting critic's values, for a clipped value loss.
+      keep_proposal: keep log μ of the actions, for a surrogate that is weighted by π / μ.
     """
 
     def from_batch(state: TrainState, batch: Batch) -> Samples:
@@ -99,7 +101,8 @@ def make_estimate(config: Estimation, *, keep_value: bool = False) -> learner.Es
         if config.normalize_advantage:
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         value = batch.value if keep_value else ()
-        return Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, value, (), batch.mask)
+        proposal = batch.sampler_log_prob if keep_proposal else None
+        return Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, value, (), batch.mask, proposal)
 
     return from_batch
 
@@ -143,10 +146,34 @@ def choose_optimizer(
     return given
 
 
-def moved(policy: Policy, params: PyTree, samples: Samples) -> Metrics:
-    """What an update did to the policy: `kl`, the k3 estimate of KL(old ‖ new) over all samples of the old policy, in nats."""
-    log_prob = policy(params, samples).log_prob(samples.action)
-    return {"kl": masked.total(divergences.k3(samples.log_prob, log_prob), samples.mask)}
+def require_on_policy(problem: Problem) -> None:
+    """Raises ConfigError where a proposal drew the actions: for methods whose loss is not weighted by π / μ."""
+    if not problem.on_policy:
+        raise ConfigError(
+            "sampling must be from the policy itself for this method. Here a proposal draws the actions (a vine with "
+            "num_branches = 0 tries each once), and only npg and trpo weigh them by π / μ: take one of these, or set num_branches "
+            "to at least 2"
+        )
+
+
+def update_kl(problem: Problem, params: PyTree, samples: Samples, *, num_parts: int = 1) -> Metrics:
+    """What an update did to the policy: `kl`, the k3 estimate of KL(old ‖ new) over the samples it was made from, in nats.
+
+    Args:
+      problem: whose policy it is; samples of a proposal are weighted by π_old / μ.
+      params: of the policy, after the update.
+      samples: rows.
+      num_parts: parts of the rows, one after another, to bound memory.
+    """
+    policy = policy_of(problem)
+
+    def total(part: Samples) -> Mean:
+        kl = divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
+        if not problem.on_policy:
+            kl = ratio(part.log_prob, part.sampler_log_prob) * kl
+        return masked.total(kl, part.mask)
+
+    return {"kl": minibatches.summed(total, minibatches.split(samples, num_parts))}
 
 
 def alternate(
@@ -156,6 +183,7 @@ def alternate(
     improve_policy: ImprovePolicy,
     estimate: learner.Estimate | None = None,
     init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: (),
+    num_parts: int = 1,
 ) -> Learner:
     """A learner that moves policy and critic apart: the policy as it likes, the critic by Adam towards the targets.
 
@@ -165,6 +193,7 @@ def alternate(
       improve_policy: `(params, opt_state, samples, key) -> (params, opt_state, metrics)` of the policy; consumes `key`.
       estimate: see `learner.make`; None takes `make_estimate(config)`.
       init_policy_optimizer: policy parameters to the state of their optimizer; the default has none.
+      num_parts: see `learner.make`.
 
     Returns:
       The learner; `opt_state` is an `ActorCritic`. Metrics are the policy's and `value_loss`.
@@ -208,26 +237,26 @@ def alternate(
 
     return learner.make(
         problem,
-        estimate=make_estimate(config) if estimate is None else estimate,
+        estimate=make_estimate(config, keep_proposal=not problem.on_policy) if estimate is None else estimate,
         improve=improve,
         init_optimizer=init_optimizer,
+        num_parts=num_parts,
         axis_name=config.axis_name,
     )
 
 
 def refuse_shared_parameters(problem: Problem, params: ActorCritic, samples: Samples) -> None:
-    """Refuses a value that depends on the policy's parameters; reads the traced program only.
+    """Refuses a value that is computed from the policy's parameters; reads the traced program only.
 
     Raises:
       ConfigError: explains why.
     """
     program = jax.make_jaxpr(lambda policy: problem.apply(params._replace(policy=policy), samples.inputs)[1])(params.policy)
-    reached = {id(variable) for variable in program.jaxpr.invars}
-    for equation in program.jaxpr.eqns:
-        if any(id(variable) in reached for variable in equation.invars):
-            reached |= {id(variable) for variable in equation.outvars}
-    if any(id(variable) in reached for variable in program.jaxpr.outvars):
+    # Without dead code, also inside what was jitted: what is still read is what the value depends on.
+    _, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
+    if any(is_read):
         raise ConfigError(
-            "shared_torso must be off: this method moves policy and critic apart, and fitting a critic that shares the policy's "
-            "parameters would move the policy as well, outside any trust region"
+            "shared_torso must be off, and a module of your own must compute the value without params.policy: this method moves "
+            "policy and critic apart, and fitting a critic that reads the policy's parameters would move the policy as well, "
+            "outside any trust region"
         )

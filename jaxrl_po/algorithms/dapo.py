@@ -38,11 +38,14 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
         0, "groups of one update, over all devices; 0 takes num_prompts, the groups of one generated batch", within=NON_NEGATIVE
     )
     token_level_loss: bool = static(True, "every token of the batch weighs the same; off, every response")
-    overlong_filtering: bool = static(True, "leave responses that were cut at the token budget out of the loss")
+    overlong_filtering: bool = static(
+        True,
+        "leave responses that were cut at the token budget out of the loss; an episode's time limit is no such budget",
+    )
     soft_overlong: bool = static(
         True,
         "take up to overlong_factor from the reward of responses in the last overlong_cache tokens of the budget, which must leave "
-        "room for right answers before them",
+        "room for right answers before them; not on control",
     )
     overlong_cache: int = static(
         0, "tokens over which that punishment grows; 0 takes a fifth of the budget", unit="tokens", within=NON_NEGATIVE
@@ -80,6 +83,8 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
       ConfigError: names the field that cannot work.
     """
     config.validate()
+    for name in ("overlong_cache", "overlong_factor"):
+        config_lib.require(config, name, problem.truncated_is_overlong, "a truncated row is a response that was too long")
     if config.dynamic_sampling == REFILL:
         problem = dynamic_sampling(
             problem,
@@ -90,7 +95,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
         )
 
     def shape(batch: Batch) -> jax.Array:
-        if not config.soft_overlong:
+        if not (config.soft_overlong and problem.truncated_is_overlong):
             return batch.reward
         budget = batch.mask.shape[1]
         cache = config.overlong_cache or rewards.overlong_cache(budget)
@@ -101,7 +106,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
 
     def keep(batch: Batch) -> jax.Array:
         kept = batch.mask
-        if config.overlong_filtering:
+        if config.overlong_filtering and problem.truncated_is_overlong:
             kept &= ~jnp.any(batch.truncated, axis=1, keepdims=True)
         if config.dynamic_sampling == REWEIGHT:
             kept &= jnp.repeat(informative(batch.score), batch.score.shape[1])[:, None]

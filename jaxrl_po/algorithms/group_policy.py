@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import advantages, divergences, learner, losses, masked, optimizers, updates
+from jaxrl_po import advantages, learner, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.algorithms import reference as reference_lib
@@ -22,8 +22,8 @@ from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree
 CLIP = Interval(0.0, 1.0, True, True)
 ABOVE_ONE = Interval(1.0, open_low=True)
 
-Advantage = Callable[[jax.Array, jax.Array], jax.Array]
-"""`(reward [P, G, T], mask [P, G, T]) -> [P, G, T]`."""
+Advantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""`(reward [P, G, T], mask [P, G, T], step_end [P, G, T]) -> [P, G, T]`; see `Batch`."""
 Surrogate = Callable[[jax.Array, Samples], tuple[jax.Array, dict[str, jax.Array]]]
 """`(log_prob [B, T], samples) -> elements to minimise [B, T], and elements to log`."""
 Aggregate = Callable[[jax.Array, jax.Array], Mean]
@@ -121,7 +121,8 @@ def of_outcomes(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
       relative: outcomes of one group `[G]` to advantages `[G]`; the outcome is the sum of the response's rewards.
     """
 
-    def advantage(reward: jax.Array, mask: jax.Array) -> jax.Array:
+    def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+        del step_end
         require_group(reward)
         return jnp.broadcast_to(jax.vmap(relative)(reward.sum(axis=-1))[..., None], mask.shape)
 
@@ -206,13 +207,16 @@ def make(
       ConfigError: names the field that cannot work.
     """
     config.validate()
+    actor_critic.require_on_policy(problem)
+    num_parts = config.num_minibatches * config.num_microbatches
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     reference = config if isinstance(config, Reference) and config.use_reference else None
 
     def compare(state: TrainState, batch: Batch) -> Samples:
         del state
-        in_groups = [x.reshape(*batch.score.shape, -1) for x in (shape(batch), batch.mask)]
+        step_end = batch.mask if batch.step_end is None else batch.step_end
+        in_groups = [x.reshape(*batch.score.shape, -1) for x in (shape(batch), batch.mask, step_end)]
         relative = advantage(*in_groups).reshape(batch.mask.shape)
         return Samples(batch.inputs, batch.action, batch.log_prob, relative, (), (), (), keep(batch))
 
@@ -225,7 +229,6 @@ def make(
             terms["reference_kl"] = loss_kl(log_prob, samples.reference_log_prob), reference.kl_coefficient
         means = {name: aggregate(x, samples.mask) for name, (x, _) in terms.items()}
         others |= {
-            "kl": divergences.k3(samples.log_prob, log_prob),
             "extreme_ratio": (jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)).astype(jnp.float32),
         }
         metrics = means | {name: losses.token_mean(x, samples.mask) for name, x in others.items()}
@@ -245,6 +248,7 @@ def make(
             state.step, config.decay_iterations
         )
         params, opt_state, metrics = update(state.params.policy, state.opt_state, samples, key, scale)
+        metrics |= actor_critic.update_kl(problem, params, samples, num_parts=num_parts)
         metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=state.params._replace(policy=params), opt_state=opt_state)
         return (state if reference is None else reset(state, reference.reset_iterations)), metrics
@@ -278,5 +282,6 @@ def make(
         improve=improve,
         init_optimizer=lambda params: optimizer.init(params.policy),
         init_reference=init_reference,
+        num_parts=num_parts,
         axis_name=config.axis_name,
     )

@@ -78,19 +78,20 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
     if config.running_statistics:
         problem = running_relative(problem, decay=config.running_decay, axis_name=config.axis_name, **settings)
 
-    def process(reward: jax.Array, mask: jax.Array) -> jax.Array:
+    def process(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         group_policy.require_group(reward)
-        return jax.vmap(lambda reward, mask: advantages.process_relative(reward, mask, **settings))(reward, mask)
+        return jax.vmap(lambda *group: advantages.process_relative(*group, **settings))(reward, mask, step_end)
 
-    def already_relative(reward: jax.Array, mask: jax.Array) -> jax.Array:
+    def already_relative(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+        del step_end
         return jnp.broadcast_to(reward.sum(axis=-1, keepdims=True), mask.shape)
 
     relative = {PROCESS: process, OUTCOME: group_policy.group_relative(config)}[config.supervision]
     relative = already_relative if config.running_statistics else relative
 
-    def advantage(reward: jax.Array, mask: jax.Array) -> jax.Array:
+    def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         weight = (reward.shape[1] - config.extra_samples) ** 0.5 if config.group_divisor == ROOT else 1.0
-        return weight * relative(reward, mask)
+        return weight * relative(reward, mask, step_end)
 
     return group_policy.make(
         config,

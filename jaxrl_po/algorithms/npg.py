@@ -24,14 +24,19 @@ class Config(CriticFit):
     damping: Number = number(0.1, "multiple of the identity that is added to the Fisher matrix", within=NON_NEGATIVE)
     cg_iterations: int = static(10, "conjugate-gradient iterations at most", within=COUNT)
     cg_tolerance: Number = number(1e-5, "relative residual at which the conjugate gradient stops", within=NON_NEGATIVE)
-    fisher_stride: int = static(1, "Fisher products read every so many rows of the batch; 1 reads all", within=COUNT)
+    fisher_stride: int = static(1, "Fisher products read every n-th row of the batch; 1 reads all", within=COUNT)
     num_microbatches: int = static(1, "parts of the batch, accumulated to bound memory", within=COUNT)
 
 
-def surrogate(distribution: Distribution, samples: Samples) -> Mean:
+def policy_surrogate(distribution: Distribution, samples: Samples) -> Mean:
     """`−mean(r · A)` over steps: TRPO eq. 14, whose gradient at the old policy is the policy gradient."""
     log_prob = distribution.log_prob(samples.action)
     return losses.token_mean(losses.surrogate(log_prob, samples.log_prob, samples.advantage), samples.mask)
+
+
+def proposal_surrogate(distribution: Distribution, samples: Samples) -> Mean:
+    """`−mean(π / μ · A)` over steps: the same, of actions that a proposal μ drew (TRPO eq. 17)."""
+    return policy_surrogate(distribution, samples._replace(log_prob=samples.sampler_log_prob))
 
 
 def make(
@@ -39,7 +44,7 @@ def make(
     problem: Problem,
     *,
     search: updates.Search = trust_region.full_step,
-    surrogate: updates.Surrogate = surrogate,
+    surrogate: updates.Surrogate | None = None,
 ) -> Learner:
     """The natural policy gradient on any problem with a critic of its own, or none.
 
@@ -47,7 +52,8 @@ def make(
       config: see `Config`.
       problem: control or language.
       search: what to make of the natural step, see `trust_region.line_search`.
-      surrogate: `surrogate(distribution, samples) -> Mean`, minimised.
+      surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None takes `policy_surrogate`, or
+        `proposal_surrogate` where the problem is not on-policy.
 
     Returns:
       The learner.
@@ -57,6 +63,8 @@ def make(
     """
     config.validate()
     policy = actor_critic.policy_of(problem)
+    if surrogate is None:
+        surrogate = policy_surrogate if problem.on_policy else proposal_surrogate
     update = updates.trust_region_update(
         surrogate,
         policy,
@@ -74,6 +82,7 @@ def make(
         del key
         entropy = losses.token_mean(policy(params, samples).entropy(), samples.mask)
         params, metrics = update(params, samples)
-        return params, opt_state, {**metrics, "entropy": entropy}
+        kl = actor_critic.update_kl(problem, params, samples, num_parts=config.num_microbatches)
+        return params, opt_state, {**metrics, **kl, "entropy": entropy}
 
-    return actor_critic.alternate(config, problem, improve_policy=improve_policy)
+    return actor_critic.alternate(config, problem, improve_policy=improve_policy, num_parts=config.num_microbatches)

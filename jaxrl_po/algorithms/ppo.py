@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import divergences, learner, losses, masked, optimizers, updates
+from jaxrl_po import divergences, learner, losses, masked, minibatches, optimizers, updates
 from jaxrl_po.algorithms import actor_critic, reference
 from jaxrl_po.algorithms.actor_critic import JointLoss
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
@@ -91,9 +91,11 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
       ConfigError: names the field that cannot work.
     """
     config.validate()
+    actor_critic.require_on_policy(problem)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     penalised = config.penalty != NONE
+    num_parts = config.num_minibatches * config.num_microbatches
 
     # The state holds the β that adapts.
     def penalty_beta(state: TrainState) -> jax.Array:
@@ -140,14 +142,18 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
         )
         scale = optimizers.decay(state.step, config.decay_iterations)
         params, opt_state, metrics = update(state.params, state.opt_state, (rows, old), key, scale)
+        metrics |= actor_critic.update_kl(problem, params.policy, rows, num_parts=num_parts)
         if penalised:
-            kl = {"kl": masked.total(divergence(old, policy(params.policy, rows)), rows.mask)}
-        else:
-            kl = actor_critic.moved(policy, params.policy, rows)
-        return params, opt_state, metrics | kl
+            parts = minibatches.split((rows, old), num_parts)
+            metrics["exact_kl"] = minibatches.summed(functools.partial(exact_kl, params.policy), parts)
+        return params, opt_state, metrics
+
+    def exact_kl(params: PyTree, part: tuple[Samples, Distribution]) -> Mean:
+        samples, old = part
+        return masked.total(divergence(old, policy(params, samples)), samples.mask)
 
     def adapt(beta: jax.Array, metrics: Metrics) -> jax.Array:
-        kl = masked.psum(metrics["kl"], config.axis_name).value()
+        kl = masked.psum(metrics["exact_kl"], config.axis_name).value()
         return divergences.adapt_coefficient(beta, kl, config.target_kl)
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
@@ -194,5 +200,6 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
         init_optimizer=optimizer.init,
         init_reference=lambda params: params.policy if config.use_reference else (),
         kl_coefficient=first if penalised or config.adapt_reference_kl else 0.0,
+        num_parts=num_parts,
         axis_name=config.axis_name,
     )

@@ -47,6 +47,7 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
       ConfigError: names the field that cannot work.
     """
     config.validate()
+    actor_critic.require_on_policy(problem)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
 
@@ -57,9 +58,11 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
             advantage = target
         if config.baseline == BATCH_MEAN:
             advantage = advantage - masked.mean(target, batch.mask, axis_name=config.axis_name)
-        if config.normalize_advantage:
-            shift = config.baseline != NONE
-            advantage = advantages.whiten(advantage, batch.mask, shift_mean=shift, axis_name=config.axis_name)
+        if config.normalize_advantage and config.baseline == NONE:
+            mean, std = masked.moments(advantage, batch.mask, axis_name=config.axis_name)
+            advantage = advantage / (advantages.scale_of(mean, std) + 1e-8)
+        elif config.normalize_advantage:
+            advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         return Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, (), (), batch.mask)
 
     def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
@@ -73,8 +76,14 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
 
     def improve_policy(params: PyTree, opt_state: PyTree, samples: Samples, key: jax.Array) -> tuple[PyTree, PyTree, Metrics]:
         params, opt_state, metrics = update(params, opt_state, samples, key)
-        return params, opt_state, metrics | actor_critic.moved(policy, params, samples)
+        kl = actor_critic.update_kl(problem, params, samples, num_parts=config.num_microbatches)
+        return params, opt_state, metrics | kl
 
     return actor_critic.alternate(
-        config, problem, estimate=estimate, improve_policy=improve_policy, init_policy_optimizer=optimizer.init
+        config,
+        problem,
+        estimate=estimate,
+        improve_policy=improve_policy,
+        init_policy_optimizer=optimizer.init,
+        num_parts=config.num_microbatches,
     )

@@ -26,12 +26,13 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
     """REINFORCE++ on any problem, in groups or (without `group_baseline`) not; arguments as for `grpo.make`."""
     centred = group_policy.of_outcomes(lambda r: advantages.group_relative(r, scale="none"))
 
-    def to_go(reward: jax.Array, mask: jax.Array) -> jax.Array:
+    def to_go(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+        del step_end
         total = jnp.flip(jnp.cumsum(jnp.flip(reward, axis=-1), axis=-1), axis=-1)
         return jnp.where(mask, total, 0.0)
 
-    def advantage(reward: jax.Array, mask: jax.Array) -> jax.Array:
-        raw = (centred if config.group_baseline else to_go)(reward, mask)
+    def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+        raw = (centred if config.group_baseline else to_go)(reward, mask, step_end)
         return advantages.whiten(raw, mask, axis_name=config.axis_name)
 
     return group_policy.make(

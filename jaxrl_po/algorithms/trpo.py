@@ -23,7 +23,7 @@ class Config(npg.Config):
     backtracks: int = static(10, "candidates of the line search at most", within=COUNT)
 
 
-def make(config: Config, problem: Problem, *, surrogate: updates.Surrogate = npg.surrogate) -> Learner:
+def make(config: Config, problem: Problem, *, surrogate: updates.Surrogate | None = None) -> Learner:
     """TRPO on any problem with a critic of its own, or none.
 
     Args:

@@ -9,9 +9,9 @@ from jaxrl_po.config import COUNT, ConfigError
 from jaxrl_po.control import unroll
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.problem import normalize
-from jaxrl_po.types import Actor, ActorCritic, Problem
+from jaxrl_po.types import ActorCritic, CollectorState, Problem
 
-Evaluate = Callable[[ActorCritic, Actor, jax.Array], dict[str, jax.Array]]
+Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
 
 
 def make_evaluate(
@@ -23,7 +23,7 @@ def make_evaluate(
     env_params: Any = None,
     max_steps: int | None = None,
 ) -> Evaluate:
-    """Builds `evaluate(params, actor, key) -> {"return", "length"}`, each `[num_episodes]`.
+    """Builds `evaluate(params, collector, key) -> {"return", "length"}`, each `[num_episodes]`.
 
     Args:
       env: the environment, see `make_problem`; it may differ from the training one.
@@ -34,7 +34,8 @@ def make_evaluate(
       max_steps: bound on an episode's length; None takes the environment's `max_steps_in_episode`.
 
     Returns:
-      The function. It reads the observation statistics in `actor` and updates nothing; the same key plays the same episodes.
+      The function. It reads the observation statistics in `collector`, whatever the problem is wrapped in, and updates nothing;
+      the same key plays the same episodes.
 
     Raises:
       ConfigError: `num_episodes` below 1, or no bound on the length anywhere.
@@ -47,9 +48,9 @@ def make_evaluate(
     if bound is None:
         raise ConfigError("max_steps is needed: the environment names no max_steps_in_episode")
 
-    def evaluate(params: ActorCritic, actor: Actor, key: jax.Array) -> dict[str, jax.Array]:
+    def evaluate(params: ActorCritic, collector: CollectorState, key: jax.Array) -> dict[str, jax.Array]:
         def policy(observation: jax.Array) -> Any:
-            return problem.apply(params, normalize(actor.shared, observation))[0]
+            return problem.apply(params, normalize(collector, observation))[0]
 
         episode_return, length = unroll.episodes(
             environment, policy, key, num_episodes=num_episodes, max_steps=int(bound), greedy=greedy

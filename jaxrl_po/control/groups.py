@@ -10,9 +10,11 @@ from jaxrl_po.advantages import informative
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.problem import NetworkSettings, Shared, build_networks, default_modules, merge_time
+from jaxrl_po.control.problem import NetworkSettings, build_networks, default_modules, merge_time
 from jaxrl_po.distributions import Distribution
-from jaxrl_po.types import Actor, ActorCritic, Batch, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
+
+PROMPT_NUMBER = "prompt_number"  # sharded entry of the collector's state: `[P]`, int32, over all devices
 
 
 @record
@@ -81,20 +83,20 @@ def make_groups(
         policy = default_modules(environment, NetworkSettings())["policy"]
     nets = build_networks({"policy": policy, "critic": critic}, len(environment.observation_shape))
 
-    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)
         observation, _ = environment.reset(env_key)
-        local = jnp.arange(num_prompts, dtype=jnp.int32)
-        return nets.init(network_key, observation), Actor(local, Shared(observations=(), discounted=()))
+        return nets.init(network_key, observation), CollectorState({PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)})
 
     def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
         return nets.policy(params, inputs), nets.value(params, inputs)
 
-    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
+    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
         reset_key, step_key = jax.random.split(key)
-        prompts = unroll.start(environment, reset_key, actor.local)
+        prompt_number = collector.sharded[PROMPT_NUMBER]
+        prompts = unroll.start(environment, reset_key, prompt_number)
         members = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
-        own = members.number * group_size + jnp.tile(jnp.arange(group_size, dtype=jnp.int32), actor.local.shape[0])
+        own = members.number * group_size + jnp.tile(jnp.arange(group_size, dtype=jnp.int32), prompt_number.shape[0])
         _, trajectory = unroll.unroll(
             environment, lambda x: nets.policy(params, x), members._replace(number=own), step_key, num_steps=num_steps
         )
@@ -107,7 +109,7 @@ def make_groups(
         in_groups = score.reshape(-1, group_size)
         dead = {"dead_groups": masked.total(~informative(in_groups))} if group_size > 1 else {}
         batch = Batch(
-            inputs=trajectory.observation,
+            inputs=masked.zero(trajectory.observation, mask),
             action=trajectory.action,
             log_prob=trajectory.distribution.log_prob(trajectory.action),
             reward=transition.reward,
@@ -124,6 +126,6 @@ def make_groups(
             }
             | dead,
         )
-        return actor, batch
+        return collector, batch
 
-    return Problem(init, collect, apply, merge_time)
+    return Problem(init, collect, apply, merge_time, truncated_is_overlong=False)

@@ -1,18 +1,18 @@
 """Control as a `Problem`: vectorised environments, an unroll, and the critic after it."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked, networks
+from jaxrl_po import advantages, masked, networks
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, require, static
 from jaxrl_po.control import normalizer, unroll
 from jaxrl_po.control.environment import Environment, adapt
-from jaxrl_po.control.unroll import EnvState
+from jaxrl_po.control.normalizer import Normalizer
 from jaxrl_po.distributions import Distribution
-from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, Samples
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, Samples
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 
@@ -51,28 +51,11 @@ class Settings(NetworkSettings):
         require(self, "reward_discount", self.scale_rewards, "scale_rewards is on")
 
 
-class Shared(NamedTuple):
-    """Statistics that all environments share; `()` where the switch is off.
-
-    Attributes:
-      observations: `Normalizer` of raw observations.
-      discounted: `Normalizer` of the rolling discounted return.
-    """
-
-    observations: Any
-    discounted: Any
-
-
-class Local(NamedTuple):
-    """What rides along with each environment.
-
-    Attributes:
-      envs: where the environments stand.
-      discounted: `[B]`, rolling discounted return, or `()` where rewards are not scaled.
-    """
-
-    envs: EnvState
-    discounted: jax.Array | tuple[()]
+# Entries of the collector's state, see `CollectorState`.
+ENVIRONMENTS = "environments"  # sharded: `EnvState`
+ROLLING_RETURN = "rolling_return"  # sharded: `[B]`, the rolling discounted return, where rewards are scaled
+OBSERVATION_STATISTICS = "observation_statistics"  # replicated: `Normalizer` of raw observations, where they are normalised
+RETURN_STATISTICS = "return_statistics"  # replicated: `Normalizer` of the rolling discounted return, where rewards are scaled
 
 
 class Networks(NamedTuple):
@@ -194,7 +177,8 @@ def make_problem(
       actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both; one body for actor and critic.
       normalize_observations: subtract the running mean and divide by the running std (clip ±10). The statistics of earlier
         iterations serve throughout one iteration, so that every log-prob of a batch is of one policy.
-      scale_rewards: divide rewards by the running std of the rolling discounted return, this iteration's included.
+      scale_rewards: divide rewards by the running std of the rolling discounted return, this iteration's included; by its root
+        mean square where it hardly varies, see `advantages.scale_of`.
       reward_discount: γ of that rolling return, in [0, 1].
       axis_name: device axis over which environments are sharded, or None.
 
@@ -209,8 +193,8 @@ def make_problem(
     Example:
       >>> import gymnax
       >>> problem = make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=3)
-      >>> params, actor = problem.init(jax.random.key(0))
-      >>> actor, batch = jax.jit(problem.collect)(params, actor, jax.random.key(1))
+      >>> params, collector = problem.init(jax.random.key(0))
+      >>> collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
       >>> batch.inputs.shape, batch.reward.shape
       ((2, 3, 4), (2, 3))
     """
@@ -219,39 +203,44 @@ def make_problem(
     observation_rank = len(environment.observation_shape)
     nets = build_networks(choose_modules(environment, policy, critic, actor_critic), observation_rank)
 
-    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)
         envs = unroll.start(environment, env_key, jnp.arange(num_envs, dtype=jnp.int32))
-        params = nets.init(network_key, envs.observation[0])
-        shared = Shared(
-            observations=normalizer.empty(environment.observation_shape) if normalize_observations else (),
-            discounted=normalizer.empty(()) if scale_rewards else (),
-        )
-        return params, Actor(Local(envs, jnp.zeros(num_envs) if scale_rewards else ()), shared)
+        sharded: dict[str, PyTree] = {ENVIRONMENTS: envs}
+        replicated: dict[str, PyTree] = {}
+        if normalize_observations:
+            replicated[OBSERVATION_STATISTICS] = normalizer.empty(environment.observation_shape)
+        if scale_rewards:
+            sharded[ROLLING_RETURN] = jnp.zeros(num_envs)
+            replicated[RETURN_STATISTICS] = normalizer.empty(())
+        return nets.init(network_key, envs.observation[0]), CollectorState(sharded, replicated)
 
     def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
         return nets.policy(params, inputs), nets.value(params, inputs)
 
-    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
-        local, shared = actor
-
+    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
         def act(observation: jax.Array) -> Distribution:
-            return nets.policy(params, normalize(shared, observation))
+            return nets.policy(params, normalize(collector, observation))
 
-        envs, trajectory = unroll.unroll(environment, act, local.envs, key, num_steps=num_steps)
+        sharded, replicated = dict(collector.sharded), dict(collector.replicated)
+        sharded[ENVIRONMENTS], trajectory = unroll.unroll(
+            environment, act, collector.sharded[ENVIRONMENTS], key, num_steps=num_steps
+        )
         transition = trajectory.transition
         ended = transition.terminated | transition.truncated
-        inputs = normalize(shared, trajectory.observation)
-        final_inputs = normalize(shared, transition.final_observation)
+        inputs = normalize(collector, trajectory.observation)
+        final_inputs = normalize(collector, transition.final_observation)
 
-        reward, discounted, statistics = transition.reward, local.discounted, shared.discounted
+        reward = transition.reward
         if scale_rewards:
-            discounted, rolling = _rolling_return(local.discounted, reward, ended, reward_discount)
-            statistics = normalizer.merge(shared.discounted, rolling, axis_name=axis_name)
-            reward = reward / (statistics.std() + 1e-8)
-        observations = shared.observations
+            sharded[ROLLING_RETURN], rolling = _rolling_return(sharded[ROLLING_RETURN], reward, ended, reward_discount)
+            statistics = normalizer.merge(replicated[RETURN_STATISTICS], rolling, axis_name=axis_name)
+            replicated[RETURN_STATISTICS] = statistics
+            reward = reward / (advantages.scale_of(statistics.mean, statistics.std()) + 1e-8)
         if normalize_observations:
-            observations = normalizer.merge(observations, trajectory.observation, axis_name=axis_name)
+            replicated[OBSERVATION_STATISTICS] = normalizer.merge(
+                replicated[OBSERVATION_STATISTICS], trajectory.observation, axis_name=axis_name
+            )
 
         batch = Batch(
             inputs=inputs,
@@ -269,14 +258,15 @@ def make_problem(
                 "episode_length": masked.total(trajectory.episode_length, ended),
             },
         )
-        return Actor(Local(envs, discounted), Shared(observations, statistics)), batch
+        return CollectorState(sharded, replicated), batch
 
     return Problem(init, collect, apply, merge_time)
 
 
-def normalize(shared: Shared, observation: jax.Array) -> jax.Array:
+def normalize(collector: CollectorState, observation: jax.Array) -> jax.Array:
     """What the networks see: the observation, normalised where the switch is on. Never updates the statistics."""
-    return observation if shared.observations == () else shared.observations.normalize(observation)
+    statistics = collector.replicated.get(OBSERVATION_STATISTICS)
+    return observation if statistics is None else cast(Normalizer, statistics).normalize(observation)
 
 
 def merge_time(samples: Samples) -> Samples:

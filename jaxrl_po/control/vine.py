@@ -9,10 +9,10 @@ from jaxrl_po import masked
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.problem import NetworkSettings, Shared, build_networks, default_modules, merge_time
+from jaxrl_po.control.problem import ENVIRONMENTS, NetworkSettings, build_networks, default_modules, merge_time
 from jaxrl_po.control.unroll import EnvState
 from jaxrl_po.distributions import Distribution
-from jaxrl_po.types import Actor, ActorCritic, Batch, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 
 @record
@@ -68,8 +68,9 @@ def make_vine(
     and one step long: its reward is Q̂, the discounted return of the branch, and its value the state's mean of Q̂ under the
     policy, so that any estimator gives `Q̂ − V̂`. There is no critic.
 
-    With every action tried once, `log_prob` is that of the uniform choice, and `mean(r · A)` is `mean_n Σ_k π(a_k|s_n) A_nk`, the
-    paper's eq. 17; sampled actions carry the policy's own, for eq. 18 (`losses.self_normalized_surrogate`).
+    With every action tried once, the proposal is the uniform choice (`sampler_log_prob`, `on_policy=False`): `mean(π / μ · A)` is
+    `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which TRPO and NPG maximise; methods without that ratio refuse it. Sampled
+    actions are the policy's own, for eq. 18 (`losses.self_normalized_surrogate`) or any method.
 
     Args:
       env: a gymnax ≥ 1.0 environment or one that speaks its interface, whose state is a pytree.
@@ -123,21 +124,23 @@ def make_vine(
         policy = default_modules(environment, NetworkSettings())["policy"]
     nets = build_networks({"policy": policy, "critic": None}, len(environment.observation_shape))
 
-    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)
         envs = unroll.start(environment, env_key, jnp.arange(num_envs, dtype=jnp.int32))
-        return nets.init(network_key, envs.observation[0]), Actor(envs, Shared(observations=(), discounted=()))
+        return nets.init(network_key, envs.observation[0]), CollectorState({ENVIRONMENTS: envs})
 
     def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
         return nets.policy(params, inputs), nets.value(params, inputs)
 
-    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
+    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
         trunk_key, state_key, action_key, branch_key = jax.random.split(key, 4)
 
         def act(observation: jax.Array) -> Distribution:
             return nets.policy(params, observation)
 
-        envs, trunk = unroll.unroll(environment, act, actor.local, trunk_key, num_steps=num_steps, keep_states=True)
+        envs, trunk = unroll.unroll(
+            environment, act, collector.sharded[ENVIRONMENTS], trunk_key, num_steps=num_steps, keep_states=True
+        )
         choose = jax.vmap(lambda key: jax.random.choice(key, num_steps, (num_states,), replace=False))
         at = choose(unroll.row_keys(state_key, envs.number))
 
@@ -152,12 +155,13 @@ def make_vine(
             (envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]).reshape(-1), branches
         )
         which = jnp.tile(jnp.arange(branches, dtype=jnp.int32), number.shape[0] // branches)
+        proposal: jax.Array | None = None
         if enumerated:
-            action, log_prob = which, jnp.full(which.shape, -jnp.log(branches))
+            action, proposal = which, jnp.full((which.shape[0], 1), -jnp.log(branches))
         else:
             keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, number), which)
             action = jax.vmap(lambda distribution, key: distribution.sample(key))(distribution, keys)
-            log_prob = distribution.log_prob(action)
+        log_prob = distribution.log_prob(action)
         first_key, rest_key = jax.random.split(branch_key)
         state, first = jax.vmap(environment.step)(unroll.row_keys(first_key, number), states, action)
         zeros = jnp.zeros(number.shape)
@@ -171,7 +175,7 @@ def make_vine(
         q = jnp.sum(reward * discount ** jnp.arange(horizon)[None, :] * unroll.until_first(ended), axis=1)
         score = q.reshape(-1, branches)
         if enumerated:
-            weight = jnp.exp(distribution.log_prob(action)).reshape(-1, branches)
+            weight = jnp.exp(log_prob).reshape(-1, branches)
             baseline = jnp.sum(weight * score, axis=1)
         else:
             baseline = score.mean(axis=1)
@@ -192,7 +196,8 @@ def make_vine(
                 "episode_return": masked.total(trunk.episode_return, trunk_ended),
                 "episode_length": masked.total(trunk.episode_length, trunk_ended),
             },
+            sampler_log_prob=proposal,
         )
-        return actor._replace(local=envs), batch
+        return CollectorState({ENVIRONMENTS: envs}), batch
 
-    return Problem(init, collect, apply, merge_time)
+    return Problem(init, collect, apply, merge_time, on_policy=not enumerated)

@@ -12,10 +12,10 @@ from jaxrl_po.language.problem import Settings, check_budget, check_top_k, check
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import Actor, ActorCritic, PyTree
+from jaxrl_po.types import ActorCritic, CollectorState, PyTree
 
-Evaluate = Callable[[ActorCritic, Actor, jax.Array], dict[str, jax.Array]]
-Describe = Callable[[ActorCritic, Actor, jax.Array], "dict[str, Answers]"]
+Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
+Describe = Callable[[ActorCritic, CollectorState, jax.Array], "dict[str, Answers]"]
 
 
 class Answers(NamedTuple):
@@ -106,7 +106,7 @@ def make_evaluate(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> Evaluate:
-    """Builds `evaluate(params, actor, key) -> {name: [num_prompts]}` on the held-out split.
+    """Builds `evaluate(params, collector, key) -> {name: [num_prompts]}` on the held-out split.
 
     Args:
       task: see `Task`.
@@ -138,8 +138,8 @@ def make_evaluate(
         top_p=top_p,
     )
 
-    def evaluate(params: ActorCritic, actor: Actor, key: jax.Array) -> dict[str, jax.Array]:
-        del actor
+    def evaluate(params: ActorCritic, collector: CollectorState, key: jax.Array) -> dict[str, jax.Array]:
+        del collector
         greedy = answer(params.policy, key, 0)
         values = {"greedy_accuracy": greedy.score[:, 0], "greedy_length": greedy.length[:, 0]}
         if num_samples:
@@ -192,7 +192,7 @@ def make_describe(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> Describe:
-    """Builds `describe(params, actor, key) -> {"greedy": Answers, "sampled": Answers}`, one answer each, for `render`.
+    """Builds `describe(params, collector, key) -> {"greedy": Answers, "sampled": Answers}`, one answer each, for `render`.
 
     Args:
       task: see `Task`.
@@ -219,8 +219,8 @@ def make_describe(
         top_p=top_p,
     )
 
-    def describe(params: ActorCritic, actor: Actor, key: jax.Array) -> dict[str, Answers]:
-        del actor
+    def describe(params: ActorCritic, collector: CollectorState, key: jax.Array) -> dict[str, Answers]:
+        del collector
         return {"greedy": answer(params.policy, key, 0), "sampled": answer(params.policy, key, 1)}
 
     return describe

@@ -14,11 +14,15 @@ from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart, warm_start
-from jaxrl_po.types import Actor, ActorCritic, Batch, Metrics, Problem, PyTree, Samples
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
 
 DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
 
 NUCLEUS = Interval(0.0, 1.0, open_low=True)
+
+AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
+
+PROMPT_NUMBER = "prompt_number"  # sharded entry of the collector's state: `[P]`, int32, over all devices
 
 
 @record
@@ -38,6 +42,13 @@ class Settings:
     process_reward: bool = static(False, "reward each right token as it comes, in place of the whole answer at its end")
     prompt_set: int = static(
         0, "train on a finite set of so many prompts, drawn once; 0 draws fresh ones", unit="prompts", within=NON_NEGATIVE
+    )
+
+    old_log_prob: str = static(
+        AUTO,
+        "whose log-probabilities are the old policy's in a ratio: the sampler's, or those of a pass of the learner before its "
+        "first step; auto takes the learner's where the model computes in less than float32: its two passes then differ",
+        choices=OLD_LOG_PROBS,
     )
 
     def validate(self) -> None:
@@ -101,6 +112,7 @@ def make_problem(
     process_reward: bool = False,
     verify: bool = True,
     prompt_set: int = 0,
+    old_log_prob: str = AUTO,
     critic: Transformer | None = None,
     initial: PyTree | None = None,
     warm: WarmStart | None = None,
@@ -125,6 +137,7 @@ def make_problem(
       verify: off, the task's verifier is not asked: the reward is `()` and the score 0 until they are given between the halves of
         the learner's step, see `give_reward`.
       prompt_set: train on so many prompts, see `tasks.finite`; 0 draws fresh ones. A warm start still sees the whole train split.
+      old_log_prob: see `Settings`; carried groups of dynamic sampling keep the sampler's in any case.
       critic: transformer with one output, or None for none (values are then zeros and its parameters `()`).
       initial: the policy's parameters at the start, the same for every key; None for fresh ones.
       warm: supervised warm start from there, part of `init`; None for none.
@@ -146,7 +159,19 @@ def make_problem(
       >>> batch.action.shape, batch.score.shape
       ((6, 3), (2, 3))
     """
-    check(Settings(num_prompts=num_prompts, group_size=group_size, temperature=temperature, top_k=top_k, top_p=top_p))
+    check(
+        Settings(
+            num_prompts=num_prompts,
+            group_size=group_size,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            old_log_prob=old_log_prob,
+        )
+    )
+    if old_log_prob == AUTO:
+        dtype = getattr(model, "dtype", jnp.float32)  # a module of one's own need not say
+        old_log_prob = SAMPLER if jnp.promote_types(dtype, jnp.float32) == dtype else LEARNER
     check_top_k(top_k, model)
     budget = check_budget(task, max_new_tokens)
     source = finite(task, prompt_set) if prompt_set else task
@@ -161,14 +186,14 @@ def make_problem(
         raise ConfigError("process_reward has no effect unless verify is on: it is the verifier's credit for each token")
     del axis_name
 
-    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         policy_key, critic_key, warm_key = jax.random.split(key, 3)
         tokens, pad = jnp.zeros((1, task.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
         policy = model.init(policy_key, tokens, pad) if initial is None else initial
         if warm is not None:
             policy = warm_start(model, policy, task, warm, warm_key)
         value = () if critic is None else critic.init(critic_key, tokens, pad)
-        return ActorCritic(policy, value), Actor(local=jnp.arange(num_prompts, dtype=jnp.int32))
+        return ActorCritic(policy, value), CollectorState({PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)})
 
     def apply(params: ActorCritic, inputs: Sequences) -> tuple[Categorical, jax.Array]:
         logits, _ = model.apply(params.policy, inputs.tokens[:, :-1], inputs.pad, last=budget)
@@ -179,9 +204,9 @@ def make_problem(
             return jnp.zeros((inputs.tokens.shape[0], budget))
         return critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=budget)[0][..., 0]
 
-    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
+    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
         # Prompt and completions follow from the prompt's number over all devices, not from where it lies.
-        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(actor.local)
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(collector.sharded[PROMPT_NUMBER])
         prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
             model,
@@ -208,8 +233,12 @@ def make_problem(
             if group_size > 1:
                 told["dead_groups"] = masked.total(~informative(score.reshape(-1, group_size)))
             reward = jnp.where(is_last, score[:, None], 0.0)
+        step_end: jax.Array | None = is_last
         if process_reward:
             reward = jax.vmap(source.credit)(members.problem, completions.tokens)
+            step_end = None
+            if source.step_end is not None:
+                step_end = is_last | jax.vmap(source.step_end)(members.problem, completions.tokens)
         if source.parses is not None:
             told["malformed"] = masked.total(~jax.vmap(source.parses)(members.problem, completions.tokens))
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
@@ -233,10 +262,12 @@ def make_problem(
                 "truncated": masked.total(~completions.ended),
             },
             stratum=() if source.stratum is None else jax.vmap(source.stratum)(members.problem),
+            sampler_log_prob=completions.log_prob,
+            step_end=step_end,
         )
-        return actor, batch
+        return collector, batch
 
-    return Problem(init, collect, apply, rows, source.strata)
+    return Problem(init, collect, apply, rows, source.strata, exact_sampler=old_log_prob == SAMPLER)
 
 
 def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:

@@ -17,7 +17,7 @@ from jaxrl_po.language import sampling
 from jaxrl_po.language.problem import Sequences, check_budget, check_parameters, check_vocabulary
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import Actor, ActorCritic, Batch, Problem, PyTree
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
 FRESH = 512  # comparisons, at least, on which the accuracy is measured
 
@@ -74,16 +74,7 @@ class RewardModel(NamedTuple):
     accuracy: jax.Array
 
 
-class Shared(NamedTuple):
-    """What is carried and equal on every device.
-
-    Attributes:
-      inner: `Actor.shared` of the problem inside.
-      reward_model: frozen.
-    """
-
-    inner: PyTree
-    reward_model: RewardModel
+REWARD_MODEL = "reward_model"  # replicated entry of the collector's state: the frozen `RewardModel`
 
 
 def compare(
@@ -258,23 +249,23 @@ def learned_reward(
     """
     check_model(task, model)
 
-    def init(key: jax.Array) -> tuple[ActorCritic, Actor]:
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         problem_key, fit_key = jax.random.split(key)
-        params, actor = problem.init(problem_key)
+        params, collector = problem.init(problem_key)
         fitted = fit(params, fit_key)
         check_parameters(model, fitted.params, name="reward_model")
-        return params, Actor(actor.local, Shared(actor.shared, fitted))
+        return params, collector.add(replicated={REWARD_MODEL: fitted})
 
-    def collect(params: ActorCritic, actor: Actor, key: jax.Array) -> tuple[Actor, Batch]:
-        inner, fitted = actor.shared
-        after, batch = problem.collect(params, Actor(actor.local, inner), key)
+    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+        fitted = collector.replicated[REWARD_MODEL]
+        collector, batch = problem.collect(params, collector.remove(REWARD_MODEL), key)
         reward = (rate(model, fitted.params, batch.inputs, batch.mask) - fitted.mean) / fitted.std
         metrics = {
             "reward_model": masked.total(reward, batch.mask.any(axis=1)),
             "reward_model_accuracy": masked.total(fitted.accuracy),
         }
         batch = batch._replace(reward=jnp.where(batch.terminated, reward[:, None], 0.0), metrics={**batch.metrics, **metrics})
-        return Actor(after.local, Shared(after.shared, fitted)), batch
+        return collector.add(replicated={REWARD_MODEL: fitted}), batch
 
     return problem._replace(init=init, collect=collect)
 

@@ -10,7 +10,7 @@ from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.stack_machine import OPERATORS, run
 from jaxrl_po.language.tasks.text import Piece, literal, number, write_answer, write_prompt
 from jaxrl_po.language.tasks.types import Prompt, Task, check_size
-from jaxrl_po.language.tasks.verify import at_end
+from jaxrl_po.language.tasks.verify import at_end, last_token_only
 from jaxrl_po.language.tokenizer import make_tokenizer
 
 MAX_NUMBERS = 8
@@ -111,4 +111,5 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
         score=score,
         credit=lambda problem, tokens: at_end(score(problem, tokens), tokens, tokenizer),
         parses=lambda problem, tokens: run(problem.numbers, tokens, places, tokenizer).parses,
+        step_end=last_token_only,
     )

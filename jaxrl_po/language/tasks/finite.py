@@ -1,5 +1,7 @@
 """A task whose training prompts are a finite set, as a data set's are."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -8,6 +10,7 @@ from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 from jaxrl_po.types import PyTree
 
 Numbered = tuple[jax.Array, PyTree]
+Verdict = Callable[[PyTree, jax.Array], jax.Array]
 
 
 def finite(task: Task, size: int, *, seed: int = 0) -> Task:
@@ -44,17 +47,8 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
     def demonstrate(problem: Numbered) -> jax.Array:
         return task.demonstrate(problem[1])
 
-    def score(problem: Numbered, tokens: jax.Array) -> jax.Array:
-        return task.score(problem[1], tokens)
-
-    def credit(problem: Numbered, tokens: jax.Array) -> jax.Array:
-        return task.credit(problem[1], tokens)
-
-    parses = task.parses
-
-    def parses_numbered(problem: Numbered, tokens: jax.Array) -> jax.Array:
-        assert parses is not None
-        return parses(problem[1], tokens)
+    def of_problem(function: Verdict | None) -> Verdict | None:
+        return None if function is None else lambda problem, tokens: function(problem[1], tokens)
 
     def stratum(problem: Numbered) -> jax.Array:
         return problem[0]
@@ -62,9 +56,10 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
     return task._replace(
         sample=sample,
         demonstrate=demonstrate,
-        score=score,
-        credit=credit,
-        parses=None if parses is None else parses_numbered,
+        score=lambda problem, tokens: task.score(problem[1], tokens),
+        credit=lambda problem, tokens: task.credit(problem[1], tokens),
+        parses=of_problem(task.parses),
+        step_end=of_problem(task.step_end),
         strata=size,
         stratum=stratum,
     )

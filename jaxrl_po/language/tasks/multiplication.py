@@ -84,4 +84,8 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
         steps = jnp.zeros(tokens.shape[0]).at[ends - 1].set(wrong[ends] == wrong[starts])
         return share * (steps + at_end(score(problem, tokens), tokens, tokenizer))
 
-    return Task(name, tokenizer, prompt_length, answer_length, sample, demonstrate, score, credit, parses)
+    def step_end(problem: Pair, tokens: jax.Array) -> jax.Array:
+        del problem
+        return jnp.zeros(tokens.shape[0], bool).at[ends - 1].set(True)
+
+    return Task(name, tokenizer, prompt_length, answer_length, sample, demonstrate, score, credit, parses, step_end=step_end)

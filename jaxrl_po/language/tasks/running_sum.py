@@ -8,7 +8,7 @@ from jaxrl_po.config import Interval
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.text import MAX_LENGTH, Piece, literal, write_answer, write_prompt
 from jaxrl_po.language.tasks.types import Prompt, Task, check_size
-from jaxrl_po.language.tasks.verify import after_scratch, at_end
+from jaxrl_po.language.tasks.verify import after_scratch, at_end, last_token_only
 from jaxrl_po.language.tokenizer import make_tokenizer
 
 MAX_FILLER = 256  # dots of a demonstration
@@ -73,4 +73,15 @@ def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
         return at_end(score(problem, tokens), tokens, tokenizer)
 
     name = f"running sum of {length} digits modulo {modulus}"
-    return Task(name, tokenizer, length + 1, max_filler + length + 3, sample, demonstrate, score, credit, parses)
+    return Task(
+        name,
+        tokenizer,
+        length + 1,
+        max_filler + length + 3,
+        sample,
+        demonstrate,
+        score,
+        credit,
+        parses,
+        step_end=last_token_only,
+    )

@@ -42,6 +42,8 @@ class Task(NamedTuple):
         and completions. None where there is nothing but the demonstration.
       strata: how many strata `stratum` tells apart; 0 for none.
       stratum: `stratum(problem) -> []` int32 below `strata`: its number in a finite set, or its difficulty. None without strata.
+      step_end: `step_end(problem, tokens [T]) -> [T]` bool: the tokens at which a process reward is due, whether it is paid or not;
+        at the last token of a completion it always is. None where it is due at every token.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Task(NamedTuple):
     columns: Callable[[PyTree], dict[str, list[Any]]] | None = None
     strata: int = 0
     stratum: Callable[[PyTree], jax.Array] | None = None
+    step_end: Callable[[PyTree, jax.Array], jax.Array] | None = None
 
 
 def check_size(name: str, value: int, within: Interval) -> None:

@@ -123,3 +123,9 @@ def at_end(reward: jax.Array, tokens: jax.Array, tokenizer: Tokenizer) -> jax.Ar
     """`[T]`: the reward where the first EOS stands, else 0."""
     is_eos = tokens == tokenizer.eos
     return jnp.where(is_eos & (jnp.cumsum(is_eos) == 1), reward, 0.0)
+
+
+def last_token_only(problem: PyTree, tokens: jax.Array) -> jax.Array:
+    """`Task.step_end` of a task whose credit is its score, paid at the end."""
+    del problem
+    return jnp.zeros(tokens.shape, bool)

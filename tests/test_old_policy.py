@@ -1,0 +1,137 @@
+"""Whose log-probabilities are the old policy's, where sampler and learner compute in bfloat16."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import language, parallel
+from jaxrl_po.algorithms import dapo, grpo, gspo, ppo
+from jaxrl_po.config import ConfigError, as_arrays
+from jaxrl_po.learner import recompute_log_prob
+from jaxrl_po.parallel import Placement
+
+TASK = language.tasks.addition(2)
+SIZES = language.ModelSettings(width=16, layers=2, heads=2, kv_heads=1, mlp_width=16, dtype="bfloat16")
+POLICY, CRITIC = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
+
+
+def make(module=gspo, config=None, *, axis_name=None, critic=None, **options):
+    problem = language.make_problem(
+        TASK, POLICY, num_prompts=8, group_size=4, process_reward=True, critic=critic, axis_name=axis_name, **options
+    )
+    problem = imprecise(problem)
+    config = as_arrays(module.Config(learning_rate=1e-30) if config is None else config)
+    return problem, module.make(dataclasses.replace(config, axis_name=axis_name), problem)
+
+
+def imprecise(problem):
+    """A sampler that is off by what bfloat16 costs a token, whatever this machine's compiler makes of bfloat16."""
+
+    def collect(params, collector, key):
+        collector, batch = problem.collect(params, collector, key)
+        off = 0.01 * jnp.sin(1e4 * batch.log_prob)
+        return collector, batch._replace(log_prob=batch.log_prob + off, sampler_log_prob=batch.log_prob + off)
+
+    return problem._replace(collect=collect)
+
+
+def first_step(*arguments, **options):
+    problem, learner = make(*arguments, **options)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    after, metrics = jax.jit(learner.step)(state)
+    return problem, state, after, metrics
+
+
+def test_cached_and_whole_passes_differ_and_the_learners_own_are_taken():
+    """A clip of 3e-4 is narrower than the rounding of bfloat16: most sequences would lie outside before any step."""
+    _, _, _, metrics = first_step()
+    assert float(metrics["clip_fraction_low"].value()) == float(metrics["clip_fraction_high"].value()) == 0.0
+    assert abs(float(metrics["kl"].value())) < 1e-9
+    assert 1e-5 < float(metrics["sampler_kl"].value()) < 1e-4
+    assert 1.005 < float(metrics["sampler_max_ratio"].value()) < 1.02
+    _, _, _, theirs = first_step(old_log_prob="sampler")
+    outside = float(theirs["clip_fraction_low"].value() + theirs["clip_fraction_high"].value())
+    assert outside > 0.1  # the case shows something
+    assert "sampler_kl" not in theirs
+
+
+def test_auto_computes_again_only_where_precision_asks_for_it():
+    in_float32 = SIZES.build(TASK.tokenizer.size).clone(dtype=jnp.dtype("float32"))
+    sizes = {"num_prompts": 2, "group_size": 2}
+    assert language.make_problem(TASK, in_float32, **sizes).exact_sampler
+    assert not language.make_problem(TASK, in_float32, old_log_prob="learner", **sizes).exact_sampler
+    assert not language.make_problem(TASK, POLICY, **sizes).exact_sampler
+    with pytest.raises(ConfigError, match="old_log_prob must be one of auto, sampler, learner"):
+        language.make_problem(TASK, POLICY, old_log_prob="both", **sizes)
+
+
+@pytest.mark.parametrize("num_parts", [1, 4])
+def test_what_is_recomputed_and_what_is_logged(num_parts):
+    """In float32, with a sampler that is off by a known amount."""
+    model = SIZES.build(TASK.tokenizer.size).clone(dtype=jnp.dtype("float32"))
+    problem = language.make_problem(TASK, model, num_prompts=8, group_size=4, old_log_prob="learner")
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    own, off = batch.log_prob, 0.01 * jax.random.normal(jax.random.key(2), batch.mask.shape)
+    old = jnp.arange(32) % 4 == 0
+    batch = batch._replace(age=old.astype(jnp.int32), log_prob=own + off, sampler_log_prob=own + off)
+    again, metrics = jax.jit(lambda batch: recompute_log_prob(problem, params, batch, num_parts=num_parts, axis_name=None))(
+        batch
+    )
+    fresh = np.asarray(batch.mask & ~old[:, None])
+    np.testing.assert_allclose(np.asarray(again.log_prob)[fresh], np.asarray(own)[fresh], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(again.log_prob[old], batch.log_prob[old])  # the parameters that drew these are gone
+    np.testing.assert_array_equal(again.sampler_log_prob, batch.sampler_log_prob)
+    distance = -np.asarray(off, np.float64)[fresh]
+    np.testing.assert_allclose(metrics["sampler_kl"].value(), np.mean(np.expm1(distance) - distance), rtol=1e-2)
+    np.testing.assert_allclose(metrics["sampler_max_ratio"].value(), np.exp(np.abs(distance).max()), rtol=1e-4)
+
+
+def graded(problem):
+    """Scores that differ, so that groups are informative before anything is learnt."""
+
+    def collect(params, collector, key):
+        collector, batch = problem.collect(params, collector, key)
+        return collector, batch._replace(score=batch.log_prob.sum(axis=1).reshape(batch.score.shape))
+
+    return problem._replace(collect=collect)
+
+
+def test_a_surplus_keeps_what_its_sampler_gave():
+    """Of dynamic sampling in bfloat16: rows of the last update are weighed by the policy that drew them."""
+    problem = graded(make()[0])
+    config = as_arrays(dapo.Config(carry_surplus=True, train_prompts=12, learning_rate=1e-2, overlong_filtering=False))
+    learner = dapo.make(config, problem)
+    state, ages = jax.jit(learner.init)(jax.random.key(0)), []
+    sample, update = jax.jit(learner.step.sample), jax.jit(learner.step.update)
+    for _ in range(3):
+        before, (state, batch) = state.params, sample(state)
+        again = recompute_log_prob(problem, before, batch, num_parts=1, axis_name=None)[0]
+        carried = np.asarray(batch.age) == 1
+        np.testing.assert_array_equal(again.log_prob[carried], batch.sampler_log_prob[carried])
+        ages.append(int(carried.sum()))
+        state, metrics = update(state, batch)
+        assert 0.0 < float(metrics["sampler_kl"].metric()) < 1e-2
+        assert float(metrics["skipped"].value()) == 0.0
+    assert ages == [0, 16, 0]  # two batches of 8 groups leave 4 of 12; with these one batch is enough, and leaves none
+
+
+@pytest.mark.parametrize(("module", "critic"), [(ppo, CRITIC), (grpo, None)], ids=["ppo", "grpo"])
+def test_other_methods_start_at_a_ratio_of_one_as_well(module, critic):
+    _, _, _, metrics = first_step(module, critic=critic)
+    for name in ("clip_fraction_low", "clip_fraction_high", "kl"):
+        assert abs(float(metrics[name].value())) < 1e-9
+
+
+def test_devices_agree_on_the_distance():
+    _, alone = make()
+    _, cut = make(axis_name="data")
+    placed = parallel.over_devices(cut, Placement(1, 1, 4))
+    keys = jax.random.split(jax.random.key(3), 1)
+    metrics = jax.jit(placed.step)(jax.jit(placed.init)(keys))[1]
+    want = jax.jit(alone.step)(jax.jit(alone.init)(keys[0]))[1]
+    for name in ("sampler_kl", "sampler_max_ratio"):
+        np.testing.assert_allclose(metrics[name].value()[0], want[name].value(), rtol=0.1)

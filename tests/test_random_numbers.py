@@ -1,0 +1,176 @@
+"""Random numbers: what ought to be drawn apart is drawn apart, and what ought to be common is common.
+
+Where the wrong key would pass unseen, one side is drawn exactly as the other is: an environment that names the action which the
+sampler would draw with the environment's key, a task that names the token.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from gymnax.environments import spaces
+from probes import tabular_problem
+
+from jaxrl_po import control, language, learner, updates
+from jaxrl_po.algorithms import grpo
+from jaxrl_po.control import unroll
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import Samples
+
+ACTIONS = 8
+
+
+class Guess:
+    """Pays 1 for the action that `categorical` would draw with the environment's own key; over after 16 steps."""
+
+    default_params = None
+
+    def reset(self, key, params=None):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step(self, key, state, action, params=None):
+        drawn = jax.random.categorical(key, jnp.zeros(ACTIONS))
+        over = state + 1 >= 16
+        state, no = jnp.where(over, 0, state + 1), jnp.bool_(False)
+        return jnp.zeros(1), state, drawn == action, over, no, {"final_observation": jnp.zeros(1)}
+
+    def action_space(self, params=None):
+        return spaces.Discrete(ACTIONS)
+
+    def observation_space(self, params=None):
+        return spaces.Box(-1.0, 1.0, (1,))
+
+
+def uniform(observation):
+    return Categorical(jnp.zeros((*observation.shape[:-1], ACTIONS)))
+
+
+def test_the_noise_of_actions_is_not_that_of_the_environment():
+    environment = control.adapt(Guess())
+    envs = unroll.start(environment, jax.random.key(0), jnp.arange(64, dtype=jnp.int32))
+    segment = jax.jit(lambda key: unroll.unroll(environment, uniform, envs, key, num_steps=32)[1])(jax.random.key(1))
+    assert float(segment.transition.reward.mean()) == pytest.approx(1 / ACTIONS, abs=0.05)
+    counts = np.bincount(np.ravel(segment.action), minlength=ACTIONS)
+    np.testing.assert_allclose(counts / counts.sum(), 1 / ACTIONS, atol=0.04)
+    assert len(np.unique(segment.action, axis=0)) == 64
+    assert len(np.unique(segment.action, axis=1).T) == 32
+
+
+def test_nor_in_an_evaluation_that_samples():
+    play = functools.partial(unroll.episodes, control.adapt(Guess()), uniform, num_episodes=64, max_steps=16, greedy=False)
+    returns, lengths = jax.jit(play)(jax.random.key(0))
+    assert set(np.ravel(lengths).tolist()) == {16.0}
+    assert float(returns.mean()) == pytest.approx(16 / ACTIONS, abs=0.7)
+
+
+class Noisy(Guess):
+    """Pays noise, and a tenth of the action."""
+
+    def step(self, key, state, action, params=None):
+        observation, state, _, over, no, info = super().step(key, state, action, params)
+        return observation, state, jax.random.normal(key) + 0.1 * action, over, no, info
+
+
+@pytest.mark.parametrize("num_branches", [0, 24])
+def test_the_branches_of_a_state_share_their_noise_and_states_do_not(num_branches):
+    """In the first step a branch differs by its action and in no bit otherwise; then all of them play alike."""
+    problem = control.make_vine(
+        Noisy(), num_envs=3, num_steps=4, num_states=2, num_branches=num_branches, horizon=3, discount=0.5
+    )
+    batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))[1]
+    score, action = np.asarray(batch.score), np.asarray(batch.action).reshape(batch.score.shape)
+    rest = score - 0.1 * action
+    np.testing.assert_allclose(rest, np.broadcast_to(rest[:, :1], rest.shape), atol=1e-5)
+    for returns, actions in zip(score, action, strict=True):
+        for a in np.unique(actions):
+            assert len(set(returns[actions == a].tolist())) == 1
+    assert len(np.unique(rest[:, 0].round(4))) == 6
+
+
+TASK = language.tasks.addition(1, zero_pad=False)
+MODEL = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(TASK.tokenizer.size)
+
+
+def test_the_noise_of_completions_is_not_that_of_prompts():
+    """A task whose answer is the token that the sampler would draw with the prompt's key is guessed by chance alone."""
+    size = TASK.tokenizer.size
+
+    def sample(key, held_out):
+        prompt = TASK.sample(jax.random.key(0), held_out)
+        first = jax.random.fold_in(jax.random.fold_in(key, 0), 0)  # member 0, token 0, see `sampling.generate`
+        return prompt._replace(problem=jax.random.categorical(first, jnp.zeros(size)))
+
+    task = TASK._replace(sample=sample, score=lambda answer, tokens: (tokens[0] == answer).astype(float), parses=None)
+    task = task._replace(stratum=None, strata=0)
+    problem = language.make_problem(task, MODEL, num_prompts=64, group_size=2)
+    params, collector = problem.init(jax.random.key(0))
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    score = jax.jit(problem.collect)(nothing, collector, jax.random.key(1))[1].score
+    assert float(score[:, 0].mean()) < 0.5
+    answer = language.evaluation.make_answer(task, MODEL, num_prompts=64)
+    assert float(jax.jit(answer, static_argnums=2)(nothing.policy, jax.random.key(1), 2).score[:, 0].mean()) < 0.5
+
+
+def test_every_epoch_is_shuffled_anew_and_deals_out_every_row():
+    """Each row's gradient is one of its own, and the optimizer keeps the gradients that it is given."""
+    rows, epochs, parts = 32, 4, 2
+
+    def loss(params, samples):
+        return (Mean(jnp.sum(samples["x"] @ params), jnp.float32(len(samples["x"]))),), {}
+
+    def keep(gradient, state, params=None):
+        count, kept = state
+        return jnp.zeros_like(gradient), (count + 1, kept.at[count].set(gradient))
+
+    recorder = optax.GradientTransformation(lambda params: (jnp.int32(0), jnp.zeros((epochs * parts, rows))), keep)
+    update = jax.jit(updates.gradient_update(loss, recorder, num_epochs=epochs, num_minibatches=parts))
+    zeros = jnp.zeros(rows)
+    seen = set()
+    for key in (0, 1):
+        _, (count, kept), _ = update(zeros, recorder.init(zeros), {"x": jnp.eye(rows)}, jax.random.key(key))
+        assert int(count) == epochs * parts
+        dealt = np.asarray(kept).reshape(epochs, parts, rows) > 0
+        np.testing.assert_array_equal(dealt.sum(1), 1)
+        seen |= {dealt[e, 0].tobytes() for e in range(epochs)}
+    assert len(seen) == 2 * epochs
+
+
+def test_no_key_is_used_twice():
+    """The keys of collecting, of improving and of the state over several iterations."""
+    problem = tabular_problem()
+    params, collector = problem.init(jax.random.key(0))
+
+    def collect(params, _, key):
+        return jax.random.key_data(key), problem.collect(params, collector, key)[1]
+
+    def improve(state, samples, key):
+        return state._replace(opt_state=jax.random.key_data(key)), {}
+
+    def estimate(state, batch):
+        return Samples(batch.inputs, batch.action, batch.log_prob, batch.reward, (), (), (), batch.mask)
+
+    own = problem._replace(init=lambda key: (params, jax.random.key_data(key)), collect=collect)
+    made = learner.make(own, estimate=estimate, improve=improve, init_optimizer=lambda params: jnp.zeros(2, jnp.uint32))
+    state, step = made.init(jax.random.key(0)), jax.jit(made.step)
+    # By position: parameters, optimizer, reference, coefficient, what collecting carries, key, step.
+    keys = [state[4], jax.random.key_data(state.key)]
+    for _ in range(4):
+        state, _ = step(state)
+        keys += [state[4], state.opt_state, jax.random.key_data(state.key)]
+    assert len({np.asarray(key).tobytes() for key in keys}) == len(keys)
+
+
+def test_no_two_iterations_sample_the_same():
+    made = grpo.make(grpo.Config(learning_rate=1e-30), tabular_problem(num_prompts=8, group_size=4))
+    state, seen = made.init(jax.random.key(0)), set()
+    sample, update = jax.jit(made.step.sample), jax.jit(made.step.update)
+    for _ in range(4):
+        state, batch = sample(state)
+        seen.add(np.asarray(batch.action).tobytes())
+        state, _ = update(state, batch)
+    assert len(seen) == 4
+    assert len(np.unique(np.asarray(batch.action), axis=0)) > 16
