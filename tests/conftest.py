@@ -15,6 +15,9 @@ os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"]
 )
 
+# gymnax imports it, and nothing here draws with it; notebooks and the installed package import the real one.
+sys.path.insert(0, str(Path(__file__).parent / "stubs"))
+
 import jax
 import pytest
 

@@ -13,22 +13,28 @@ from jaxrl_po.checkpoint import Store
 from jaxrl_po.metrics import read
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+STUBS = Path(__file__).parent / "stubs"
 LIMITED = (
     "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); sys.argv = sys.argv[2:]"
 )
 LIMITED += "; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-def start(script, *arguments, limit=None):
-    """A script in a process of its own, whose files may grow to `limit` bytes; processes share what has been compiled."""
-    environment = {
+def surroundings():
+    """The environment of a script: processes share what has been compiled, down to the smallest program."""
+    return {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(STUBS), os.environ.get("PYTHONPATH")])),
     }
+
+
+def start(script, *arguments, limit=None):
+    """A script in a process of its own, whose files may grow to `limit` bytes."""
     begin = [] if limit is None else ["-c", LIMITED, str(limit)]
     command = [sys.executable, *begin, str(EXPERIMENTS / f"{script}.py"), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=surroundings())
 
 
 def finish(process):

@@ -66,7 +66,7 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
     records = earlier.read(control.SCRIPT, "run", str(runs["control"]))
     _, _, state = earlier.state(control.SCRIPT, records, "run", str(runs["control"]), "latest")
     env, problem = control.build_problem(records, None)
-    play = control.control.make_evaluate(env, problem, num_episodes=3)
+    play = jax.jit(control.control.make_evaluate(env, problem, num_episodes=3))
     one = jax.tree.map(lambda x: x[1], state)
     np.testing.assert_allclose(found["greedy_return"][1], play(one.params, one.collector, jax.random.key(5))["return"].mean())
 
@@ -77,7 +77,12 @@ def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
     _, records = earlier.read_any(evaluate.SCRIPTS, "run", str(runs["language"]))
     experiment, iteration, state = earlier.state(language.SCRIPT, records, "run", str(runs["language"]), "latest")
     key = jax.random.split(jax.random.key(0))[1]
+<<<<<<< HEAD
+    evaluated = jax.jit(jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, key)))(state)
+    scores = evaluated["greedy_accuracy"].mean(axis=1)
+=======
     scores = jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key)["greedy_accuracy"].mean())(state)
+>>>>>>> main
     line = json.loads((runs["language"] / "metrics.jsonl").read_text().splitlines()[-1])
     np.testing.assert_allclose(scores, line["greedy_accuracy"], rtol=1e-6)
     assert evaluate.main([f"--run={runs['language']}", f"--out={out}"]) == 0

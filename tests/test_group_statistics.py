@@ -187,20 +187,19 @@ def test_strata_of_addition_are_carries():
 
 def test_a_finite_set_is_the_same_few_prompts_for_ever_and_holds_nothing_out():
     few = language.tasks.finite(TASK, 5)
-    prompts = jax.vmap(lambda key: few.sample(key, False))(jax.random.split(jax.random.key(0), 200))
+    prompts = jax.jit(jax.vmap(lambda key: few.sample(key, False)))(jax.random.split(jax.random.key(0), 200))
     number, (a, b) = prompts.problem
     assert {int(n) for n in number} == set(range(5))
     assert len({(int(n), int(x), int(y)) for n, x, y in zip(number, a, b, strict=True)}) == 5
     assert not language.tasks.is_held_out(a, b).any()
-    answers = jax.vmap(few.demonstrate)(prompts.problem)
-    assert (jax.vmap(few.score)(prompts.problem, answers) == 1.0).all()
-    assert jax.vmap(few.parses)(prompts.problem, answers).all()
-    np.testing.assert_allclose(jax.vmap(few.credit)(prompts.problem, answers).sum(axis=1), 1.0, rtol=1e-6)
-    held_out = jax.vmap(lambda key: few.sample(key, True))(jax.random.split(jax.random.key(1), 20))
-    ours, theirs = (
-        held_out.problem[1],
-        jax.vmap(lambda key: TASK.sample(key, True))(jax.random.split(jax.random.key(1), 20)).problem,
-    )
+    demonstrate, score, parses, credit = (jax.jit(jax.vmap(f)) for f in (few.demonstrate, few.score, few.parses, few.credit))
+    answers = demonstrate(prompts.problem)
+    assert (score(prompts.problem, answers) == 1.0).all()
+    assert parses(prompts.problem, answers).all()
+    np.testing.assert_allclose(credit(prompts.problem, answers).sum(axis=1), 1.0, rtol=1e-6)
+    keys = jax.random.split(jax.random.key(1), 20)
+    held_out, of_task = (jax.jit(jax.vmap(lambda key, task=task: task.sample(key, True)))(keys) for task in (few, TASK))
+    ours, theirs = held_out.problem[1], of_task.problem
     np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ConfigError, match="prompt_set must lie in"):
         language.tasks.finite(TASK, 0)
@@ -210,7 +209,7 @@ def test_the_batch_of_a_finite_set_names_its_prompts():
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(TASK.tokenizer.size)
     problem = language.make_problem(TASK, model, num_prompts=6, group_size=2, prompt_set=3)
     assert problem.strata == 3
-    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+    _, batch = jax.jit(problem.collect)(*jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1))
     texts = {}
     for number, tokens in zip(np.asarray(batch.stratum), np.asarray(batch.inputs.tokens[:, : TASK.prompt_length]), strict=True):
         texts.setdefault(int(number), set()).add(tuple(tokens))

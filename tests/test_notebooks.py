@@ -11,7 +11,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # Iterations and data on which no line of a notebook depends, and what `make test` takes in their place.
 SHORTER = {
     "02_trust_regions": {"ITERATIONS, CRITIC = 30,": "ITERATIONS, CRITIC = 4,"},
-    "03_groups": {"iterations=60": "iterations=6"},
+    "03_groups": {"iterations=60": "iterations=6", "zip((2, 8, 32), (ORANGE, BLUE, PURPLE)": "zip((8,), (BLUE,)"},
     "05_four_models": {"length=30": "length=4", "comparisons=4096": "comparisons=1024"},
 }
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -12,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import tiny
+from scripts import surroundings
 
 from jaxrl_po import processes
 from jaxrl_po.checkpoint import Store
@@ -57,12 +56,8 @@ CLUSTERS = ("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "MEGASCALE_", "JAX_COORDIN
 
 @pytest.fixture(scope="module")
 def environment():
-    """Of no cluster; compiled programs are kept between runs."""
-    return {
-        **{name: value for name, value in os.environ.items() if not name.startswith(CLUSTERS)},
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
-    }
+    """Of no cluster."""
+    return {name: value for name, value in surroundings().items() if not name.startswith(CLUSTERS)}
 
 
 def free_port():

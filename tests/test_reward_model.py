@@ -99,9 +99,10 @@ def test_reward_is_that_of_the_last_token_and_nowhere_else():
     fitted, length = collector.replicated["reward_model"], np.asarray(batch.mask.sum(1))
     assert len(set(length)) > 1
     assert np.asarray(batch.truncated).any()
+    apply = jax.jit(JUDGE.apply)
     for row in range(len(length)):
         prefix = batch.inputs.tokens[row : row + 1, : TASK.prompt_length + length[row]]
-        output, _ = JUDGE.apply(fitted.params, prefix, batch.inputs.pad[row : row + 1])
+        output, _ = apply(fitted.params, prefix, batch.inputs.pad[row : row + 1])
         want = np.zeros(BUDGET)
         want[length[row] - 1] = (output[0, -1, 0] - fitted.mean) / fitted.std
         np.testing.assert_allclose(batch.reward[row], want, rtol=1e-4, atol=1e-5)
@@ -119,7 +120,7 @@ def test_score_stays_that_of_the_verifier():
 
 def test_padding_cannot_change_the_reward():
     _, _, collector, (_, batch) = collected()
-    rate = functools.partial(reward_model.rate, JUDGE, collector.replicated["reward_model"].params)
+    rate = jax.jit(functools.partial(reward_model.rate, JUDGE, collector.replicated["reward_model"].params))
     want = rate(batch.inputs, batch.mask)
     behind = jnp.concatenate([jnp.zeros((len(want), TASK.prompt_length), bool), ~batch.mask], axis=1)
     before = jnp.arange(behind.shape[1])[None, :] < batch.inputs.pad[:, None]
