@@ -131,22 +131,14 @@ def test_environments_do_not_share_random_numbers_and_keys_advance():
 def test_split_environments_collect_what_they_collect_together():
     """Random numbers follow the environment's number: what lies on which device does not matter."""
     problem, params, _, _ = one_batch(gymnax.make("CartPole-v1")[0], num_envs=4)
-<<<<<<< HEAD
-    _, actor = problem.init(jax.random.key(0))
+    _, collector = problem.init(jax.random.key(0))
     collect = jax.jit(problem.collect)
-    whole = collect(params, actor, jax.random.key(5))[1]
+    whole = collect(params, collector, jax.random.key(5))[1]
     halves = [
         collect(
-            params, actor._replace(local=jax.tree.map(lambda x, h=h: x[2 * h : 2 * h + 2], actor.local)), jax.random.key(5)
-=======
-    _, collector = problem.init(jax.random.key(0))
-    whole = problem.collect(params, collector, jax.random.key(5))[1]
-    halves = [
-        problem.collect(
             params,
             CollectorState(jax.tree.map(lambda x, h=h: x[2 * h : 2 * h + 2], collector.sharded)),
             jax.random.key(5),
->>>>>>> main
         )[1]
         for h in range(2)
     ]

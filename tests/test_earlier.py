@@ -77,12 +77,8 @@ def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
     _, records = earlier.read_any(evaluate.SCRIPTS, "run", str(runs["language"]))
     experiment, iteration, state = earlier.state(language.SCRIPT, records, "run", str(runs["language"]), "latest")
     key = jax.random.split(jax.random.key(0))[1]
-<<<<<<< HEAD
-    evaluated = jax.jit(jax.vmap(lambda state: experiment.evaluate(state.params, state.actor, key)))(state)
+    evaluated = jax.jit(jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key)))(state)
     scores = evaluated["greedy_accuracy"].mean(axis=1)
-=======
-    scores = jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key)["greedy_accuracy"].mean())(state)
->>>>>>> main
     line = json.loads((runs["language"] / "metrics.jsonl").read_text().splitlines()[-1])
     np.testing.assert_allclose(scores, line["greedy_accuracy"], rtol=1e-6)
     assert evaluate.main([f"--run={runs['language']}", f"--out={out}"]) == 0
