@@ -579,7 +579,7 @@ WRONG = [
         "language.sampling",
         "token = jnp.where(loop.ended, pad_token, token)",
         "token = token",
-        ("test_sampling.py::test_a_generated_pad_is_a_token_and_not_the_end",),
+        ("test_sampling.py::test_what_the_policy_would_say_after_the_end_is_not_kept",),
     ),
     Wrong(
         "the mask is whatever is not PAD",
