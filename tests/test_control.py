@@ -70,7 +70,11 @@ def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode
 
 
 def test_values_and_log_probs_are_those_of_apply():
-    problem, params, _, batch = one_batch(gymnax.make("Pendulum-v1")[0], normalize_observations=True)
+    """In the second iteration, whose observations are normalised by the statistics of the first; values are each other's next."""
+    problem, params, actor, _ = one_batch(gymnax.make("Pendulum-v1")[0], normalize_observations=True)
+    batch = jax.jit(problem.collect)(params, actor, jax.random.key(2))[1]
+    assert not batch.truncated.any()
+    np.testing.assert_allclose(batch.next_value[:, :-1], batch.value[:, 1:], rtol=1e-5, atol=1e-6)
     distribution, value = problem.apply(params, batch.inputs)
     np.testing.assert_allclose(distribution.log_prob(batch.action), batch.log_prob, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(value, batch.value, rtol=1e-5, atol=1e-6)

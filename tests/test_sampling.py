@@ -75,6 +75,15 @@ def test_a_generated_pad_is_a_token_and_not_the_end():
     assert completions.length.tolist() == [3]
 
 
+def test_what_the_policy_would_say_after_the_end_is_not_kept():
+    """Beside a row that goes on, the policy says 7, 6, 5 … after EOS."""
+    table = np.array(countdown().table)
+    table[EOS] = np.where(np.arange(VOCABULARY) == 7, 0.0, -np.inf)
+    completions = sampler(Script(table))((), *ending(3, 9), KEYS[:2])
+    assert completions.tokens.tolist() == [[2, 1, 0, 0, 0], [8, 7, 6, 5, 4]]
+    assert completions.length.tolist() == [2, 5]
+
+
 def test_prompt_is_read_once_for_each_group_and_the_loop_ends_with_the_last_row():
     model = countdown()
     completions = sampler(model, group_size=3)((), *ending(2, 4), KEYS[:2])

@@ -439,7 +439,7 @@ WRONG = [
         "control.problem",
         "nets.value(params, final_inputs)",
         "nets.value(params, inputs)",
-        ("test_control.py::test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode",),
+        ("test_control.py::test_values_and_log_probs_are_those_of_apply",),
     ),
     Wrong(
         "the value of the next episode's first state",
@@ -495,7 +495,7 @@ WRONG = [
         "dynamic_sampling",
         "accept(batch.score)",
         "accept(jnp.sum(batch.reward, axis=1).reshape(batch.score.shape))",
-        ("test_dynamic_sampling.py::test_a_shaped_reward_does_not_decide",),
+        ("test_dynamic_sampling.py::test_a_reward_that_tells_everyone_apart_does_not_decide",),
     ),
     Wrong(
         "rewards are whole numbers",
@@ -579,7 +579,7 @@ WRONG = [
         "language.sampling",
         "token = jnp.where(loop.ended, pad_token, token)",
         "token = token",
-        ("test_sampling.py::test_golden_end_of_completions",),
+        ("test_sampling.py::test_what_the_policy_would_say_after_the_end_is_not_kept",),
     ),
     Wrong(
         "the mask is whatever is not PAD",
