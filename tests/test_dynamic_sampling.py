@@ -190,10 +190,10 @@ def test_a_shaped_reward_does_not_decide():
 
 
 def test_a_reward_that_tells_everyone_apart_does_not_decide():
-    def shaped(params, actor, key):
-        actor, batch = INNER.collect(params, actor, key)
+    def shaped(params, collector, key):
+        collector, batch = INNER.collect(params, collector, key)
         each = jnp.arange(batch.mask.shape[0], dtype=jnp.float32)[:, None]
-        return actor, batch._replace(reward=batch.reward + 0.01 * each)
+        return collector, batch._replace(reward=batch.reward + 0.01 * each)
 
     problem = dynamic_sampling(INNER._replace(collect=shaped), 20, num_groups=7)
     got, want = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), KEY)[1], collect(num_groups=7)[1]
