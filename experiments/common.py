@@ -234,6 +234,7 @@ def prepare(script: Script, argv: Sequence[str], options: Options, require_same:
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     if stored.get("script", script.name) != script.name:
         raise UsageError(f"--resume: --out={options.out} holds a run of {stored['script']}.py, not of {script.name}.py")
+    provenance.require_readable(stored.get("resolved", {}), options.out)
     records = parse(script, argv, stored)
     options = records[""]
     if options.deterministic:

@@ -158,7 +158,7 @@ LECTURE: dict[str, Callable[[Cells], str]] = {
     "models in memory": lambda cells: f"{len(cells['models'])}: {held(cells)}",
     "optimizer state": shown("optimizer bytes", filesize.decimal),
     "most memory in an iteration (compiler)": shown("peak bytes", lambda x: filesize.decimal(round(x))),
-    "completions trained on in an iteration": shown("completions per iteration", "{:,}".format),
+    "completions of an iteration": shown("completions per iteration", "{:,}".format),
     "samples generated for each prompt": shown("samples per prompt", "{:.1f}".format),
     "dead groups, share of the generated": shown("dead groups", "{:.0%}".format),
     "tokens generated for each useful step": shown("tokens per useful step", "{:,.0f}".format),

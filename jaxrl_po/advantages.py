@@ -236,7 +236,7 @@ def process_relative(
     if scale not in ("std", "none"):
         raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
     centred = jnp.where(step, reward - masked.mean(reward, step), 0.0)
-    differ = jnp.where(step, reward, -jnp.inf).max() != jnp.where(step, reward, jnp.inf).min()
+    differ = step.any() & (jnp.where(step, reward, -jnp.inf).max() != jnp.where(step, reward, jnp.inf).min())
     if scale == "std":
         std = jnp.sqrt(jnp.sum(jnp.square(centred)) / jnp.maximum(step.sum() - ddof, 1))
         centred = centred / jnp.where(differ, std + epsilon, 1.0)
@@ -270,10 +270,9 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
 
 
 def scale_of(mean: jax.Array, std: jax.Array) -> jax.Array:
-    """What a quantity is divided by to be of unit scale: its std, or its root mean square where it hardly varies.
+    """`max(std, |mean| / 10)`: what a quantity is divided by to be of unit scale, its std with a floor.
 
-    A std below a thousandth of the mean is mostly rounding, and dividing by it would blow up what it is meant to scale; a return
-    that is the same everywhere is its own scale.
+    The std of a return that hardly varies is small or mere rounding, and dividing by it would blow up what it is meant to scale.
 
     Args:
       mean: `E*`.
@@ -285,9 +284,9 @@ def scale_of(mean: jax.Array, std: jax.Array) -> jax.Array:
     Example:
       >>> import jax.numpy as jnp
       >>> [round(float(scale_of(jnp.float32(mean), jnp.float32(std))), 2) for mean, std in ((-5.0, 2.0), (-5.0, 0.0))]
-      [2.0, 5.0]
+      [2.0, 0.5]
     """
-    return jnp.where(std > 1e-3 * jnp.abs(mean), std, jnp.hypot(mean, std))
+    return jnp.maximum(std, 0.1 * jnp.abs(mean))
 
 
 def whiten(

@@ -86,6 +86,24 @@ def revision(package: Path = HERE) -> dict[str, Any] | None:
         return None
 
 
+def require_readable(before: Mapping[str, Any], out: str) -> None:
+    """Refuses a run whose states have the names of a version before 0.2.
+
+    Args:
+      before: what a run that is resumed has stored; empty where none is.
+      out: the value of `--out`.
+
+    Raises:
+      UsageError: names the version.
+    """
+    began = str(before.get("versions", {}).get("jaxrl_po", __version__))
+    if began.startswith("0.1."):
+        raise UsageError(
+            f"--resume: the run in --out={out} is of jaxrl_po {began}, whose states had other names; resume it with that version, "
+            "or start another from its policy with --init_from (language.py)"
+        )
+
+
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """Where `describe` tells something else now than before, as `name: before → now`; what it did not tell then is passed over.
 

@@ -87,8 +87,8 @@ class Batch(NamedTuple):
       metrics: what `collect` measured.
       stratum: `[B]`, int32 below `Problem.strata`: which prompts a row's outcome may be compared with beyond its own group
         (those of one number in a finite set, or of one difficulty), or `()` where the problem does not tell.
-      sampler_log_prob: `[B, T]`, nats, of `action` under μ, what drew it; None where that is `log_prob` to the bit. It differs
-        where a sampler computes in another precision or order than `apply`, and where a proposal drew the action.
+      sampler_log_prob: `[B, T]`, nats, of `action` under μ, what drew it (before top-k or top-p truncated it); None where that is
+        `log_prob`. It differs where a sampler computes in another precision than `apply`, and where a proposal drew the action.
       step_end: `[B, T]`, bool, the slots at which a reward is due, where rewards stand along a row; None for all slots.
       age: `[B]`, int32, updates of the parameters since the row was sampled; None where every row is fresh.
     """
@@ -123,6 +123,8 @@ class Samples(NamedTuple):
       reference_log_prob: nats, under the reference policy, or `()`.
       mask: bool, False where the slot holds no sample.
       sampler_log_prob: see `Batch`; None where the loss does not read it.
+      sampled: bool, the slots that the old policy sampled, over which the KL of an update is measured; None where that is `mask`.
+        A method may leave slots out of its loss, and rows that are older were sampled by an earlier policy.
     """
 
     inputs: PyTree
@@ -134,6 +136,7 @@ class Samples(NamedTuple):
     reference_log_prob: Any
     mask: jax.Array
     sampler_log_prob: Any = None
+    sampled: Any = None
 
 
 class TrainState(NamedTuple):

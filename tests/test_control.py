@@ -285,10 +285,10 @@ CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (gymnax.make("Mountai
 
 
 @pytest.mark.parametrize(("env", "num_steps"), CONSTANT.values(), ids=CONSTANT)
-def test_a_return_that_does_not_vary_is_its_own_scale(env, num_steps):
+def test_a_return_that_does_not_vary_is_scaled_by_its_mean(env, num_steps):
     """Its std is 0 but for rounding: dividing by it made of a reward of 1 one of 1e8."""
     _, _, _, batch = one_batch(env, scale_rewards=True, num_steps=num_steps)
-    np.testing.assert_allclose(np.abs(batch.reward), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(np.abs(batch.reward), 10.0, rtol=1e-5)
 
 
 def test_without_an_entry_in_the_collector_nothing_is_normalised():

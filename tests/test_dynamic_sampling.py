@@ -1,5 +1,6 @@
 """Dynamic sampling: which groups are kept, in which order, and what is left when there are none."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from probes import tabular_problem
 
+from jaxrl_po import divergences, masked
 from jaxrl_po.algorithms import dapo, grpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.dynamic_sampling import dynamic_sampling, informative
@@ -255,3 +257,30 @@ def test_bad_input(problem, options, match):
 
     with pytest.raises(ConfigError, match=match):
         build()
+
+
+def test_kl_is_of_this_update_and_not_of_the_one_before():
+    """A surplus was sampled by an earlier policy: on it, log π_old is not that of the policy which this update began with."""
+    config = dapo.Config(carry_surplus=True, train_prompts=3, learning_rate=0.1, overlong_filtering=False)
+    moving, still = (dapo.make(dataclasses.replace(config, learning_rate=rate), INNER) for rate in (0.1, 1e-30))
+    first, second = jax.jit(moving.step), jax.jit(still.step)
+    for seed in range(10):
+        metrics = second(first(moving.init(jax.random.key(seed)))[0])[1]
+        if float(metrics["sample_age"].value()) > 0.0:
+            break
+    assert float(metrics["sample_age"].value()) > 0.0  # or the case shows nothing
+    assert abs(float(metrics["kl"].value())) < 1e-10
+
+
+def test_kl_covers_what_the_loss_leaves_out():
+    short = tabular_problem(num_prompts=GROUPS, group_size=SIZE, num_steps=4, dense=False)
+    config = dapo.Config(dynamic_sampling="off", overlong_filtering=True, learning_rate=0.1)
+    learner = dapo.make(config, short)
+    state = learner.init(jax.random.key(5))
+    after, metrics = jax.jit(learner.step)(state)
+    _, collect_key, _ = jax.random.split(state.key, 3)
+    batch = short.collect(state.params, state.collector, collect_key)[1]
+    assert float(metrics["kl"].count) == float(batch.mask.sum()) > float(metrics["signal"].count)
+    log_prob = short.apply(after.params, batch.inputs)[0].log_prob(batch.action)
+    want = masked.mean(divergences.k3(batch.log_prob, log_prob), batch.mask)
+    np.testing.assert_allclose(metrics["kl"].value(), want, rtol=1e-3)

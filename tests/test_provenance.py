@@ -1,13 +1,16 @@
 """What a run says of where it comes from, and `--deterministic`; equality to the bit: `test_faults`, `test_kills`."""
 
+import json
 import os
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import control
 import jax
 import pytest
+from tiny import CONTROL
 
 from jaxrl_po import provenance
 from jaxrl_po.flags import UsageError
@@ -149,3 +152,11 @@ def test_xla_hears_it(tmp_path):
     options = [path.read_text() for path in dump.glob("*debug_options")]
     assert options
     assert all("xla_gpu_deterministic_ops: true" in text for text in options)
+
+
+def test_a_run_of_an_earlier_version_is_refused_before_anything_is_written(tmp_path, no_compilation):
+    config = {"script": "control", "resolved": {"versions": {"jaxrl_po": "0.1.0"}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"--out=\S+ is of jaxrl_po 0\.1\.0.*--init_from"):
+        control.main([*CONTROL, f"--out={tmp_path}", "--resume"])
+    assert json.loads((tmp_path / "config.json").read_text()) == config

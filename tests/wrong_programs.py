@@ -684,11 +684,11 @@ WRONG = [
     Wrong(
         "a std without a floor",
         "advantages",
-        "jnp.where(std > 1e-3 * jnp.abs(mean), std, jnp.hypot(mean, std))",
+        "jnp.maximum(std, 0.1 * jnp.abs(mean))",
         "std",
         (
-            "test_control.py::test_a_return_that_does_not_vary_is_its_own_scale",
-            "test_family.py::test_a_constant_return_without_a_baseline_is_scaled_to_one",
+            "test_control.py::test_a_return_that_does_not_vary_is_scaled_by_its_mean",
+            "test_family.py::test_a_constant_return_without_a_baseline_is_scaled_by_its_mean",
         ),
     ),
     Wrong(
@@ -784,5 +784,19 @@ WRONG = [
         "_, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))",
         "is_read = [True for equation in program.jaxpr.eqns if equation.primitive.name in ('jit', 'pjit')]",
         ("test_family.py::test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body",),
+    ),
+    Wrong(
+        "the KL of a surplus counts two updates",
+        "algorithms.group_policy",
+        "batch.mask & (batch.age == 0)[:, None]",
+        "batch.mask",
+        ("test_dynamic_sampling.py::test_kl_is_of_this_update_and_not_of_the_one_before",),
+    ),
+    Wrong(
+        "the KL is of what is trained on",
+        "algorithms.actor_critic",
+        "part.mask if part.sampled is None else part.sampled",
+        "part.mask",
+        ("test_dynamic_sampling.py::test_kl_covers_what_the_loss_leaves_out",),
     ),
 ]

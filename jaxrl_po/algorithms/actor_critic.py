@@ -102,6 +102,8 @@ def make_estimate(config: Estimation, *, keep_value: bool = False, keep_proposal
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         value = batch.value if keep_value else ()
         proposal = batch.sampler_log_prob if keep_proposal else None
+        if keep_proposal and proposal is None:
+            raise ConfigError("sampler_log_prob must be given by a problem that is not on-policy: it is log μ of the actions")
         return Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, value, (), batch.mask, proposal)
 
     return from_batch
@@ -157,7 +159,7 @@ def require_on_policy(problem: Problem) -> None:
 
 
 def update_kl(problem: Problem, params: PyTree, samples: Samples, *, num_parts: int = 1) -> Metrics:
-    """What an update did to the policy: `kl`, the k3 estimate of KL(old ‖ new) over the samples it was made from, in nats.
+    """What an update did to the policy: `kl`, the k3 estimate of KL(old ‖ new) over the samples of the old policy, in nats.
 
     Args:
       problem: whose policy it is; samples of a proposal are weighted by π_old / μ.
@@ -171,7 +173,7 @@ def update_kl(problem: Problem, params: PyTree, samples: Samples, *, num_parts: 
         kl = divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
         if not problem.on_policy:
             kl = ratio(part.log_prob, part.sampler_log_prob) * kl
-        return masked.total(kl, part.mask)
+        return masked.total(kl, part.mask if part.sampled is None else part.sampled)
 
     return {"kl": minibatches.summed(total, minibatches.split(samples, num_parts))}
 

@@ -218,7 +218,9 @@ def make(
         step_end = batch.mask if batch.step_end is None else batch.step_end
         in_groups = [x.reshape(*batch.score.shape, -1) for x in (shape(batch), batch.mask, step_end)]
         relative = advantage(*in_groups).reshape(batch.mask.shape)
-        return Samples(batch.inputs, batch.action, batch.log_prob, relative, (), (), (), keep(batch))
+        fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
+        samples = Samples(batch.inputs, batch.action, batch.log_prob, relative, (), (), (), keep(batch))
+        return samples._replace(sampled=fresh)
 
     def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
@@ -247,7 +249,8 @@ def make(
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
             state.step, config.decay_iterations
         )
-        params, opt_state, metrics = update(state.params.policy, state.opt_state, samples, key, scale)
+        trained_on = samples._replace(sampled=None)
+        params, opt_state, metrics = update(state.params.policy, state.opt_state, trained_on, key, scale)
         metrics |= actor_critic.update_kl(problem, params, samples, num_parts=num_parts)
         metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=state.params._replace(policy=params), opt_state=opt_state)

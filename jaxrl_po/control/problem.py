@@ -177,8 +177,8 @@ def make_problem(
       actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both; one body for actor and critic.
       normalize_observations: subtract the running mean and divide by the running std (clip ±10). The statistics of earlier
         iterations serve throughout one iteration, so that every log-prob of a batch is of one policy.
-      scale_rewards: divide rewards by the running std of the rolling discounted return, this iteration's included; by its root
-        mean square where it hardly varies, see `advantages.scale_of`.
+      scale_rewards: divide rewards by the running std of the rolling discounted return, this iteration's included, or by a tenth
+        of its mean where that is more, see `advantages.scale_of`.
       reward_discount: γ of that rolling return, in [0, 1].
       axis_name: device axis over which environments are sharded, or None.
 
@@ -260,7 +260,7 @@ def make_problem(
         )
         return CollectorState(sharded, replicated), batch
 
-    return Problem(init, collect, apply, merge_time)
+    return Problem(init, collect, apply, merge_time, truncated_is_overlong=False)
 
 
 def normalize(collector: CollectorState, observation: jax.Array) -> jax.Array:

@@ -200,4 +200,4 @@ def make_vine(
         )
         return CollectorState({ENVIRONMENTS: envs}), batch
 
-    return Problem(init, collect, apply, merge_time, on_policy=not enumerated)
+    return Problem(init, collect, apply, merge_time, on_policy=not enumerated, truncated_is_overlong=False)

@@ -262,7 +262,7 @@ def make_problem(
                 "truncated": masked.total(~completions.ended),
             },
             stratum=() if source.stratum is None else jax.vmap(source.stratum)(members.problem),
-            sampler_log_prob=completions.log_prob,
+            sampler_log_prob=completions.log_prob if old_log_prob == LEARNER else None,
             step_end=step_end,
         )
         return collector, batch

@@ -264,7 +264,11 @@ def learned_reward(
             "reward_model": masked.total(reward, batch.mask.any(axis=1)),
             "reward_model_accuracy": masked.total(fitted.accuracy),
         }
-        batch = batch._replace(reward=jnp.where(batch.terminated, reward[:, None], 0.0), metrics={**batch.metrics, **metrics})
+        batch = batch._replace(
+            reward=jnp.where(batch.terminated, reward[:, None], 0.0),
+            step_end=batch.terminated,
+            metrics={**batch.metrics, **metrics},
+        )
         return collector.add(replicated={REWARD_MODEL: fitted}), batch
 
     return problem._replace(init=init, collect=collect)
