@@ -43,23 +43,30 @@ def held():
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if status.exists() else 0.0
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item, nextitem):
+class Freeing:
     """What a module keeps ends with it, and compiled programs where they have become too many.
 
     Not oftener: small programs are shared by all tests, and compiling them again takes a second or two.
     """
-    result = yield
-    if nextitem is None or nextitem.path != item.path:
-        for value in vars(getattr(item, "module", None) or item).values():
-            if isinstance(value, functools._lru_cache_wrapper):
-                value.cache_clear()
-    if held() > ROOM and nextitem is not None:
-        jax.clear_caches()
-        gc.collect()
-        if hasattr(LIBC, "malloc_trim"):
-            LIBC.malloc_trim(0)  # pages that are free go back to the system
-    return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item, nextitem):
+        result = yield
+        if nextitem is None or nextitem.path != item.path:
+            for value in vars(getattr(item, "module", None) or item).values():
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
+        if held() > ROOM and nextitem is not None:
+            jax.clear_caches()
+            gc.collect()
+            if hasattr(LIBC, "malloc_trim"):
+                LIBC.malloc_trim(0)  # pages that are free go back to the system
+        return result
+
+
+def pytest_configure(config):
+    """Of doctests as well: a hook of this file would be of what lies beside it."""
+    config.pluginmanager.register(Freeing())
 
 
 @pytest.hookimpl(trylast=True)

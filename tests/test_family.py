@@ -1,6 +1,7 @@
 """REINFORCE, A2C, NPG, TRPO, PPO's penalties and GRPO on probes with known answers, and what each promises."""
 
 import dataclasses
+import functools
 
 import gymnax
 import jax
@@ -19,18 +20,28 @@ CART_POLE = gymnax.make("CartPole-v1")[0]
 FIT = {"value_epochs": 4, "value_minibatches": 1, "value_learning_rate": 1e-2}
 
 
-def train(module, config, problem, iterations):
-    learner = module.make(as_arrays(config), problem)
+NATURAL = [pytest.param(npg, marks=pytest.mark.slow), trpo]  # the step of both is one function
+
+
+@functools.cache
+def program(module, problem, iterations):
+    """Numbers of a config are traced, so that those who differ in nothing else share it."""
 
     @jax.jit
-    def run(key):
+    def run(config, key):
+        learner = module.make(config, problem)
+
         def step(state, _):
             after, metrics = learner.step(state)
             return after, (metrics, state.params)
 
         return jax.lax.scan(step, learner.init(key), None, length=iterations)
 
-    state, (metrics, history) = run(jax.random.key(0))
+    return run
+
+
+def train(module, config, problem, iterations):
+    state, (metrics, history) = program(module, problem, iterations)(as_arrays(config), jax.random.key(0))
     return state, metrics, history
 
 
@@ -62,7 +73,7 @@ def test_policy_learns_to_name_the_cue(module, config):
     assert float(metrics["skipped"].value().max()) == 0.0
 
 
-@pytest.mark.parametrize("module", [npg, trpo])
+@pytest.mark.parametrize("module", NATURAL)
 def test_natural_steps_move_a_gaussian(module):
     problem = control.make_problem(MatchCueContinuous(), num_envs=32, num_steps=16)
     state, _, _ = train(module, module.Config(**FIT, max_kl=0.05), problem, 60)
@@ -144,7 +155,7 @@ def test_impossible_steps_leave_the_policy_bit_exact():
         np.testing.assert_array_equal(first[0], last)
 
 
-@pytest.mark.parametrize("module", [reinforce, npg, trpo, a2c, grpo])
+@pytest.mark.parametrize("module", [reinforce, *NATURAL, a2c, grpo])
 def test_rewards_that_are_not_numbers_move_nothing(module):
     config = module.Config(num_epochs=1) if module is grpo else module.Config()
     problem = (
@@ -165,9 +176,10 @@ def test_shared_parameters_are_refused_where_they_cannot_work():
         learner = module.make(module.Config(value_minibatches=1), shared)
         with pytest.raises(ConfigError, match="shared_torso must be off"):
             jax.eval_shape(lambda key, learner=learner: learner.step(learner.init(key)), jax.random.key(0))
-    for module in (a2c, ppo):
-        state, _, _ = train(module, module.Config(), shared, 1)
-        assert state.params.value == ()
+    state, _, _ = train(ppo, ppo.Config(), shared, 1)
+    assert state.params.value == ()
+    learner = a2c.make(a2c.Config(), shared)
+    assert jax.eval_shape(lambda key: learner.step(learner.init(key))[0], jax.random.key(0)).params.value == ()
 
 
 def kl_problem():
@@ -175,15 +187,16 @@ def kl_problem():
 
 
 def test_fixed_penalty_holds_the_policy_back():
+    problem = kl_problem()
     far, near = (
-        train(ppo, ppo.Config(clip=False, penalty="fixed", kl_coefficient=beta, learning_rate=1e-2), kl_problem(), 1)[1]
+        train(ppo, ppo.Config(clip=False, penalty="fixed", kl_coefficient=beta, learning_rate=1e-2), problem, 1)[1]
         for beta in (0.0, 100.0)
     )
     assert float(near["exact_kl"].value()[0]) < 0.3 * float(far["exact_kl"].value()[0])
     assert near["kl_coefficient"].value().tolist() == [100.0]
 
 
-@pytest.mark.parametrize("direction", ["old_new", "new_old"])
+@pytest.mark.parametrize("direction", ["old_new", pytest.param("new_old", marks=pytest.mark.slow)])
 def test_adaptive_penalty_doubles_and_halves(direction):
     config = ppo.Config(
         clip=False, penalty="adaptive", kl_direction=direction, learning_rate=1e-2, num_epochs=4, target_kl=0.01
