@@ -136,17 +136,17 @@ class Case:
     def communication(self, state: TrainState) -> dict[str, int]:
         """Bytes that one device receives in one iteration of one update, by a ring.
 
-        The policy is gathered for the prompts, for all further tokens, and for the forward pass, until the backward pass is done;
-        the reference once; the gradient is summed and scattered once. Tensor parallel, each block sums activations twice forward
+        The policy is gathered for the prompts, for all further tokens, for the forward pass, until the backward pass is done, and
+        for the KL of the update; the reference once; the gradient is summed and scattered once. Tensor parallel, each block sums activations twice forward
         and twice backward.
         """
         settings, model = self.settings, self.placement.model_devices
         received = self.gathered(state) - held(state.params)
         sampled = self.options.prompts * self.task.prompt_length + self.rows * (self.options.new_tokens - 1)
         trained = self.rows * (self.task.prompt_length + self.options.new_tokens - 1)
-        summed = 2 * BYTES * settings.layers * settings.width * (sampled + 3 * trained)
+        summed = 2 * BYTES * settings.layers * settings.width * (sampled + 4 * trained)
         return {
-            "all_gather": 4 * received,
+            "all_gather": 5 * received,
             "reduce_scatter": received,
             "all_reduce": 2 * summed * (model - 1) // model,
         }

@@ -34,7 +34,9 @@ def start(script, *arguments, limit=None):
     """A script in a process of its own, whose files may grow to `limit` bytes."""
     begin = [] if limit is None else ["-c", LIMITED, str(limit)]
     command = [sys.executable, *begin, str(EXPERIMENTS / f"{script}.py"), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=surroundings())
+    # A program that is cut off at the limit would stay behind in the cache, damaged, for every other test.
+    environment = surroundings() | ({} if limit is None else {"JAX_ENABLE_COMPILATION_CACHE": "false"})
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def finish(process):

