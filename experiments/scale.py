@@ -137,8 +137,8 @@ class Case:
         """Bytes that one device receives in one iteration of one update, by a ring.
 
         The policy is gathered for the prompts, for all further tokens, for the forward pass, until the backward pass is done, and
-        for the KL of the update; the reference once; the gradient is summed and scattered once. Tensor parallel, each block sums activations twice forward
-        and twice backward.
+        for the KL of the update; the reference once; the gradient is summed and scattered once. Tensor parallel, each block sums
+        activations twice forward and twice backward.
         """
         settings, model = self.settings, self.placement.model_devices
         received = self.gathered(state) - held(state.params)
