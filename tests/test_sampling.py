@@ -76,7 +76,7 @@ def test_a_generated_pad_is_a_token_and_not_the_end():
 
 
 def test_what_the_policy_would_say_after_the_end_is_not_kept():
-    """Beside a row that goes on, the policy says 7, 6, 5 … after EOS."""
+    """While another row still generates, the policy would say 7, 6, 5 … after EOS."""
     table = np.array(countdown().table)
     table[EOS] = np.where(np.arange(VOCABULARY) == 7, 0.0, -np.inf)
     completions = sampler(Script(table))((), *ending(3, 9), KEYS[:2])

@@ -449,7 +449,7 @@ ROWS = Rows(
 
 
 def dense_step(stride, damping, max_kl):
-    """`√(2δ / xᵀ(F + λI)x) x`, `x = (F + λI)⁻¹ g`, in float64; F over every so many rows."""
+    """`√(2δ / xᵀ(F + λI)x) x`, `x = (F + λI)⁻¹ g`, in float64; F over every n-th row."""
     flat, unravel = ravel_pytree(PARAMS)
 
     def log_probs(x):
