@@ -738,10 +738,7 @@ WRONG = [
         "distributions",
         "jax.random.categorical(key, _wide(self.logits))",
         "jax.random.categorical(key, self.logits)",
-        (
-            "test_distributions.py::test_what_is_drawn_in_half_precision_is_what_is_scored",
-            "test_distributions.py::test_rare_actions_in_half_precision_come_as_often_as_their_log_prob_says",
-        ),
+        ("test_distributions.py::test_what_is_drawn_in_half_precision_is_what_is_scored",),
     ),
     Wrong(
         "a Gaussian is scored in half precision",
