@@ -20,4 +20,7 @@ class Examples(griffe.Extension):
 
 
 def _is_field(value: Any) -> bool:
-    return isinstance(value, griffe.ExprCall) and str(value.function).rpartition(".")[2] in ("number", "static")
+    return isinstance(value, griffe.ExprCall) and str(value.function).rpartition(".")[2] in (
+        "number",
+        "static",
+    )

@@ -1,8 +1,9 @@
 """The demo: control tasks and a transformer by the same code; a few minutes on two cores.
 
-PPO on CartPole-v1 and on two-digit addition (`demo.png`), GRPO and DAPO on that task beside it (`groups.png`), and the methods of
-the control family on CartPole-v1 (`family.png`). Leaves a folder for each run under `runs/demo/`, in place of an earlier one. The
-exit status is 0 only if all parts have learned.
+PPO on CartPole-v1 and on two-digit addition (`demo.png`), GRPO and DAPO on that task beside it
+(`groups.png`), and the methods of the control family on CartPole-v1 (`family.png`). Leaves a folder
+for each run under `runs/demo/`, in place of an earlier one. The exit status is 0 only if all parts
+have learned.
 """
 
 import time
@@ -10,17 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import common
-import comparison
-import control
 import family
-import language
 import numpy as np
 import numpy.typing as npt
-from comparison import Result
 
-from jaxrl_po import config, flags, metrics, plotting
+from jaxrl_po import config
 from jaxrl_po.config import static
+from jaxrl_po.run import comparison, flags, launch, metrics, plotting
+from jaxrl_po.run.commands import control, language
+from jaxrl_po.run.comparison import Result
 
 
 @config.record
@@ -46,7 +45,7 @@ class Part(NamedTuple):
 
     name: str
     title: str
-    script: common.Script
+    script: launch.Script
     main: Callable[[Sequence[str]], int]
     arguments: tuple[str, ...]
     score: str
@@ -138,9 +137,22 @@ def groups(results: Sequence[Result]) -> list[plotting.Panel]:
     ppo, *others = results
     named, steps = [ppo._replace(name="ppo"), *others], "completions trained on, each seed"
     return [
-        comparison.panel(named, "greedy_accuracy", "two-digit addition: greedy accuracy, held out", steps, "accuracy", 0.9),
+        comparison.panel(
+            named,
+            "greedy_accuracy",
+            "two-digit addition: greedy accuracy, held out",
+            steps,
+            "accuracy",
+            0.9,
+        ),
         comparison.panel(named, "entropy", "entropy of the policy", steps, "nats a token"),
-        comparison.panel(named, "signal", "what still teaches: tokens with an advantage", steps, "share of the batch"),
+        comparison.panel(
+            named,
+            "signal",
+            "what still teaches: tokens with an advantage",
+            steps,
+            "share of the batch",
+        ),
     ]
 
 
@@ -152,20 +164,31 @@ def main(argv: Sequence[str]) -> int:
     """
     begun = time.perf_counter()
     options = flags.ask(
-        argv, "demo.py", "Trains PPO, GRPO and DAPO on addition, and PPO and its family on CartPole-v1.", Options
+        argv,
+        "demo.py",
+        "Trains PPO, GRPO and DAPO on addition, and PPO and its family on CartPole-v1.",
+        Options,
     )
     if options is None:
         return 0
     out = Path(options.out)
-    results = [comparison.run_each(part.main, {part.name: part.arguments}, (), out)[0] for part in PARTS]
+    results = [
+        comparison.run_each(part.main, {part.name: part.arguments}, (), out)[0] for part in PARTS
+    ]
     curves = [
-        common.panel(part.script, part.title, result.rows, part.target) for part, result in zip(PARTS, results, strict=True)
+        launch.panel(part.script, part.title, result.rows, part.target)
+        for part, result in zip(PARTS, results, strict=True)
     ]
     plotting.save(curves[:2], out / "demo.png")
     plotting.save(groups(results[1:]), out / "groups.png")
     methods = [*family.compare(FAMILY, out / "family"), results[0]._replace(name="ppo")]
     plotting.save(family.panels(methods, FAMILY), out / "family.png")
-    print(f"CartPole-v1, {FAMILY.seeds} seeds (ppo: 16)", family.table(methods, FAMILY), sep="\n", end="")
+    print(
+        f"CartPole-v1, {FAMILY.seeds} seeds (ppo: 16)",
+        family.table(methods, FAMILY),
+        sep="\n",
+        end="",
+    )
     verdicts = [learned(part, result) for part, result in zip(PARTS, results, strict=True)]
     print(f"{time.perf_counter() - begun:.0f} s in all; see {out}/{{demo,groups,family}}.png")
     return 0 if all(verdicts) else 1

@@ -1,9 +1,11 @@
 """Advantage and return estimators of one stream `[T]` or one group `[G]`; callers `vmap`.
 
-In a stream, `next_value[t]` is V of the *true* next observation: the final one where an episode ended, never the first of the
-next episode. Termination bootstraps nothing; truncation bootstraps V(final observation); no window crosses either.
+In a stream, `next_value[t]` is V of the *true* next observation: the final one where an episode
+ended, never the first of the next episode. Termination bootstraps nothing; truncation bootstraps
+V(final observation); no window crosses either.
 
-In float32: rewards up to 1e30 overflow nothing, but deviations above 1e19 have an infinite std, and 0 is what they are worth of it.
+In float32: rewards up to 1e30 overflow nothing, but deviations above 1e19 have an infinite std, and
+0 is what they are worth of it.
 """
 
 import chex
@@ -15,12 +17,17 @@ from jaxrl_po.config import Number
 
 
 def discounted_returns(
-    reward: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array, *, gamma: Number
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    *,
+    gamma: Number,
 ) -> jax.Array:
     """Monte Carlo returns, bootstrapped at a truncation and at the segment's end.
 
-    `G_t = r_t + γ G_{t+1}` within an episode; `G_t = r_t` where it terminates; `G_t = r_t + γ V(final)` where it is truncated and
-    at the last step of the segment.
+    `G_t = r_t + γ G_{t+1}` within an episode; `G_t = r_t` where it terminates;
+    `G_t = r_t + γ V(final)` where it is truncated and at the last step of the segment.
 
     Args:
       reward: `[T]`.
@@ -45,7 +52,13 @@ def discounted_returns(
 
 
 def n_step_returns(
-    reward: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array, *, gamma: Number, n: int
+    reward: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    *,
+    gamma: Number,
+    n: int,
 ) -> jax.Array:
     """`G_t = r_t + γ r_{t+1} + … + γ^{n−1} r_{t+n−1} + γ^n V(s_{t+n})`, shorter where the episode or the segment ends first.
 
@@ -78,7 +91,8 @@ def n_step_returns(
     goes_on = ~(terminated | truncated)
 
     def lengthen(returns: jax.Array, _: None) -> tuple[jax.Array, None]:
-        # The k-step return from t is r_t plus the discounted (k − 1)-step return from t + 1, as far as there is one.
+        # The k-step return from t is r_t plus the discounted (k − 1)-step return from t + 1, as far
+        # as there is one.
         following = jnp.concatenate([returns[1:], returns[-1:]])
         can = goes_on & (jnp.arange(reward.shape[0]) < reward.shape[0] - 1)
         return jnp.where(can, reward + gamma * following, one_step), None
@@ -99,8 +113,9 @@ def gae(
 ) -> jax.Array:
     """Generalised advantage estimation, `Â_t = δ_t + γλ Â_{t+1}` with `δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t)`.
 
-    The recursion is cut where an episode is terminated or truncated. Equal to the λ-weighted mixture of n-step advantages whose
-    last weight within a segment of K steps is λ^{K−1}; λ = 0 gives δ, λ = 1 Monte Carlo less V.
+    The recursion is cut where an episode is terminated or truncated. Equal to the λ-weighted
+    mixture of n-step advantages whose last weight within a segment of K steps is λ^{K−1}; λ = 0
+    gives δ, λ = 1 Monte Carlo less V.
 
     Args:
       reward: `[T]`.
@@ -112,8 +127,8 @@ def gae(
       lambda_: in [0, 1].
 
     Returns:
-      Advantages `[T]`, reward units; adding `value` gives the λ-return, the critic's target. Source: Schulman et al. 2016
-      (arXiv:1506.02438), eq. 16.
+      Advantages `[T]`, reward units; adding `value` gives the λ-return, the critic's target.
+      Source: Schulman et al. 2016 (arXiv:1506.02438), eq. 16.
 
     Example:
       >>> import jax.numpy as jnp
@@ -139,7 +154,9 @@ def _discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
     return jax.lax.scan(step, jnp.zeros_like(x[0]), (x, decay), reverse=True)[1]
 
 
-def _check_stream(reward: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array) -> None:
+def _check_stream(
+    reward: jax.Array, next_value: jax.Array, terminated: jax.Array, truncated: jax.Array
+) -> None:
     chex.assert_rank(reward, 1)
     chex.assert_equal_shape([reward, next_value, terminated, truncated])
     chex.assert_type([terminated, truncated], bool)
@@ -156,7 +173,9 @@ def informative(score: jax.Array) -> jax.Array:
     return score.max(axis=-1) != score.min(axis=-1)
 
 
-def group_relative(reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6) -> jax.Array:
+def group_relative(
+    reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6
+) -> jax.Array:
     """`(r_i − mean(r)) / (std(r) + ε)` within one group; equal rewards give exactly 0.
 
     Args:
@@ -181,12 +200,15 @@ def group_relative(reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsi
     chex.assert_rank(reward, 1)
     size = reward.shape[0]
     if size < 2 or ddof >= size:
-        raise ValueError(f"a group needs more than {max(1, ddof)} members for a relative advantage, got {size}")
+        raise ValueError(
+            f"a group needs more than {max(1, ddof)} members for a relative advantage, got {size}"
+        )
     if scale not in ("std", "none"):
         raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     centred = reward - reward.mean()
-    # Rounding leaves std > 0 in many constant groups, so equality is decided on the rewards themselves.
+    # Rounding leaves std > 0 in many constant groups, so equality is decided on the rewards
+    # themselves.
     differ = informative(reward)
     if scale == "std":
         centred = centred / (jnp.sqrt(jnp.sum(jnp.square(centred)) / (size - ddof)) + epsilon)
@@ -204,8 +226,8 @@ def process_relative(
 ) -> jax.Array:
     """`Â_t = Σ_{steps u ≥ t} (r_u − mean(r)) / (std(r) + ε)` of each member: rewards of steps, normalised within one group.
 
-    Mean and std are over the rewards of all steps of the group; a token that closes no step adds nothing, so that length costs
-    nothing. Equal rewards give exactly 0.
+    Mean and std are over the rewards of all steps of the group; a token that closes no step adds
+    nothing, so that length costs nothing. Equal rewards give exactly 0.
 
     Args:
       reward: `[G, T]`, read where a step ends.
@@ -236,7 +258,9 @@ def process_relative(
     if scale not in ("std", "none"):
         raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
     centred = jnp.where(step, reward - masked.mean(reward, step), 0.0)
-    differ = step.any() & (jnp.where(step, reward, -jnp.inf).max() != jnp.where(step, reward, jnp.inf).min())
+    differ = step.any() & (
+        jnp.where(step, reward, -jnp.inf).max() != jnp.where(step, reward, jnp.inf).min()
+    )
     if scale == "std":
         std = jnp.sqrt(jnp.sum(jnp.square(centred)) / jnp.maximum(step.sum() - ddof, 1))
         centred = centred / jnp.where(differ, std + epsilon, 1.0)
@@ -266,13 +290,16 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
     if size < 2:
         raise ValueError("a group needs at least 2 members for a leave-one-out baseline, got 1")
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
-    return jnp.where(reward.max() != reward.min(), reward - (reward.sum() - reward) / (size - 1), 0.0)
+    return jnp.where(
+        reward.max() != reward.min(), reward - (reward.sum() - reward) / (size - 1), 0.0
+    )
 
 
 def scale_of(mean: jax.Array, std: jax.Array) -> jax.Array:
     """`max(std, |mean| / 10)`: what a quantity is divided by to be of unit scale, its std with a floor.
 
-    The std of a return that hardly varies is small or mere rounding, and dividing by it would blow up what it is meant to scale.
+    The std of a return that hardly varies is small or mere rounding, and dividing by it would blow
+    up what it is meant to scale.
 
     Args:
       mean: `E*`.

@@ -1,7 +1,8 @@
 """Records of settings: frozen dataclasses whose numbers are pytree leaves and whose shapes and switches are static.
 
-A number can so be vmapped, and changing it does not recompile; a shape or a switch is part of the program. Every field states
-its unit and range once, here, and the check, the command line and the documentation read the same statement.
+A number can so be vmapped, and changing it does not recompile; a shape or a switch is part of the
+program. Every field states its unit and range once, here, and the check, the command line and the
+documentation read the same statement.
 """
 
 import dataclasses
@@ -73,10 +74,19 @@ def number(default: float, doc: str, *, unit: str = "", within: Interval = Inter
       unit: the unit, e.g. `nats`.
       within: the admitted values.
     """
-    return dataclasses.field(default=default, metadata={"doc": doc, "unit": unit, "within": within, "static": False})
+    return dataclasses.field(
+        default=default, metadata={"doc": doc, "unit": unit, "within": within, "static": False}
+    )
 
 
-def static(default: Any, doc: str, *, unit: str = "", within: Interval | None = None, choices: tuple[Any, ...] = ()) -> Any:
+def static(
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    within: Interval | None = None,
+    choices: tuple[Any, ...] = (),
+) -> Any:
     """A static field: a size, a switch or a name; another value is another program.
 
     Args:
@@ -107,19 +117,32 @@ def check(config: Any) -> None:
     """Checks every field against its range; traced values are let through (they were checked at the entry).
 
     Args:
-      config: a record; numeric leaves may be arrays (stacked hyperparameters), each element is checked.
+      config: a record; numeric leaves may be arrays (stacked hyperparameters), each element is
+        checked.
 
     Raises:
       ConfigError: names the first field out of its range, its value and the range.
     """
     for field in dataclasses.fields(config):
-        value, within, choices = getattr(config, field.name), field.metadata["within"], field.metadata.get("choices")
+        value, within, choices = (
+            getattr(config, field.name),
+            field.metadata["within"],
+            field.metadata.get("choices"),
+        )
         if isinstance(value, jax.core.Tracer):
             continue
         if choices and value not in choices:
-            raise ConfigError(f"{field.name} must be one of {', '.join(map(str, choices))}, got {value!r}")
-        if field.metadata["static"] and field.default is not None and not isinstance(value, type(field.default)):
-            raise ConfigError(f"{field.name} must be of type {type(field.default).__name__}, got {value!r}")
+            raise ConfigError(
+                f"{field.name} must be one of {', '.join(map(str, choices))}, got {value!r}"
+            )
+        if (
+            field.metadata["static"]
+            and field.default is not None
+            and not isinstance(value, type(field.default))
+        ):
+            raise ConfigError(
+                f"{field.name} must be of type {type(field.default).__name__}, got {value!r}"
+            )
         if within is None:
             continue
         try:
@@ -154,7 +177,9 @@ def require_order(low: Number, high: Number, low_name: str, high_name: str) -> N
     Raises:
       ConfigError: `high` is below `low` somewhere.
     """
-    if not any(isinstance(value, jax.core.Tracer) for value in (low, high)) and np.any(np.asarray(high) < np.asarray(low)):
+    if not any(isinstance(value, jax.core.Tracer) for value in (low, high)) and np.any(
+        np.asarray(high) < np.asarray(low)
+    ):
         raise ConfigError(f"{high_name} must be at least {low_name} = {low}, got {high}")
 
 
@@ -166,7 +191,11 @@ def changed(config: Any, name: str) -> bool:
     value, default = getattr(config, name), getattr(type(config), name)
     if isinstance(value, jax.core.Tracer):
         return False
-    return value != default if isinstance(default, str) else bool(np.any(np.float32(value) != np.float32(default)))
+    return (
+        value != default
+        if isinstance(default, str)
+        else bool(np.any(np.float32(value) != np.float32(default)))
+    )
 
 
 def as_arrays(config: Record) -> Record:

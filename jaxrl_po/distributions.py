@@ -1,7 +1,7 @@
 """Action distributions as pytrees: `sample`, `mode`, `log_prob`, `entropy` and the exact `kl`, in nats and in float32 at least.
 
-The parameters carry the batch shape, so `vmap`, `scan` and masks see plain arrays. A distribution of your own needs these
-five methods and to be a pytree; the algorithms ask for nothing else.
+The parameters carry the batch shape, so `vmap`, `scan` and masks see plain arrays. A distribution
+of your own needs these five methods and to be a pytree; the algorithms ask for nothing else.
 """
 
 import dataclasses
@@ -64,7 +64,8 @@ class Categorical:
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability of `action` `[E*]`, in nats."""
         chex.assert_shape(action, self.logits.shape[:-1])
-        # A masked sum, because the gradient of an indexed read is a scatter, which is an order of magnitude slower on a CPU.
+        # A masked sum, because the gradient of an indexed read is a scatter, which is an order of
+        # magnitude slower on a CPU.
         chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=bool)
         return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
 
@@ -132,10 +133,14 @@ class DiagonalGaussian:
     def kl(self, other: "DiagonalGaussian") -> jax.Array:
         """Exact KL(self ‖ other), `[E*]`, in nats."""
         chex.assert_equal_shape([self.mean, other.mean])
-        mean, log_std, other_mean, other_log_std = map(_wide, (self.mean, self.log_std, other.mean, other.log_std))
+        mean, log_std, other_mean, other_log_std = map(
+            _wide, (self.mean, self.log_std, other.mean, other.log_std)
+        )
         variance_ratio = jnp.exp(2.0 * (log_std - other_log_std))
         z = (mean - other_mean) * jnp.exp(-other_log_std)
-        return 0.5 * jnp.sum(variance_ratio + jnp.square(z) - 1.0 + 2.0 * (other_log_std - log_std), axis=-1)
+        return 0.5 * jnp.sum(
+            variance_ratio + jnp.square(z) - 1.0 + 2.0 * (other_log_std - log_std), axis=-1
+        )
 
 
 MAX_LOG_RATIO = 20.0
@@ -144,7 +149,8 @@ MAX_LOG_RATIO = 20.0
 def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
     """Probability ratio `exp(clip(log_prob − old_log_prob, ±20))`, in float32 at least.
 
-    Without the clamp one token can overflow `exp` and turn a whole update into NaN; beyond it the gradient is 0.
+    Without the clamp one token can overflow `exp` and turn a whole update into NaN; beyond it the
+    gradient is 0.
 
     Args:
       log_prob: `E*`, nats.
@@ -165,4 +171,6 @@ def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
 def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
     """`clip(log_prob − old_log_prob, ±20)`, in float32 at least."""
     dtype = jnp.promote_types(jnp.result_type(log_prob, old_log_prob), jnp.float32)
-    return jnp.clip(log_prob.astype(dtype) - old_log_prob.astype(dtype), -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return jnp.clip(
+        log_prob.astype(dtype) - old_log_prob.astype(dtype), -MAX_LOG_RATIO, MAX_LOG_RATIO
+    )

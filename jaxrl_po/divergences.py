@@ -1,6 +1,7 @@
 """Estimates of KL(policy ‖ reference) from samples of the policy, and the controller of a penalty's coefficient.
 
-The exact KL is a method of the distributions. What an estimate is worth as a *number* and as a *loss* differs; on-policy:
+The exact KL is a method of the distributions. What an estimate is worth as a *number* and as a
+*loss* differs; on-policy:
 
 | | expectation | expected gradient, as a loss |
 |---|---|---|
@@ -8,7 +9,8 @@ The exact KL is a method of the distributions. What an estimate is worth as a *n
 | k2 | biased | ∇KL(policy ‖ reference) |
 | k3 | KL(policy ‖ reference) | ∇KL(reference ‖ policy) |
 
-Source: Schulman 2020, "Approximating KL divergence"; the gradients are checked by enumeration in the tests.
+Source: Schulman 2020, "Approximating KL divergence"; the gradients are checked by enumeration in
+the tests.
 """
 
 import chex
@@ -65,7 +67,8 @@ def k3(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
       reference_log_prob: `E*`, nats.
 
     Returns:
-      `E*`, nats. Source: Shao et al. 2024 (GRPO), eq. 4. π is the policy being trained: with the old policy there is no gradient.
+      `E*`, nats. Source: Shao et al. 2024 (GRPO), eq. 4. π is the policy being trained: with the
+      old policy there is no gradient.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,7 +81,12 @@ def k3(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
 
 
 def adapt_coefficient(
-    coefficient: jax.Array, kl: jax.Array, target: Number, *, tolerance: Number = 1.5, factor: Number = 2.0
+    coefficient: jax.Array,
+    kl: jax.Array,
+    target: Number,
+    *,
+    tolerance: Number = 1.5,
+    factor: Number = 2.0,
 ) -> jax.Array:
     """β · factor where `kl > tolerance · target`, β / factor where `kl < target / tolerance`, else β.
 
@@ -90,7 +98,8 @@ def adapt_coefficient(
       factor: above 1.
 
     Returns:
-      `[]`, the next β, kept within [1e-8, 1e8] so that it can come back. Source: Schulman et al. 2017 (PPO), section 4.
+      `[]`, the next β, kept within [1e-8, 1e8] so that it can come back. Source: Schulman et al.
+      2017 (PPO), section 4.
 
     Example:
       >>> import jax.numpy as jnp
@@ -99,12 +108,19 @@ def adapt_coefficient(
     """
     coefficient, kl = jnp.asarray(coefficient), jnp.asarray(kl)
     chex.assert_rank([coefficient, kl], 0)
-    scale = jnp.where(kl > tolerance * target, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0))
+    scale = jnp.where(
+        kl > tolerance * target, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0)
+    )
     return jnp.where(jnp.isfinite(kl), jnp.clip(coefficient * scale, 1e-8, 1e8), coefficient)
 
 
 def adapt_proportionally(
-    coefficient: jax.Array, kl: jax.Array, target: Number, *, gain: Number = 0.1, limit: Number = 0.2
+    coefficient: jax.Array,
+    kl: jax.Array,
+    target: Number,
+    *,
+    gain: Number = 0.1,
+    limit: Number = 0.2,
 ) -> jax.Array:
     """`β · (1 + gain · e)`, `e = clip((kl − target) / target, −limit, limit)`: many small steps, for a KL that drifts slowly.
 
@@ -116,7 +132,8 @@ def adapt_proportionally(
       limit: of the error; with the defaults β moves by at most 2 % at a time.
 
     Returns:
-      `[]`, the next β, kept within [1e-8, 1e8]. Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
+      `[]`, the next β, kept within [1e-8, 1e8]. Source: Ziegler et al. 2019 (arXiv:1909.08593),
+      section 2.2.
 
     Example:
       >>> import jax.numpy as jnp
@@ -126,4 +143,6 @@ def adapt_proportionally(
     coefficient, kl = jnp.asarray(coefficient), jnp.asarray(kl)
     chex.assert_rank([coefficient, kl], 0)
     error = jnp.clip((kl - target) / target, -limit, limit)
-    return jnp.where(jnp.isfinite(kl), jnp.clip(coefficient * (1.0 + gain * error), 1e-8, 1e8), coefficient)
+    return jnp.where(
+        jnp.isfinite(kl), jnp.clip(coefficient * (1.0 + gain * error), 1e-8, 1e8), coefficient
+    )

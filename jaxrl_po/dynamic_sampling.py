@@ -1,7 +1,7 @@
 """DAPO's dynamic sampling as a combinator: any problem in groups becomes one whose groups all carry a signal.
 
-It stays inside the program: a bounded loop collects again until a buffer of fixed size is full of informative groups, or gives up
-and leaves the rest of the buffer masked.
+It stays inside the program: a bounded loop collects again until a buffer of fixed size is full of
+informative groups, or gives up and leaves the rest of the buffer masked.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,9 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem
 
 # Entries of the collector's state, see `CollectorState`; none where no surplus is carried.
-SURPLUS = "surplus"  # sharded: a batch of `[P, …]` groups, of which the first over all devices are kept
+SURPLUS = (
+    "surplus"  # sharded: a batch of `[P, …]` groups, of which the first over all devices are kept
+)
 SURPLUS_COUNT = "surplus_count"  # replicated: `[]`, int32, how many
 
 
@@ -44,25 +46,30 @@ def dynamic_sampling(
 ) -> Problem:
     """The same problem, but `collect` gathers informative groups only, over as many batches of it as that takes.
 
-    The raw score decides, never a shaped reward. Groups keep the order in which they were generated, whatever the number of
-    devices. Slots that stay empty after `max_generation_batches` are masked, and have score 0. The batch has no strata: groups that
-    were chosen by their scores are no fair sample of a prompt's outcomes.
+    The raw score decides, never a shaped reward. Groups keep the order in which they were
+    generated, whatever the number of devices. Slots that stay empty after `max_generation_batches`
+    are masked, and have score 0. The batch has no strata: groups that were chosen by their scores
+    are no fair sample of a prompt's outcomes.
 
     Args:
       problem: in groups of at least 2.
       max_generation_batches: batches that one `collect` generates at most, ≥ 1.
-      carry_surplus: keep what this iteration generated too many for the next one, which fills up with it after its own first
-        batch, before it generates a second. It is then one update old and keeps the log-probabilities under which it was sampled;
-        what the next iteration has no room for either is dropped. Off, all surplus is dropped, as in the paper.
-      num_groups: groups of the batch that is trained on, over all devices; 0 takes as many as `problem` generates.
+      carry_surplus: keep what this iteration generated too many for the next one, which fills up
+        with it after its own first batch, before it generates a second. It is then one update old
+        and keeps the log-probabilities under which it was sampled; what the next iteration has no
+        room for either is dropped. Off, all surplus is dropped, as in the paper.
+      num_groups: groups of the batch that is trained on, over all devices; 0 takes as many as
+        `problem` generates.
       accept: raw scores `[P, G]` to bool `[P]`.
-      axis_name: device axis over which rows are sharded, or None. Under it each batch is gathered from all devices.
+      axis_name: device axis over which rows are sharded, or None. Under it each batch is gathered
+        from all devices.
 
     Returns:
-      The `Problem`. Metrics are those of `problem` over everything generated, and `filled` (share of the slots), `acceptance`
-      (accepted among the generated groups), `generation_batches` (in one `collect`, at least 1), and `sample_age` with a surplus
-      (updates, mean over the groups trained on; at most 1). Source: Yu et al. 2025 (arXiv:2503.14476), section 3.2 and
-      algorithm 1.
+      The `Problem`. Metrics are those of `problem` over everything generated, and `filled` (share
+      of the slots), `acceptance` (accepted among the generated groups), `generation_batches` (in
+      one `collect`, at least 1), and `sample_age` with a surplus (updates, mean over the groups
+      trained on; at most 1). Source: Yu et al. 2025 (arXiv:2503.14476), section 3.2 and algorithm
+      1.
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -77,21 +84,29 @@ def dynamic_sampling(
       ((3, 2), True)
     """
     if max_generation_batches not in COUNT:
-        raise ConfigError(f"max_generation_batches must be at least 1, got {max_generation_batches}")
+        raise ConfigError(
+            f"max_generation_batches must be at least 1, got {max_generation_batches}"
+        )
     if num_groups not in NON_NEGATIVE:
-        raise ConfigError(f"num_groups must be at least 1, or 0 for as many as are generated, got {num_groups}")
+        raise ConfigError(
+            f"num_groups must be at least 1, or 0 for as many as are generated, got {num_groups}"
+        )
 
     def like(params: ActorCritic, collector: CollectorState, key: jax.Array) -> Batch:
         """Shapes of one batch of the problem inside, one device's share of it where rows are sharded."""
         batch = jax.eval_shape(problem.collect, params, collector, key)[1]
         if isinstance(batch.reward, tuple):
             raise ConfigError(
-                "dynamic_sampling must not refill groups of a problem that is scored outside the program: a group is kept or "
-                "replaced by its scores, while the program runs; reweight keeps only the informative ones as well"
+                "dynamic_sampling must not refill groups of a problem that is scored "
+                "outside the program: a group is kept or replaced by its scores, while the "
+                "program runs; reweight keeps only the informative ones as well"
             )
-        if not (hasattr(batch.score, "ndim") and batch.score.ndim == 2 and batch.score.shape[1] > 1):
+        if not (
+            hasattr(batch.score, "ndim") and batch.score.ndim == 2 and batch.score.shape[1] > 1
+        ):
             raise ConfigError(
-                "group_size must be at least 2 for dynamic sampling: it compares the raw scores [P, G] of a group"
+                "group_size must be at least 2 for dynamic sampling: it compares the raw "
+                "scores [P, G] of a group"
             )
         return batch
 
@@ -99,13 +114,24 @@ def dynamic_sampling(
         params, collector = problem.init(key)
         if not carry_surplus:
             return params, collector
-        # Collect may pool over devices, which init knows nothing of: a device axis of one stands in for them.
-        alone = jax.vmap(lambda _: problem.collect(params, collector, key), axis_size=1, axis_name=axis_name or "data")
-        groups = _by_group(_with_age(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], alone(jnp.zeros(1)))[1])))
+        # Collect may pool over devices, which init knows nothing of: a device axis of one stands in
+        # for them.
+        alone = jax.vmap(
+            lambda _: problem.collect(params, collector, key),
+            axis_size=1,
+            axis_name=axis_name or "data",
+        )
+        groups = _by_group(
+            _with_age(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], alone(jnp.zeros(1)))[1]))
+        )
         surplus = _zeros(groups, groups.score.shape[0])
-        return params, collector.add(sharded={SURPLUS: surplus}, replicated={SURPLUS_COUNT: jnp.int32(0)})
+        return params, collector.add(
+            sharded={SURPLUS: surplus}, replicated={SURPLUS_COUNT: jnp.int32(0)}
+        )
 
-    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
         inner = collector.remove(SURPLUS, SURPLUS_COUNT)
         shapes = like(params, inner, key)
         if carry_surplus:
@@ -115,11 +141,14 @@ def dynamic_sampling(
         wanted = num_groups or generated * devices
         if wanted % devices:
             raise ConfigError(
-                f"num_groups = {wanted} must be a multiple of the {devices} devices over which groups are sharded"
+                f"num_groups = {wanted} must be a multiple of the {devices} devices over "
+                "which groups are sharded"
             )
         own, first = wanted // devices, 0 if axis_name is None else jax.lax.axis_index(axis_name)
 
-        def insert(buffer: Any, filled: jax.Array, groups: Any, accepted: jax.Array) -> tuple[Any, jax.Array]:
+        def insert(
+            buffer: Any, filled: jax.Array, groups: Any, accepted: jax.Array
+        ) -> tuple[Any, jax.Array]:
             """Puts accepted groups behind those that are there: into this device's share, or into its share of the surplus."""
             groups, accepted = jax.tree.map(lambda x: _gather(x, axis_name), (groups, accepted))
             slot = filled + jnp.cumsum(accepted) - 1
@@ -130,14 +159,18 @@ def dynamic_sampling(
                 jnp.where((spare >= 0) & (spare < generated), own + spare, own + generated),
             )
             here = jnp.where(accepted, here, own + generated)
-            buffer = jax.tree.map(lambda all, new: all.at[here].set(new, mode="drop"), buffer, groups)
+            buffer = jax.tree.map(
+                lambda all, new: all.at[here].set(new, mode="drop"), buffer, groups
+            )
             return buffer, filled + accepted.sum(dtype=jnp.int32)
 
         def unfilled(fill: Fill) -> jax.Array:
             return (fill.filled < wanted) & (fill.rounds < max_generation_batches)
 
         def generate(fill: Fill) -> Fill:
-            inside, batch = problem.collect(params, fill.collector, jax.random.fold_in(key, fill.rounds))
+            inside, batch = problem.collect(
+                params, fill.collector, jax.random.fold_in(key, fill.rounds)
+            )
             accepted = accept(batch.score)
             chex.assert_shape(accepted, (generated,))
             if carry_surplus:
@@ -161,7 +194,9 @@ def dynamic_sampling(
         groups = _by_group(shapes)
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.metrics)
         none = Mean(jnp.float32(0.0), jnp.float32(0.0))
-        empty = Fill(inner, _zeros(groups, own + generated), jnp.int32(0), jnp.int32(0), none, nothing)
+        empty = Fill(
+            inner, _zeros(groups, own + generated), jnp.int32(0), jnp.int32(0), none, nothing
+        )
         fill = jax.lax.while_loop(unfilled, generate, empty)
 
         rows = jax.tree.map(lambda x: x[:own], fill.buffer)
@@ -175,13 +210,17 @@ def dynamic_sampling(
         if carry_surplus:
             metrics["sample_age"] = masked.total(rows.age[:, 0], valid)
         batch = _by_row(rows)
-        batch = batch._replace(mask=batch.mask & jnp.repeat(valid, shapes.score.shape[1])[:, None], metrics=metrics)
+        batch = batch._replace(
+            mask=batch.mask & jnp.repeat(valid, shapes.score.shape[1])[:, None], metrics=metrics
+        )
         if not carry_surplus:
             return fill.collector, batch
         spare = jax.tree.map(lambda x: x[own:], fill.buffer)
         spare = spare._replace(age=spare.age + 1)
         count = jnp.clip(fill.filled - wanted, 0, generated * devices)
-        return fill.collector.add(sharded={SURPLUS: spare}, replicated={SURPLUS_COUNT: count}), batch
+        return fill.collector.add(
+            sharded={SURPLUS: spare}, replicated={SURPLUS_COUNT: count}
+        ), batch
 
     return problem._replace(init=init, collect=collect, strata=0)
 
@@ -195,7 +234,11 @@ def _with_age(batch: Any) -> Any:
     if batch.age is not None:
         return batch
     rows = batch.mask.shape[:1]
-    fresh = jnp.zeros(rows, jnp.int32) if isinstance(batch.mask, jax.Array) else jax.ShapeDtypeStruct(rows, jnp.int32)
+    fresh = (
+        jnp.zeros(rows, jnp.int32)
+        if isinstance(batch.mask, jax.Array)
+        else jax.ShapeDtypeStruct(rows, jnp.int32)
+    )
     return batch._replace(age=fresh)
 
 
@@ -205,9 +248,15 @@ def _by_group(batch: Any) -> Any:
 
     def split(leaf: Any) -> Any:
         whole = (*shape, *leaf.shape[1:])
-        return leaf.reshape(whole) if isinstance(leaf, jax.Array) else jax.ShapeDtypeStruct(whole, leaf.dtype)
+        return (
+            leaf.reshape(whole)
+            if isinstance(leaf, jax.Array)
+            else jax.ShapeDtypeStruct(whole, leaf.dtype)
+        )
 
-    return jax.tree.map(split, batch._replace(score=(), metrics={}, stratum=()))._replace(score=batch.score)
+    return jax.tree.map(split, batch._replace(score=(), metrics={}, stratum=()))._replace(
+        score=batch.score
+    )
 
 
 def _by_row(groups: Any) -> Batch:

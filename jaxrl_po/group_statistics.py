@@ -15,7 +15,8 @@ class Running(NamedTuple):
     """What is known of the outcomes of each of S strata, `[S]` each.
 
     Attributes:
-      weight: outcomes seen, each counted less by the decay for every iteration since; 0 before the first.
+      weight: outcomes seen, each counted less by the decay for every iteration since; 0 before the
+        first.
       mean: reward units.
       variance: ddof 0, reward units squared; exactly 0 while all outcomes were equal.
     """
@@ -25,7 +26,9 @@ class Running(NamedTuple):
     variance: jax.Array
 
 
-OUTCOME_STATISTICS = "outcome_statistics"  # replicated entry of the collector's state: `Running` of all strata
+OUTCOME_STATISTICS = (
+    "outcome_statistics"  # replicated entry of the collector's state: `Running` of all strata
+)
 
 
 def nothing(strata: int) -> Running:
@@ -34,12 +37,18 @@ def nothing(strata: int) -> Running:
 
 
 def observe(
-    running: Running, outcome: jax.Array, stratum: jax.Array, *, decay: Number, axis_name: str | None = None
+    running: Running,
+    outcome: jax.Array,
+    stratum: jax.Array,
+    *,
+    decay: Number,
+    axis_name: str | None = None,
 ) -> Running:
     """Moments after one more iteration: `w ← λ w + n`, `mean ← mean + (n/w)(b − mean)`, and so the variance (Chan et al. 1983).
 
-    n outcomes of a stratum with mean b enter together, and each keeps `λᵃ` of its weight a iterations later. A stratum that is seen
-    for the first time has the moments of these outcomes alone. Outcomes that are not finite are left out.
+    n outcomes of a stratum with mean b enter together, and each keeps `λᵃ` of its weight a
+    iterations later. A stratum that is seen for the first time has the moments of these outcomes
+    alone. Outcomes that are not finite are left out.
 
     Args:
       running: before.
@@ -61,10 +70,13 @@ def observe(
     valid = jnp.isfinite(outcome)
 
     def total(x: jax.Array) -> jax.Array:
-        return masked.psum(jax.ops.segment_sum(jnp.where(valid, x, 0.0), stratum, strata), axis_name)
+        return masked.psum(
+            jax.ops.segment_sum(jnp.where(valid, x, 0.0), stratum, strata), axis_name
+        )
 
     count = total(jnp.ones_like(outcome))
-    # Deviations from one of the outcomes, so that equal ones have exactly that mean and exactly no variance.
+    # Deviations from one of the outcomes, so that equal ones have exactly that mean and exactly no
+    # variance.
     low = jax.ops.segment_min(jnp.where(valid, outcome, jnp.inf), stratum, strata)
     low = low if axis_name is None else jax.lax.pmin(low, axis_name)
     low = jnp.where(count > 0, low, 0.0)
@@ -75,12 +87,20 @@ def observe(
     return Running(
         weight=weight,
         mean=running.mean + share * gap,
-        variance=(1.0 - share) * running.variance + share * variance + share * (1.0 - share) * jnp.square(gap),
+        variance=(1.0 - share) * running.variance
+        + share * variance
+        + share * (1.0 - share) * jnp.square(gap),
     )
 
 
 def relative(
-    running: Running, outcome: jax.Array, stratum: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6
+    running: Running,
+    outcome: jax.Array,
+    stratum: jax.Array,
+    *,
+    scale: str = "std",
+    ddof: int = 0,
+    epsilon: Number = 1e-6,
 ) -> jax.Array:
     """`(R − mean) / (std + ε)` by the moments of each outcome's stratum; exactly 0 where all outcomes were equal.
 
@@ -114,8 +134,9 @@ def running_relative(
 ) -> Problem:
     """The same problem, but a row's reward is its outcome relative to a running estimate of its stratum, at the first step.
 
-    The estimate has observed this iteration's outcomes first: a prompt that is seen for the first time is compared within its
-    group. From the second time on a group needs no second member, and one whose members score alike still has something to say.
+    The estimate has observed this iteration's outcomes first: a prompt that is seen for the first
+    time is compared within its group. From the second time on a group needs no second member, and
+    one whose members score alike still has something to say.
 
     Args:
       problem: with strata.
@@ -126,35 +147,45 @@ def running_relative(
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      The `Problem`, whose metrics have `revisited`, the share of rows whose stratum was seen in an earlier iteration.
+      The `Problem`, whose metrics have `revisited`, the share of rows whose stratum was seen in an
+      earlier iteration.
 
     Raises:
       ConfigError: the problem has no strata.
     """
     if not problem.strata:
         raise ConfigError(
-            "running_statistics must have prompts that come again: set prompt_set, or take a task with strata, such as addition, "
-            "whose strata are carries. Dynamic sampling leaves none, since the groups that it keeps are no fair sample"
+            "running_statistics must have prompts that come again: set prompt_set, or take "
+            "a task with strata, such as addition, whose strata are carries. Dynamic "
+            "sampling leaves none, since the groups that it keeps are no fair sample"
         )
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         params, collector = problem.init(key)
         return params, collector.add(replicated={OUTCOME_STATISTICS: nothing(problem.strata)})
 
-    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
         before = collector.replicated[OUTCOME_STATISTICS]
         collector, batch = problem.collect(params, collector.remove(OUTCOME_STATISTICS), key)
         if isinstance(batch.reward, tuple):
             raise ConfigError(
-                "running_statistics must be off where rewards are computed outside the program: it has none inside"
+                "running_statistics must be off where rewards are computed outside the "
+                "program: it has none inside"
             )
         outcome = jnp.where(batch.mask, batch.reward, 0.0).sum(axis=1)
         running = observe(before, outcome, batch.stratum, decay=decay, axis_name=axis_name)
-        advantage = relative(running, outcome, batch.stratum, scale=scale, ddof=ddof, epsilon=epsilon)
+        advantage = relative(
+            running, outcome, batch.stratum, scale=scale, ddof=ddof, epsilon=epsilon
+        )
         seen = before.weight[batch.stratum] > 0
         batch = batch._replace(
             reward=jnp.zeros_like(batch.reward).at[:, 0].set(advantage),
-            metrics={**batch.metrics, "revisited": Mean(seen.sum(dtype=jnp.float32), jnp.float32(seen.size))},
+            metrics={
+                **batch.metrics,
+                "revisited": Mean(seen.sum(dtype=jnp.float32), jnp.float32(seen.size)),
+            },
         )
         return collector.add(replicated={OUTCOME_STATISTICS: running}), batch
 

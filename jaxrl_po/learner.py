@@ -10,7 +10,17 @@ from jaxrl_po import divergences, masked, minibatches
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.distributions import log_ratio
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, Step, TrainState
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    Learner,
+    Metrics,
+    Problem,
+    PyTree,
+    Samples,
+    Step,
+    TrainState,
+)
 
 Estimate = Callable[[TrainState, Batch], Samples]
 Improve = Callable[[TrainState, Samples, jax.Array], tuple[TrainState, Metrics]]
@@ -36,8 +46,8 @@ def make(
       init_optimizer: `params -> opt_state`, over the subtree that is optimised by gradient.
       init_reference: `params -> reference parameters`; the default holds none.
       kl_coefficient: initial β of an adaptive penalty.
-      num_parts: parts of a batch, one after another, in which the learner computes the old policy's log-probabilities where the
-        sampler's are not exact (`Problem.exact_sampler`).
+      num_parts: parts of a batch, one after another, in which the learner computes the old policy's
+        log-probabilities where the sampler's are not exact (`Problem.exact_sampler`).
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
@@ -61,14 +71,22 @@ def make(
         _, collect_key, _ = jax.random.split(state.key, 3)
         collector, batch = problem.collect(state.params, state.collector, collect_key)
         batch = zero_masked(batch)
-        return state._replace(collector=collector), batch._replace(metrics=masked.psum(batch.metrics, axis_name))
+        return state._replace(collector=collector), batch._replace(
+            metrics=masked.psum(batch.metrics, axis_name)
+        )
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         require_reward(batch)
         key, _, improve_key = jax.random.split(state.key, 3)  # as `sample` split it
-        measured: Metrics = {"frac_masked": Mean(jnp.sum(~batch.mask, dtype=jnp.float32), jnp.float32(batch.mask.size))}
+        measured: Metrics = {
+            "frac_masked": Mean(
+                jnp.sum(~batch.mask, dtype=jnp.float32), jnp.float32(batch.mask.size)
+            )
+        }
         if not problem.exact_sampler:
-            batch, distance = recompute_log_prob(problem, state.params, batch, num_parts=num_parts, axis_name=axis_name)
+            batch, distance = recompute_log_prob(
+                problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
+            )
             measured |= distance
         samples = estimate(state, batch)
         state, metrics = improve(state._replace(key=key), samples, improve_key)
@@ -82,7 +100,8 @@ def require_reward(batch: Batch) -> None:
     """Raises ConfigError where nothing has given the batch its reward."""
     if isinstance(batch.reward, tuple):
         raise ConfigError(
-            "reward must be given between `step.sample` and `step.update`, jitted apart: this problem is scored outside the program"
+            "reward must be given between `step.sample` and `step.update`, jitted apart: "
+            "this problem is scored outside the program"
         )
 
 
@@ -91,9 +110,10 @@ def recompute_log_prob(
 ) -> tuple[Batch, Metrics]:
     """The batch with the old policy's log-probabilities by the learner's own pass, and how far the sampler's are from them.
 
-    A sampler in bfloat16, token by token through a cache, rounds otherwise than the learner's whole pass; a ratio of the two
-    policies of which one is the sampler's would start beside 1. Rows that were sampled before an earlier update keep what their
-    sampler gave: the parameters that would reproduce it are gone.
+    A sampler in bfloat16, token by token through a cache, rounds otherwise than the learner's whole
+    pass; a ratio of the two policies of which one is the sampler's would start beside 1. Rows that
+    were sampled before an earlier update keep what their sampler gave: the parameters that would
+    reproduce it are gone.
 
     Args:
       problem: whose `apply` is the learner's pass.
@@ -103,15 +123,19 @@ def recompute_log_prob(
       axis_name: device axis, or None.
 
     Returns:
-      The batch, and the metrics `sampler_kl`, the k3 estimate of KL(μ ‖ π_old) in nats, and `sampler_max_ratio`, the largest of
-      π_old / μ and μ / π_old of one token, both over the rows that are fresh.
+      The batch, and the metrics `sampler_kl`, the k3 estimate of KL(μ ‖ π_old) in nats, and
+      `sampler_max_ratio`, the largest of π_old / μ and μ / π_old of one token, both over the rows
+      that are fresh.
     """
 
     def log_prob(part: tuple[PyTree, jax.Array]) -> jax.Array:
         inputs, action = part
         return problem.apply(params, inputs)[0].log_prob(action)
 
-    rows, own = minibatches.split((batch.inputs, batch.action), math.gcd(num_parts, batch.mask.shape[0])), batch.mask.shape
+    rows, own = (
+        minibatches.split((batch.inputs, batch.action), math.gcd(num_parts, batch.mask.shape[0])),
+        batch.mask.shape,
+    )
     recomputed = masked.zero(jax.lax.map(log_prob, rows).reshape(own), batch.mask)
     fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
     largest = jnp.where(fresh, jnp.abs(log_ratio(recomputed, batch.sampler_log_prob)), 0.0).max()
@@ -122,13 +146,23 @@ def recompute_log_prob(
     }
 
 
-ZEROED = ("action", "log_prob", "sampler_log_prob", "reward", "value", "next_value", "terminated", "truncated")
+ZEROED = (
+    "action",
+    "log_prob",
+    "sampler_log_prob",
+    "reward",
+    "value",
+    "next_value",
+    "terminated",
+    "truncated",
+)
 
 
 def zero_masked(batch: Batch) -> Batch:
     """Zeroes the masked slots of the fields that losses and estimators read, once, so that no NaN there reaches a gradient.
 
-    By name: `inputs` are the problem's own, and what it keeps there for a reward (an answer, say) may have any shape.
+    By name: `inputs` are the problem's own, and what it keeps there for a reward (an answer, say)
+    may have any shape.
 
     Args:
       batch: see `Batch`; `mask` is bool `[B, T]`.

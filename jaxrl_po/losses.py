@@ -1,9 +1,11 @@
 """Per-element losses, all minimised, and the aggregators that turn elements into a `Mean`.
 
-A loss is elementwise over any shape `E*`. An aggregator pools elements under a mask and leaves the division to the end, after
-microbatches and devices were added: that is the whole difference between GRPO's, DAPO's and Dr.GRPO's losses.
+A loss is elementwise over any shape `E*`. An aggregator pools elements under a mask and leaves the
+division to the end, after microbatches and devices were added: that is the whole difference between
+GRPO's, DAPO's and Dr.GRPO's losses.
 
-In float32: advantages up to 1e25 (a ratio is at most 5e8) and values up to 1e18 (they are squared) overflow nothing.
+In float32: advantages up to 1e25 (a ratio is at most 5e8) and values up to 1e18 (they are squared)
+overflow nothing.
 """
 
 import chex
@@ -44,7 +46,8 @@ def surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array
       advantage: `E*`, held constant.
 
     Returns:
-      `E*`, to be minimised. Source: Schulman et al. 2015 (TRPO), eq. 14; the expectation is over samples of π_old.
+      `E*`, to be minimised. Source: Schulman et al. 2015 (TRPO), eq. 14; the expectation is over
+      samples of π_old.
 
     Example:
       >>> import jax.numpy as jnp
@@ -55,7 +58,9 @@ def surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array
     return -ratio(log_prob, old_log_prob) * jax.lax.stop_gradient(advantage)
 
 
-def self_normalized_surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
+def self_normalized_surrogate(
+    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array
+) -> jax.Array:
     """`−Σ_k r_k A_k / Σ_k r_k` over K actions from one state: a constant that is added to all A_k changes no gradient.
 
     Args:
@@ -64,7 +69,8 @@ def self_normalized_surrogate(log_prob: jax.Array, old_log_prob: jax.Array, adva
       advantage: `[K]`, held constant.
 
     Returns:
-      `[]`, to be minimised. Source: Schulman et al. 2015 (TRPO), eq. 18, for the vine method with continuous actions.
+      `[]`, to be minimised. Source: Schulman et al. 2015 (TRPO), eq. 18, for the vine method with
+      continuous actions.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,8 +94,9 @@ def clipped_surrogate(
 ) -> jax.Array:
     """`−min(r·A, clip(r, 1 − ε_low, 1 + ε_high)·A)`, a pessimistic bound for either sign of A.
 
-    Equals `−(1 + ε_high)·A` where A > 0 and r is beyond it, `−(1 − ε_low)·A` where A < 0 and r is below it, else `−r·A`. With
-    `dual_clip = c`, a negative advantage costs at most `−c·A`: `−max(min(…), c·A)`.
+    Equals `−(1 + ε_high)·A` where A > 0 and r is beyond it, `−(1 − ε_low)·A` where A < 0 and r is
+    below it, else `−r·A`. With `dual_clip = c`, a negative advantage costs at most `−c·A`:
+    `−max(min(…), c·A)`.
 
     Args:
       log_prob: `E*`, nats, under the parameters that are trained.
@@ -100,7 +107,8 @@ def clipped_surrogate(
       dual_clip: c > 1, or None for none (Ye et al. 2020, eq. 5).
 
     Returns:
-      `E*`, to be minimised. Source: Schulman et al. 2017 (PPO), eq. 7; Yu et al. 2025 (DAPO), eq. 10.
+      `E*`, to be minimised. Source: Schulman et al. 2017 (PPO), eq. 7; Yu et al. 2025 (DAPO), eq.
+      10.
 
     Example:
       >>> import jax.numpy as jnp
@@ -112,26 +120,43 @@ def clipped_surrogate(
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
     advantage = jax.lax.stop_gradient(advantage)
     r = ratio(log_prob, old_log_prob)
-    objective = jnp.minimum(r * advantage, jnp.clip(r, 1.0 - epsilon_low, 1.0 + epsilon_high) * advantage)
+    objective = jnp.minimum(
+        r * advantage, jnp.clip(r, 1.0 - epsilon_low, 1.0 + epsilon_high) * advantage
+    )
     if dual_clip is not None:
-        objective = jnp.where(advantage < 0, jnp.maximum(objective, dual_clip * advantage), objective)
+        objective = jnp.where(
+            advantage < 0, jnp.maximum(objective, dual_clip * advantage), objective
+        )
     return -objective
 
 
-def clip_fraction_low(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_low: Number) -> jax.Array:
+def clip_fraction_low(
+    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_low: Number
+) -> jax.Array:
     """1 where the lower clip takes the gradient away (A < 0 and r < 1 − ε_low), else 0; `E*`, float32."""
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
-    return ((advantage < 0) & (ratio(log_prob, old_log_prob) < 1.0 - epsilon_low)).astype(jnp.float32)
+    return ((advantage < 0) & (ratio(log_prob, old_log_prob) < 1.0 - epsilon_low)).astype(
+        jnp.float32
+    )
 
 
-def clip_fraction_high(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_high: Number) -> jax.Array:
+def clip_fraction_high(
+    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_high: Number
+) -> jax.Array:
     """1 where the upper clip takes the gradient away (A > 0 and r > 1 + ε_high), else 0; `E*`, float32."""
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
-    return ((advantage > 0) & (ratio(log_prob, old_log_prob) > 1.0 + epsilon_high)).astype(jnp.float32)
+    return ((advantage > 0) & (ratio(log_prob, old_log_prob) > 1.0 + epsilon_high)).astype(
+        jnp.float32
+    )
 
 
 def cispo(
-    log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, *, epsilon_low: Number, epsilon_high: Number
+    log_prob: jax.Array,
+    old_log_prob: jax.Array,
+    advantage: jax.Array,
+    *,
+    epsilon_low: Number,
+    epsilon_high: Number,
 ) -> jax.Array:
     """`−stop_gradient(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π`: the weight is clipped, no token loses its gradient.
 
@@ -162,7 +187,8 @@ def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.A
       mask: `[B, T]`, bool.
 
     Returns:
-      `[B, T]`, nats, equal along a row; 0 in an empty one. Source: Zheng et al. 2025 (arXiv:2507.18071), eq. 7.
+      `[B, T]`, nats, equal along a row; 0 in an empty one. Source: Zheng et al. 2025
+      (arXiv:2507.18071), eq. 7.
 
     Example:
       >>> mask = jnp.array([[True, True, False]])
@@ -194,7 +220,9 @@ def squared_value(value: jax.Array, target: jax.Array) -> jax.Array:
     return 0.5 * jnp.square(value - jax.lax.stop_gradient(target))
 
 
-def clipped_value(value: jax.Array, old_value: jax.Array, target: jax.Array, *, epsilon: Number) -> jax.Array:
+def clipped_value(
+    value: jax.Array, old_value: jax.Array, target: jax.Array, *, epsilon: Number
+) -> jax.Array:
     """`½ max((v − G)², (v_old + clip(v − v_old, ±ε) − G)²)`; there is no evidence that it helps.
 
     Args:
@@ -225,7 +253,8 @@ def bradley_terry(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
       rejected: `E*`, r_l, reward units.
 
     Returns:
-      `E*`, nats, to be minimised. Source: Bradley and Terry 1952; Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
+      `E*`, nats, to be minimised. Source: Bradley and Terry 1952; Ouyang et al. 2022
+      (arXiv:2203.02155), eq. 1.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """Masked reductions that keep the numerator and the denominator apart until the one division.
 
-A mean over shards or microbatches of different sizes is not the mean of their means. Losses and metrics therefore travel
-as `Mean(total, count)`: add them, sum them over devices, and divide once.
+A mean over shards or microbatches of different sizes is not the mean of their means. Losses and
+metrics therefore travel as `Mean(total, count)`: add them, sum them over devices, and divide once.
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ SMALL = 2**16  # elements: a larger array is worth a meeting of its own, and a c
 class Mean:
     """A mean that is not divided yet: `total / count`.
 
-    `a + b` pools two means (totals and counts add); `a * c` scales the total by a scalar and keeps the count.
+    `a + b` pools two means (totals and counts add); `a * c` scales the total by a scalar and keeps
+    the count.
 
     Attributes:
       total: sum of the unmasked elements, in their unit.
@@ -58,8 +59,9 @@ class Mean:
 def psum(tree: Tree, axis_name: str | None) -> Tree:
     """Sums every leaf over the devices of `axis_name`; the identity when it is None.
 
-    Never differentiate through it: take local gradients and sum those. Small leaves of one dtype travel as one vector, since on a
-    CPU every array is a meeting of all devices of its own, and a gradient of a dozen arrays waits a dozen times.
+    Never differentiate through it: take local gradients and sum those. Small leaves of one dtype
+    travel as one vector, since on a CPU every array is a meeting of all devices of its own, and a
+    gradient of a dozen arrays waits a dozen times.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -85,8 +87,8 @@ def total(x: jax.Array, mask: jax.Array | None = None) -> Mean:
 
     Args:
       x: `E*`, any shape.
-      mask: `E*`, True (or 1) where an element counts; None counts all. What stands behind the mask is never read, so a NaN
-        there changes neither the value nor the gradient.
+      mask: `E*`, True (or 1) where an element counts; None counts all. What stands behind the mask
+        is never read, so a NaN there changes neither the value nor the gradient.
 
     Returns:
       A float32 `Mean`.
@@ -112,7 +114,9 @@ def zero(x: jax.Array, mask: jax.Array) -> jax.Array:
       [[1.0, 2.0], [0.0, 0.0]]
     """
     chex.assert_tree_shape_prefix(x, mask.shape)
-    return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, jnp.zeros((), x.dtype))
+    return jnp.where(
+        mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, jnp.zeros((), x.dtype)
+    )
 
 
 def mean(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None) -> jax.Array:
@@ -126,11 +130,14 @@ def mean(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None =
     return psum(total(x, mask), axis_name).value()
 
 
-def moments(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None) -> tuple[jax.Array, jax.Array]:
+def moments(
+    x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Mean and standard deviation (ddof 0) of the unmasked elements over all devices; (0, 0) when there are none.
 
-    Two passes, `std = sqrt(mean((x - mean)^2))`: the one-pass form cancels in float32. Equal elements have exactly their value and
-    0; the std is infinite where squares overflow, for deviations above 1e19.
+    Two passes, `std = sqrt(mean((x - mean)^2))`: the one-pass form cancels in float32. Equal
+    elements have exactly their value and 0; the std is infinite where squares overflow, for
+    deviations above 1e19.
 
     Example:
       >>> import jax.numpy as jnp
@@ -138,8 +145,11 @@ def moments(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | Non
       [2.0, 1.0]
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # Deviations from one of the elements: rounding would leave equal ones a std, and whitening would make of it a unit.
-    low = jax.lax.stop_gradient(x if mask is None else jnp.where(mask.astype(bool), x, jnp.inf)).min(initial=jnp.inf)
+    # Deviations from one of the elements: rounding would leave equal ones a std, and whitening
+    # would make of it a unit.
+    low = jax.lax.stop_gradient(
+        x if mask is None else jnp.where(mask.astype(bool), x, jnp.inf)
+    ).min(initial=jnp.inf)
     low = low if axis_name is None else jax.lax.pmin(low, axis_name)
     low = jnp.where(jnp.isfinite(low), low, 0.0)
     centre = low + mean(x - low, mask, axis_name=axis_name)

@@ -11,12 +11,15 @@ from jaxrl_po.config import ConfigError
 MAX_STRATA = 64
 
 
-def shuffle(key: jax.Array, rows: int, num_minibatches: int, *, axis_name: str | None = None) -> jax.Array:
+def shuffle(
+    key: jax.Array, rows: int, num_minibatches: int, *, axis_name: str | None = None
+) -> jax.Array:
     """Random assignment of rows to minibatches that does not depend on the number of devices.
 
-    Rows are cut into strata of consecutive rows, as many over all devices together for any number of devices. Each stratum
-    is permuted with a key of its own and gives an equal share to every minibatch: a stratified shuffle, whose minibatches are
-    no more alike than those of a plain one, with no row leaving its device.
+    Rows are cut into strata of consecutive rows, as many over all devices together for any number
+    of devices. Each stratum is permuted with a key of its own and gives an equal share to every
+    minibatch: a stratified shuffle, whose minibatches are no more alike than those of a plain one,
+    with no row leaving its device.
 
     Args:
       key: consumed; equal on all devices.
@@ -39,8 +42,9 @@ def shuffle(key: jax.Array, rows: int, num_minibatches: int, *, axis_name: str |
     strata = num_strata(rows * devices, num_minibatches)
     if strata % devices:
         raise ConfigError(
-            f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, which {devices} devices do not "
-            f"divide; choose num_envs (or num_prompts) so that rows is a multiple of devices × num_minibatches"
+            f"{rows * devices} rows in {num_minibatches} minibatches make {strata} strata, "
+            f"which {devices} devices do not divide; choose num_envs (or num_prompts) so "
+            "that rows is a multiple of devices × num_minibatches"
         )
     local = strata // devices
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * local
@@ -66,8 +70,9 @@ def num_strata(rows: int, num_minibatches: int) -> int:
 def permutation(key: jax.Array, size: int) -> jax.Array:
     """A random permutation of `arange(size)` by one sort of (random high bits | index); consumes `key`.
 
-    One sort of 32-bit words, against the several of `jax.random.permutation`. With b = ⌈log2 size⌉ index bits, 32 − b random
-    bits order the rows; a tie (probability about size² / 2^(33 − b)) keeps the two rows in order.
+    One sort of 32-bit words, against the several of `jax.random.permutation`. With b = ⌈log2 size⌉
+    index bits, 32 − b random bits order the rows; a tie (probability about size² / 2^(33 − b))
+    keeps the two rows in order.
 
     Example:
       >>> sorted(permutation(jax.random.key(0), 5).tolist())
@@ -124,7 +129,8 @@ def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any
       samples: leaves `[N, …]`.
 
     Returns:
-      Matrices `[N, D]`, one for each dtype, and `unpack`, which turns matrices `[M, D]` back into leaves `[M, …]`.
+      Matrices `[N, D]`, one for each dtype, and `unpack`, which turns matrices `[M, D]` back into
+      leaves `[M, …]`.
 
     Example:
       >>> matrices, unpack = pack({"a": jnp.arange(3.0), "b": jnp.arange(6.0).reshape(3, 2)})
@@ -132,7 +138,10 @@ def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any
       [[4.0, 5.0], [0.0, 1.0]]
     """
     leaves, treedef = jax.tree.flatten(samples)
-    members = {dtype: [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype] for dtype in [leaf.dtype for leaf in leaves]}
+    members = {
+        dtype: [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        for dtype in [leaf.dtype for leaf in leaves]
+    }
     flat = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
     matrices = [jnp.concatenate([flat[i] for i in group], axis=1) for group in members.values()]
 
@@ -142,7 +151,9 @@ def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any
             offset = 0
             for i in group:
                 width = flat[i].shape[1]
-                rows[i] = matrix[:, offset : offset + width].reshape(matrix.shape[0], *leaves[i].shape[1:])
+                rows[i] = matrix[:, offset : offset + width].reshape(
+                    matrix.shape[0], *leaves[i].shape[1:]
+                )
                 offset += width
         return jax.tree.unflatten(treedef, rows)
 

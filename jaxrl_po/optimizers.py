@@ -39,7 +39,11 @@ def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
 
 
 def adam(
-    learning_rate: Number, *, max_grad_norm: Number, epsilon: float = 1e-5, flat_up_to: int = FLAT_UP_TO
+    learning_rate: Number,
+    *,
+    max_grad_norm: Number,
+    epsilon: float = 1e-5,
+    flat_up_to: int = FLAT_UP_TO,
 ) -> optax.GradientTransformation:
     """Adam behind a clip of the global gradient norm.
 
@@ -54,7 +58,9 @@ def adam(
     """
     return flat_if_small(
         optax.chain(
-            optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon), optax.scale(-1.0 * learning_rate)
+            optax.clip_by_global_norm(max_grad_norm),
+            optax.scale_by_adam(eps=epsilon),
+            optax.scale(-1.0 * learning_rate),
         ),
         flat_up_to,
     )
@@ -84,11 +90,14 @@ def rmsprop(
     )
 
 
-def flat_if_small(optimizer: optax.GradientTransformation, flat_up_to: int) -> optax.GradientTransformation:
+def flat_if_small(
+    optimizer: optax.GradientTransformation, flat_up_to: int
+) -> optax.GradientTransformation:
     """The same optimizer, on one flat vector where there are few parameters.
 
-    The update of a small network leaf by leaf is bound by dispatch; the state of a large one is cut over devices leaf by leaf, as
-    its parameters are. Size alone decides, so that a checkpoint does not depend on the devices.
+    The update of a small network leaf by leaf is bound by dispatch; the state of a large one is cut
+    over devices leaf by leaf, as its parameters are. Size alone decides, so that a checkpoint does
+    not depend on the devices.
 
     Args:
       optimizer: any optax transformation.

@@ -1,7 +1,8 @@
 """Steps bounded in KL(old ‖ new) rather than in parameters: Fisher products, conjugate gradient, the natural step, line search.
 
-Every function takes any pytree of parameters. KL is KL(old ‖ new) throughout, in nats, averaged over states under the old
-policy; its Hessian at the old parameters is the Fisher matrix `F = E[∇log π ∇log πᵀ]`, which is never formed.
+Every function takes any pytree of parameters. KL is KL(old ‖ new) throughout, in nats, averaged
+over states under the old policy; its Hessian at the old parameters is the Fisher matrix
+`F = E[∇log π ∇log πᵀ]`, which is never formed.
 """
 
 from collections.abc import Callable
@@ -18,17 +19,24 @@ Tree = Any
 
 
 def fisher_vector_product(
-    kl_fn: Callable[[Tree], jax.Array], params: Tree, vector: Tree, *, damping: Number = 0.0, axis_name: str | None = None
+    kl_fn: Callable[[Tree], jax.Array],
+    params: Tree,
+    vector: Tree,
+    *,
+    damping: Number = 0.0,
+    axis_name: str | None = None,
 ) -> Tree:
     """`(F + damping · I) v`, the Hessian of the mean KL times `v`, forward over reverse; the matrix is never formed.
 
     Args:
-      kl_fn: `kl_fn(params) -> []`, mean KL(old ‖ params) in nats, whose minimum is at `params`: build it from the distribution
-        at `params` itself. Over devices it returns the local share, local total / global count.
+      kl_fn: `kl_fn(params) -> []`, mean KL(old ‖ params) in nats, whose minimum is at `params`:
+        build it from the distribution at `params` itself. Over devices it returns the local share,
+        local total / global count.
       params: θ_old, float leaves of any shape.
       vector: a tree like `params`.
       damping: at least 0, in nats per parameter unit squared; TRPO's implementations take 0.1.
-      axis_name: device axis over which the products of the local shares are summed, before the damping, or None.
+      axis_name: device axis over which the products of the local shares are summed, before the
+        damping, or None.
 
     Returns:
       A tree like `params`. Source: Schulman et al. 2015 (TRPO), appendix C.1; Pearlmutter 1994.
@@ -45,16 +53,23 @@ def fisher_vector_product(
 
 
 def fisher(
-    policy: Callable[[Tree], Any], params: Tree, weight: jax.Array, *, damping: Number = 0.0, axis_name: str | None = None
+    policy: Callable[[Tree], Any],
+    params: Tree,
+    weight: jax.Array,
+    *,
+    damping: Number = 0.0,
+    axis_name: str | None = None,
 ) -> Callable[[Tree], Tree]:
     """`v -> (F + damping · I) v` through the distribution, `F = Jᵀ H J`: the same product for a third of the work.
 
-    J is the Jacobian of the distribution's own parameters (logits, or means and log σ), H the Hessian of the exact KL in them.
-    Equal to `fisher_vector_product`, since the KL's gradient in the distribution vanishes at the old policy and the term that the
-    chain rule adds to JᵀHJ with it. The policy is linearised once for all products.
+    J is the Jacobian of the distribution's own parameters (logits, or means and log σ), H the
+    Hessian of the exact KL in them. Equal to `fisher_vector_product`, since the KL's gradient in
+    the distribution vanishes at the old policy and the term that the chain rule adds to JᵀHJ with
+    it. The policy is linearised once for all products.
 
     Args:
-      policy: `policy(params) -> distribution`, a pytree of float leaves with `kl`, batch shape `E*`.
+      policy: `policy(params) -> distribution`, a pytree of float leaves with `kl`, batch shape
+        `E*`.
       params: θ_old, float leaves of any shape.
       weight: `E*`, of each row in the mean KL; sums to 1 (over all devices).
       damping: at least 0.
@@ -91,8 +106,9 @@ def conjugate_gradient(
 ) -> tuple[Tree, jax.Array]:
     """Solves `A x = b` for a symmetric positive definite `A`, from x = 0.
 
-    Stops early at `‖b − A x‖ ≤ tolerance · ‖b‖`, and before a direction p with pᵀAp ≤ 0 or not finite or a residual that is not:
-    what it has by then is returned, so that b = 0 gives x = 0 and no input gives a division by zero.
+    Stops early at `‖b − A x‖ ≤ tolerance · ‖b‖`, and before a direction p with pᵀAp ≤ 0 or not
+    finite or a residual that is not: what it has by then is returned, so that b = 0 gives x = 0 and
+    no input gives a division by zero.
 
     Args:
       matvec: `matvec(v) -> A v`, trees like `b`.
@@ -101,8 +117,8 @@ def conjugate_gradient(
       tolerance: relative residual, at least 0.
 
     Returns:
-      The solution, a tree like `b`, and `[]` the norm of the residual `b − A x` as the recursion carries it. Source: Hestenes
-      and Stiefel 1952.
+      The solution, a tree like `b`, and `[]` the norm of the residual `b − A x` as the recursion
+      carries it. Source: Hestenes and Stiefel 1952.
 
     Raises:
       ValueError: `iterations` below 1.
@@ -130,7 +146,12 @@ def conjugate_gradient(
         alpha = squared / jnp.where(curvature > 0, curvature, 1.0)
         next_residual = _add(residual, product, -alpha)
         next_squared = _dot(next_residual, next_residual)
-        broken = ~((curvature > 0) & jnp.isfinite(curvature) & jnp.isfinite(alpha) & jnp.isfinite(next_squared))
+        broken = ~(
+            (curvature > 0)
+            & jnp.isfinite(curvature)
+            & jnp.isfinite(alpha)
+            & jnp.isfinite(next_squared)
+        )
         next_direction = _add(next_residual, direction, next_squared / squared)
         new = (_add(x, direction, alpha), next_residual, next_direction, next_squared)
         return step + 1, *_select(broken, (x, residual, direction, squared), new), broken
@@ -151,7 +172,8 @@ def natural_step(direction: Tree, matvec: Callable[[Tree], Tree], *, max_kl: Num
       max_kl: δ, nats, above 0.
 
     Returns:
-      A tree like `direction`; zeros where xᵀFx is not positive or not finite. Source: Schulman et al. 2015 (TRPO), appendix C.
+      A tree like `direction`; zeros where xᵀFx is not positive or not finite. Source: Schulman et
+      al. 2015 (TRPO), appendix C.
 
     Example:
       >>> import jax.numpy as jnp
@@ -168,10 +190,12 @@ class LineSearchInfo(NamedTuple):
     """What the line search did.
 
     Attributes:
-      accepted: `[]`, bool; False when no candidate passed and the parameters came back as they were.
+      accepted: `[]`, bool; False when no candidate passed and the parameters came back as they
+        were.
       kl: `[]`, nats, KL(old ‖ new) at the returned parameters.
       gain: `[]`, surrogate at the returned parameters less that at the start; 0 when not accepted.
-      steps: `[]`, int32, candidates refused: the accepted step is `backtrack ** steps` of the full one.
+      steps: `[]`, int32, candidates refused: the accepted step is `backtrack ** steps` of the full
+        one.
     """
 
     accepted: jax.Array
@@ -192,7 +216,8 @@ def line_search(
     """The first of `params + backtrackᵏ · step`, k = 0, 1, …, with `kl ≤ max_kl` and a larger surrogate; else `params`.
 
     Args:
-      evaluate: `evaluate(params) -> (surrogate to maximise [], KL(old ‖ params) [] in nats)`, global over devices.
+      evaluate: `evaluate(params) -> (surrogate to maximise [], KL(old ‖ params) [] in
+        nats)`, global over devices.
       params: θ_old, a tree.
       step: the full step, a tree like `params`.
       max_kl: δ, nats.
@@ -200,8 +225,9 @@ def line_search(
       iterations: candidates at most, static, at least 1.
 
     Returns:
-      The parameters, bit for bit those given when no candidate passed, and `LineSearchInfo`. A candidate whose surrogate or KL
-      is not finite never passes. Source: Schulman et al. 2015 (TRPO), appendix C.
+      The parameters, bit for bit those given when no candidate passed, and `LineSearchInfo`. A
+      candidate whose surrogate or KL is not finite never passes. Source: Schulman et al. 2015
+      (TRPO), appendix C.
 
     Raises:
       ValueError: `iterations` below 1.
@@ -236,7 +262,9 @@ def line_search(
     return jax.lax.while_loop(goes_on, attempt, (params, nothing))
 
 
-def full_step(evaluate: Callable[[Tree], tuple[jax.Array, jax.Array]], params: Tree, step: Tree) -> tuple[Tree, LineSearchInfo]:
+def full_step(
+    evaluate: Callable[[Tree], tuple[jax.Array, jax.Array]], params: Tree, step: Tree
+) -> tuple[Tree, LineSearchInfo]:
     """`params + step`, no questions asked but that surrogate and KL are finite: the natural policy gradient's step.
 
     Args:
@@ -258,14 +286,18 @@ def full_step(evaluate: Callable[[Tree], tuple[jax.Array, jax.Array]], params: T
     candidate = _add(params, step, 1.0)
     surrogate, kl = evaluate(candidate)
     moved = _dot(step, step) > 0
-    accepted = LineSearchInfo(jnp.isfinite(surrogate) & jnp.isfinite(kl) & moved, kl, surrogate - start, jnp.int32(0))
+    accepted = LineSearchInfo(
+        jnp.isfinite(surrogate) & jnp.isfinite(kl) & moved, kl, surrogate - start, jnp.int32(0)
+    )
     refused = LineSearchInfo(jnp.bool_(False), start_kl, jnp.zeros_like(start), jnp.int32(1))
     return _select(accepted.accepted, (candidate, accepted), (params, refused))
 
 
 def _dot(a: Tree, b: Tree) -> jax.Array:
     # Not `vdot`, which some accelerators compute in less than float32.
-    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)), start=jnp.float32(0.0))
+    return sum(
+        jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)), start=jnp.float32(0.0)
+    )
 
 
 def _add(a: Tree, b: Tree, scale: Number) -> Tree:

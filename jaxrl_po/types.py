@@ -1,7 +1,7 @@
 """Data and signatures that every layer shares. No functions inside data: they would break tree equality and retrace.
 
-Axes, in both domains: B rows (environments, or P prompts × G completions, group-major), T steps (environment steps, or
-generated tokens).
+Axes, in both domains: B rows (environments, or P prompts × G completions, group-major), T steps
+(environment steps, or generated tokens).
 """
 
 import dataclasses
@@ -32,13 +32,16 @@ class ActorCritic(NamedTuple):
 class CollectorState(NamedTuple):
     """What `collect` carries from one iteration to the next: entries side by side, each under a name that says what it holds.
 
-    A wrapper of a problem adds entries of its own and leaves the others where they are, so that whoever reads an entry (an
-    evaluator, say) finds it whatever the problem is wrapped in. A switch that is off has no entry. The two halves say how the
-    state lies on devices: sharding needs no knowledge of what is inside.
+    A wrapper of a problem adds entries of its own and leaves the others where they are, so that
+    whoever reads an entry (an evaluator, say) finds it whatever the problem is wrapped in. A switch
+    that is off has no entry. The two halves say how the state lies on devices: sharding needs no
+    knowledge of what is inside.
 
     Attributes:
-      sharded: leaves `[B, …]` or `[P, …]`, a slice of the rows on each device (environment states, running returns, row numbers).
-      replicated: leaves of any shape, equal on every device (observation statistics, a frozen reward model's parameters).
+      sharded: leaves `[B, …]` or `[P, …]`, a slice of the rows on each device (environment states,
+        running returns, row numbers).
+      replicated: leaves of any shape, equal on every device (observation statistics, a frozen
+        reward model's parameters).
 
     Example:
       >>> outer = CollectorState({"row": 1}).add(replicated={"reward_model": 2})
@@ -50,7 +53,10 @@ class CollectorState(NamedTuple):
     replicated: dict[str, PyTree] = {}  # noqa: RUF012  never changed in place
 
     def add(
-        self, *, sharded: Mapping[str, PyTree] | None = None, replicated: Mapping[str, PyTree] | None = None
+        self,
+        *,
+        sharded: Mapping[str, PyTree] | None = None,
+        replicated: Mapping[str, PyTree] | None = None,
     ) -> "CollectorState":
         """The state with further entries.
 
@@ -59,12 +65,19 @@ class CollectorState(NamedTuple):
         """
         for name in (*(sharded or {}), *(replicated or {})):
             if name in self.sharded or name in self.replicated:
-                raise ConfigError(f"{name} must be carried once: a problem is not wrapped twice by the same wrapper")
-        return CollectorState({**self.sharded, **(sharded or {})}, {**self.replicated, **(replicated or {})})
+                raise ConfigError(
+                    f"{name} must be carried once: a problem is not wrapped twice by the "
+                    "same wrapper"
+                )
+        return CollectorState(
+            {**self.sharded, **(sharded or {})}, {**self.replicated, **(replicated or {})}
+        )
 
     def remove(self, *names: str) -> "CollectorState":
         """The state without the entries of these names."""
-        halves = ({name: entry for name, entry in half.items() if name not in names} for half in self)
+        halves = (
+            {name: entry for name, entry in half.items() if name not in names} for half in self
+        )
         return CollectorState(*halves)
 
 
@@ -72,25 +85,34 @@ class Batch(NamedTuple):
     """What `collect` gathers under the collecting parameters; leaves `[B, T, …]` in both domains.
 
     Attributes:
-      inputs: what `Problem.apply` reads: observations `[B, T, …]`, or token sequences whose leaves lead with `[B]`.
+      inputs: what `Problem.apply` reads: observations `[B, T, …]`, or token sequences whose leaves
+        lead with `[B]`.
       action: `[B, T, …]`, as sampled (never clipped).
-      log_prob: `[B, T]`, nats, of `action` under the policy that collected, the old policy of a ratio.
-      reward: `[B, T]`, reward units; `()` where it is still to be given, outside the program, see `Step`.
+      log_prob: `[B, T]`, nats, of `action` under the policy that collected, the old policy of a
+        ratio.
+      reward: `[B, T]`, reward units; `()` where it is still to be given, outside the program, see
+        `Step`.
       value: `[B, T]`, the critic at the input; zeros without a critic.
-      next_value: `[B, T]`, the critic at the *true* next observation: the final one where an episode ended.
+      next_value: `[B, T]`, the critic at the *true* next observation: the final one where an
+        episode ended.
       terminated: `[B, T]`, bool; the return ends here, nothing is bootstrapped.
-      truncated: `[B, T]`, bool; the episode was cut here by a limit. A control episode that is only truncated bootstraps; a
-        completion cut at its token budget is both terminated (its reward is final) and truncated (so that it can be filtered).
+      truncated: `[B, T]`, bool; the episode was cut here by a limit. A control episode that is only
+        truncated bootstraps; a completion cut at its token budget is both terminated (its reward is
+        final) and truncated (so that it can be filtered).
       mask: `[B, T]`, bool; False in slots that hold no sample (after the end of a completion).
-      score: `[P, G]`, the raw outcome of each row before any shaping; its shape *is* the group axis (B = P·G). 0 as long as the
-        reward is `()`.
+      score: `[P, G]`, the raw outcome of each row before any shaping; its shape *is* the group axis
+        (B = P·G). 0 as long as the reward is `()`.
       metrics: what `collect` measured.
-      stratum: `[B]`, int32 below `Problem.strata`: which prompts a row's outcome may be compared with beyond its own group
-        (those of one number in a finite set, or of one difficulty), or `()` where the problem does not tell.
-      sampler_log_prob: `[B, T]`, nats, of `action` under μ, what drew it (before top-k or top-p truncated it); None where that is
-        `log_prob`. It differs where a sampler computes in another precision than `apply`, and where a proposal drew the action.
-      step_end: `[B, T]`, bool, the slots at which a reward is due, where rewards stand along a row; None for all slots.
-      age: `[B]`, int32, updates of the parameters since the row was sampled; None where every row is fresh.
+      stratum: `[B]`, int32 below `Problem.strata`: which prompts a row's outcome may be compared
+        with beyond its own group (those of one number in a finite set, or of one difficulty), or
+        `()` where the problem does not tell.
+      sampler_log_prob: `[B, T]`, nats, of `action` under μ, what drew it (before top-k or top-p
+        truncated it); None where that is `log_prob`. It differs where a sampler computes in another
+        precision than `apply`, and where a proposal drew the action.
+      step_end: `[B, T]`, bool, the slots at which a reward is due, where rewards stand along a row;
+        None for all slots.
+      age: `[B]`, int32, updates of the parameters since the row was sampled; None where every row
+        is fresh.
     """
 
     inputs: PyTree
@@ -119,12 +141,14 @@ class Samples(NamedTuple):
       log_prob: nats, under the collecting parameters.
       advantage: reward units, or normalised.
       target: regression target of the critic, reward units, or `()` without one.
-      value: the critic under the collecting parameters, reward units, or `()` where the loss does not read it.
+      value: the critic under the collecting parameters, reward units, or `()` where the loss does
+        not read it.
       reference_log_prob: nats, under the reference policy, or `()`.
       mask: bool, False where the slot holds no sample.
       sampler_log_prob: see `Batch`; None where the loss does not read it.
-      sampled: bool, the slots that the old policy sampled, over which the KL of an update is measured; None where that is `mask`.
-        A method may leave slots out of its loss, and rows that are older were sampled by an earlier policy.
+      sampled: bool, the slots that the old policy sampled, over which the KL of an update is
+        measured; None where that is `mask`. A method may leave slots out of its loss, and rows that
+        are older were sampled by an earlier policy.
     """
 
     inputs: PyTree
@@ -165,10 +189,12 @@ class TrainState(NamedTuple):
 class Step:
     """One iteration, `step(state) -> (state, metrics)`: the composition of two pure functions.
 
-    What only Python can compute (a reward) is put into the batch between the two, each jitted by itself.
+    What only Python can compute (a reward) is put into the batch between the two, each jitted by
+    itself.
 
     Attributes:
-      sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics pooled over devices.
+      sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics
+        pooled over devices.
       update: `update(state, batch) -> (state, metrics)`: estimate and improve.
     """
 
@@ -185,8 +211,9 @@ class Learner(NamedTuple):
 
     Attributes:
       init: `init(key) -> TrainState`; consumes `key`.
-      step: `step(state) -> (state, metrics)`: one iteration of collect, estimate, improve; keys come from the state. Those that
-        `learner.make` builds are a `Step`, whose halves can be had apart.
+      step: `step(state) -> (state, metrics)`: one iteration of collect, estimate, improve; keys
+        come from the state. Those that `learner.make` builds are a `Step`, whose halves can be had
+        apart.
     """
 
     init: Callable[[jax.Array], TrainState]
@@ -199,16 +226,20 @@ class Problem(NamedTuple):
     Attributes:
       init: `init(key) -> (params, collector)`; consumes `key`.
       collect: `collect(params, collector, key) -> (collector, Batch)`; consumes `key`.
-      apply: `apply(params, inputs) -> (distribution, value)`; with critic parameters `()` the value is zeros.
-      rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for control, the identity for
-        sequences.
+      apply: `apply(params, inputs) -> (distribution, value)`; with critic parameters `()` the value
+        is zeros.
+      rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
+        control, the identity for sequences.
       strata: how many strata `Batch.stratum` tells apart; 0 for none.
-      on_policy: the policy itself drew the actions. False: a proposal did, whose log-probability is `Batch.sampler_log_prob`, and
-        only a method whose surrogate is weighted by π / μ may learn from it.
-      exact_sampler: `Batch.log_prob` is what `apply` gives, to the rounding of float32. False: the sampler computes in lower
-        precision, and the learner computes the log-probabilities of the old policy itself.
-      truncated_is_overlong: a truncated row is a response that was too long, on which DAPO's rules for overlong responses act.
-        False: it is an episode that reached its time limit, which may be a success.
+      on_policy: the policy itself drew the actions. False: a proposal did, whose log-probability is
+        `Batch.sampler_log_prob`, and only a method whose surrogate is weighted by π / μ may learn
+        from it.
+      exact_sampler: `Batch.log_prob` is what `apply` gives, to the rounding of float32. False: the
+        sampler computes in lower precision, and the learner computes the log-probabilities of the
+        old policy itself.
+      truncated_is_overlong: a truncated row is a response that was too long, on which DAPO's rules
+        for overlong responses act. False: it is an episode that reached its time limit, which may
+        be a success.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]

@@ -36,45 +36,58 @@ def gradient_update(
 ) -> Callable[..., tuple[PyTree, PyTree, Metrics]]:
     """Several epochs of minibatch gradient steps on `sum_i total_i / max(count_i, 1)`.
 
-    Totals and counts are summed over microbatches and devices *before* the one division, so the gradient does not depend on
-    how the minibatch is split. A step whose loss or gradient is not finite, or whose minibatch is empty, leaves parameters and
-    optimizer state as they were (Adam's momentum would drift).
+    Totals and counts are summed over microbatches and devices *before* the one division, so the
+    gradient does not depend on how the minibatch is split. A step whose loss or gradient is not
+    finite, or whose minibatch is empty, leaves parameters and optimizer state as they were (Adam's
+    momentum would drift).
 
     Args:
-      loss: `loss(params, samples) -> (means, metrics)`: `Mean`s to divide and add, and a dict of `Mean`s to log. Counts never
-        depend on parameters. Samples lead with a row axis; a minibatch has rows / num_minibatches of them.
+      loss: `loss(params, samples) -> (means, metrics)`: `Mean`s to divide and add, and a dict of
+        `Mean`s to log. Counts never depend on parameters. Samples lead with a row axis; a minibatch
+        has rows / num_minibatches of them.
       optimizer: any optax transformation.
       num_epochs: passes over the samples.
       num_minibatches: steps for each pass; 1 does not shuffle.
       num_microbatches: splits each minibatch to bound memory; gradients are accumulated.
-      stop: `stop(metrics) -> bool []`, read before each step on the minibatch's pooled metrics; once true, that step and all
-        later ones of this update are left out. None never stops.
+      stop: `stop(metrics) -> bool []`, read before each step on the minibatch's pooled metrics;
+        once true, that step and all later ones of this update are left out. None never stops.
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state, metrics)`. Consumes `key` for the shuffles;
-      `scale` multiplies what the optimizer proposes (a learning-rate decay in [0, 1]). Metrics are the loss's, pooled over the
-      steps, and `grad_norm` (global norm before the optimizer), `skipped` (share of steps with a non-finite loss or gradient),
-      `updates` (share of the planned steps that were taken).
+      `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state,
+      metrics)`. Consumes `key` for the shuffles; `scale` multiplies what the optimizer proposes (a
+      learning-rate decay in [0, 1]). Metrics are the loss's, pooled over the steps, and `grad_norm`
+      (global norm before the optimizer), `skipped` (share of steps with a non-finite loss or
+      gradient), `updates` (share of the planned steps that were taken).
 
     Raises:
       ConfigError: when the rows do not divide into minibatches, microbatches or devices.
     """
 
-    def objective(params: PyTree, counts: tuple[jax.Array, ...], samples: Any) -> tuple[jax.Array, Metrics]:
+    def objective(
+        params: PyTree, counts: tuple[jax.Array, ...], samples: Any
+    ) -> tuple[jax.Array, Metrics]:
         means, metrics = loss(params, samples)
-        value = sum(mean.total / jnp.maximum(count, 1.0) for mean, count in zip(means, counts, strict=True))
+        value = sum(
+            mean.total / jnp.maximum(count, 1.0) for mean, count in zip(means, counts, strict=True)
+        )
         return jnp.asarray(value), metrics
 
-    def gradients(params: PyTree, samples: Any) -> tuple[jax.Array, PyTree, tuple[jax.Array, ...], Metrics]:
+    def gradients(
+        params: PyTree, samples: Any
+    ) -> tuple[jax.Array, PyTree, tuple[jax.Array, ...], Metrics]:
         """The global loss, gradient, counts, and the local metrics of one minibatch."""
         parts = minibatches.split(samples, num_microbatches)
         # Counts do not depend on parameters: the compiler drops everything else from this pass.
-        local = minibatches.summed(lambda part: tuple(mean.count for mean in loss(params, part)[0]), parts)
+        local = minibatches.summed(
+            lambda part: tuple(mean.count for mean in loss(params, part)[0]), parts
+        )
         counts = masked.psum(local, axis_name)
 
         def of_part(part: Any) -> tuple[jax.Array, PyTree, Metrics]:
-            (value, metrics), gradient = jax.value_and_grad(objective, has_aux=True)(params, counts, part)
+            (value, metrics), gradient = jax.value_and_grad(objective, has_aux=True)(
+                params, counts, part
+            )
             return value, gradient, metrics
 
         value, gradient, metrics = minibatches.summed(of_part, parts)
@@ -88,8 +101,12 @@ def gradient_update(
         stopped = carry.stopped if stop is None else stop(masked.psum(metrics, axis_name))
         take = finite & (sum(counts) > 0) & ~stopped
         proposal, opt_state = optimizer.update(gradient, carry.opt_state, carry.params)
-        params = jax.tree.map(lambda p, u: jnp.where(take, p + (scale * u).astype(p.dtype), p), carry.params, proposal)
-        opt_state = jax.tree.map(lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state)
+        params = jax.tree.map(
+            lambda p, u: jnp.where(take, p + (scale * u).astype(p.dtype), p), carry.params, proposal
+        )
+        opt_state = jax.tree.map(
+            lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state
+        )
         metrics = {**metrics, "grad_norm": Mean(norm, jnp.ones_like(norm))}
         # A non-finite step must not turn the pooled metrics into NaN; it is counted instead.
         metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
@@ -104,14 +121,19 @@ def gradient_update(
         chex.assert_tree_shape_prefix(samples, (rows,))
         if rows % (num_minibatches * num_microbatches):
             raise ConfigError(
-                f"num_minibatches × num_microbatches = {num_minibatches} × {num_microbatches} must divide the {rows} rows"
+                f"num_minibatches × num_microbatches = {num_minibatches} × "
+                f"{num_microbatches} must divide the {rows} rows"
             )
 
         if num_minibatches == 1:
             orders = None
         else:
-            order = jax.vmap(lambda key: minibatches.shuffle(key, rows, num_minibatches, axis_name=axis_name))
-            orders = order(jax.random.split(key, num_epochs)).reshape(num_epochs * num_minibatches, -1)
+            order = jax.vmap(
+                lambda key: minibatches.shuffle(key, rows, num_minibatches, axis_name=axis_name)
+            )
+            orders = order(jax.random.split(key, num_epochs)).reshape(
+                num_epochs * num_minibatches, -1
+            )
             matrices, unpack = minibatches.pack(samples)
 
         def step(carry: _Carry, order: jax.Array | None) -> tuple[_Carry, Metrics]:
@@ -119,9 +141,13 @@ def gradient_update(
             return minibatch_step(carry, minibatch, scale)
 
         def step_unless_stopped(carry: _Carry, order: jax.Array | None) -> tuple[_Carry, Metrics]:
-            nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, carry, order)[1])
+            nothing = jax.tree.map(
+                lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, carry, order)[1]
+            )
             nothing["updates"] = Mean(jnp.float32(0.0), jnp.float32(1.0))
-            return jax.lax.cond(carry.stopped, lambda carry, order: (carry, nothing), step, carry, order)
+            return jax.lax.cond(
+                carry.stopped, lambda carry, order: (carry, nothing), step, carry, order
+            )
 
         carry = _Carry(params, opt_state, jnp.bool_(False))
         body = step if stop is None else step_unless_stopped
@@ -133,7 +159,9 @@ def gradient_update(
 
 
 Surrogate = Callable[[Any, Any], Mean]
-Search = Callable[[Callable[[PyTree], tuple[jax.Array, jax.Array]], PyTree, PyTree], tuple[PyTree, LineSearchInfo]]
+Search = Callable[
+    [Callable[[PyTree], tuple[jax.Array, jax.Array]], PyTree, PyTree], tuple[PyTree, LineSearchInfo]
+]
 
 
 def trust_region_update(
@@ -151,8 +179,8 @@ def trust_region_update(
 ) -> Callable[[PyTree, Any], tuple[PyTree, Metrics]]:
     """One natural step of a policy within KL(old ‖ new) ≤ δ: gradient, conjugate gradient, length, search.
 
-    `x ≈ (F + damping · I)⁻¹ g`, step `√(2δ / xᵀ(F + damping · I)x) · x`, then `search`. Where the gradient, the curvature or the
-    KL is not finite, or the gradient is zero, there is no step.
+    `x ≈ (F + damping · I)⁻¹ g`, step `√(2δ / xᵀ(F + damping · I)x) · x`, then `search`. Where the
+    gradient, the curvature or the KL is not finite, or the gradient is zero, there is no step.
 
     Args:
       surrogate: `surrogate(distribution, samples) -> Mean`, minimised.
@@ -161,17 +189,21 @@ def trust_region_update(
       damping: at least 0.
       iterations: Fisher products of the conjugate gradient at most.
       tolerance: relative residual at which it stops.
-      fisher_stride: Fisher products read every n-th row, counted over all devices and parts; 1 reads all.
-      num_microbatches: splits the rows to bound memory: gradient, Fisher products and search become sums over parts. Each product
-        then computes the policy again, which is else linearised once for all of them.
-      search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as `trust_region.full_step` or `line_search`.
+      fisher_stride: Fisher products read every n-th row, counted over all devices and parts; 1
+        reads all.
+      num_microbatches: splits the rows to bound memory: gradient, Fisher products and search become
+        sums over parts. Each product then computes the policy again, which is else linearised once
+        for all of them.
+      search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as
+        `trust_region.full_step` or `line_search`.
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      `update(params, samples) -> (params, metrics)`, bit for bit the given parameters where no step was accepted. Metrics:
-      `exact_kl` (KL(old ‖ new) of the step taken, nats), `policy_loss` (before), `gain` and `predicted_gain` of the surrogate,
-      `step_size` (norm of the change), `backtracks`, `residual` (‖g − Fx‖ / ‖g‖), `accepted`, `grad_norm`, `skipped` (1 where
-      numbers were not finite).
+      `update(params, samples) -> (params, metrics)`, bit for bit the given parameters where no step
+      was accepted. Metrics: `exact_kl` (KL(old ‖ new) of the step taken, nats), `policy_loss`
+      (before), `gain` and `predicted_gain` of the surrogate, `step_size` (norm of the change),
+      `backtracks`, `residual` (‖g − Fx‖ / ‖g‖), `accepted`, `grad_norm`, `skipped` (1 where numbers
+      were not finite).
 
     Raises:
       ConfigError: when the rows do not divide into microbatches.
@@ -203,7 +235,9 @@ def trust_region_update(
             return trust_region.fisher(lambda params: policy(params, part), params, weight)
 
         loss, gradient = pooled(lambda part: jax.value_and_grad(share)(params, part), parts)
-        weight = sampled_mask / jnp.maximum(masked.psum(sampled_mask.sum(dtype=float), axis_name), 1.0)
+        weight = sampled_mask / jnp.maximum(
+            masked.psum(sampled_mask.sum(dtype=float), axis_name), 1.0
+        )
         if num_microbatches == 1:
             linearised = curvature(*jax.tree.map(lambda x: x[0], (sampled, weight)))
 
@@ -211,11 +245,15 @@ def trust_region_update(
             if num_microbatches == 1:
                 product = masked.psum(linearised(vector), axis_name)
             else:
-                product = pooled(lambda part, weight: curvature(part, weight)(vector), sampled, weight)
+                product = pooled(
+                    lambda part, weight: curvature(part, weight)(vector), sampled, weight
+                )
             return jax.tree.map(lambda x, v: x + damping * v, product, vector)
 
         uphill = jax.tree.map(jnp.negative, gradient)
-        direction, residual = trust_region.conjugate_gradient(matvec, uphill, iterations=iterations, tolerance=tolerance)
+        direction, residual = trust_region.conjugate_gradient(
+            matvec, uphill, iterations=iterations, tolerance=tolerance
+        )
         step = trust_region.natural_step(direction, matvec, max_kl=max_kl)
         after, info = search(evaluate, params, step)
         norm = optax.tree.norm(gradient)
@@ -232,7 +270,9 @@ def trust_region_update(
         }
         flags = {"accepted": info.accepted, "skipped": ~finite}
         each = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics) | flags
-        return after, {name: Mean(jnp.asarray(x, jnp.float32), jnp.float32(1.0)) for name, x in each.items()}
+        return after, {
+            name: Mean(jnp.asarray(x, jnp.float32), jnp.float32(1.0)) for name, x in each.items()
+        }
 
     return update
 
@@ -242,11 +282,13 @@ def _every(stride: int, parts: Any, axis_name: str | None) -> tuple[Any, jax.Arr
 
     Args:
       stride: n.
-      parts: samples with a `mask`, leaves `[parts, rows, …]`, in order; those of each device follow those of the one before.
+      parts: samples with a `mask`, leaves `[parts, rows, …]`, in order; those of each device follow
+        those of the one before.
       axis_name: device axis, or None.
 
     Returns:
-      The rows, leaves `[parts, ⌈rows / n⌉, …]`, and their mask, False where a part has one row less.
+      The rows, leaves `[parts, ⌈rows / n⌉, …]`, and their mask, False where a part has one row
+      less.
     """
     num_parts, rows = parts.mask.shape[:2]
     if rows % stride == 0:  # each part begins with a row that counts
@@ -255,6 +297,8 @@ def _every(stride: int, parts: Any, axis_name: str | None) -> tuple[Any, jax.Arr
     device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
     first = -(device * num_parts + jnp.arange(num_parts)) * rows % stride
     at = first[:, None] + stride * jnp.arange(-(-rows // stride))[None, :]
-    sampled = jax.tree.map(lambda x: jax.vmap(lambda part, at: part[at])(x, jnp.minimum(at, rows - 1)), parts)
+    sampled = jax.tree.map(
+        lambda x: jax.vmap(lambda part, at: part[at])(x, jnp.minimum(at, rows - 1)), parts
+    )
     within = (at < rows).reshape(at.shape + (1,) * (sampled.mask.ndim - 2))
     return sampled, sampled.mask & within

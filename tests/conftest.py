@@ -1,7 +1,7 @@
 """Settings of every test: eight CPU devices, no silent rank promotion, compiled programs kept between runs.
 
-Programs of tests are small and run for milliseconds: compiling is nearly all of the time. Without the optimiser it is half of that,
-and with the older code generator of fusions half again.
+Programs of tests are small and run for milliseconds: compiling is nearly all of the time. Without
+the optimiser it is half of that, and with the older code generator of fusions half again.
 """
 
 import ctypes
@@ -12,10 +12,15 @@ import sys
 from pathlib import Path
 
 os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"]
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false",
+    ]
 )
 
-# gymnax imports it, and nothing here draws with it; notebooks and the installed package import the real one.
+# gymnax imports it, and nothing here draws with it; notebooks and the installed package import the
+# real one.
 sys.path.insert(0, str(Path(__file__).parent / "stubs"))
 
 import jax
@@ -27,26 +32,34 @@ gc.set_threshold(100_000, 20, 20)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update(
-    "jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache"))
+    "jax_compilation_cache_dir",
+    os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache")),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 LIBC = ctypes.CDLL(None)
-ROOM = 1000  # MiB that a worker may hold between two tests; half of them are Python and JAX themselves
+ROOM = (
+    1000  # MiB that a worker may hold between two tests; half of them are Python and JAX themselves
+)
 
 
 def held():
     """MiB of this process in memory, nothing where that is not told."""
     status = Path("/proc/self/statm")
-    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20 if status.exists() else 0.0
+    return (
+        int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        if status.exists()
+        else 0.0
+    )
 
 
 class Freeing:
     """What a module keeps ends with it, and compiled programs where they have become too many.
 
-    Not oftener: small programs are shared by all tests, and compiling them again takes a second or two.
+    Not oftener: small programs are shared by all tests, and compiling them again takes a second or
+    two.
     """
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -86,4 +99,4 @@ def no_compilation(monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.programs.compile_programs", refuse)
+    monkeypatch.setattr("jaxrl_po.run.programs.compile_programs", refuse)

@@ -5,7 +5,8 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import losses, metrics
+from jaxrl_po import losses
+from jaxrl_po.run import metrics
 
 SMALLEST = np.finfo(np.float32).tiny
 
@@ -50,7 +51,11 @@ def whitened(out, x, mask):
 
 
 def pessimistic(out, log_prob, old_log_prob, advantage, *_):
-    assert np.all(out >= np.asarray(losses.surrogate(*map(jnp.asarray, (log_prob, old_log_prob, advantage)))) - 1e-30)
+    assert np.all(
+        out
+        >= np.asarray(losses.surrogate(*map(jnp.asarray, (log_prob, old_log_prob, advantage))))
+        - 1e-30
+    )
 
 
 def at_most(bound):
@@ -107,7 +112,10 @@ def residual_is_told(out, root, b, scale):
 
 def within_delta(out, root, direction, scale):
     matrix = np.float64(scale) * np.float64(root) @ np.float64(root).T
-    assert np.float64(out) @ matrix @ np.float64(out) <= 0.02 * (1 + 1e-3) or np.linalg.cond(matrix) > 1e4
+    assert (
+        np.float64(out) @ matrix @ np.float64(out) <= 0.02 * (1 + 1e-3)
+        or np.linalg.cond(matrix) > 1e4
+    )
 
 
 def passed_or_untouched(out, params, *_, limit=0.1):
@@ -149,14 +157,20 @@ def running_law(out, first, second, stratum, mask, decay):
 
 def improvement(out, x, y):
     back = metrics.probability_of_improvement(y, x)
-    np.testing.assert_allclose(out + back, 1.0) if np.isfinite(out) else np.testing.assert_equal(back, np.nan)
+    np.testing.assert_allclose(out + back, 1.0) if np.isfinite(out) else np.testing.assert_equal(
+        back, np.nan
+    )
 
 
 def inside(out, x):
     for column, got in zip(x.reshape(len(x), -1).T, np.ravel(out), strict=True):
         present = column[~np.isnan(column)]
         if len(present):
-            assert present.min() - 1e-5 * np.abs(present).max() <= got <= present.max() + 1e-5 * np.abs(present).max()
+            assert (
+                present.min() - 1e-5 * np.abs(present).max()
+                <= got
+                <= present.max() + 1e-5 * np.abs(present).max()
+            )
         else:
             assert np.isnan(got)
 

@@ -1,18 +1,19 @@
 """Mutants of the numerical modules: one small change at a time, and whether the tests of the module notice it.
 
-    python tests/mutants.py --wrong                 # the named wrong programs: each must fail the test that is named beside it
-    python tests/mutants.py                         # all mutants of all five modules: half an hour of one core
-    python tests/mutants.py losses masked           # all of two
-    python tests/mutants.py --sample=20 --seed=1    # 20 of each
-    python tests/mutants.py --least=0.9             # exits with 1 where fewer are killed
+    python tests/mutants.py --wrong # the named wrong programs: each must fail the test that is
+    named beside it python tests/mutants.py # all mutants of all five modules: half an hour of one
+    core python tests/mutants.py losses masked # all of two python tests/mutants.py --sample=20
+    --seed=1 # 20 of each python tests/mutants.py --least=0.9 # exits with 1 where fewer are killed
 
-Each mutant is compiled from the changed syntax tree and takes the place of its module in a forked child, in which third-party
-libraries are imported already and nothing of ours is; the child runs the module's doctests and tests up to the first failure. A
-mutant that takes several times as long as the module itself counts as killed. What is not changed: texts, annotations, decorators,
-chex assertions, and what stands behind a `raise`.
+Each mutant is compiled from the changed syntax tree and takes the place of its module in a forked
+child, in which third-party libraries are imported already and nothing of ours is; the child runs
+the module's doctests and tests up to the first failure. A mutant that takes several times as long
+as the module itself counts as killed. What is not changed: texts, annotations, decorators, chex
+assertions, and what stands behind a `raise`.
 
-The wrong programs of `wrong_programs.py` are mistakes in any module that pass for the real thing: a sign, a factor, a unit, a key.
-Each runs in a child likewise, against the tests that must notice it and no others.
+The wrong programs of `wrong_programs.py` are mistakes in any module that pass for the real thing: a
+sign, a factor, a unit, a key. Each runs in a child likewise, against the tests that must notice it
+and no others.
 """
 
 import argparse
@@ -96,7 +97,13 @@ class Mutant(NamedTuple):
 
 
 def name_of(call: ast.expr) -> str:
-    return call.attr if isinstance(call, ast.Attribute) else call.id if isinstance(call, ast.Name) else ""
+    return (
+        call.attr
+        if isinstance(call, ast.Attribute)
+        else call.id
+        if isinstance(call, ast.Name)
+        else ""
+    )
 
 
 def alternatives(node: ast.AST) -> Iterator[ast.AST]:
@@ -123,9 +130,13 @@ def alternatives(node: ast.AST) -> Iterator[ast.AST]:
                 yield from arguments[1:] if name == "where" else (receiver or arguments[:1])
             for keyword in keywords:
                 if keyword.arg == "axis_name":
-                    yield ast.Call(function, arguments, [other for other in keywords if other is not keyword])
+                    yield ast.Call(
+                        function, arguments, [other for other in keywords if other is not keyword]
+                    )
             if name in NAMES and isinstance(function, ast.Attribute):
-                yield ast.Call(ast.Attribute(function.value, NAMES[name], ast.Load()), arguments, keywords)
+                yield ast.Call(
+                    ast.Attribute(function.value, NAMES[name], ast.Load()), arguments, keywords
+                )
 
 
 def sites(node: ast.AST) -> Iterator[ast.AST]:
@@ -166,8 +177,8 @@ def mutants(source: str) -> list[Mutant]:
 
     >>> [(m.line, m.change) for m in mutants("def f(x: int = 1) -> int:\\n    return -x if x < 2 else x")]
     ... # doctest: +NORMALIZE_WHITESPACE
-    [(1, '1 → 2'), (2, '-x if x < 2 else x → -x'), (2, '-x if x < 2 else x → x'), (2, 'x < 2 → x <= 2'), (2, 'x < 2 → x >= 2'),
-    (2, '2 → 3'), (2, '-x → x')]
+    [(1, '1 → 2'), (2, '-x if x < 2 else x → -x'), (2, '-x if x < 2 else x → x'), (2, 'x < 2 → x <=
+    2'), (2, 'x < 2 → x >= 2'), (2, '2 → 3'), (2, '-x → x')]
     """
     tree = ast.parse(source)
     found = []
@@ -177,7 +188,9 @@ def mutants(source: str) -> list[Mutant]:
             other = list(alternatives(place))[j]
             other = ast.copy_location(other, place)
             changed = ast.fix_missing_locations(Put(place, other).visit(changed))
-            found.append(Mutant(place.lineno, f"{ast.unparse(node)} → {ast.unparse(alternative)}", changed))
+            found.append(
+                Mutant(place.lineno, f"{ast.unparse(node)} → {ast.unparse(alternative)}", changed)
+            )
     return found
 
 
@@ -218,11 +231,13 @@ def files_of(module: str) -> list[str]:
     return [path_of(module), *(str(ROOT / "tests" / f"{name}.py") for name in TESTS[module])]
 
 
-def run_tests(module: str, tree: ast.Module, tests: list[str], limit: float, *, silent: bool = True) -> tuple[str, float]:
+def run_tests(
+    module: str, tree: ast.Module, tests: list[str], limit: float, *, silent: bool = True
+) -> tuple[str, float]:
     """`("passed" | "failed" | "broken" | "late", seconds)` of tests in a forked child, with `tree` as the module.
 
-    Broken is what fails otherwise than by a test. Seconds are of the processor, so that a busy machine makes nothing late; one that
-    sleeps for ever fails by the tests' own limit.
+    Broken is what fails otherwise than by a test. Seconds are of the processor, so that a busy
+    machine makes nothing late; one that sleeps for ever fails by the tests' own limit.
     """
     child = os.fork()
     if not child:
@@ -231,7 +246,15 @@ def run_tests(module: str, tree: ast.Module, tests: list[str], limit: float, *, 
             os.dup2(silence, 1)
             os.dup2(silence, 2)
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit)))
-        options = ["-x", "-p", "no:cacheprovider", "-n", "0", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        options = [
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "0",
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
+        ]
         status = pytest.main([*options, *tests], plugins=[Replace(Impostor(module, tree))])
         os._exit(int(status))
     _, status, usage = os.wait4(child, 0)
@@ -248,13 +271,21 @@ def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
         raise SystemExit(f"the tests of {module} fail on the module itself")
     chosen = mutants(source)
     if sample is not None and sample < len(chosen):
-        chosen = sorted(random.Random(f"{module} {seed}").sample(chosen, sample), key=lambda mutant: mutant.line)
+        chosen = sorted(
+            random.Random(f"{module} {seed}").sample(chosen, sample), key=lambda mutant: mutant.line
+        )
     killed = 0
     for mutant in chosen:
         outcome, _ = run_tests(module, mutant.tree, files_of(module), PATIENCE * seconds + 10.0)
         killed += outcome != "passed"
         if outcome != "failed":
-            print(f"{module}.py:{mutant.line}: {'survived' if outcome == 'passed' else outcome}: {mutant.change}", flush=True)
+            print(
+                (
+                    f"{module}.py:{mutant.line}: "
+                    f"{'survived' if outcome == 'passed' else outcome}: {mutant.change}"
+                ),
+                flush=True,
+            )
     print(f"{module}: {killed} of {len(chosen)} mutants killed", flush=True)
     return killed, len(chosen)
 
@@ -285,14 +316,29 @@ def in_folder(tests: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"modules, all without any: {', '.join(TESTS)}; or wrong programs")
-    parser.add_argument("--wrong", action="store_true", help="run the wrong programs and exit with 1 where one survives")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", help=f"modules, all without any: {', '.join(TESTS)}; or wrong programs"
+    )
+    parser.add_argument(
+        "--wrong",
+        action="store_true",
+        help="run the wrong programs and exit with 1 where one survives",
+    )
     parser.add_argument("--sample", type=int, help="mutants of each module; all without it")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--least", type=float, default=0.0, help="share of each module's mutants that must be killed")
+    parser.add_argument(
+        "--least",
+        type=float,
+        default=0.0,
+        help="share of each module's mutants that must be killed",
+    )
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # no thread of JAX runs yet: no backend has been started
+    warnings.filterwarnings(
+        "ignore", "os.fork", RuntimeWarning
+    )  # no thread of JAX runs yet: no backend has been started
     settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
     settings.load_profile("mutants")
     if arguments.wrong:
@@ -300,7 +346,10 @@ def main() -> None:
     modules = arguments.names or list(TESTS)
     if unknown := set(modules) - set(TESTS):
         parser.error(f"no such module: {', '.join(sorted(unknown))}")
-    shares = [killed / total for killed, total in (examine(m, arguments.sample, arguments.seed) for m in modules)]
+    shares = [
+        killed / total
+        for killed, total in (examine(m, arguments.sample, arguments.seed) for m in modules)
+    ]
     sys.exit(min(shares) < arguments.least)
 
 

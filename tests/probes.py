@@ -103,9 +103,10 @@ class NanReward(Probe):
 def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
     """A problem without an environment, for tests of what is above it: its programs compile in a second.
 
-    The state at step t is (context + t) mod 6, whatever was done; action 0 ends the row, and a row that never ends is truncated.
-    A row's raw score is 1 if it has at least three steps. The reward is a fixed table of state and action (dense), or the score
-    at the end. The strata are the contexts. Policy and value are small networks on fixed features.
+    The state at step t is (context + t) mod 6, whatever was done; action 0 ends the row, and a row
+    that never ends is truncated. A row's raw score is 1 if it has at least three steps. The reward
+    is a fixed table of state and action (dense), or the score at the end. The strata are the
+    contexts. Policy and value are small networks on fixed features.
     """
     states, actions, width = 6, 4, 5
     table_key, feature_key = jax.random.split(jax.random.key(42))
@@ -128,9 +129,13 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
         return Categorical(logits), value
 
     def collect(params, collector, key):
-        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(collector.sharded["row"])
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(
+            collector.sharded["row"]
+        )
         context = jax.vmap(lambda key: jax.random.randint(key, (), 0, states))(keys[:, 0])
-        inputs = (jnp.repeat(context, group_size)[:, None] + jnp.arange(num_steps)[None, :]) % states
+        inputs = (
+            jnp.repeat(context, group_size)[:, None] + jnp.arange(num_steps)[None, :]
+        ) % states
         distribution, value = apply(params, inputs)
         members = jax.vmap(lambda key: jax.random.split(key, group_size))(keys[:, 1]).reshape(-1)
         action = jax.vmap(lambda row, key: row.sample(key))(distribution, members)
@@ -139,7 +144,11 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
         terminated = (action == 0) & mask
         truncated = (mask & last) & ~terminated
         score = (mask.sum(axis=1) >= 3).astype(float)
-        reward = table[inputs, action] if dense else jnp.where(terminated | truncated, score[:, None], 0.0)
+        reward = (
+            table[inputs, action]
+            if dense
+            else jnp.where(terminated | truncated, score[:, None], 0.0)
+        )
         _, next_value = apply(params, (inputs + 1) % states)
         return collector, Batch(
             inputs=inputs,

@@ -10,7 +10,9 @@ def reals(huge, tiny=1e-40):
     extremes = np.array([0.0, 1.0, -1.0, tiny, -tiny, 0.1, huge, -huge])
     return {
         "normal": lambda rng, shape: rng.normal(size=shape),
-        "equal": lambda rng, shape: np.full(shape, rng.choice([rng.normal(), rng.choice(extremes)])),
+        "equal": lambda rng, shape: np.full(
+            shape, rng.choice([rng.normal(), rng.choice(extremes)])
+        ),
         "few": lambda rng, shape: rng.integers(0, 2, shape),
         "tiny": lambda rng, shape: tiny * rng.normal(size=shape),
         "huge": lambda rng, shape: huge * rng.uniform(-1, 1, shape),
@@ -41,9 +43,14 @@ LOG_PROB = {
     "mixed": lambda rng, shape: rng.choice([0.0, -1e-40, -1e-3, -1.0, -20.0, -1e4], shape),
 }
 LOGITS = reals(1e4) | {
-    "excluded": lambda rng, shape: np.where(np.arange(shape[-1]) == shape[-1] // 2, 0.0, rng.choice([0.0, 3.0, -np.inf], shape))
+    "excluded": lambda rng, shape: np.where(
+        np.arange(shape[-1]) == shape[-1] // 2, 0.0, rng.choice([0.0, 3.0, -np.inf], shape)
+    )
 }
-LOG_STD = {"normal": lambda rng, shape: rng.normal(size=shape), "wide": lambda rng, shape: rng.uniform(-10, 10, shape)}
+LOG_STD = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "wide": lambda rng, shape: rng.uniform(-10, 10, shape),
+}
 HOLES = {
     "some": lambda rng, shape: np.where(rng.random(shape) < 0.3, np.nan, rng.normal(size=shape)),
     "all": lambda rng, shape: np.full(shape, np.nan),
@@ -62,7 +69,10 @@ KINDS: dict[str, dict[str, Callable]] = {
     "kl": numbers(0.0, 1e-40, 0.01, 1.0, -1.0, 1e30, np.nan, np.inf, -np.inf),
     "logits": LOGITS,
     "event": reals(1e4),
-    "root": {"any": lambda rng, shape: rng.normal(size=shape * 2), "singular": lambda rng, shape: np.ones(shape * 2)},
+    "root": {
+        "any": lambda rng, shape: rng.normal(size=shape * 2),
+        "singular": lambda rng, shape: np.ones(shape * 2),
+    },
     "log_std": LOG_STD,
     "stratum": {"any": lambda rng, shape: rng.integers(0, 3, shape)},
     "scores": HOLES,

@@ -4,7 +4,10 @@ import time
 
 
 def exact(prompts, completions, **columns):
-    return [float(completion == right(prompt)) for prompt, completion in zip(prompts, completions, strict=True)]
+    return [
+        float(completion == right(prompt))
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
 
 
 def digits(completions, **columns):
@@ -58,7 +61,8 @@ def runs_text(completions, **columns):
 def columns_of(prompts, completions, completion_ids, **columns):
     """What it was given, as numbers: a text of the columns in place of a score is checked by equality."""
     return [
-        float(c == a and len(i) == len(c) + 1) for c, a, i in zip(completions, columns["answer"], completion_ids, strict=True)
+        float(c == a and len(i) == len(c) + 1)
+        for c, a, i in zip(completions, columns["answer"], completion_ids, strict=True)
     ]
 
 

@@ -8,16 +8,20 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl_po import checkpoint
-from jaxrl_po.checkpoint import Store
-from jaxrl_po.metrics import read
+from jaxrl_po.run import checkpoint
+from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.metrics import read
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 STUBS = Path(__file__).parent / "stubs"
 LIMITED = (
-    "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); sys.argv = sys.argv[2:]"
+    "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, "
+    "(int(sys.argv[1]),) * 2); sys.argv = sys.argv[2:]"
 )
-LIMITED += "; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
+LIMITED += (
+    "; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); runpy.run_path(sys.argv[0], "
+    "run_name='__main__')"
+)
 
 
 def surroundings():
@@ -34,9 +38,14 @@ def start(script, *arguments, limit=None):
     """A script in a process of its own, whose files may grow to `limit` bytes."""
     begin = [] if limit is None else ["-c", LIMITED, str(limit)]
     command = [sys.executable, *begin, str(EXPERIMENTS / f"{script}.py"), *arguments]
-    # A program that is cut off at the limit would stay behind in the cache, damaged, for every other test.
-    environment = surroundings() | ({} if limit is None else {"JAX_ENABLE_COMPILATION_CACHE": "false"})
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    # A program that is cut off at the limit would stay behind in the cache, damaged, for every
+    # other test.
+    environment = surroundings() | (
+        {} if limit is None else {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    )
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def finish(process):
@@ -48,7 +57,9 @@ def finish(process):
 def lines(out):
     """The lines without what the clock says."""
     rows = read(out / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
+    ]
 
 
 def saved(out):
@@ -57,9 +68,13 @@ def saved(out):
     for kind in ("latest", "best"):
         with Store(out / "checkpoints" / kind) as store:
             for iteration in store.iterations():
-                assert checkpoint.condition_of(out / "checkpoints" / kind / str(iteration)) == "intact"
+                assert (
+                    checkpoint.condition_of(out / "checkpoints" / kind / str(iteration)) == "intact"
+                )
                 arrays = store.read(iteration)
-                stored[kind, iteration] = {name: np.asarray(array).tobytes() for name, array in arrays.items()}
+                stored[kind, iteration] = {
+                    name: np.asarray(array).tobytes() for name, array in arrays.items()
+                }
     return stored
 
 

@@ -7,16 +7,14 @@ import math
 from pathlib import Path
 
 import ablation
-import benchmark_language
-import common
 import jax
 import numpy as np
 import pytest
-import tasks
-from comparison import Result
 
-from jaxrl_po import flags
-from jaxrl_po.flags import UsageError
+from experiments.benchmarks import language as benchmark_language
+from jaxrl_po.run import flags, methods, tasks
+from jaxrl_po.run.comparison import Result
+from jaxrl_po.run.flags import UsageError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,7 +28,9 @@ def test_each_row_adds_one_switch_to_the_row_before():
     assert len(rows) == 6
     for before, after in itertools.pairwise(rows):
         assert len(set(after) - set(before)) == 1
-    records = [flags.parse(row, {"config": common.ALGORITHMS["dapo"].Config})["config"] for row in rows]
+    records = [
+        flags.parse(row, {"config": methods.ALGORITHMS["dapo"].Config})["config"] for row in rows
+    ]
     first, last = records[0], records[-1]
     assert (first.upper, first.token_level_loss, first.dynamic_sampling) == (0.2, False, "off")
     assert (last.upper, last.token_level_loss, last.dynamic_sampling) == (0.28, True, "refill")
@@ -57,14 +57,19 @@ def result(name, accuracy, batches):
 
 def test_scores_at_equal_updates_and_at_equal_tokens():
     """10 iterations × 8 completions × 5 tokens = 400 tokens; at two batches for each update the budget is spent halfway."""
-    plain, sampled = result("plain", [0.2, 0.4, 0.6], [1.0, 1.0]), result("sampled", [0.2, 0.5, 0.9], [2.0, 4.0])
+    plain, sampled = (
+        result("plain", [0.2, 0.4, 0.6], [1.0, 1.0]),
+        result("sampled", [0.2, 0.5, 0.9], [2.0, 4.0]),
+    )
     np.testing.assert_allclose(ablation.generated(plain), [[0, 400, 800]] * 2)
     np.testing.assert_allclose(ablation.generated(sampled), [[0, 800, 1600], [0, 1600, 3200]])
     first, second = ablation.score([plain, sampled])
     np.testing.assert_allclose(first.updates, first.tokens)
     np.testing.assert_allclose(first.tokens, [0.6, 0.3])
     np.testing.assert_allclose(second.updates, [0.9, 0.45])
-    np.testing.assert_allclose(second.tokens, [0.5, (0.2 + 0.25) / 2])  # the second seed halfway to its first evaluation
+    np.testing.assert_allclose(
+        second.tokens, [0.5, (0.2 + 0.25) / 2]
+    )  # the second seed halfway to its first evaluation
     text = ablation.table([plain, sampled], [first, second]).splitlines()
     assert text[1].split()[:3] == ["warm", "start", "0.200"]
     assert [line.split()[-1] for line in text[2:]] == ["1", "2"]
@@ -75,13 +80,23 @@ def test_ablation_leaves_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
     steps = {"naive GRPO": "", "+ dynamic sampling": "dynamic_sampling=refill"}
     monkeypatch.setattr(ablation, "STEPS", steps)
     out = tmp_path / "ablation"
-    sizes = ["--seeds=2", "--updates=4", "--num_prompts=4", "--group_size=4", "--width=16", "--layers=1", "--length=2"]
+    sizes = [
+        "--seeds=2",
+        "--updates=4",
+        "--num_prompts=4",
+        "--group_size=4",
+        "--width=16",
+        "--layers=1",
+        "--length=2",
+    ]
     assert ablation.main([*sizes, "--warm_start_steps=0", "--devices=1", f"--out={out}"]) == 0
     assert (out / "ablation.png").read_bytes().startswith(b"\x89PNG")
     lines = (out / "table.txt").read_text().splitlines()
     assert [line.strip().split("  ")[0] for line in lines[1:]] == ["warm start", *steps]
     assert "running_sum, 2 seeds" in capsys.readouterr().out
-    first, last = (json.loads((out / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in steps)
+    first, last = (
+        json.loads((out / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in steps
+    )
     assert "generation_batches" in last
     assert "generation_batches" not in first
 
@@ -90,7 +105,7 @@ def test_every_task_has_valid_flags(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.programs.check", refuse)
+    monkeypatch.setattr("jaxrl_po.run.programs.check", refuse)
     for task in tasks.GENERATED:
         with pytest.raises(AssertionError, match="compiled"):
             ablation.main([f"--out={tmp_path / task}", f"--task={task}", "--devices=1"])
@@ -98,14 +113,33 @@ def test_every_task_has_valid_flags(tmp_path, monkeypatch):
         ablation.main([f"--out={tmp_path / 'x'}", "--task=sortin"])
     with pytest.raises(UsageError, match="length has no effect unless task is running_sum"):
         ablation.main([f"--out={tmp_path / 'x'}", "--task=sorting", "--length=3"])
-    with pytest.raises(UsageError, match="warm_start has no effect unless warm_start_steps is above 0"):
+    with pytest.raises(
+        UsageError, match="warm_start has no effect unless warm_start_steps is above 0"
+    ):
         ablation.main([f"--out={tmp_path / 'x'}", "--warm_start=0.5", "--warm_start_steps=0"])
 
 
 def test_benchmark_counts_what_it_times(capsys):
-    arguments = ["--width=16", "--layers=1", "--new_tokens=5", "--num_prompts=4", "--group_size=2", "--iterations=2"]
+    arguments = [
+        "--width=16",
+        "--layers=1",
+        "--new_tokens=5",
+        "--num_prompts=4",
+        "--group_size=2",
+        "--iterations=2",
+    ]
     assert (
-        benchmark_language.main([*arguments, "--seeds=2", "--devices=2", "--num_microbatches=2", "--remat=true", "--json"]) == 0
+        benchmark_language.main(
+            [
+                *arguments,
+                "--seeds=2",
+                "--devices=2",
+                "--num_microbatches=2",
+                "--remat=true",
+                "--json",
+            ]
+        )
+        == 0
     )
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     # Embedding and output 14 · 16 each, norms 3 · 16, attention 4 · 16², SwiGLU 3 · 16 · 64.
@@ -121,11 +155,19 @@ def test_benchmark_counts_the_products_that_there_are():
     task = benchmark_language.language.tasks.addition(3)
     sizes = {"width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 40}
     for layers in (1, 3):
-        model = benchmark_language.language.ModelSettings(layers=layers, **sizes).build(task.tokenizer.size)
+        model = benchmark_language.language.ModelSettings(layers=layers, **sizes).build(
+            task.tokenizer.size
+        )
         tokens, new = jax.numpy.zeros((2, task.prompt_length + 4), jax.numpy.int32), 5
         apply = functools.partial(model.apply, last=new)
-        traced = jax.make_jaxpr(apply)(model.parameter_shapes(), tokens, jax.numpy.zeros(2, jax.numpy.int32))
-        shapes = [[v.aval.shape for v in eqn.invars] for eqn in traced.eqns if eqn.primitive.name == "dot_general"]
+        traced = jax.make_jaxpr(apply)(
+            model.parameter_shapes(), tokens, jax.numpy.zeros(2, jax.numpy.int32)
+        )
+        shapes = [
+            [v.aval.shape for v in eqn.invars]
+            for eqn in traced.eqns
+            if eqn.primitive.name == "dot_general"
+        ]
         counted = sum(math.prod(a) * b[1] for a, b in shapes if len(a) == len(b) == 2)
         assert 2 * benchmark_language.products(model, task.prompt_length, new) == counted
 

@@ -10,7 +10,9 @@ import pytest
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import tasks
 
-VARIANTS = pytest.mark.parametrize("variant", [(1, True, True), (2, True, False), (3, False, True), (9, False, False)], ids=str)
+VARIANTS = pytest.mark.parametrize(
+    "variant", [(1, True, True), (2, True, False), (3, False, True), (9, False, False)], ids=str
+)
 
 
 @functools.cache
@@ -34,7 +36,9 @@ def drawer(variant, held_out):
 @functools.cache
 def examples(variant, held_out=False, count=300, seed=0):
     """Prompts and their right answers."""
-    return jax.tree.map(np.asarray, drawer(variant, held_out)(jax.random.split(jax.random.key(seed), count)))
+    return jax.tree.map(
+        np.asarray, drawer(variant, held_out)(jax.random.split(jax.random.key(seed), count))
+    )
 
 
 @VARIANTS
@@ -46,13 +50,19 @@ def test_prompt_and_demonstration_say_the_sum(variant, held_out):
     assert sampled.tokens.shape == (300, task.prompt_length)
     assert answers.shape == (300, task.answer_length)
     assert sampled.tokens.dtype == answers.dtype == jnp.int32
-    for prompt, completion, a, b in zip(sampled.tokens.tolist(), answers.tolist(), *sampled.problem, strict=True):
+    for prompt, completion, a, b in zip(
+        sampled.tokens.tolist(), answers.tolist(), *sampled.problem, strict=True
+    ):
         text, answer = task.tokenizer.decode(prompt), task.tokenizer.decode(completion)
         first, second = text.removesuffix("=").split("+")
         assert (int(first), int(second)) == (a, b)
         assert int(answer[::-1] if reverse else answer) == int(a) + int(b)
         if zero_pad:
-            assert (len(first), len(second), len(answer)) == (num_digits, num_digits, num_digits + 1)
+            assert (len(first), len(second), len(answer)) == (
+                num_digits,
+                num_digits,
+                num_digits + 1,
+            )
         else:
             assert (first, second) == (str(a), str(b))
 
@@ -60,7 +70,9 @@ def test_prompt_and_demonstration_say_the_sum(variant, held_out):
 @VARIANTS
 @pytest.mark.parametrize("held_out", [False, True])
 def test_each_split_keeps_to_its_operands(variant, held_out):
-    assert (np.asarray(tasks.is_held_out(*examples(variant, held_out)[0].problem)) == held_out).all()
+    assert (
+        np.asarray(tasks.is_held_out(*examples(variant, held_out)[0].problem)) == held_out
+    ).all()
 
 
 def test_golden_prompt_and_answer():
@@ -68,7 +80,9 @@ def test_golden_prompt_and_answer():
     task = tasks.addition(3)
     answer = task.demonstrate((jnp.uint32(34), jnp.uint32(58)))
     assert answer.tolist() == [*task.tokenizer.encode("2900"), task.tokenizer.eos]
-    assert tasks.addition(3, zero_pad=False).demonstrate((jnp.uint32(34), jnp.uint32(58))).tolist() == [
+    assert tasks.addition(3, zero_pad=False).demonstrate(
+        (jnp.uint32(34), jnp.uint32(58))
+    ).tolist() == [
         *task.tokenizer.encode("29"),
         task.tokenizer.eos,
         task.tokenizer.pad,
@@ -87,7 +101,9 @@ def test_padding_stands_on_the_left_and_is_counted(variant):
     assert (len(set(sampled.pad.tolist())) > 1) == (not variant[1])  # ragged or not
     is_eos = answers == task.tokenizer.eos
     assert (is_eos.sum(axis=1) == 1).all()
-    np.testing.assert_array_equal(answers == task.tokenizer.pad, np.cumsum(is_eos, axis=1) - is_eos == 1)
+    np.testing.assert_array_equal(
+        answers == task.tokenizer.pad, np.cumsum(is_eos, axis=1) - is_eos == 1
+    )
 
 
 @VARIANTS
@@ -109,7 +125,12 @@ def test_right_digits_without_eos_or_with_more_behind_them_are_wrong():
     task = make(2, False)
     problem = (jnp.uint32(12), jnp.uint32(30))  # 42
     digits, eos, pad = task.tokenizer.encode("24"), task.tokenizer.eos, task.tokenizer.pad
-    cases = {(*digits, eos, pad): 1.0, (*digits, pad, pad): 0.0, (*digits, *digits): 0.0, (*digits, digits[0], eos): 0.0}
+    cases = {
+        (*digits, eos, pad): 1.0,
+        (*digits, pad, pad): 0.0,
+        (*digits, *digits): 0.0,
+        (*digits, digits[0], eos): 0.0,
+    }
     for tokens, want in cases.items():
         assert float(task.score(problem, jnp.array(tokens))) == want
 
@@ -119,7 +140,9 @@ def test_credit_sums_to_the_score_of_a_right_answer():
     task = make(2, False)
     problem = (jnp.uint32(12), jnp.uint32(30))
     digits, eos, pad = task.tokenizer.encode("25"), task.tokenizer.eos, task.tokenizer.pad
-    np.testing.assert_allclose(task.credit(problem, jnp.array([*digits, eos, pad])), [1 / 3, 0.0, 1 / 3, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(
+        task.credit(problem, jnp.array([*digits, eos, pad])), [1 / 3, 0.0, 1 / 3, 0.0], rtol=1e-6
+    )
     sampled, answers = examples((3, False, True))
     credit = jax.jit(jax.vmap(make(3, False).credit))(sampled.problem, answers)
     assert credit.dtype == jnp.float32
@@ -136,8 +159,12 @@ def test_splits_are_disjoint_and_cover_every_pair_of_two_digits():
     for split in (False, True):
         problem = examples((2, True, False), split, 5000 if split else 20_000, seed=3)[0].problem
         drawn[split] = set(zip(*(operand.tolist() for operand in problem), strict=True))
-    inside = {split: {(i, j) for i in range(100) for j in range(100) if held_out[i, j] == split} for split in (False, True)}
-    # No pair is out of reach: n draws miss exp(−n / pairs) of them, 0.7 % of about 1,000 and 11 % of about 9,000.
+    inside = {
+        split: {(i, j) for i in range(100) for j in range(100) if held_out[i, j] == split}
+        for split in (False, True)
+    }
+    # No pair is out of reach: n draws miss exp(−n / pairs) of them, 0.7 % of about 1,000 and 11 %
+    # of about 9,000.
     for split, missed in ((False, 0.14), (True, 0.03)):
         assert drawn[split] <= inside[split]
         assert len(drawn[split]) > (1 - missed) * len(inside[split])

@@ -29,19 +29,32 @@ GAE_CASES = {
     "terminated": ([False, True, False], NONE, [20, 36, 40], [1 - 0.25 * 18, -18, -7]),
     "truncated": (NONE, [False, True, False], [20, 36, 40], [1 + 0.25 * 0, 0, -7]),
     "both": ([False, True, False], [False, True, False], [20, 36, 40], [1 - 0.25 * 18, -18, -7]),
-    "terminated at the rollout's end": ([False, False, True], NONE, [20, 30, 40], [1 + 0.25 * -9.75, -3 - 0.25 * 27, -27]),
-    "truncated at the rollout's end": (NONE, [False, False, True], [20, 30, 40], [1 - 0.25 * 4.75, -3 - 0.25 * 7, -7]),
+    "terminated at the rollout's end": (
+        [False, False, True],
+        NONE,
+        [20, 30, 40],
+        [1 + 0.25 * -9.75, -3 - 0.25 * 27, -27],
+    ),
+    "truncated at the rollout's end": (
+        NONE,
+        [False, False, True],
+        [20, 30, 40],
+        [1 - 0.25 * 4.75, -3 - 0.25 * 7, -7],
+    ),
 }
 
 
 @pytest.mark.parametrize("case", GAE_CASES)
 def test_gae_by_hand(case):
     terminated, truncated, next_value, expected = GAE_CASES[case]
-    inputs = stream([1.0, 2.0, 3.0], [10.0, 20.0, 30.0], list(map(float, next_value)), terminated, truncated)
+    inputs = stream(
+        [1.0, 2.0, 3.0], [10.0, 20.0, 30.0], list(map(float, next_value)), terminated, truncated
+    )
     np.testing.assert_allclose(gae(*inputs, gamma=0.5, lambda_=0.5), expected, rtol=1e-6)
 
 
-# Same stream, γ = ½: Monte Carlo G₂ = 3 + 20 = 23 at the rollout's end, G₁ = 2 + 11.5, G₀ = 1 + 6.75.
+# Same stream, γ = ½: Monte Carlo G₂ = 3 + 20 = 23 at the rollout's end, G₁ = 2 + 11.5, G₀ = 1 +
+# 6.75.
 RETURN_CASES = {
     "rollout end": (NONE, NONE, [20, 30, 40], [7.75, 13.5, 23]),
     "terminated": ([False, True, False], NONE, [20, 36, 40], [2, 2, 23]),
@@ -56,11 +69,14 @@ RETURN_CASES = {
 def test_discounted_returns_by_hand_and_long_windows(case, n):
     terminated, truncated, next_value, expected = RETURN_CASES[case]
     inputs = stream([1.0, 2.0, 3.0], list(map(float, next_value)), terminated, truncated)
-    returns = n_step_returns(*inputs, gamma=0.5, n=n) if n else discounted_returns(*inputs, gamma=0.5)
+    returns = (
+        n_step_returns(*inputs, gamma=0.5, n=n) if n else discounted_returns(*inputs, gamma=0.5)
+    )
     np.testing.assert_allclose(returns, expected, rtol=1e-6)
 
 
-# n = 2: G₀ = r₀ + γ r₁ + γ² V(s₂); the window from s₁ is cut at the rollout's end, that from s₂ has one step.
+# n = 2: G₀ = r₀ + γ r₁ + γ² V(s₂); the window from s₁ is cut at the rollout's end, that from s₂ has
+# one step.
 TWO_STEP_CASES = {
     "rollout end": (NONE, NONE, [20, 30, 40], [1 + 1 + 7.5, 2 + 1.5 + 10, 23]),
     "terminated": ([False, True, False], NONE, [20, 36, 40], [2, 2, 23]),
@@ -78,7 +94,9 @@ def test_two_step_returns_by_hand(case):
 
 def random_stream(seed, length=12, end=0.25):
     rng = np.random.default_rng(seed)
-    reward, value, next_value = (jnp.asarray(rng.normal(size=length), jnp.float32) for _ in range(3))
+    reward, value, next_value = (
+        jnp.asarray(rng.normal(size=length), jnp.float32) for _ in range(3)
+    )
     terminated, truncated = (jnp.asarray(rng.random(length) < end) for _ in range(2))
     return reward, value, next_value, terminated, truncated
 
@@ -106,7 +124,12 @@ def direct_n_step(reward, next_value, terminated, truncated, gamma, n):
 def test_n_step_returns_equal_the_definition(n, seed):
     reward, _, next_value, terminated, truncated = random_stream(seed)
     returns = n_step_returns(reward, next_value, terminated, truncated, gamma=0.9, n=n)
-    np.testing.assert_allclose(returns, direct_n_step(reward, next_value, terminated, truncated, 0.9, n), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        returns,
+        direct_n_step(reward, next_value, terminated, truncated, 0.9, n),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -126,11 +149,15 @@ def test_an_episode_does_not_feel_the_next_one(seed):
 
         late = jnp.arange(12) > 5
         changed = [jnp.where(late, 100.0, x) for x in (reward, value, next_value)]
-        np.testing.assert_array_equal(estimates(reward, value, next_value)[:, :6], estimates(*changed)[:, :6])
+        np.testing.assert_array_equal(
+            estimates(reward, value, next_value)[:, :6], estimates(*changed)[:, :6]
+        )
 
 
 def test_a_nan_value_behind_a_termination_is_not_read():
-    inputs = stream([1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [20.0, np.nan, 40.0], [False, True, False], NONE)
+    inputs = stream(
+        [1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [20.0, np.nan, 40.0], [False, True, False], NONE
+    )
     assert np.isfinite(gae(*inputs, gamma=0.5, lambda_=0.5)).all()
     reward, _, *rest = inputs
     assert np.isfinite(discounted_returns(reward, *rest, gamma=0.5)).all()
@@ -154,7 +181,15 @@ def test_gamma_and_lambda_vmap_without_recompiling():
 def test_streams_must_agree_and_flags_are_booleans():
     reward, value, next_value, terminated, truncated = random_stream(0)
     with pytest.raises(AssertionError):
-        gae(reward[None], value[None], next_value[None], terminated[None], truncated[None], gamma=0.9, lambda_=0.9)
+        gae(
+            reward[None],
+            value[None],
+            next_value[None],
+            terminated[None],
+            truncated[None],
+            gamma=0.9,
+            lambda_=0.9,
+        )
     with pytest.raises(AssertionError):
         gae(reward, value[:-1], next_value, terminated, truncated, gamma=0.9, lambda_=0.9)
     with pytest.raises(AssertionError):
@@ -164,20 +199,28 @@ def test_streams_must_agree_and_flags_are_booleans():
 
 
 # mean 5.033; deviations −1.233, .167, 1.067; Σd² = 2.687: std .946 (ddof 0), 1.159 (ddof 1).
-@pytest.mark.parametrize(("ddof", "expected"), [(0, [-1.303, 0.176, 1.127]), (1, [-1.064, 0.144, 0.920])])
+@pytest.mark.parametrize(
+    ("ddof", "expected"), [(0, [-1.303, 0.176, 1.127]), (1, [-1.064, 0.144, 0.920])]
+)
 def test_group_of_the_slides(ddof, expected):
-    np.testing.assert_allclose(advantages.group_relative(jnp.array([3.8, 5.2, 6.1]), ddof=ddof), expected, atol=1e-3)
+    np.testing.assert_allclose(
+        advantages.group_relative(jnp.array([3.8, 5.2, 6.1]), ddof=ddof), expected, atol=1e-3
+    )
 
 
 def test_centred_only():
     np.testing.assert_allclose(
-        advantages.group_relative(jnp.array([1.0, 2.0, 6.0]), scale="none"), [-2.0, -1.0, 3.0], rtol=1e-6
+        advantages.group_relative(jnp.array([1.0, 2.0, 6.0]), scale="none"),
+        [-2.0, -1.0, 3.0],
+        rtol=1e-6,
     )
 
 
 def test_epsilon_is_added_to_the_std():
     # std 1, mean 2: (3 − 2) / (1 + 1).
-    np.testing.assert_allclose(advantages.group_relative(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(
+        advantages.group_relative(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6
+    )
 
 
 def constant_groups():
@@ -185,7 +228,9 @@ def constant_groups():
     return jnp.broadcast_to(values[:, None], (200, 7))
 
 
-@pytest.mark.parametrize("estimator", [advantages.group_relative, advantages.leave_one_out, advantages.whiten])
+@pytest.mark.parametrize(
+    "estimator", [advantages.group_relative, advantages.leave_one_out, advantages.whiten]
+)
 def test_equal_rewards_give_exactly_zero(estimator):
     np.testing.assert_array_equal(jax.vmap(estimator)(constant_groups()), np.zeros((200, 7)))
 
@@ -203,7 +248,9 @@ def test_unequal_rewards_are_never_dropped():
 
 
 def test_integer_rewards_are_not_truncated():
-    np.testing.assert_allclose(advantages.group_relative(jnp.array([0, 1]), scale="none"), [-0.5, 0.5])
+    np.testing.assert_allclose(
+        advantages.group_relative(jnp.array([0, 1]), scale="none"), [-0.5, 0.5]
+    )
     np.testing.assert_allclose(advantages.leave_one_out(jnp.array([0, 1, 1])), [-1.0, 0.5, 0.5])
 
 
@@ -220,11 +267,14 @@ def test_half_precision_rewards_are_compared_in_float32():
 
 def test_leave_one_out_by_hand():
     # 1 − (2 + 6)/2, 2 − (1 + 6)/2, 6 − (1 + 2)/2.
-    np.testing.assert_allclose(advantages.leave_one_out(jnp.array([1.0, 2.0, 6.0])), [-3.0, -1.5, 4.5], rtol=1e-6)
+    np.testing.assert_allclose(
+        advantages.leave_one_out(jnp.array([1.0, 2.0, 6.0])), [-3.0, -1.5, 4.5], rtol=1e-6
+    )
     np.testing.assert_allclose(advantages.leave_one_out(jnp.array([1.0, 3.0])), [-2.0, 2.0])
 
 
-# Unmasked 1, 0, 2, 0, 3: mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8; what is left of each row is summed.
+# Unmasked 1, 0, 2, 0, 3: mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8; what is left of
+# each row is summed.
 @pytest.mark.parametrize(
     ("options", "divisor"),
     [
@@ -235,9 +285,14 @@ def test_leave_one_out_by_hand():
     ],
 )
 def test_process_relative_by_hand(options, divisor):
-    reward, mask = jnp.array([[1.0, 0.0, 2.0], [0.0, 3.0, jnp.nan]]), jnp.array([[True] * 3, [True, True, False]])
+    reward, mask = (
+        jnp.array([[1.0, 0.0, 2.0], [0.0, 3.0, jnp.nan]]),
+        jnp.array([[True] * 3, [True, True, False]]),
+    )
     expected = np.array([[-0.6, -0.4, 0.8], [0.6, 1.8, 0.0]]) / divisor
-    np.testing.assert_allclose(advantages.process_relative(reward, mask, **options), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        advantages.process_relative(reward, mask, **options), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_process_rewards_of_two_tokens():
@@ -273,10 +328,14 @@ def test_whiten_by_hand():
     # Unmasked 1, 3, 5: mean 3, variance 8/3.
     x, mask = jnp.array([[1.0, 3.0], [5.0, jnp.nan]]), jnp.array([[True, True], [True, False]])
     scale = (8 / 3) ** -0.5
-    np.testing.assert_allclose(advantages.whiten(x, mask), [[-2 * scale, 0.0], [2 * scale, 0.0]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        advantages.whiten(x, mask), [[-2 * scale, 0.0], [2 * scale, 0.0]], rtol=1e-5, atol=1e-6
+    )
     shifted = advantages.whiten(x, mask, shift_mean=False)
     np.testing.assert_allclose(shifted, [[3 - 2 * scale, 3.0], [3 + 2 * scale, 0.0]], rtol=1e-5)
-    np.testing.assert_allclose(advantages.whiten(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(
+        advantages.whiten(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("mask", [[True, True], [True, False], [False, False]])
@@ -286,7 +345,10 @@ def test_whiten_without_spread_is_zero(mask):
 
 def test_whiten_over_devices_uses_global_statistics():
     rng = np.random.default_rng(0)
-    x, mask = jnp.asarray(rng.normal(size=(8, 5)) + np.arange(8)[:, None], jnp.float32), jnp.asarray(rng.random((8, 5)) < 0.5)
+    x, mask = (
+        jnp.asarray(rng.normal(size=(8, 5)) + np.arange(8)[:, None], jnp.float32),
+        jnp.asarray(rng.random((8, 5)) < 0.5),
+    )
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     sharded = jax.jit(
         jax.shard_map(
@@ -299,14 +361,18 @@ def test_whiten_over_devices_uses_global_statistics():
     )
     expected = advantages.whiten(x, mask)
     np.testing.assert_allclose(sharded(x, mask), expected, rtol=1e-4, atol=1e-5)
-    local = jnp.concatenate([advantages.whiten(x[i : i + 2], mask[i : i + 2]) for i in range(0, 8, 2)])
+    local = jnp.concatenate(
+        [advantages.whiten(x[i : i + 2], mask[i : i + 2]) for i in range(0, 8, 2)]
+    )
     assert float(jnp.abs(local - expected).max()) > 0.1
 
 
 @jax.jit
 def estimates(reward, terminated, truncated, mask, gamma, lambda_):
     return (
-        advantages.gae(reward, reward, reward[::-1], terminated, truncated, gamma=gamma, lambda_=lambda_),
+        advantages.gae(
+            reward, reward, reward[::-1], terminated, truncated, gamma=gamma, lambda_=lambda_
+        ),
         advantages.n_step_returns(reward, reward, terminated, truncated, gamma=gamma, n=3),
         advantages.group_relative(reward),
         advantages.whiten(jnp.where(mask, reward, jnp.nan), mask),
@@ -316,7 +382,11 @@ def estimates(reward, terminated, truncated, mask, gamma, lambda_):
 
 @settings(max_examples=20, deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans(), st.booleans(), st.booleans()), min_size=6, max_size=6),
+    st.lists(
+        st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans(), st.booleans(), st.booleans()),
+        min_size=6,
+        max_size=6,
+    ),
     st.sampled_from([0.0, 0.5, 1.0]),
     st.sampled_from([0.0, 0.95, 1.0]),
 )
@@ -337,11 +407,14 @@ def test_process_rewards_count_where_a_step_ends():
     reward = jnp.where(last, jnp.array([[1.0], [0.0]]), 0.0)
     got = advantages.process_relative(reward, mask, last, epsilon=0.0)
     np.testing.assert_allclose(got, np.where(mask, [[1.0], [-1.0]], 0.0), rtol=1e-6)
-    # With every token taken for a step, the right long answer would begin below the wrong short one.
+    # With every token taken for a step, the right long answer would begin below the wrong short
+    # one.
     every = advantages.process_relative(reward, mask, epsilon=0.0)
     assert float(every[0, 0]) < float(every[1, 0]) + 2.0
     garbage = jnp.where(last, reward, 7.0)
-    np.testing.assert_array_equal(advantages.process_relative(garbage, mask, last, epsilon=0.0), got)
+    np.testing.assert_array_equal(
+        advantages.process_relative(garbage, mask, last, epsilon=0.0), got
+    )
 
 
 def test_two_steps_of_a_trace():

@@ -12,10 +12,24 @@ import numpy as np
 import pytest
 from probes import tabular_problem
 
-from jaxrl_po import control, language, parallel
-from jaxrl_po.algorithms import a2c, cispo, dapo, dr_grpo, grpo, gspo, npg, ppo, reinforce, reinforce_pp, rloo, trpo
+from jaxrl_po import control, language
+from jaxrl_po.algorithms import (
+    a2c,
+    cispo,
+    dapo,
+    dr_grpo,
+    grpo,
+    gspo,
+    npg,
+    ppo,
+    reinforce,
+    reinforce_pp,
+    rloo,
+    trpo,
+)
 from jaxrl_po.config import as_arrays
-from jaxrl_po.parallel import Placement
+from jaxrl_po.run import parallel
+from jaxrl_po.run.parallel import Placement
 from jaxrl_po.types import TrainState
 
 NUM_ROWS = 8
@@ -36,8 +50,11 @@ def language_problem(axis_name):
     task = language.tasks.addition(1, zero_pad=False)
     sizes = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
     dtype = jnp.zeros(()).dtype  # float32, or float64 where it is on
-    model, critic = (sizes.build(task.tokenizer.size, outputs=outputs).clone(dtype=dtype) for outputs in (0, 1))
-    # Credit for each right token: from a random policy no whole answer is right, and no group would be informative.
+    model, critic = (
+        sizes.build(task.tokenizer.size, outputs=outputs).clone(dtype=dtype) for outputs in (0, 1)
+    )
+    # Credit for each right token: from a random policy no whole answer is right, and no group would
+    # be informative.
     return language.make_problem(
         task,
         model,
@@ -55,13 +72,24 @@ def learned_problem(axis_name):
     task = language.tasks.addition(1, zero_pad=False)
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
     dtype = jnp.zeros(()).dtype
-    model, critic, judge = (sizes.build(task.tokenizer.size, outputs=outputs).clone(dtype=dtype) for outputs in (0, 1, 1))
+    model, critic, judge = (
+        sizes.build(task.tokenizer.size, outputs=outputs).clone(dtype=dtype)
+        for outputs in (0, 1, 1)
+    )
     problem = language.make_problem(
-        task, model, num_prompts=NUM_ROWS, group_size=1, critic=critic, max_new_tokens=4, axis_name=axis_name
+        task,
+        model,
+        num_prompts=NUM_ROWS,
+        group_size=1,
+        critic=critic,
+        max_new_tokens=4,
+        axis_name=axis_name,
     )
 
     def fitted_before(params, key):
-        judged = judge.init(jax.random.key(5), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+        judged = judge.init(
+            jax.random.key(5), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+        )
         return language.RewardModel(judged, jnp.zeros(()), jnp.full((), 0.1), jnp.ones(()))
 
     return language.learned_reward(problem, task, judge, fitted_before)
@@ -73,10 +101,19 @@ PROBLEMS = {
     "addition": language_problem,
     "learned": learned_problem,
     "groups": lambda axis_name: control.make_groups(
-        gymnax.make("CartPole-v1")[0], num_prompts=NUM_ROWS, group_size=2, num_steps=24, axis_name=axis_name
+        gymnax.make("CartPole-v1")[0],
+        num_prompts=NUM_ROWS,
+        group_size=2,
+        num_steps=24,
+        axis_name=axis_name,
     ),
     "vine": lambda axis_name: control.make_vine(
-        gymnax.make("CartPole-v1")[0], num_envs=NUM_ROWS, num_steps=8, num_states=2, horizon=8, axis_name=axis_name
+        gymnax.make("CartPole-v1")[0],
+        num_envs=NUM_ROWS,
+        num_steps=8,
+        num_states=2,
+        horizon=8,
+        axis_name=axis_name,
     ),
     "table": lambda axis_name: tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False),
 }
@@ -85,20 +122,49 @@ ALGORITHMS = {
     "ppo": (ppo, ppo.Config(num_epochs=2, num_minibatches=2, entropy_coefficient=0.01)),
     "ppo-all-switches": (
         ppo,
-        ppo.Config(num_epochs=2, num_minibatches=2, num_microbatches=2, clip_value=True, early_stop=True, decay_iterations=5),
+        ppo.Config(
+            num_epochs=2,
+            num_minibatches=2,
+            num_microbatches=2,
+            clip_value=True,
+            early_stop=True,
+            decay_iterations=5,
+        ),
     ),
-    "ppo-penalty": (ppo, ppo.Config(num_epochs=2, num_minibatches=2, clip=False, penalty="satisfied")),
-    "ppo-reference": (ppo, ppo.Config(num_epochs=2, num_minibatches=2, use_reference=True, adapt_reference_kl=True)),
+    "ppo-penalty": (
+        ppo,
+        ppo.Config(num_epochs=2, num_minibatches=2, clip=False, penalty="satisfied"),
+    ),
+    "ppo-reference": (
+        ppo,
+        ppo.Config(num_epochs=2, num_minibatches=2, use_reference=True, adapt_reference_kl=True),
+    ),
     "reinforce": (reinforce, reinforce.Config(**FIT)),
     "a2c": (a2c, a2c.Config(n=3)),
     "npg": (npg, npg.Config(**FIT)),
     "trpo": (trpo, trpo.Config(**FIT, cg_iterations=5)),
     "grpo": (grpo, grpo.Config(num_epochs=2, num_minibatches=2)),
-    "grpo-process": (grpo, grpo.Config(supervision="process", dual_clip=True, reset_iterations=1, warm_up_iterations=3)),
-    "grpo-statistics": (grpo, grpo.Config(running_statistics=True, extra_samples=1, group_divisor="root_size")),
+    "grpo-process": (
+        grpo,
+        grpo.Config(
+            supervision="process", dual_clip=True, reset_iterations=1, warm_up_iterations=3
+        ),
+    ),
+    "grpo-statistics": (
+        grpo,
+        grpo.Config(running_statistics=True, extra_samples=1, group_divisor="root_size"),
+    ),
     "dapo": (dapo, dapo.Config(num_epochs=2, train_prompts=4, max_generation_batches=40)),
-    "dapo-carry": (dapo, dapo.Config(carry_surplus=True, train_prompts=4, use_reference=True, overlong_filtering=False)),
-    "dapo-reweight": (dapo, dapo.Config(dynamic_sampling="reweight", clip_higher=False, token_level_loss=False)),
+    "dapo-carry": (
+        dapo,
+        dapo.Config(
+            carry_surplus=True, train_prompts=4, use_reference=True, overlong_filtering=False
+        ),
+    ),
+    "dapo-reweight": (
+        dapo,
+        dapo.Config(dynamic_sampling="reweight", clip_higher=False, token_level_loss=False),
+    ),
     "dr_grpo": (dr_grpo, dr_grpo.Config()),
     "rloo": (rloo, rloo.Config()),
     "reinforce_pp": (reinforce_pp, reinforce_pp.Config()),
@@ -158,7 +224,8 @@ def arrays(algorithm):
     return as_arrays(ALGORITHMS[algorithm][1])
 
 
-# By the module, so that the tests of a case come one after the other and its programs may be freed after them.
+# By the module, so that the tests of a case come one after the other and its programs may be freed
+# after them.
 @pytest.fixture(params=CASES, ids="-".join, scope="module")
 def case(request):
     return request.param
@@ -169,7 +236,9 @@ def test_finite_and_moving(case):
     state = init(jax.random.key(0))
     after, metrics = step(arrays(case[0]), state)
     chex.assert_tree_all_finite((after.params, after.opt_state))
-    assert not np.array_equal(jax.tree.leaves(after.params.policy)[0], jax.tree.leaves(state.params.policy)[0])
+    assert not np.array_equal(
+        jax.tree.leaves(after.params.policy)[0], jax.tree.leaves(state.params.policy)[0]
+    )
     assert int(after.step) == 1
     assert isinstance(after, TrainState)
     assert float(metrics["skipped"].value()) == 0.0
@@ -191,7 +260,9 @@ def test_ratio_is_one_before_the_first_update(case):
     """Sampler and learner agree: with a step size of nothing, KL and clipping stay at zero."""
     init, step = jitted(*case)
     config = arrays(case[0])
-    tiny = {name: jnp.float32(1e-30) for name in ("learning_rate", "max_kl") if name in vars(config)}
+    tiny = {
+        name: jnp.float32(1e-30) for name in ("learning_rate", "max_kl") if name in vars(config)
+    }
     _, metrics = step(dataclasses.replace(config, **tiny), init(jax.random.key(0)))
     assert abs(float(metrics["kl"].value())) < 1e-6
     for name in ("clip_fraction_low", "clip_fraction_high", "approximate_kl"):
@@ -227,7 +298,9 @@ def test_kl_is_one_quantity_that_of_the_whole_update(algorithm):
 
 
 def norm(tree):
-    return np.sqrt(sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree)))
+    return np.sqrt(
+        sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree))
+    )
 
 
 def minus(a, b):
@@ -251,7 +324,11 @@ def assert_equal_on_every_device(params):
 
 # With these, every algorithm is cut over devices on both kinds of problem.
 FURTHER = [
-    *((algorithm, kind) for algorithm in ("ppo-all-switches", "ppo-penalty") for kind in ("CartPole", "addition")),
+    *(
+        (algorithm, kind)
+        for algorithm in ("ppo-all-switches", "ppo-penalty")
+        for kind in ("CartPole", "addition")
+    ),
     *((algorithm, "addition") for algorithm in ("reinforce", "a2c", "npg", "grpo-process")),
     *(
         (algorithm, kind)
@@ -259,10 +336,14 @@ FURTHER = [
         for kind in ("groups", "addition")
     ),
 ]
-# What repeats another case's path: those that are compared in double precision on the same problem, but for one with a search
-# in each seed and its own number of rounds, and a second natural step on tokens.
+# What repeats another case's path: those that are compared in double precision on the same problem,
+# but for one with a search in each seed and its own number of rounds, and a second natural step on
+# tokens.
 REPEATED = [
-    *((algorithm, "table") for algorithm in ("dapo-carry", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo")),
+    *(
+        (algorithm, "table")
+        for algorithm in ("dapo-carry", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo")
+    ),
     ("grpo", "addition"),
     ("trpo", "addition"),
 ]
@@ -274,7 +355,9 @@ SHARDED = [
 ]
 
 
-@pytest.mark.parametrize(("case", "shape"), SHARDED, ids=lambda value: "-".join(map(str, value)), scope="module")
+@pytest.mark.parametrize(
+    ("case", "shape"), SHARDED, ids=lambda value: "-".join(map(str, value)), scope="module"
+)
 def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(case, shape):
     """Four seeds, two of them vmapped on each device, and the rows of each seed cut in four (or two seeds' in eight)."""
     placement = Placement(2 * shape[0], *shape)
@@ -296,11 +379,16 @@ def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(cas
         before = init(keys[i])
         alone, alone_metrics = step(arrays(case[0]), before)
         after = jax.tree.map(lambda x, i=i: x[0, i], params)
-        # Of a step of a conjugate gradient, reordering one sum alone changes a few parts in ten thousand.
+        # Of a step of a conjugate gradient, reordering one sum alone changes a few parts in ten
+        # thousand.
         tolerance = 1e-3 if case[0] in ("npg", "trpo") else 1e-4
-        assert norm(minus(after, alone.params)) <= tolerance * norm(minus(alone.params, before.params))
+        assert norm(minus(after, alone.params)) <= tolerance * norm(
+            minus(alone.params, before.params)
+        )
         alone, _ = step(arrays(case[0]), alone)
-        pick = jax.tree.map(lambda x, i=i: x[i], (state.params, state.collector.replicated, state.step))
+        pick = jax.tree.map(
+            lambda x, i=i: x[i], (state.params, state.collector.replicated, state.step)
+        )
         chex.assert_trees_all_close(pick[0], alone.params, rtol=5e-3, atol=5e-4)
         chex.assert_trees_all_close(pick[1], alone.collector.replicated, rtol=1e-4, atol=1e-5)
         assert int(pick[2]) == 2
@@ -311,7 +399,10 @@ def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(cas
 
 # One small problem for each algorithm, and one of either kind; the rest takes minutes to compile.
 IN_DOUBLE = [
-    *((algorithm, "table") for algorithm in ("reinforce", "a2c", "npg", "trpo", "ppo", "dapo-carry", "dr_grpo", "rloo")),
+    *(
+        (algorithm, "table")
+        for algorithm in ("reinforce", "a2c", "npg", "trpo", "ppo", "dapo-carry", "dr_grpo", "rloo")
+    ),
     *((algorithm, "table") for algorithm in ("reinforce_pp", "gspo", "cispo")),
     ("trpo", "CartPole"),
     ("grpo", "addition"),
@@ -320,14 +411,22 @@ IN_DOUBLE = [
 
 @pytest.mark.parametrize(
     "case",
-    [*IN_DOUBLE, *(pytest.param(case, marks=pytest.mark.slow) for case in (*CASES, *FURTHER) if case not in IN_DOUBLE)],
+    [
+        *IN_DOUBLE,
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in (*CASES, *FURTHER)
+            if case not in IN_DOUBLE
+        ),
+    ],
     ids="-".join,
 )
 def test_in_double_precision_eight_devices_equal_one(case):
     """Two seeds, the rows of each over four devices; what is left of a difference in float32 is rounding and nothing else."""
     module, config = ALGORITHMS[case[0]]
     if module is npg:
-        # Each product of a conjugate gradient amplifies a rounding error ten times or more: 1e-8 is for five of them.
+        # Each product of a conjugate gradient amplifies a rounding error ten times or more: 1e-8 is
+        # for five of them.
         config = dataclasses.replace(config, cg_iterations=5)
 
     def learner(axis_name):
@@ -337,14 +436,18 @@ def test_in_double_precision_eight_devices_equal_one(case):
             params, collector = problem.init(key)
             return jax.tree.map(lambda x: x.astype(jnp.float64), params), collector
 
-        return module.make(dataclasses.replace(as_arrays(config), axis_name=axis_name), problem._replace(init=init))
+        return module.make(
+            dataclasses.replace(as_arrays(config), axis_name=axis_name), problem._replace(init=init)
+        )
 
     with jax.enable_x64(True):
         alone, placed = learner(None), parallel.over_devices(learner("data"), Placement(2, 2, 4))
         init, step = jax.jit(alone.init), jax.jit(alone.step)
         keys = jax.random.split(jax.random.key(0), 2)
         befores = [init(key) for key in keys]
-        after, metrics = jax.jit(placed.step)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *befores))
+        after, metrics = jax.jit(placed.step)(
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *befores)
+        )
         assert_equal_on_every_device(after.params)
         for i, before in enumerate(befores):
             want, want_metrics = step(before)
@@ -352,8 +455,12 @@ def test_in_double_precision_eight_devices_equal_one(case):
             change = norm(minus(want.params, before.params))
             assert change > 0
             assert norm(minus(got.params, want.params)) <= 1e-8 * change
-            chex.assert_trees_all_close(got.collector.replicated, want.collector.replicated, rtol=1e-5)
-            chex.assert_trees_all_close(means(got_metrics), means(want_metrics), rtol=1e-5, atol=1e-7)
+            chex.assert_trees_all_close(
+                got.collector.replicated, want.collector.replicated, rtol=1e-5
+            )
+            chex.assert_trees_all_close(
+                means(got_metrics), means(want_metrics), rtol=1e-5, atol=1e-7
+            )
 
 
 def test_resume_equals_uninterrupted(case):
@@ -361,12 +468,19 @@ def test_resume_equals_uninterrupted(case):
     one = functools.partial(step, arrays(case[0]))
     state, _ = one(init(jax.random.key(0)))
     saved = jax.tree.map(
-        lambda x: np.asarray(jax.random.key_data(x)) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.array(x), state
+        lambda x: (
+            np.asarray(jax.random.key_data(x))
+            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+            else np.array(x)
+        ),
+        state,
     )
     straight, _ = one(one(state)[0])
     restored = jax.tree.map(
         lambda x, like: (
-            jax.random.wrap_key_data(jnp.asarray(x)) if jnp.issubdtype(like.dtype, jax.dtypes.prng_key) else jnp.asarray(x)
+            jax.random.wrap_key_data(jnp.asarray(x))
+            if jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
+            else jnp.asarray(x)
         ),
         saved,
         state,
@@ -377,7 +491,8 @@ def test_resume_equals_uninterrupted(case):
 
 
 @pytest.mark.parametrize(
-    "problem", ["table", *(pytest.param(name, marks=pytest.mark.slow) for name in ("CartPole", "addition"))]
+    "problem",
+    ["table", *(pytest.param(name, marks=pytest.mark.slow) for name in ("CartPole", "addition"))],
 )
 def test_numbers_vmap_and_do_not_recompile(problem):
     traces = []
@@ -390,10 +505,22 @@ def test_numbers_vmap_and_do_not_recompile(problem):
 
     base = as_arrays(ppo.Config(num_epochs=1, num_minibatches=2))
     train(base, jax.random.key(0))
-    other = as_arrays(dataclasses.replace(base, learning_rate=1, epsilon_low=np.float32(0.1), epsilon_high=0.3, gamma=0.5))
+    other = as_arrays(
+        dataclasses.replace(
+            base, learning_rate=1, epsilon_low=np.float32(0.1), epsilon_high=0.3, gamma=0.5
+        )
+    )
     train(other, jax.random.key(0))
     assert len(traces) == 1
-    stacked = jax.tree.map(lambda a, b: jnp.stack([a, b]), base, dataclasses.replace(base, learning_rate=jnp.float32(1e-2)))
-    both = jax.jit(jax.vmap(lambda config, key: train(config, key), in_axes=(0, None)))(stacked, jax.random.key(0))
-    chex.assert_trees_all_close(jax.tree.map(lambda x: x[0], both), train(base, jax.random.key(0)), rtol=2e-3, atol=2e-4)
+    stacked = jax.tree.map(
+        lambda a, b: jnp.stack([a, b]),
+        base,
+        dataclasses.replace(base, learning_rate=jnp.float32(1e-2)),
+    )
+    both = jax.jit(jax.vmap(lambda config, key: train(config, key), in_axes=(0, None)))(
+        stacked, jax.random.key(0)
+    )
+    chex.assert_trees_all_close(
+        jax.tree.map(lambda x: x[0], both), train(base, jax.random.key(0)), rtol=2e-3, atol=2e-4
+    )
     assert not np.allclose(*jax.tree.leaves(both.policy)[0])

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import checkpoint
-from jaxrl_po.checkpoint import CheckpointError, Store
+from jaxrl_po.run import checkpoint
+from jaxrl_po.run.checkpoint import CheckpointError, Store
 
 
 class State(NamedTuple):
@@ -36,7 +36,10 @@ def state(step=0):
 
 
 def bits(tree):
-    words = jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree)
+    words = jax.tree.map(
+        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
+        tree,
+    )
     return jax.tree.map(lambda x: (x.shape, str(x.dtype), np.asarray(x).tobytes()), words)
 
 
@@ -56,7 +59,10 @@ def load(folder, like=None):
 
 
 def largest(folder):
-    return max((path for path in (folder / "default" / "d").iterdir()), key=lambda path: path.stat().st_size)
+    return max(
+        (path for path in (folder / "default" / "d").iterdir()),
+        key=lambda path: path.stat().st_size,
+    )
 
 
 def test_every_bit_comes_back(saved):
@@ -66,7 +72,9 @@ def test_every_bit_comes_back(saved):
     assert bits(loaded) == bits(state(3))
     assert told == []
     # the restored key draws the same numbers
-    np.testing.assert_array_equal(jax.random.normal(loaded.key[1], (4,)), jax.random.normal(state(3).key[1], (4,)))
+    np.testing.assert_array_equal(
+        jax.random.normal(loaded.key[1], (4,)), jax.random.normal(state(3).key[1], (4,))
+    )
 
 
 def test_shapes_alone_suffice_to_load(saved):
@@ -96,7 +104,9 @@ def test_the_state_may_be_donated_at_once(tmp_path):
         store.save(0, {"x": x})
         jax.block_until_ready(overwrite(x))
         assert x.is_deleted()
-        np.testing.assert_array_equal(store.load({"x": jnp.zeros(100_000)})[1]["x"], np.arange(100_000.0))
+        np.testing.assert_array_equal(
+            store.load({"x": jnp.zeros(100_000)})[1]["x"], np.arange(100_000.0)
+        )
 
 
 def test_saving_the_same_iteration_again_replaces_it(tmp_path):
@@ -134,7 +144,14 @@ def remove_everything(step):
     shutil.rmtree(step / "default")
 
 
-DAMAGES = [truncate, flip_one_bit, remove_a_file, empty_the_index, garble_the_checksums, remove_everything]
+DAMAGES = [
+    truncate,
+    flip_one_bit,
+    remove_a_file,
+    empty_the_index,
+    garble_the_checksums,
+    remove_everything,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -174,7 +191,9 @@ def test_if_all_are_damaged_nothing_is_removed(saved):
     for step in ("2", "3"):
         flip_one_bit(saved / step)
     before = sorted(path for path in saved.rglob("*"))
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact: \[2, 3\] are damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .* is intact: \[2, 3\] are damaged"
+    ):
         load(saved)
     assert sorted(path for path in saved.rglob("*")) == before
 
@@ -191,9 +210,18 @@ def test_after_a_fallback_the_run_saves_that_iteration_again(saved):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s._replace(step=jnp.zeros(2, jnp.int32)), r"holds int32\[\] for \.step, where int32\[2\] is wanted"),
-        (lambda s: s._replace(step=jnp.float32(0)), r"holds int32\[\] for \.step, where float32\[\] is wanted"),
-        (lambda s: s._replace(opt_state=(jnp.zeros(1), s.opt_state[1])), r"holds nothing for \.opt_state\[0\]"),
+        (
+            lambda s: s._replace(step=jnp.zeros(2, jnp.int32)),
+            r"holds int32\[\] for \.step, where int32\[2\] is wanted",
+        ),
+        (
+            lambda s: s._replace(step=jnp.float32(0)),
+            r"holds int32\[\] for \.step, where float32\[\] is wanted",
+        ),
+        (
+            lambda s: s._replace(opt_state=(jnp.zeros(1), s.opt_state[1])),
+            r"holds nothing for \.opt_state\[0\]",
+        ),
         (lambda s: s._replace(opt_state=()), r"holds \.opt_state\[1\], which is not wanted"),
     ],
 )
@@ -213,7 +241,7 @@ def test_what_goes_wrong_in_the_background_is_raised(tmp_path):
 
 KILLED = """
 import sys, pathlib, jax.numpy as jnp
-from jaxrl_po.checkpoint import Store
+from jaxrl_po.run.checkpoint import Store
 with Store(pathlib.Path(sys.argv[1])) as store:
     for i in range(100_000):
         store.save(i, {"x": jnp.full(20_000, i)})
@@ -223,7 +251,9 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 
 @pytest.mark.parametrize("extra", [0.0, 0.013, 0.031])
 def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
         for line in process.stdout:
             if int(line) == 4:
                 break
@@ -239,7 +269,12 @@ def test_another_number_of_devices(tmp_path):
     """Saved from four devices, loaded onto two, and from these onto one: shapes are global."""
 
     def on(count):
-        mesh = jax.make_mesh((count,), ("seed",), devices=jax.devices()[:count], axis_types=(jax.sharding.AxisType.Auto,))
+        mesh = jax.make_mesh(
+            (count,),
+            ("seed",),
+            devices=jax.devices()[:count],
+            axis_types=(jax.sharding.AxisType.Auto,),
+        )
         each = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed"))
         state = {"x": jnp.arange(24.0).reshape(4, 6), "key": jax.random.split(jax.random.key(0), 4)}
         return jax.device_put(state, each)
@@ -250,7 +285,9 @@ def test_another_number_of_devices(tmp_path):
             store.save(0, source)
             _, source = store.load(on(count))
         assert bits(source) == bits(on(4))
-        assert jax.tree.map(lambda x: x.sharding, source) == jax.tree.map(lambda x: x.sharding, on(count))
+        assert jax.tree.map(lambda x: x.sharding, source) == jax.tree.map(
+            lambda x: x.sharding, on(count)
+        )
 
 
 def test_zero_sizes_and_copies():
@@ -261,5 +298,7 @@ def test_zero_sizes_and_copies():
 
 def test_a_state_of_an_earlier_version_is_named():
     old = {".actor.local.envs.number": np.zeros(2, np.int32), **checkpoint.to_host(state())}
-    with pytest.raises(CheckpointError, match=r"of a version before 0\.2.*--init_from reads its policy"):
+    with pytest.raises(
+        CheckpointError, match=r"of a version before 0\.2.*--init_from reads its policy"
+    ):
         checkpoint.from_host(old, state())

@@ -1,8 +1,9 @@
 """Every number of every config by hand: the term that it scales, its sign and its size, in one step of plain gradient descent.
 
-Where the default optimizer is not what is tested it is `sgd(1)`, so that a change of the parameters is a gradient. It is taken from
-parameters that did not sample the batch, so that ratios are not 1, beside a reference that is neither. What a method ought to do is
-in each test the weight of every step on `∇ log π`, in numpy.
+Where the default optimizer is not what is tested it is `sgd(1)`, so that a change of the parameters
+is a gradient. It is taken from parameters that did not sample the batch, so that ratios are not 1,
+beside a reference that is neither. What a method ought to do is in each test the weight of every
+step on `∇ log π`, in numpy.
 """
 
 import dataclasses
@@ -51,7 +52,10 @@ def problem_of(algorithm):
 def perturbed(params, size, seed):
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
-    return jax.tree.unflatten(treedef, [x + size * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+    return jax.tree.unflatten(
+        treedef,
+        [x + size * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)],
+    )
 
 
 @functools.cache
@@ -76,7 +80,11 @@ def program(algorithm, structure, plain):
 
     @jax.jit
     def update(config, batch, step, beta):
-        options = {"optimizer": optax.sgd(1.0)} if plain and "trpo" not in algorithm and algorithm != "npg" else {}
+        options = (
+            {"optimizer": optax.sgd(1.0)}
+            if plain and "trpo" not in algorithm and algorithm != "npg"
+            else {}
+        )
         learner = CASES[algorithm][0].make(config, problem, **options)
         state = learner.init(jax.random.key(0))
         held = reference if jax.tree.leaves(state.reference_params) else state.reference_params
@@ -106,7 +114,9 @@ def change(algorithm, **changes):
 
 
 def flat(tree):
-    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
+    return np.concatenate(
+        [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
+    )
 
 
 def assert_same(got, want, tolerance=1e-4):
@@ -133,7 +143,9 @@ def _gradients(problem, policy, reference, batch, weight):
 
     far = jax.lax.stop_gradient(distribution(reference))
     return {
-        "log_prob": jax.grad(lambda p: jnp.sum(weight * distribution(p).log_prob(batch.action)))(policy),
+        "log_prob": jax.grad(lambda p: jnp.sum(weight * distribution(p).log_prob(batch.action)))(
+            policy
+        ),
         "entropy": jax.grad(lambda p: jnp.sum(weight * distribution(p).entropy()))(policy),
         "kl": jax.grad(lambda p: jnp.sum(weight * far.kl(distribution(p))))(policy),
     }
@@ -143,7 +155,9 @@ def gradient(algorithm, weight, of="log_prob", at=None, frm=None):
     """`∇ Σ w x` over the policy's parameters, x the log-probability of the action, the entropy, or KL(`frm` ‖ policy)."""
     params, reference, batch = situation(problem_of(algorithm))
     policy, frm = params.policy if at is None else at, reference if frm is None else frm
-    return _gradients(problem_of(algorithm), policy, frm, batch, jnp.asarray(weight, jnp.float32))[of]
+    return _gradients(problem_of(algorithm), policy, frm, batch, jnp.asarray(weight, jnp.float32))[
+        of
+    ]
 
 
 def value_gradient(algorithm, weight):
@@ -151,7 +165,9 @@ def value_gradient(algorithm, weight):
     problem = problem_of(algorithm)
     params, _, batch = situation(problem)
     weight = jnp.asarray(weight, jnp.float32)
-    return jax.grad(lambda v: jnp.sum(weight * problem.apply(params._replace(value=v), batch.inputs)[1]))(params.value)
+    return jax.grad(
+        lambda v: jnp.sum(weight * problem.apply(params._replace(value=v), batch.inputs)[1])
+    )(params.value)
 
 
 @functools.cache
@@ -161,10 +177,18 @@ def arrays(problem):
     distribution, value = problem.apply(params, batch.inputs)
     names = ("reward", "value", "next_value", "terminated", "truncated", "mask", "score", "stratum")
     known = {name: np.asarray(getattr(batch, name), np.float64) for name in names}
-    known["old"], known["now"] = (np.asarray(x, np.float64) for x in (batch.log_prob, distribution.log_prob(batch.action)))
+    known["old"], known["now"] = (
+        np.asarray(x, np.float64) for x in (batch.log_prob, distribution.log_prob(batch.action))
+    )
     far = problem.apply(ActorCritic(reference), batch.inputs)[0].log_prob(batch.action)
-    known["reference"], known["value_now"] = np.asarray(far, np.float64), np.asarray(value, np.float64)
-    known["ratio"], known["entropy"] = np.exp(known["now"] - known["old"]), np.asarray(distribution.entropy(), np.float64)
+    known["reference"], known["value_now"] = (
+        np.asarray(far, np.float64),
+        np.asarray(value, np.float64),
+    )
+    known["ratio"], known["entropy"] = (
+        np.exp(known["now"] - known["old"]),
+        np.asarray(distribution.entropy(), np.float64),
+    )
     return known
 
 
@@ -187,7 +211,10 @@ def gae(k, gamma, lambda_, reward=None):
     delta = reward + gamma * (1 - k.terminated) * k.next_value - k.value
     advantage, following = np.zeros_like(delta), 0.0
     for t in reversed(range(delta.shape[1])):
-        following = delta[:, t] + gamma * lambda_ * (1 - np.maximum(k.terminated, k.truncated)[:, t]) * following
+        following = (
+            delta[:, t]
+            + gamma * lambda_ * (1 - np.maximum(k.terminated, k.truncated)[:, t]) * following
+        )
         advantage[:, t] = following
     return advantage
 
@@ -201,7 +228,9 @@ def n_step(k, gamma, n):
                 returns[b, t] += gamma**i * k.reward[b, u]
                 last = u == min(t + n, steps) - 1 or k.terminated[b, u] or k.truncated[b, u]
                 if last:
-                    returns[b, t] += gamma ** (i + 1) * (1 - k.terminated[b, u]) * k.next_value[b, u]
+                    returns[b, t] += (
+                        gamma ** (i + 1) * (1 - k.terminated[b, u]) * k.next_value[b, u]
+                    )
                     break
     return returns
 
@@ -262,9 +291,14 @@ def test_the_penalty_pulls_towards_the_reference_in_proportion(algorithm):
 def test_rloo_takes_the_distance_from_the_outcome(algorithm):
     k = known(algorithm)
     for c in (0.0, 0.5, 1.0):
-        groups = (k.reward * k.mask - c * k.mask * (k.old - k.reference)).sum(1).reshape(k.score.shape)
+        groups = (
+            (k.reward * k.mask - c * k.mask * (k.old - k.reference)).sum(1).reshape(k.score.shape)
+        )
         advantage = ((groups - groups.mean(1, keepdims=True)) * 4 / 3).reshape(-1, 1)
-        assert_same(change(algorithm, kl_coefficient=c).policy, gradient(algorithm, weights(algorithm) * k.ratio * advantage))
+        assert_same(
+            change(algorithm, kl_coefficient=c).policy,
+            gradient(algorithm, weights(algorithm) * k.ratio * advantage),
+        )
 
 
 @number("kl_coefficient", "reinforce_pp")
@@ -278,7 +312,9 @@ def test_reinforce_pp_takes_the_distance_from_what_follows_or_adds_it_to_the_los
     nothing = change(algorithm, kl_coefficient=0.0, group_baseline=True).policy
     for c in (0.5, 1.0):
         pulled = minus(change(algorithm, kl_coefficient=c, group_baseline=True).policy, nothing)
-        assert_same(pulled, times(c, gradient(algorithm, weights(algorithm) * (k.reference - k.now))))
+        assert_same(
+            pulled, times(c, gradient(algorithm, weights(algorithm) * (k.reference - k.now)))
+        )
 
 
 @number("kl_coefficient", "ppo")
@@ -291,7 +327,9 @@ def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
     settings = {"clip": False, "penalty": "fixed", "num_epochs": 2}
     nothing = change(algorithm, kl_coefficient=0.0, **settings).policy
     for c in (0.5, 1.0):
-        assert_same(minus(change(algorithm, kl_coefficient=c, **settings).policy, nothing), times(-c, away))
+        assert_same(
+            minus(change(algorithm, kl_coefficient=c, **settings).policy, nothing), times(-c, away)
+        )
 
 
 @number("reference_kl_coefficient", "ppo")
@@ -314,11 +352,16 @@ def test_gamma_discounts_what_follows(algorithm):
     k = known(algorithm)
     for gamma in (0.99, 0.5, 0.0):
         advantage = {
-            "ppo": lambda g: gae(k, g, 0.95) * k.ratio * unclipped(k.ratio, gae(k, g, 0.95), 0.2, 0.2),
+            "ppo": lambda g: (
+                gae(k, g, 0.95) * k.ratio * unclipped(k.ratio, gae(k, g, 0.95), 0.2, 0.2)
+            ),
             "a2c": lambda g: n_step(k, g, 5) - k.value,
             "reinforce": lambda g: n_step(k, g, 8) - k.value,
         }[algorithm](gamma)
-        assert_same(change(algorithm, gamma=gamma).policy, gradient(algorithm, weights(algorithm) * advantage))
+        assert_same(
+            change(algorithm, gamma=gamma).policy,
+            gradient(algorithm, weights(algorithm) * advantage),
+        )
 
 
 @number("lambda_", "ppo")
@@ -396,7 +439,10 @@ def test_ratios_lose_their_gradient_outside_the_clip(algorithm):
         inside = unclipped(k.ratio, advantage, low, high)
         kept.append((inside * k.mask).sum())
         weight = weights(algorithm) * k.ratio * advantage * inside
-        assert_same(change(algorithm, epsilon_low=low, epsilon_high=high).policy, gradient(algorithm, weight))
+        assert_same(
+            change(algorithm, epsilon_low=low, epsilon_high=high).policy,
+            gradient(algorithm, weight),
+        )
     assert kept[0] < kept[1] < kept[2]
 
 
@@ -416,13 +462,18 @@ def test_the_value_is_clipped_at_epsilon_high():
 def test_gspo_clips_the_geometric_mean_of_a_sequence(algorithm):
     k = known(algorithm)
     advantage = in_group(k, k.score)
-    ratio = np.exp((k.mask * (k.now - k.old)).sum(1, keepdims=True) / k.mask.sum(1, keepdims=True)) * np.ones_like(k.mask)
+    ratio = np.exp(
+        (k.mask * (k.now - k.old)).sum(1, keepdims=True) / k.mask.sum(1, keepdims=True)
+    ) * np.ones_like(k.mask)
     kept = []
     for low, high in ((0.1, 0.26), (0.25, 0.26), (0.25, 0.5)):
         inside = unclipped(ratio, advantage, low, high)
         kept.append((inside * k.mask).sum())
         weight = weights(algorithm) * ratio * advantage * inside
-        assert_same(change(algorithm, epsilon_low=low, epsilon_high=high).policy, gradient(algorithm, weight))
+        assert_same(
+            change(algorithm, epsilon_low=low, epsilon_high=high).policy,
+            gradient(algorithm, weight),
+        )
     assert kept[0] < kept[1] < kept[2]
 
 
@@ -432,7 +483,10 @@ def test_cispo_clips_the_weight_and_drops_nothing(algorithm):
     advantage = in_group(k, k.score)
     for low, high in ((0.1, 0.2), (0.4, 0.2), (0.4, 0.6)):
         weight = weights(algorithm) * np.clip(k.ratio, 1 - low, 1 + high) * advantage
-        assert_same(change(algorithm, epsilon_low=low, epsilon_high=high).policy, gradient(algorithm, weight))
+        assert_same(
+            change(algorithm, epsilon_low=low, epsilon_high=high).policy,
+            gradient(algorithm, weight),
+        )
 
 
 @number("dual_clip_ratio", "grpo")
@@ -444,7 +498,10 @@ def test_a_negative_advantage_admits_that_ratio_at_most(algorithm):
         inside = unclipped(k.ratio, advantage, 0.2, 0.2) & ~((advantage < 0) & (k.ratio > most))
         kept.append((inside * k.mask).sum())
         weight = weights(algorithm) * k.ratio * advantage * inside
-        assert_same(change(algorithm, dual_clip=True, dual_clip_ratio=most).policy, gradient(algorithm, weight))
+        assert_same(
+            change(algorithm, dual_clip=True, dual_clip_ratio=most).policy,
+            gradient(algorithm, weight),
+        )
     assert kept[0] < kept[1] < kept[2]
 
 
@@ -453,7 +510,9 @@ def test_a_negative_advantage_admits_that_ratio_at_most(algorithm):
 
 def first_step(algorithm, descent, learning_rate, max_grad_norm):
     """Of Adam, or of A2C's RMSProp, along a gradient that is cut at a norm."""
-    cut = jax.tree.map(lambda g: g * min(1.0, max_grad_norm / np.linalg.norm(flat(descent))), descent)
+    cut = jax.tree.map(
+        lambda g: g * min(1.0, max_grad_norm / np.linalg.norm(flat(descent))), descent
+    )
     root = 0.1 if algorithm == "a2c" else 1.0
     return jax.tree.map(lambda g: learning_rate * g / (root * jnp.abs(g) + 1e-5), cut)
 
@@ -464,8 +523,16 @@ def test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_
     joint = algorithm in ("ppo", "a2c")
     descent = descent if joint else descent.policy
     norm = np.linalg.norm(flat(descent))
-    for learning_rate, max_grad_norm in ((1e-3, 1e3), (2e-3, 1e3), (2e-3, 2 * norm), (2e-3, 1e-5), (2e-3, 2e-5)):
-        moved = change(algorithm, plain=False, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+    for learning_rate, max_grad_norm in (
+        (1e-3, 1e3),
+        (2e-3, 1e3),
+        (2e-3, 2 * norm),
+        (2e-3, 1e-5),
+        (2e-3, 2e-5),
+    ):
+        moved = change(
+            algorithm, plain=False, learning_rate=learning_rate, max_grad_norm=max_grad_norm
+        )
         want = first_step(algorithm, descent, learning_rate, max_grad_norm)
         assert_same(moved if joint else moved.policy, want, 1e-3)
 
@@ -506,7 +573,10 @@ def conjugate_gradient(matrix, b, tolerance):
         product = matrix @ direction
         alpha = residual @ residual / (direction @ product)
         x, following = x + alpha * direction, residual - alpha * product
-        direction, residual = following + following @ following / (residual @ residual) * direction, following
+        direction, residual = (
+            following + following @ following / (residual @ residual) * direction,
+            following,
+        )
     return x
 
 
@@ -556,7 +626,10 @@ def test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at(al
     k = known(algorithm)
     stop = {"early_stop": True, "num_epochs": 2}
     kl = float((weights(algorithm) * (np.expm1(k.now - k.old) - (k.now - k.old))).sum())
-    shares = [float(outcome(algorithm, target_kl=share * kl, **stop)[1]["updates"]) for share in (0.98, 1.02)]
+    shares = [
+        float(outcome(algorithm, target_kl=share * kl, **stop)[1]["updates"])
+        for share in (0.98, 1.02)
+    ]
     assert shares[0] == 0.0
     assert shares[1] > 0.0
     adapt = {"penalty": "adaptive", "clip": False, "num_epochs": 2, "kl_coefficient": 1.0}
@@ -572,7 +645,9 @@ def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
     settings = {"clip": False, "use_reference": True, "adapt_reference_kl": True}
     assert kl > 0
     for error in (-0.5, -0.1, 0.05, 0.1, 0.5):
-        beta = float(outcome(algorithm, reference_target_kl=kl / (1 + error), beta=0.3, **settings)[2])
+        beta = float(
+            outcome(algorithm, reference_target_kl=kl / (1 + error), beta=0.3, **settings)[2]
+        )
         assert beta == pytest.approx(0.3 * (1 + 0.1 * np.clip(error, -0.2, 0.2)), rel=1e-4)
 
 
@@ -583,13 +658,21 @@ def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
 def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     k, weight = known(algorithm), weights(algorithm)
     moved, metrics, _ = outcome(algorithm)
-    wanted = {"entropy": (weight * k.entropy).sum(), "frac_masked": 1 - k.mask.mean(), "skipped": 0.0}
+    wanted = {
+        "entropy": (weight * k.entropy).sum(),
+        "frac_masked": 1 - k.mask.mean(),
+        "skipped": 0.0,
+    }
     natural_steps = algorithm in ("npg", "trpo")
-    wanted["grad_norm"] = np.linalg.norm(flat(moved if algorithm in ("ppo", "a2c") else moved.policy))
+    wanted["grad_norm"] = np.linalg.norm(
+        flat(moved if algorithm in ("ppo", "a2c") else moved.policy)
+    )
     if natural_steps:
         wanted["grad_norm"] = np.linalg.norm(curvature()[1])
     if algorithm in GROUPS:
-        wanted["extreme_ratio"] = (k.mask * (np.abs(np.log(k.ratio)) > np.log(2))).sum() / k.mask.sum()
+        wanted["extreme_ratio"] = (
+            k.mask * (np.abs(np.log(k.ratio)) > np.log(2))
+        ).sum() / k.mask.sum()
     if algorithm in ("ppo", "grpo", "dr_grpo"):
         advantage = gae(k, 0.99, 0.95) if algorithm == "ppo" else in_group(k, k.score)
         share = k.mask / k.mask.sum()
@@ -600,7 +683,9 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     got = {name: float(metrics[name]) for name in wanted}
     assert got == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert np.isfinite(float(metrics["kl"]))
-    assert ("clip_fraction_high" in metrics) == (algorithm not in ("reinforce", "a2c", "npg", "trpo", "rloo"))
+    assert ("clip_fraction_high" in metrics) == (
+        algorithm not in ("reinforce", "a2c", "npg", "trpo", "rloo")
+    )
 
 
 # Numbers that a method hands on to code which another method's tests cover.
@@ -609,7 +694,11 @@ HANDED_ON = {
     "a2c": {"lambda_"},
     "npg": {"gamma", "lambda_", "value_learning_rate"},
     "trpo": {f.name for f in dataclasses.fields(npg.Config)},
-    **{name: shared_with_grpo(name) - {"entropy_coefficient", "kl_coefficient"} for name in GROUPS if name != "grpo"},
+    **{
+        name: shared_with_grpo(name) - {"entropy_coefficient", "kl_coefficient"}
+        for name in GROUPS
+        if name != "grpo"
+    },
 }
 HANDED_ON["dapo"] -= {"epsilon_low", "epsilon_high"}
 HANDED_ON["gspo"] -= {"epsilon_low", "epsilon_high"}
@@ -617,7 +706,9 @@ HANDED_ON["gspo"] -= {"epsilon_low", "epsilon_high"}
 
 @pytest.mark.parametrize("algorithm", CASES)
 def test_every_number_is_tested_or_handed_on(algorithm):
-    numbers = {f.name for f in dataclasses.fields(CASES[algorithm][0].Config) if not f.metadata["static"]}
+    numbers = {
+        f.name for f in dataclasses.fields(CASES[algorithm][0].Config) if not f.metadata["static"]
+    }
     tested = {field for name, field in TESTED if name == algorithm}
     handed_on = numbers & HANDED_ON.get(algorithm, set())
     assert tested | handed_on == numbers

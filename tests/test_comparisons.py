@@ -5,17 +5,16 @@ import os
 import signal
 from pathlib import Path
 
-import control
 import family
 import gymnax
 import jax
 import numpy as np
 import pytest
-import sweep
 
 from jaxrl_po import control as control_lib
-from jaxrl_po import flags as flags_lib
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run import flags as flags_lib
+from jaxrl_po.run.commands import control, sweep
+from jaxrl_po.run.flags import UsageError
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 SMALL = [
@@ -38,8 +37,12 @@ def started_backend():
 
 
 def test_a_sweep_runs_in_one_process(tmp_path):
-    with pytest.raises(UsageError, match=r"^--distributed is for control\.py and language\.py"):
-        sweep.main([*SMALL, f"--out={tmp_path / 'new'}", "--distributed", "--coordinator=localhost:1234"])
+    with pytest.raises(
+        UsageError, match=r"^--distributed is for jaxrl-po control and jaxrl-po language"
+    ):
+        sweep.main(
+            [*SMALL, f"--out={tmp_path / 'new'}", "--distributed", "--coordinator=localhost:1234"]
+        )
     assert not (tmp_path / "new").exists()
 
 
@@ -49,12 +52,14 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     assert sweep.main([*arguments, "--save", "--overwrite"]) == 0
     printed = capsys.readouterr().out
-    assert "program 2 of 2: 2 settings × 2 seeds" in printed  # numbers share a program, sizes do not
+    assert (
+        "program 2 of 2: 2 settings × 2 seeds" in printed
+    )  # numbers share a program, sizes do not
     rows = json.loads((out / "sweep.json").read_text())
     assert len(rows) == 4
-    assert {(row["flags"]["config.learning_rate"], row["flags"]["problem.width"]) for row in rows} == {
-        (rate, width) for rate in ("1e-3", "1e-2") for width in ("4", "8")
-    }
+    assert {
+        (row["flags"]["config.learning_rate"], row["flags"]["problem.width"]) for row in rows
+    } == {(rate, width) for rate in ("1e-3", "1e-2") for width in ("4", "8")}
     for row in rows:
         assert np.asarray(row["scores"]).shape == (2, 2)
         assert row["steps"] == [128, 256]
@@ -68,12 +73,17 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     options = flags_lib.parse([], {"": control.Options})[""]
     assert control.tuned(options) == saved["flags"]
     # Broken off after the first program, it runs the second only.
-    (out / "sweep.json").write_text(json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"]))
+    (out / "sweep.json").write_text(
+        json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"])
+    )
     assert sweep.main([*arguments, "--save", "--resume"]) == 0
     assert "program 1" not in capsys.readouterr().out
     assert json.loads((out / "sweep.json").read_text())[0]["scores"] == rows[0]["scores"]
-    # Flags that are not given are as they were, also where saving has changed what control.py starts from.
-    (out / "sweep.json").write_text(json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"]))
+    # Flags that are not given are as they were, also where saving has changed what control.py
+    # starts from.
+    (out / "sweep.json").write_text(
+        json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"])
+    )
     assert sweep.main([f"--out={out}", "--resume"]) == 0
     assert "program 2 of 2: 2 settings × 2 seeds" in capsys.readouterr().out
     assert json.loads((out / "sweep.json").read_text())[0]["scores"] == rows[0]["scores"]
@@ -87,7 +97,9 @@ def programs_run(monkeypatch):
 
     def over(group, options):
         trained.append(group)
-        scores = [[[float(records["config"].learning_rate)] * 3] * options.seeds for records in group]
+        scores = [
+            [[float(records["config"].learning_rate)] * 3] * options.seeds for records in group
+        ]
         return {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
 
     monkeypatch.setattr(sweep, "run", over)
@@ -110,7 +122,9 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_ru
     out = tmp_path / "sweep"
     assert sweep.main([*SMALL, *RANGES, f"--out={out}"]) == 0
     rows = json.loads((out / "sweep.json").read_text())
-    (out / "sweep.json").write_text(json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"]))
+    (out / "sweep.json").write_text(
+        json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"])
+    )
     del programs_run[:]
     assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
     (group,) = programs_run
@@ -124,9 +138,15 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_ru
     [
         (
             ["--seeds=3"],
-            r"--seeds=3 must be 2, as in the sweep in \S+ that is resumed; leave the flag out, or choose another --out",
+            (
+                r"--seeds=3 must be 2, as in the sweep in \S+ that is resumed; leave the flag "
+                r"out, or choose another --out"
+            ),
         ),
-        (["--config.learning_rate=1e-4,1e-2"], r"--config\.learning_rate=0\.0001,0\.01 must be 0\.001,0\.01, as in"),
+        (
+            ["--config.learning_rate=1e-4,1e-2"],
+            r"--config\.learning_rate=0\.0001,0\.01 must be 0\.001,0\.01, as in",
+        ),
         (
             ["--config.gamma=0.9", "--problem.width=4"],
             r"--config\.gamma=0\.9 must be 0\.99, --problem\.width=4 must be 4,8, as in",
@@ -145,10 +165,15 @@ def test_a_resumed_sweep_names_the_flags_that_differ(tmp_path, programs_run, arg
     assert (out / "config.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("stored", ['{"script": "control", "seeds": 2}', '{"script": "sweep", "argv": []}'])
+@pytest.mark.parametrize(
+    "stored", ['{"script": "control", "seeds": 2}', '{"script": "sweep", "argv": []}']
+)
 def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
     (tmp_path / "config.json").write_text(stored)
-    with pytest.raises(UsageError, match=r"^--resume: --out=\S+ must hold a sweep of this version of sweep\.py"):
+    with pytest.raises(
+        UsageError,
+        match=r"^--resume: --out=\S+ must hold a sweep of this version of jaxrl-po sweep",
+    ):
         sweep.main([*SMALL, f"--out={tmp_path}", "--resume"])
 
 
@@ -156,11 +181,19 @@ def test_what_is_best_can_be_given_and_saved(tmp_path, programs_run, monkeypatch
     """Flags that hang on a swept one, and tuned ones that it leaves without effect."""
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     (tmp_path / "configs" / "ppo").mkdir(parents=True)
-    (tmp_path / "configs" / "ppo" / "CartPole-v1.json").write_text('{"flags": {"config.lambda_": 0.5}}')
-    ranges = ["--config.penalty=fixed,adaptive", "--config.kl_coefficient=0.5", "--config.estimator=monte_carlo"]
+    (tmp_path / "configs" / "ppo" / "CartPole-v1.json").write_text(
+        '{"flags": {"config.lambda_": 0.5}}'
+    )
+    ranges = [
+        "--config.penalty=fixed,adaptive",
+        "--config.kl_coefficient=0.5",
+        "--config.estimator=monte_carlo",
+    ]
     assert sweep.main([*SMALL, *ranges, f"--out={tmp_path / 'sweep'}", "--save"]) == 0
-    best = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")).split()[1:]
-    sections = sweep.common.sections_of(control.SCRIPT, control.Options())
+    best = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")
+    ).split()[1:]
+    sections = sweep.launch.sections_of(control.SCRIPT, control.Options())
     records = flags_lib.parse(best, sections)
     assert records["config"].kl_coefficient == 0.5
     assert records["config"].estimator == "monte_carlo"
@@ -175,25 +208,33 @@ def test_sweep_help_names_the_flags(capsys):
 
 def test_sweep_compares_like_with_like(tmp_path):
     """A combination trains as it would alone, on the same seeds as the others."""
-    # Small steps, so that the rounding of one program or the other is not blown up into another episode.
+    # Small steps, so that the rounding of one program or the other is not blown up into another
+    # episode.
     sweep.main([*SMALL, f"--out={tmp_path / 'both'}", "--config.learning_rate=1e-4,3e-3"])
     sweep.main([*SMALL, f"--out={tmp_path / 'one'}", "--config.learning_rate=3e-3"])
     both = {
-        row["flags"]["config.learning_rate"]: row["scores"] for row in json.loads((tmp_path / "both/sweep.json").read_text())
+        row["flags"]["config.learning_rate"]: row["scores"]
+        for row in json.loads((tmp_path / "both/sweep.json").read_text())
     }
     one = json.loads((tmp_path / "one/sweep.json").read_text())[0]["scores"]
     assert both["3e-3"] == one != both["1e-4"]
 
 
 def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch, capsys):
-    # A process sets its own cache of compiled programs; the one of the tests is told by the environment.
+    # A process sets its own cache of compiled programs; the one of the tests is told by the
+    # environment.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
     arguments = [*SMALL, "--config.learning_rate=1e-4", "--problem.width=4,8"]
     found = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
         assert sweep.main([*arguments, f"--processes={processes}", f"--out={out}"]) == 0
-        found.append({row["flags"]["problem.width"]: row["scores"] for row in json.loads((out / "sweep.json").read_text())})
+        found.append(
+            {
+                row["flags"]["problem.width"]: row["scores"]
+                for row in json.loads((out / "sweep.json").read_text())
+            }
+        )
     assert found[0] == found[1]
     assert len(found[0]) == 2
     # How many run at a time is of the start and not of the sweep.
@@ -211,7 +252,13 @@ def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "run", killed)
     with pytest.raises(UsageError, match=r"^--processes=2: a process of the sweep was killed"):
         sweep.main(
-            [*SMALL, "--config.learning_rate=1e-4", "--problem.width=4,8", "--processes=2", f"--out={tmp_path / 'sweep'}"]
+            [
+                *SMALL,
+                "--config.learning_rate=1e-4",
+                "--problem.width=4,8",
+                "--processes=2",
+                f"--out={tmp_path / 'sweep'}",
+            ]
         )
 
 
@@ -250,7 +297,11 @@ def fake_control(main_argv):
         ]
         (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         returns = rows[-1]["greedy_return"]
-        summary = {"greedy_return": returns, "greedy_return_iqm": returns[0], "steps_per_second": 1000.0}
+        summary = {
+            "greedy_return": returns,
+            "greedy_return_iqm": returns[0],
+            "steps_per_second": 1000.0,
+        }
         (out / "summary.json").write_text(json.dumps(summary))
         return 0
 
@@ -260,7 +311,13 @@ def fake_control(main_argv):
 def test_family_compares_methods(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(family.control, "main", fake_control(asked))
-    arguments = ["--methods=trpo,ppo_kl", "--seeds=2", "--seed=3", "--total_steps=200", f"--out={tmp_path / 'family'}"]
+    arguments = [
+        "--methods=trpo,ppo_kl",
+        "--seeds=2",
+        "--seed=3",
+        "--total_steps=200",
+        f"--out={tmp_path / 'family'}",
+    ]
     assert family.main(arguments) == 0
     assert (tmp_path / "family" / "family.png").read_bytes().startswith(b"\x89PNG")
     header, trpo, ppo_kl = (tmp_path / "family" / "table.txt").read_text().splitlines()
@@ -275,7 +332,7 @@ def test_every_method_of_the_family_has_valid_flags(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.programs.check", refuse)
+    monkeypatch.setattr("jaxrl_po.run.programs.check", refuse)
     for name in family.METHODS:
         with pytest.raises(AssertionError, match="compiled"):
             family.main([f"--methods={name}", f"--out={tmp_path / name}", "--total_steps=100000"])
@@ -287,18 +344,22 @@ def test_unknown_methods_are_named(tmp_path):
 
 
 def configs():
-    return sorted(EXPERIMENTS.glob("configs/*/*.json"))
+    return sorted(control.CONFIGS.glob("*/*.json"))
 
 
 @pytest.mark.parametrize("path", configs(), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_tuned_settings_are_valid(path):
     """Every file names a method and an environment that exist, and flags that they have."""
     saved = json.loads(path.read_text())
-    options = flags_lib.parse([f"--algorithm={path.parent.name}", f"--env={path.stem}"], {"": control.Options})[""]
+    options = flags_lib.parse(
+        [f"--algorithm={path.parent.name}", f"--env={path.stem}"], {"": control.Options}
+    )[""]
     assert options.env in gymnax.registered_envs
-    sections = {**sweep.common.sections_of(control.SCRIPT, options)}
-    records = flags_lib.parse([f"--{name}={flags_lib.shown(value)}" for name, value in saved["flags"].items()], sections)
+    sections = {**sweep.launch.sections_of(control.SCRIPT, options)}
+    records = flags_lib.parse(
+        [f"--{name}={flags_lib.shown(value)}" for name, value in saved["flags"].items()], sections
+    )
     assert {name: flags_lib.flatten(records)[name] for name in saved["flags"]} == saved["flags"]
-    assert saved["found_by"].startswith("python experiments/sweep.py")
+    assert saved["found_by"].startswith("jaxrl-po sweep ")
     assert saved["score"]["seeds"] >= 2
     control_lib.adapt(gymnax.make(options.env)[0])

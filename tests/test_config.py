@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Interval, number, static
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    POSITIVE,
+    UNIT,
+    ConfigError,
+    Interval,
+    number,
+    static,
+)
 
 
 @config.record
@@ -38,7 +47,12 @@ def test_another_number_does_not_recompile_and_another_size_does():
         traces.append(settings.size)
         return settings.rate * settings.size
 
-    for settings in (Settings(), Settings(rate=1), Settings(rate=np.float32(2.0)), Settings(rate=jnp.float32(3.0))):
+    for settings in (
+        Settings(),
+        Settings(rate=1),
+        Settings(rate=np.float32(2.0)),
+        Settings(rate=jnp.float32(3.0)),
+    ):
         run(config.as_arrays(settings))
     assert traces == [4]
     assert float(run(config.as_arrays(Settings(rate=2, size=8)))) == 16.0
@@ -47,7 +61,9 @@ def test_another_number_does_not_recompile_and_another_size_does():
 
 def test_numbers_vmap():
     settings = Settings(rate=jnp.array([0.1, 0.2]), gamma=jnp.array([0.5, 1.0]), free=jnp.zeros(2))
-    np.testing.assert_allclose(jax.vmap(lambda s: s.rate * s.gamma * s.size)(settings), [0.2, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.vmap(lambda s: s.rate * s.gamma * s.size)(settings), [0.2, 0.8], rtol=1e-6
+    )
 
 
 def test_records_are_frozen_and_take_keywords_only():
@@ -81,7 +97,16 @@ def test_check_names_the_field_and_the_range(change, message):
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"rate": 1}, {"gamma": 0.0}, {"gamma": 1}, {"gamma": jnp.array([0.0, 1.0])}, {"size": 1}, {"name": "data"}]
+    "change",
+    [
+        {},
+        {"rate": 1},
+        {"gamma": 0.0},
+        {"gamma": 1},
+        {"gamma": jnp.array([0.0, 1.0])},
+        {"size": 1},
+        {"name": "data"},
+    ],
 )
 def test_check_admits(change):
     config.check(Settings(**change))
@@ -113,7 +138,9 @@ def test_intervals(interval, inside, outside, text):
 
 def test_changed():
     assert not config.changed(Settings(), "rate")
-    assert not config.changed(Settings(rate=jnp.float32(0.1)), "rate")  # the default in float32 is the default
+    assert not config.changed(
+        Settings(rate=jnp.float32(0.1)), "rate"
+    )  # the default in float32 is the default
     assert config.changed(Settings(rate=0.2), "rate")
     assert config.changed(Settings(rate=jnp.array([0.1, 0.2])), "rate")
     assert not jax.jit(lambda rate: jnp.bool_(config.changed(Settings(rate=rate), "rate")))(0.2)

@@ -71,12 +71,16 @@ def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode
 
 def test_values_and_log_probs_are_those_of_apply():
     """In the second iteration, whose observations are normalised by the statistics of the first; values are each other's next."""
-    problem, params, actor, _ = one_batch(gymnax.make("Pendulum-v1")[0], normalize_observations=True)
+    problem, params, actor, _ = one_batch(
+        gymnax.make("Pendulum-v1")[0], normalize_observations=True
+    )
     batch = jax.jit(problem.collect)(params, actor, jax.random.key(2))[1]
     assert not batch.truncated.any()
     np.testing.assert_allclose(batch.next_value[:, :-1], batch.value[:, 1:], rtol=1e-5, atol=1e-6)
     distribution, value = problem.apply(params, batch.inputs)
-    np.testing.assert_allclose(distribution.log_prob(batch.action), batch.log_prob, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        distribution.log_prob(batch.action), batch.log_prob, rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(value, batch.value, rtol=1e-5, atol=1e-6)
 
 
@@ -88,12 +92,16 @@ def test_unclipped_action_is_stored_and_clipped_action_is_played():
             return {}
 
         def apply(self, params, observation):
-            return DiagonalGaussian(jnp.full((*observation.shape[:-1], 1), 7.0), jnp.zeros((*observation.shape[:-1], 1)))
+            return DiagonalGaussian(
+                jnp.full((*observation.shape[:-1], 1), 7.0), jnp.zeros((*observation.shape[:-1], 1))
+            )
 
     _, _, _, batch = one_batch(MatchCueContinuous(), policy=Wide())
     assert (batch.action > 2.0).all()
     cue = batch.inputs[..., 0]
-    np.testing.assert_allclose(batch.reward, -jnp.square(1.0 - 0.5 * cue), rtol=1e-5)  # played as 1, the bound
+    np.testing.assert_allclose(
+        batch.reward, -jnp.square(1.0 - 0.5 * cue), rtol=1e-5
+    )  # played as 1, the bound
     want = Wide().apply({}, batch.inputs).log_prob(batch.action)
     np.testing.assert_allclose(batch.log_prob, want, rtol=1e-5)
 
@@ -125,7 +133,9 @@ def test_episodes_run_on_between_iterations():
 
 
 def test_environments_do_not_share_random_numbers_and_keys_advance():
-    problem, params, collector, batch = one_batch(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=32)
+    problem, params, collector, batch = one_batch(
+        gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=32
+    )
     assert len(np.unique(np.asarray(batch.action), axis=0)) == 4
     again = problem.collect(params, collector, jax.random.key(1))[1]
     other = problem.collect(params, collector, jax.random.key(2))[1]
@@ -147,7 +157,9 @@ def test_split_environments_collect_what_they_collect_together():
         for h in range(2)
     ]
     np.testing.assert_array_equal(whole.action, jnp.concatenate([half.action for half in halves]))
-    np.testing.assert_allclose(whole.inputs, jnp.concatenate([half.inputs for half in halves]), rtol=1e-6)
+    np.testing.assert_allclose(
+        whole.inputs, jnp.concatenate([half.inputs for half in halves]), rtol=1e-6
+    )
 
 
 def test_normalizer_is_exact():
@@ -212,27 +224,39 @@ def test_evaluation_reads_the_statistics_in_the_state():
     problem, params, collector, _ = one_batch(env, normalize_observations=True)
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=3))
     statistics = collector.replicated["observation_statistics"]
-    other = collector._replace(replicated={"observation_statistics": statistics._replace(mean=statistics.mean + 100.0)})
+    other = collector._replace(
+        replicated={"observation_statistics": statistics._replace(mean=statistics.mean + 100.0)}
+    )
     key = jax.random.key(0)
-    assert not np.array_equal(evaluate(params, collector, key)["return"], evaluate(params, other, key)["return"])
+    assert not np.array_equal(
+        evaluate(params, collector, key)["return"], evaluate(params, other, key)["return"]
+    )
 
 
 def test_evaluation_plays_whole_episodes():
     env = AlwaysTruncated()
     problem, params, collector, _ = one_batch(env)
-    result = control.make_evaluate(env, problem, num_episodes=2, env_params=Params(max_steps_in_episode=7))(
-        params, collector, jax.random.key(0)
-    )
+    result = control.make_evaluate(
+        env, problem, num_episodes=2, env_params=Params(max_steps_in_episode=7)
+    )(params, collector, jax.random.key(0))
     assert result["length"].tolist() == [7.0, 7.0]
     bounded = episodes(
-        control.adapt(env), lambda o: problem.apply(params, o)[0], jax.random.key(0), num_episodes=2, max_steps=3
+        control.adapt(env),
+        lambda o: problem.apply(params, o)[0],
+        jax.random.key(0),
+        num_episodes=2,
+        max_steps=3,
     )
     assert bounded[1].tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"num_envs": 0}, "num_envs"), ({"num_steps": -1}, "num_steps"), ({"reward_discount": 1.5}, "reward_discount")],
+    [
+        ({"num_envs": 0}, "num_envs"),
+        ({"num_steps": -1}, "num_steps"),
+        ({"reward_discount": 1.5}, "reward_discount"),
+    ],
 )
 def test_bad_sizes_name_the_field(options, match):
     with pytest.raises(ConfigError, match=match):

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_po import metrics
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run import metrics
+from jaxrl_po.run.flags import UsageError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,8 +26,12 @@ def fake_part(name, score, values, status=0):
         out = Path(next(flag.removeprefix("--out=") for flag in argv if flag.startswith("--out=")))
         assert "--overwrite" in argv
         out.mkdir(parents=True, exist_ok=True)
-        (out / "metrics.jsonl").write_text(json.dumps({"iteration": 1, "step": 8, score: values}) + "\n")
-        (out / "summary.json").write_text(json.dumps({score: values, f"{score}_iqm": 0.0, "steps_per_second": 1.0}))
+        (out / "metrics.jsonl").write_text(
+            json.dumps({"iteration": 1, "step": 8, score: values}) + "\n"
+        )
+        (out / "summary.json").write_text(
+            json.dumps({score: values, f"{score}_iqm": 0.0, "steps_per_second": 1.0})
+        )
         return status
 
     part = next(part for part in demo.PARTS if part.name == name)
@@ -44,7 +48,9 @@ def fake_part(name, score, values, status=0):
         ([500.0] * 4, [None, 0.94], 1),
     ],
 )
-def test_the_demo_tells_whether_it_learned(tmp_path, monkeypatch, capsys, returns, accuracies, status):
+def test_the_demo_tells_whether_it_learned(
+    tmp_path, monkeypatch, capsys, returns, accuracies, status
+):
     parts = (
         fake_part("cartpole", "greedy_return", returns),
         fake_part("addition", "greedy_accuracy", accuracies),
@@ -52,7 +58,9 @@ def test_the_demo_tells_whether_it_learned(tmp_path, monkeypatch, capsys, return
         fake_part("dapo", "greedy_accuracy", [0.95]),
     )
     monkeypatch.setattr(demo, "PARTS", parts)
-    monkeypatch.setattr(demo.family, "compare", lambda options, out: [demo.comparison.read(tmp_path, "cartpole")])
+    monkeypatch.setattr(
+        demo.family, "compare", lambda options, out: [demo.comparison.read(tmp_path, "cartpole")]
+    )
     assert demo.main([f"--out={tmp_path}"]) == status
     printed = capsys.readouterr().out
     assert ("NOT LEARNED" in printed) is bool(status)
@@ -72,7 +80,7 @@ def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.programs.compile_programs", refuse)
+    monkeypatch.setattr("jaxrl_po.run.programs.compile_programs", refuse)
     for part in demo.PARTS:
         with pytest.raises(AssertionError, match="compiled"):
             part.main([*part.arguments, f"--out={tmp_path / part.name}"])
@@ -86,7 +94,9 @@ def test_a2c_of_the_demo_was_tuned_for_runs_as_long_as_the_demos():
     assert saved["score"]["steps"] == demo.FAMILY.total_steps
     assert saved["score"]["mean"] >= demo.FAMILY.threshold
     asked = saved["found_by"].split()
-    base = next((int(word.removeprefix("--seed=")) for word in asked if word.startswith("--seed=")), 0)
+    base = next(
+        (int(word.removeprefix("--seed=")) for word in asked if word.startswith("--seed=")), 0
+    )
     assert base != demo.FAMILY.seed
 
 

@@ -26,8 +26,12 @@ def test_categorical_by_hand():
 
 def test_categorical_kl_has_its_direction():
     forward, backward = (a * np.log(a / b) for a, b in ((PROBS, OTHER), (OTHER, PROBS)))
-    np.testing.assert_allclose(categorical(PROBS).kl(categorical(OTHER, -1.0)), forward.sum(1), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(categorical(OTHER).kl(categorical(PROBS)), backward.sum(1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        categorical(PROBS).kl(categorical(OTHER, -1.0)), forward.sum(1), rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        categorical(OTHER).kl(categorical(PROBS)), backward.sum(1), rtol=1e-4, atol=1e-6
+    )
     assert abs(forward.sum() - backward.sum()) > 5e-3
 
 
@@ -45,10 +49,17 @@ def test_excluded_actions():
     assert float(policy.log_prob(jnp.int32(1))) == -np.inf
     # ½ log(½ / ¼) + ½ log(½ / ¾).
     assert float(policy.kl(other)) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3), rel=1e-5)
-    for f in (Categorical.entropy, lambda p: p.kl(other), lambda p: other.kl(p), lambda p: p.log_prob(jnp.int32(0))):
+    for f in (
+        Categorical.entropy,
+        lambda p: p.kl(other),
+        lambda p: other.kl(p),
+        lambda p: p.log_prob(jnp.int32(0)),
+    ):
         gradient = jax.grad(lambda x, f=f: f(Categorical(x)))(policy.logits)
         assert np.isfinite(gradient).all()
-        assert np.any(gradient) or f is Categorical.entropy  # a uniform policy has the largest entropy: no gradient
+        assert (
+            np.any(gradient) or f is Categorical.entropy
+        )  # a uniform policy has the largest entropy: no gradient
     draws = jax.vmap(policy.sample)(jax.random.split(jax.random.key(0), 200))
     assert set(np.unique(draws)) == {0, 2}
 
@@ -58,7 +69,9 @@ def test_large_logits_stay_finite():
     other = Categorical(jnp.array([-1e4, 0.0, 1e4]))
     got = [policy.log_prob(jnp.int32(2)), policy.entropy(), policy.kl(other)]
     np.testing.assert_allclose(got, [-2e4, 0.0, 2e4], rtol=1e-6)
-    assert np.isfinite(jax.grad(lambda x: Categorical(x).entropy() + Categorical(x).kl(other))(policy.logits)).all()
+    assert np.isfinite(
+        jax.grad(lambda x: Categorical(x).entropy() + Categorical(x).kl(other))(policy.logits)
+    ).all()
 
 
 def test_half_precision_logits_give_float32_log_probs():
@@ -68,7 +81,9 @@ def test_half_precision_logits_give_float32_log_probs():
 
 
 def test_gradient_of_log_prob_is_one_hot_less_the_probabilities():
-    gradient = jax.grad(lambda x: Categorical(x).log_prob(jnp.array([2, 0])).sum())(categorical(PROBS).logits)
+    gradient = jax.grad(lambda x: Categorical(x).log_prob(jnp.array([2, 0])).sum())(
+        categorical(PROBS).logits
+    )
     np.testing.assert_allclose(gradient, np.array([[0, 0, 1], [1, 0, 0]]) - PROBS, atol=1e-5)
 
 
@@ -81,7 +96,9 @@ def test_gaussian_by_hand():
     # −½ (1² + 1²) − log 1 − log 2 − log 2π at (1, 3).
     log_prob = GAUSSIAN.log_prob(jnp.array([1.0, 3.0]))
     assert float(log_prob) == pytest.approx(-1.0 - np.log(2) - np.log(2 * np.pi), rel=1e-6)
-    assert float(GAUSSIAN.entropy()) == pytest.approx(np.log(2) + np.log(2 * np.pi * np.e), rel=1e-6)
+    assert float(GAUSSIAN.entropy()) == pytest.approx(
+        np.log(2) + np.log(2 * np.pi * np.e), rel=1e-6
+    )
     assert GAUSSIAN.mode().tolist() == [0.0, 1.0]
 
 
@@ -106,14 +123,22 @@ def test_gaussian_samples_agree_with_the_density():
 def test_sampling_consumes_its_key(policy):
     draws = jax.vmap(policy.sample)(jax.random.split(jax.random.key(0), 20))
     assert len(np.unique(np.asarray(draws), axis=0)) > 1
-    np.testing.assert_array_equal(policy.sample(jax.random.key(1)), policy.sample(jax.random.key(1)))
+    np.testing.assert_array_equal(
+        policy.sample(jax.random.key(1)), policy.sample(jax.random.key(1))
+    )
 
 
-@pytest.mark.parametrize(("policy", "other"), [(categorical(PROBS), categorical(OTHER)), (GAUSSIAN, OTHER_GAUSSIAN)])
+@pytest.mark.parametrize(
+    ("policy", "other"), [(categorical(PROBS), categorical(OTHER)), (GAUSSIAN, OTHER_GAUSSIAN)]
+)
 def test_distributions_are_pytrees(policy, other):
     stacked = jax.tree.map(lambda a, b: jnp.stack([a, b]), policy, other)
-    np.testing.assert_allclose(jax.vmap(lambda p: p.entropy())(stacked)[1], other.entropy(), rtol=1e-6)
-    np.testing.assert_allclose(jax.jit(lambda p, q: p.kl(q))(policy, other), policy.kl(other), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        jax.vmap(lambda p: p.entropy())(stacked)[1], other.entropy(), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        jax.jit(lambda p, q: p.kl(q))(policy, other), policy.kl(other), rtol=1e-5, atol=1e-7
+    )
 
 
 def test_shapes_must_agree():
@@ -128,10 +153,13 @@ def test_shapes_must_agree():
 
 
 @pytest.mark.parametrize(
-    ("difference", "expected"), [(np.log(2.0), 2.0), (1e3, np.exp(20.0)), (-1e3, np.exp(-20.0)), (0.0, 1.0)]
+    ("difference", "expected"),
+    [(np.log(2.0), 2.0), (1e3, np.exp(20.0)), (-1e3, np.exp(-20.0)), (0.0, 1.0)],
 )
 def test_ratio_is_clamped(difference, expected):
-    got, gradient = jax.value_and_grad(lambda x: distributions.ratio(x, jnp.float32(0.0)))(jnp.float32(difference))
+    got, gradient = jax.value_and_grad(lambda x: distributions.ratio(x, jnp.float32(0.0)))(
+        jnp.float32(difference)
+    )
     assert float(got) == pytest.approx(expected, rel=1e-5)
     assert float(gradient) == pytest.approx(expected if abs(difference) < 20 else 0.0, rel=1e-5)
 
@@ -144,7 +172,10 @@ def test_what_is_drawn_in_half_precision_is_what_is_scored(dtype):
     half, full = Categorical(logits), Categorical(logits.astype(jnp.float32))
     np.testing.assert_array_equal(half.sample(key), full.sample(key))
     mean, log_std = logits, 0.3 * logits
-    half, full = DiagonalGaussian(mean, log_std), DiagonalGaussian(*(x.astype(jnp.float32) for x in (mean, log_std)))
+    half, full = (
+        DiagonalGaussian(mean, log_std),
+        DiagonalGaussian(*(x.astype(jnp.float32) for x in (mean, log_std))),
+    )
     action = half.sample(key)
     assert action.dtype == jnp.float32
     np.testing.assert_array_equal(action, full.sample(key))

@@ -26,8 +26,12 @@ def test_estimates_by_hand(prob, reference, expected):
 
 def test_k3_keeps_its_digits_near_zero():
     # x − 1 − log x cancels in float32 where the ratio is near 1; ½ d² is its leading term.
-    assert float(divergences.k3(jnp.float32(1e-3), jnp.float32(0.0))) == pytest.approx(0.5e-6, rel=1e-2)
-    assert float(divergences.k3(jnp.float32(-1e-3), jnp.float32(0.0))) == pytest.approx(0.5e-6, rel=1e-2)
+    assert float(divergences.k3(jnp.float32(1e-3), jnp.float32(0.0))) == pytest.approx(
+        0.5e-6, rel=1e-2
+    )
+    assert float(divergences.k3(jnp.float32(-1e-3), jnp.float32(0.0))) == pytest.approx(
+        0.5e-6, rel=1e-2
+    )
 
 
 # d/dlog π: 1; log r; 1 − π_ref/π.
@@ -70,14 +74,25 @@ def test_adapt_coefficient(kl, expected):
 
 def test_adapt_coefficient_takes_its_own_tolerance_and_factor():
     def adapt(kl):
-        return float(divergences.adapt_coefficient(jnp.float32(1.0), jnp.float32(kl), 0.01, tolerance=3.0, factor=4.0))
+        return float(
+            divergences.adapt_coefficient(
+                jnp.float32(1.0), jnp.float32(kl), 0.01, tolerance=3.0, factor=4.0
+            )
+        )
 
     assert [adapt(kl) for kl in (0.031, 0.029, 0.0034, 0.0033)] == [4.0, 1.0, 1.0, 0.25]
 
 
 def test_the_edges_of_the_interval_leave_the_coefficient():
     for kl in (0.02, 0.005):
-        assert float(divergences.adapt_coefficient(jnp.float32(1.0), jnp.float32(kl), 0.01, tolerance=2.0)) == 1.0
+        assert (
+            float(
+                divergences.adapt_coefficient(
+                    jnp.float32(1.0), jnp.float32(kl), 0.01, tolerance=2.0
+                )
+            )
+            == 1.0
+        )
 
 
 @pytest.mark.parametrize("adapt", [divergences.adapt_coefficient, divergences.adapt_proportionally])
@@ -111,14 +126,21 @@ def test_adapt_coefficient_vmaps():
 
 # 1 + 0.1 · clip((kl − .01) / .01, ±0.2).
 @pytest.mark.parametrize(
-    ("kl", "expected"), [(0.01, 1.0), (0.011, 1.01), (0.5, 1.02), (0.009, 0.99), (-1.0, 0.98), (jnp.nan, 1.0)]
+    ("kl", "expected"),
+    [(0.01, 1.0), (0.011, 1.01), (0.5, 1.02), (0.009, 0.99), (-1.0, 0.98), (jnp.nan, 1.0)],
 )
 def test_proportional_controller(kl, expected):
-    assert float(divergences.adapt_proportionally(jnp.float32(1.0), jnp.float32(kl), 0.01)) == pytest.approx(expected)
+    assert float(
+        divergences.adapt_proportionally(jnp.float32(1.0), jnp.float32(kl), 0.01)
+    ) == pytest.approx(expected)
 
 
 def test_proportional_controller_takes_its_own_gain_and_limit():
     def adapt(kl):
-        return float(divergences.adapt_proportionally(jnp.float32(3.0), jnp.float32(kl), 0.01, gain=0.5, limit=0.4))
+        return float(
+            divergences.adapt_proportionally(
+                jnp.float32(3.0), jnp.float32(kl), 0.01, gain=0.5, limit=0.4
+            )
+        )
 
     assert [adapt(kl) for kl in (0.013, 1.0)] == pytest.approx([3.0 * 1.15, 3.0 * 1.2])

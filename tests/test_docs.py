@@ -11,14 +11,11 @@ import sys
 import textwrap
 from pathlib import Path
 
-import common
-import control
 import jax
-import language
 import pytest
-import tasks
 
-from jaxrl_po import flags
+from jaxrl_po.run import flags, launch, methods, tasks
+from jaxrl_po.run.commands import control, language
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -28,7 +25,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-zA-Z][\w.]*)")
 ROW = re.compile(r"^\| `(\w+)` \|(.*)\|$", re.M)
 SNIPPETS = [code for _, _, code in FENCE.findall((DOCS / "bring_your_own.md").read_text())]
-IN_GROUPS_PAGE = set(common.IN_GROUPS) - {"grpo", "dapo"}
+IN_GROUPS_PAGE = set(methods.IN_GROUPS) - {"grpo", "dapo"}
 
 
 def name(path):
@@ -48,7 +45,10 @@ def anchors(path):
 @functools.cache
 def fields(algorithm):
     return {
-        field.name: field for field in dataclasses.fields(importlib.import_module(f"jaxrl_po.algorithms.{algorithm}").Config)
+        field.name: field
+        for field in dataclasses.fields(
+            importlib.import_module(f"jaxrl_po.algorithms.{algorithm}").Config
+        )
     }
 
 
@@ -58,20 +58,28 @@ def all_flags():
     found = {"help"}
     for script in (control, language):
         options = script.Options
-        variants = [{"algorithm": algorithm} for algorithm in common.ALGORITHMS]
+        variants = [{"algorithm": algorithm} for algorithm in methods.ALGORITHMS]
         if script is control:
             variants += [{"sampling": sampling} for sampling in control.SAMPLINGS]
         else:
             variants += [{"task": task} for task in tasks.TASKS] + [{"reward": language.MODEL}]
         for variant in variants:
-            sections = common.sections_of(script.SCRIPT, options(**variant))
-            found |= {flags.join(prefix, field.name) for prefix, record in sections.items() for field in flags.settable(record)}
+            sections = launch.sections_of(script.SCRIPT, options(**variant))
+            found |= {
+                flags.join(prefix, field.name)
+                for prefix, record in sections.items()
+                for field in flags.settable(record)
+            }
     return found
 
 
 @functools.cache
 def strings_of_the_package():
-    return set(re.findall(r"\"(\w+)\"", "\n".join(path.read_text() for path in (ROOT / "jaxrl_po").rglob("*.py"))))
+    return set(
+        re.findall(
+            r"\"(\w+)\"", "\n".join(path.read_text() for path in (ROOT / "jaxrl_po").rglob("*.py"))
+        )
+    )
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=name)
@@ -111,9 +119,10 @@ def test_tables_of_fields_and_metrics(path):
                 tables["fields"] += 1
         elif table.startswith("| metric |"):
             for metric, _ in ROW.findall(table):
-                assert metric in strings_of_the_package() or f"{metric}=" in (ROOT / "jaxrl_po" / "updates.py").read_text(), (
-                    metric
-                )
+                assert (
+                    metric in strings_of_the_package()
+                    or f"{metric}=" in (ROOT / "jaxrl_po" / "updates.py").read_text()
+                ), metric
                 tables["metrics"] += 1
     assert tables["fields"]
     assert tables["metrics"] or path.stem == "compositions"
@@ -136,7 +145,7 @@ def test_pseudo_code_fits_the_critic_to_advantages_that_are_not_whitened(path):
 
 
 def test_every_algorithm_has_a_page_or_a_section():
-    for algorithm in common.ALGORITHMS:
+    for algorithm in methods.ALGORITHMS:
         if algorithm in IN_GROUPS_PAGE:
             assert algorithm in anchors(DOCS / "algorithms" / "compositions.md")
         else:
@@ -152,7 +161,9 @@ def test_navigation_and_api_list_what_there_is():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "code", [*SNIPPETS, FENCE.findall((DOCS / "index.md").read_text())[-1][2]], ids=range(len(SNIPPETS) + 1)
+    "code",
+    [*SNIPPETS, FENCE.findall((DOCS / "index.md").read_text())[-1][2]],
+    ids=range(len(SNIPPETS) + 1),
 )
 def test_snippet_runs(code, tmp_path):
     environment = {
@@ -176,7 +187,15 @@ def test_snippet_runs(code, tmp_path):
 def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "api" / "index.html").stat().st_size > 100_000

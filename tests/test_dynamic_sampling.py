@@ -32,7 +32,9 @@ def by_hand(key, batches):
     for i in range(batches):
         _, batch = INNER_COLLECT(*STATE, jax.random.fold_in(key, i))
         score = np.asarray(batch.score)
-        kept += [group for group, s in zip(groups_of(batch), score, strict=True) if s.max() != s.min()]
+        kept += [
+            group for group, s in zip(groups_of(batch), score, strict=True) if s.max() != s.min()
+        ]
     return kept
 
 
@@ -58,14 +60,18 @@ def test_the_first_informative_groups_are_kept_in_order(num_groups):
     assert batch.score.shape == (wanted, SIZE)
     assert informative(batch.score).all()
     assert float(batch.metrics["filled"].value()) == 1.0
-    np.testing.assert_allclose(batch.metrics["acceptance"].value(), len(expected) / (rounds * GROUPS), rtol=1e-6)
+    np.testing.assert_allclose(
+        batch.metrics["acceptance"].value(), len(expected) / (rounds * GROUPS), rtol=1e-6
+    )
 
 
 def test_every_leaf_of_a_group_stays_with_it():
     _, batch = collect(num_groups=7)
     params = STATE[0]
     distribution, value = INNER.apply(params, batch.inputs)
-    np.testing.assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_allclose(batch.value, value, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(batch.score.reshape(-1), batch.mask.sum(axis=1) >= 3)
 
@@ -96,7 +102,9 @@ def test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped():
         np.testing.assert_array_equal(groups_of(batch), buffer[:wanted])
         assert float(batch.metrics["generation_batches"].value()) == rounds
         assert float(batch.metrics["acceptance"].count) == rounds * GROUPS
-        np.testing.assert_allclose(batch.metrics["sample_age"].value(), len(carried) / wanted, rtol=1e-6)
+        np.testing.assert_allclose(
+            batch.metrics["sample_age"].value(), len(carried) / wanted, rtol=1e-6
+        )
         assert int(batch.age.sum()) == len(carried) * SIZE
         used, dropped = used + len(carried), dropped + len(surplus) - len(carried)
         surplus = buffer[wanted:]
@@ -111,7 +119,9 @@ def test_what_is_trained_on_is_at_most_one_update_old():
     (_, collector), sample = sampler(carry_surplus=True, num_groups=3)
     ages = []
     for i in range(10):
-        params = params._replace(policy=jax.tree.map(lambda x: 1.05 * x, params.policy))  # what an update would do
+        params = params._replace(
+            policy=jax.tree.map(lambda x: 1.05 * x, params.policy)
+        )  # what an update would do
         collector, batch = sample(params, collector, jax.random.key(100 + i))
         assert float(batch.metrics["generation_batches"].value()) >= 1.0
         assert np.isfinite(batch.metrics["accuracy"].metric())
@@ -119,21 +129,27 @@ def test_what_is_trained_on_is_at_most_one_update_old():
             rows = np.asarray(batch.age) == age
             if rows.any():
                 log_prob = INNER.apply(policy, batch.inputs)[0].log_prob(batch.action)
-                np.testing.assert_allclose(batch.log_prob[rows], log_prob[rows], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(
+                    batch.log_prob[rows], log_prob[rows], rtol=1e-5, atol=1e-6
+                )
         ages += np.asarray(batch.age).tolist()
         before = params
     assert set(ages) == {0, 1}
 
 
 def test_it_gives_up_and_masks_what_is_empty():
-    _, batch = collect(max_generation_batches=3, accept=lambda score: jnp.zeros(score.shape[0], bool))
+    _, batch = collect(
+        max_generation_batches=3, accept=lambda score: jnp.zeros(score.shape[0], bool)
+    )
     assert not batch.mask.any()
     assert float(batch.metrics["generation_batches"].value()) == 3.0
     assert float(batch.metrics["filled"].value()) == 0.0
     _, partly = collect(max_generation_batches=1, num_groups=20)
     kept = len(by_hand(KEY, 1))
     assert 0 < kept < 20
-    assert partly.mask.reshape(20, SIZE, -1).any(axis=(1, 2)).tolist() == [True] * kept + [False] * (20 - kept)
+    assert partly.mask.reshape(20, SIZE, -1).any(axis=(1, 2)).tolist() == [True] * kept + [
+        False
+    ] * (20 - kept)
 
 
 def test_vmap_equals_the_lone_run():
@@ -181,7 +197,12 @@ def test_nothing_informative_leaves_parameters_and_optimizer_alone():
     before, now = (jax.tree.leaves((s.params, s.opt_state)) for s in (state, after))
     for new, old in zip(now, before, strict=True):
         np.testing.assert_array_equal(new, old)
-    assert float(metrics["updates"].total) == float(metrics["skipped"].total) == float(metrics["signal"].total) == 0.0
+    assert (
+        float(metrics["updates"].total)
+        == float(metrics["skipped"].total)
+        == float(metrics["signal"].total)
+        == 0.0
+    )
 
 
 def test_a_shaped_reward_does_not_decide():
@@ -198,7 +219,10 @@ def test_a_reward_that_tells_everyone_apart_does_not_decide():
         return collector, batch._replace(reward=batch.reward + 0.01 * each)
 
     problem = dynamic_sampling(INNER._replace(collect=shaped), 20, num_groups=7)
-    got, want = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), KEY)[1], collect(num_groups=7)[1]
+    got, want = (
+        jax.jit(problem.collect)(*problem.init(jax.random.key(0)), KEY)[1],
+        collect(num_groups=7)[1],
+    )
     np.testing.assert_array_equal(groups_of(got), groups_of(want))
 
 
@@ -214,7 +238,9 @@ OFF = {
 def test_dapo_with_all_off_is_grpo():
     ours, _ = step(dapo, dapo.Config(**OFF, num_epochs=2))
     theirs, _ = step(grpo, grpo.Config(use_reference=False, num_epochs=2))
-    for one, other in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
 
 
@@ -226,9 +252,13 @@ def test_leaving_groups_out_weighs_the_others_up():
     learner = dapo.make(plain, INNER)
     state = learner.init(jax.random.key(5))
     _, collect_key, _ = jax.random.split(state.key, 3)
-    share = float(informative(INNER.collect(state.params, state.collector, collect_key)[1].score).mean())
+    share = float(
+        informative(INNER.collect(state.params, state.collector, collect_key)[1].score).mean()
+    )
     assert 0.0 < share < 1.0
-    np.testing.assert_allclose(reweighted["grad_norm"].value(), naive["grad_norm"].value() / share, rtol=1e-4)
+    np.testing.assert_allclose(
+        reweighted["grad_norm"].value(), naive["grad_norm"].value() / share, rtol=1e-4
+    )
 
 
 def test_overlong_filtering_leaves_cut_rows_out():
@@ -238,15 +268,27 @@ def test_overlong_filtering_leaves_cut_rows_out():
     _, filtered = step(dapo, dapo.Config(**on), short)
     _, unmarked = step(dapo, dapo.Config(**on), never)
     _, off = step(dapo, dapo.Config(**(on | {"overlong_filtering": False})), short)
-    assert float(filtered["signal"].count) < float(off["signal"].count) == float(unmarked["signal"].count)
+    assert (
+        float(filtered["signal"].count)
+        < float(off["signal"].count)
+        == float(unmarked["signal"].count)
+    )
 
 
 @pytest.mark.parametrize(
     ("problem", "options", "match"),
     [
         (INNER, {"max_generation_batches": 0}, "max_generation_batches must be at least 1, got 0"),
-        (INNER, {"max_generation_batches": 2, "num_groups": -1}, "num_groups must be at least 1, or 0"),
-        (tabular_problem(group_size=1), {"max_generation_batches": 2}, "group_size must be at least 2"),
+        (
+            INNER,
+            {"max_generation_batches": 2, "num_groups": -1},
+            "num_groups must be at least 1, or 0",
+        ),
+        (
+            tabular_problem(group_size=1),
+            {"max_generation_batches": 2},
+            "group_size must be at least 2",
+        ),
     ],
     ids=["batches", "groups", "alone"],
 )
@@ -261,8 +303,12 @@ def test_bad_input(problem, options, match):
 
 def test_kl_is_of_this_update_and_not_of_the_one_before():
     """A surplus was sampled by an earlier policy: on it, log π_old is not that of the policy which this update began with."""
-    config = dapo.Config(carry_surplus=True, train_prompts=3, learning_rate=0.1, overlong_filtering=False)
-    moving, still = (dapo.make(dataclasses.replace(config, learning_rate=rate), INNER) for rate in (0.1, 1e-30))
+    config = dapo.Config(
+        carry_surplus=True, train_prompts=3, learning_rate=0.1, overlong_filtering=False
+    )
+    moving, still = (
+        dapo.make(dataclasses.replace(config, learning_rate=rate), INNER) for rate in (0.1, 1e-30)
+    )
     first, second = jax.jit(moving.step), jax.jit(still.step)
     for seed in range(10):
         metrics = second(first(moving.init(jax.random.key(seed)))[0])[1]

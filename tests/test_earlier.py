@@ -7,22 +7,17 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
-import control
-import earlier
-import evaluate
 import jax
-import language
 import numpy as np
-import plot
 import pytest
-import render
-import report
 import tiny
 from test_exporters import events
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.flags import UsageError
-from jaxrl_po.metrics import append, read
+from jaxrl_po.run import earlier
+from jaxrl_po.run.commands import control, evaluate, language, plot, render, report
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import append, read
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,12 +30,35 @@ def started_backend():
 def runs(tmp_path_factory):
     """A run of each script, over at once."""
     folders = {name: tmp_path_factory.mktemp("runs") / name for name in ("control", "language")}
-    sizes = ["--problem.num_envs=4", "--problem.num_steps=8", "--problem.width=8", "--problem.normalize_observations"]
+    sizes = [
+        "--problem.num_envs=4",
+        "--problem.num_steps=8",
+        "--problem.width=8",
+        "--problem.normalize_observations",
+    ]
     shared = ["--seeds=2", "--devices=1", "--seed=0"]
-    flags = ["--algorithm=a2c", "--total_steps=64", "--eval_episodes=2", "--tensorboard", *shared, *sizes]
+    flags = [
+        "--algorithm=a2c",
+        "--total_steps=64",
+        "--eval_episodes=2",
+        "--tensorboard",
+        *shared,
+        *sizes,
+    ]
     assert control.main([*flags, f"--out={folders['control']}"]) == 0
-    sizes = [*tiny.MODEL, "--problem.num_prompts=2", "--problem.group_size=4", "--task.num_digits=1", "--show=0"]
-    minibatches = ["--config.num_minibatches=1", "--config.num_epochs=1", "--warm_start.steps=2", "--eval_prompts=16"]
+    sizes = [
+        *tiny.MODEL,
+        "--problem.num_prompts=2",
+        "--problem.group_size=4",
+        "--task.num_digits=1",
+        "--show=0",
+    ]
+    minibatches = [
+        "--config.num_minibatches=1",
+        "--config.num_epochs=1",
+        "--warm_start.steps=2",
+        "--eval_prompts=16",
+    ]
     flags = ["--algorithm=grpo", "--total_steps=0", *shared, *sizes, *minibatches]
     assert language.main([*flags, f"--out={folders['language']}"]) == 0
     return folders
@@ -51,13 +69,20 @@ def test_what_a_run_told_is_there_for_tensorboard(runs):
     told = {(name, step): value for step, name, value in events(runs["control"] / "tensorboard")}
     assert {step for _, step in told} == {line["step"] for line in lines} == {0, 32, 64}
     for line in (lines[0], lines[2]):  # the one between them is not evaluated
-        assert told["greedy_return/mean", line["step"]] == pytest.approx(line["greedy_return/mean"], rel=1e-6)
-        assert told["greedy_return/seed_1", line["step"]] == pytest.approx(line["greedy_return"][1], rel=1e-6)
+        assert told["greedy_return/mean", line["step"]] == pytest.approx(
+            line["greedy_return/mean"], rel=1e-6
+        )
+        assert told["greedy_return/seed_1", line["step"]] == pytest.approx(
+            line["greedy_return"][1], rel=1e-6
+        )
 
 
 def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
     before = {path.name for path in runs["control"].iterdir()}
-    assert evaluate.main([f"--run={runs['control']}", "--size=3", "--seed=5", "--checkpoint=latest"]) == 0
+    assert (
+        evaluate.main([f"--run={runs['control']}", "--size=3", "--seed=5", "--checkpoint=latest"])
+        == 0
+    )
     found = json.loads((runs["control"] / "evaluation.json").read_text())
     assert {path.name for path in runs["control"].iterdir()} - before == {"evaluation.json"}
     assert (found["iteration"], found["run"]) == (2, "a2c on CartPole-v1")
@@ -68,16 +93,23 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
     env, problem = control.build_problem(records, None)
     play = jax.jit(control.control.make_evaluate(env, problem, num_episodes=3))
     one = jax.tree.map(lambda x: x[1], state)
-    np.testing.assert_allclose(found["greedy_return"][1], play(one.params, one.collector, jax.random.key(5))["return"].mean())
+    np.testing.assert_allclose(
+        found["greedy_return"][1],
+        play(one.params, one.collector, jax.random.key(5))["return"].mean(),
+    )
 
 
 def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
     """With the key of the run, the score of its last line."""
     out = tmp_path / "new" / "again.json"
     _, records = earlier.read_any(evaluate.SCRIPTS, "run", str(runs["language"]))
-    experiment, iteration, state = earlier.state(language.SCRIPT, records, "run", str(runs["language"]), "latest")
+    experiment, iteration, state = earlier.state(
+        language.SCRIPT, records, "run", str(runs["language"]), "latest"
+    )
     key = jax.random.split(jax.random.key(0))[1]
-    evaluated = jax.jit(jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key)))(state)
+    evaluated = jax.jit(
+        jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key))
+    )(state)
     scores = evaluated["greedy_accuracy"].mean(axis=1)
     line = json.loads((runs["language"] / "metrics.jsonl").read_text().splitlines()[-1])
     np.testing.assert_allclose(scores, line["greedy_accuracy"], rtol=1e-6)
@@ -89,7 +121,7 @@ def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
 def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
     assert script.main(["--help"]) == 0
     assert "best is the one with the highest mean score over seeds" in capsys.readouterr().out
-    root = Path(script.__file__).parent.parent
+    root = Path(__file__).parent.parent
     for path in (root / "README.md", *root.glob("docs/**/*.md"), *root.glob("experiments/*.py")):
         assert not re.search(r"(every|each) (seed|policy)'s best", path.read_text()), path
 
@@ -97,10 +129,19 @@ def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--run must name the folder of a run of control.py or language.py"),
-        (["--run={tmp}"], r"--run=.* must be the folder of a run of control.py or language.py; it holds no config.json"),
+        ([], "--run must name the folder of a run of jaxrl-po control or jaxrl-po language"),
+        (
+            ["--run={tmp}"],
+            (
+                r"--run=.* must be the folder of a run of jaxrl-po control or jaxrl-po "
+                r"language; it holds no config.json"
+            ),
+        ),
         (["--run={control}", "--checkpoint=worst"], "checkpoint must be one of"),
-        (["--run={control}", "--out={tmp}/a.txt"], "--out=.* must be a file whose name ends in .json"),
+        (
+            ["--run={control}", "--out={tmp}/a.txt"],
+            "--out=.* must be a file whose name ends in .json",
+        ),
         (["--run={control}", "--out=/proc/a.json"], "--out=.* must be a file that can be written"),
     ],
 )
@@ -115,14 +156,20 @@ def fake_run(folder, scores, score="greedy_return", **settings):
     place = {} if "task" in settings else {"script": "control", "env": "CartPole-v1"}
     (folder / "config.json").write_text(json.dumps(place | settings))
     zeros = [0.0] * len(scores)
-    lines = [{"iteration": i, "step": 10 * i, score: x, "entropy": zeros} for i, x in enumerate((zeros, scores))]
+    lines = [
+        {"iteration": i, "step": 10 * i, score: x, "entropy": zeros}
+        for i, x in enumerate((zeros, scores))
+    ]
     append(folder / "metrics.jsonl", *lines)
     return str(folder)
 
 
 def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
     """4 and 5 beat 1, 2 and 3 always; 3, NaN against the same: 2 wins and a tie of 3, (2 + ½) / 3."""
-    paths = [fake_run(tmp_path / name, x) for name, x in (("a", [1.0, 2.0, 3.0]), ("b", [4.0, 5.0]), ("c", [3.0, None]))]
+    paths = [
+        fake_run(tmp_path / name, x)
+        for name, x in (("a", [1.0, 2.0, 3.0]), ("b", [4.0, 5.0]), ("c", [3.0, None]))
+    ]
     assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
     a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:]
     assert a.split()[:3] == ["a", "3", "2"]
@@ -131,7 +178,9 @@ def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
     assert " 0.83 [" in c
     lines = (tmp_path / "out" / "curves.csv").read_text().splitlines()
     assert lines[0] == "run,step,seed,name,value"
-    assert len([line for line in lines if "greedy_return" in line]) == 2 * (3 + 2) + 3  # a missing number has no line
+    assert (
+        len([line for line in lines if "greedy_return" in line]) == 2 * (3 + 2) + 3
+    )  # a missing number has no line
     assert "b,10,1,greedy_return,5.0" in lines
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -156,7 +205,10 @@ def drawn(monkeypatch):
 
 
 def test_runs_on_one_environment_are_compared_without_a_word(tmp_path, capsys, drawn):
-    paths = [fake_run(tmp_path / name, x, env="Acrobot-v1") for name, x in (("a", [1.0, 2.0]), ("b", [3.0, 4.0]))]
+    paths = [
+        fake_run(tmp_path / name, x, env="Acrobot-v1")
+        for name, x in (("a", [1.0, 2.0]), ("b", [3.0, 4.0]))
+    ]
     assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
     assert capsys.readouterr().err == ""
     assert drawn[0][0] == "greedy_return on Acrobot-v1"
@@ -165,19 +217,29 @@ def test_runs_on_one_environment_are_compared_without_a_word(tmp_path, capsys, d
 
 
 def test_runs_on_different_environments_are_named_and_not_ranked(tmp_path, capsys, drawn):
-    settings = {"a": ([1.0, 2.0], "CartPole-v1"), "b": ([3.0, 4.0], "Acrobot-v1"), "c": ([5.0, 6.0], "CartPole-v1")}
+    settings = {
+        "a": ([1.0, 2.0], "CartPole-v1"),
+        "b": ([3.0, 4.0], "Acrobot-v1"),
+        "c": ([5.0, 6.0], "CartPole-v1"),
+    }
     paths = [fake_run(tmp_path / name, scores, env=env) for name, (scores, env) in settings.items()]
     assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "note: these runs are not on the same environment or task, so that their scores cannot be compared: "
-        "a (CartPole-v1), b (Acrobot-v1), c (CartPole-v1)"
+        (
+            "note: these runs are not on the same environment or task, so that their scores "
+            "cannot be compared: a (CartPole-v1), b (Acrobot-v1), c (CartPole-v1)"
+        )
     ]
     labels = ["a (CartPole-v1)", "b (Acrobot-v1)", "c (CartPole-v1)"]
     assert drawn[0][2] == labels
     assert drawn[2][0::2] == ("better than a (CartPole-v1)", [labels[2]])
     a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:]
     assert [row[:15].rstrip() for row in (a, b, c)] == labels
-    assert b.split()[-3:] == ["[3,", "4]", "3"]  # nothing is said of a seed on Acrobot being better than one on CartPole
+    assert b.split()[-3:] == [
+        "[3,",
+        "4]",
+        "3",
+    ]  # nothing is said of a seed on Acrobot being better than one on CartPole
     assert "1.00 [1.00, 1.00]" in c
     assert "b (Acrobot-v1),10,1,greedy_return,4.0" in (tmp_path / "out" / "curves.csv").read_text()
     drawn.clear()
@@ -187,15 +249,26 @@ def test_runs_on_different_environments_are_named_and_not_ranked(tmp_path, capsy
 
 def test_a_task_of_another_size_is_another_task(tmp_path, capsys, drawn):
     sizes = ({"task.num_digits": 1, "task.base": 10}, {"task.num_digits": 3, "task.base": 10})
-    paths = [fake_run(tmp_path / name, [0.5, 0.6], **ADDITION, **size) for name, size in zip("ab", sizes, strict=True)]
+    paths = [
+        fake_run(tmp_path / name, [0.5, 0.6], **ADDITION, **size)
+        for name, size in zip("ab", sizes, strict=True)
+    ]
     assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
-    assert capsys.readouterr().err.endswith(": a (addition num_digits=1), b (addition num_digits=3)\n")
+    assert capsys.readouterr().err.endswith(
+        ": a (addition num_digits=1), b (addition num_digits=3)\n"
+    )
     assert drawn[0][2] == ["a (addition num_digits=1)", "b (addition num_digits=3)"]
 
 
 def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
-    paths = [fake_run(tmp_path / "a", [1.0], env="CartPole-v1"), fake_run(tmp_path / "b", [0.5], **ADDITION)]
-    with pytest.raises(UsageError, match=r"^a \(CartPole-v1\) has greedy_return and b \(addition\) greedy_accuracy.*--metric"):
+    paths = [
+        fake_run(tmp_path / "a", [1.0], env="CartPole-v1"),
+        fake_run(tmp_path / "b", [0.5], **ADDITION),
+    ]
+    with pytest.raises(
+        UsageError,
+        match=r"^a \(CartPole-v1\) has greedy_return and b \(addition\) greedy_accuracy.*--metric",
+    ):
         plot.main([*paths, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
     assert plot.main([*paths, "--metric=entropy", f"--out={tmp_path / 'out'}"]) == 0
@@ -208,7 +281,10 @@ def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
     [
         ([], "name 1 to 8 folders of runs"),
         (["{tmp}/nowhere"], "nowhere must be the folder of a run; it holds no config.json"),
-        (["{run}", "--metric=speed"], "--metric=speed must be in the lines of all runs, which have entropy, greedy_return"),
+        (
+            ["{run}", "--metric=speed"],
+            "--metric=speed must be in the lines of all runs, which have entropy, greedy_return",
+        ),
         (["{run}", "--metrics=speed"], "did you mean --metric"),
     ],
 )
@@ -243,13 +319,27 @@ class Page(HTMLParser):
 @pytest.fixture
 def page(tmp_path):
     """Of two runs, one of which wrote what must not become HTML."""
-    paths = [fake_run(tmp_path / name, scores) for name, scores in (("a", [1.0, 2.0]), ("b", [2.0, 2.5]))]
-    settings = {"script": "control", "env": "CartPole-v1", "algorithm": "a2c", "resolved": {"device": "1 × cpu"}}
+    paths = [
+        fake_run(tmp_path / name, scores) for name, scores in (("a", [1.0, 2.0]), ("b", [2.0, 2.5]))
+    ]
+    settings = {
+        "script": "control",
+        "env": "CartPole-v1",
+        "algorithm": "a2c",
+        "resolved": {"device": "1 × cpu"},
+    }
     (tmp_path / "b" / "config.json").write_text(json.dumps(settings))
     append(
         tmp_path / "b" / "samples.jsonl",
         *(
-            {"iteration": i, "step": 10 * i, "decoding": "greedy", "prompt": "1+1=", "completion": text, "score": 0.0}
+            {
+                "iteration": i,
+                "step": 10 * i,
+                "decoding": "greedy",
+                "prompt": "1+1=",
+                "completion": text,
+                "score": 0.0,
+            }
             for i, text in enumerate(("<script>alert(1)</script>", "unseen", "&lt;2"))
         ),
     )
@@ -274,8 +364,16 @@ def test_a_report_is_whole_in_one_file(page):
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no browser here")
 def test_a_browser_shows_the_report(page, tmp_path):
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    shown = subprocess.run(["chromium", *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True).stdout
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+    ]
+    shown = subprocess.run(
+        ["chromium", *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
     assert Page(shown).open == []
     assert "<h2>What b wrote, first and last</h2>" in shown
     assert "<script>" not in shown

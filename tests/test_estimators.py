@@ -1,4 +1,4 @@
-"""`experiments/estimators.py`: what it measures agrees with what the MDP says exactly."""
+"""`experiments/studies/estimators.py`: what it measures agrees with what the MDP says exactly."""
 
 import importlib.util
 import json
@@ -10,10 +10,17 @@ import pytest
 import segments
 import tabular
 
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run.flags import UsageError
 
-SCRIPT = Path(__file__).parent.parent / "experiments" / "estimators.py"
-SMALL = ["--num_states=4", "--num_actions=2", "--num_steps=8", "--num_samples=16384", "--gamma=0.9", "--lambdas=0,0.5,1"]
+SCRIPT = Path(__file__).parent.parent / "experiments" / "studies" / "estimators.py"
+SMALL = [
+    "--num_states=4",
+    "--num_actions=2",
+    "--num_steps=8",
+    "--num_samples=16384",
+    "--gamma=0.9",
+    "--lambdas=0,0.5,1",
+]
 EXACT, WRONG, ZEROS = range(3)
 
 
@@ -62,8 +69,12 @@ def test_the_setting_is_solved(run):
     action_value = reward + gamma * transition @ setting.value
     np.testing.assert_allclose(setting.value, np.sum(policy * action_value, axis=1), rtol=1e-10)
     np.testing.assert_allclose(setting.advantage, action_value - setting.value[:, None], rtol=1e-9)
-    np.testing.assert_allclose(np.einsum("s,sa,sat->t", initial, policy, transition), initial, rtol=1e-10)
-    np.testing.assert_allclose(setting.gradient, initial[:, None] * policy * setting.advantage, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        np.einsum("s,sa,sat->t", initial, policy, transition), initial, rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        setting.gradient, initial[:, None] * policy * setting.advantage, rtol=1e-9, atol=1e-12
+    )
 
 
 def test_exact_critic_gives_no_bias(run, both):
@@ -78,7 +89,9 @@ def test_bias_of_one_step(run, both):
     """γ E[err(s') | s, a] − err(s) at every position."""
     setting, (measured, exact) = run[1].setting, both
     error = setting.critics[WRONG] - setting.value
-    bias = np.broadcast_to(setting.mdp.gamma * setting.mdp.transition @ error - error[:, None], (8, 4, 2))
+    bias = np.broadcast_to(
+        setting.mdp.gamma * setting.mdp.transition @ error - error[:, None], (8, 4, 2)
+    )
     for e in index(run, "A3C(0)", "GAE(0)"):
         np.testing.assert_allclose(exact.mean[WRONG, e], bias, rtol=1e-9, atol=1e-12)
         assert in_standard_errors(measured, bias)[WRONG, e].max() < 4.0
@@ -90,7 +103,9 @@ def test_moments_agree_with_enumeration(run, both):
     for name in ("bias", "deviation", "rmse", "gradient_bias"):
         number, error = run[1].measured[name]
         spread = np.square(number + error) - np.square(number)
-        assert (np.abs(np.square(number) - np.square(run[1].exact[name])) < 4.0 * spread + 1e-9).all(), name
+        assert (
+            np.abs(np.square(number) - np.square(run[1].exact[name])) < 4.0 * spread + 1e-9
+        ).all(), name
 
 
 def test_variance_grows_with_lambda(run, both):
@@ -146,7 +161,9 @@ def test_the_run_leaves_its_results_and_repeats_itself(script, run):
 
 def test_another_seed_is_another_measurement(script, run):
     options = script.flags.parse([*SMALL, "--seed=1"], {"": script.Options})[""]
-    assert not np.allclose(script.evaluate(options).measured["rmse"][0], run[1].measured["rmse"][0], rtol=1e-3)
+    assert not np.allclose(
+        script.evaluate(options).measured["rmse"][0], run[1].measured["rmse"][0], rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +173,10 @@ def test_another_seed_is_another_measurement(script, run):
         ("--num_samples=1030", "--num_samples must be a multiple of 16, got 1030"),
         ("--num_steps=1", r"--num_steps must lie in \[2, 256\] steps, got 1"),
         ("--num_states=1", r"--num_states must lie in \[2, 16\], got 1"),
-        ("--lambdas=0,1.5", r"--lambdas must be numbers in \[0, 1\], separated by commas, got '0,1.5'"),
+        (
+            "--lambdas=0,1.5",
+            r"--lambdas must be numbers in \[0, 1\], separated by commas, got '0,1.5'",
+        ),
         ("--lambdas=0,,1", r"--lambdas must be numbers in \[0, 1\]"),
         ("--lambdas=nan", r"--lambdas must be numbers in \[0, 1\]"),
         ("--value_error=-1", r"--value_error must lie in \[0, inf\)?"),

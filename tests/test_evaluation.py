@@ -14,8 +14,12 @@ from jaxrl_po.language.evaluation import make_answer, pass_at_k
 
 SAMPLES, PROMPTS, SHOWN = 6, 24, 16
 ADDITION = language.tasks.addition(1, zero_pad=False)
-TASK = ADDITION._replace(sample=lambda key, held_out: ADDITION.sample(key, False))  # ten operands: too few to generalise from
-MODEL = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16).build(TASK.tokenizer.size)
+TASK = ADDITION._replace(
+    sample=lambda key, held_out: ADDITION.sample(key, False)
+)  # ten operands: too few to generalise from
+MODEL = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16).build(
+    TASK.tokenizer.size
+)
 KEY = jax.random.key(3)
 
 
@@ -23,22 +27,30 @@ KEY = jax.random.key(3)
 def trained():
     """Parameters that answer some prompts rightly and some not."""
     warm = language.WarmStart(steps=1000, accuracy=0.5, batch_size=64, learning_rate=1e-2)
-    return jax.jit(language.make_problem(TASK, MODEL, num_prompts=2, group_size=2, warm=warm).init)(jax.random.key(0))
+    return jax.jit(language.make_problem(TASK, MODEL, num_prompts=2, group_size=2, warm=warm).init)(
+        jax.random.key(0)
+    )
 
 
 @functools.cache
 def answers(n, num_prompts=PROMPTS, **options):
-    return jax.jit(make_answer(TASK, MODEL, num_prompts=num_prompts, **options), static_argnums=2)(trained()[0].policy, KEY, n)
+    return jax.jit(make_answer(TASK, MODEL, num_prompts=num_prompts, **options), static_argnums=2)(
+        trained()[0].policy, KEY, n
+    )
 
 
 @functools.cache
 def evaluated(**options):
-    return jax.jit(language.make_evaluate(TASK, MODEL, num_prompts=PROMPTS, **options))(*trained(), KEY)
+    return jax.jit(language.make_evaluate(TASK, MODEL, num_prompts=PROMPTS, **options))(
+        *trained(), KEY
+    )
 
 
 @functools.cache
 def shown():
-    return jax.jit(language.make_describe(TASK, MODEL, num_prompts=SHOWN, temperature=1.3))(*trained(), KEY)
+    return jax.jit(language.make_describe(TASK, MODEL, num_prompts=SHOWN, temperature=1.3))(
+        *trained(), KEY
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -47,7 +59,9 @@ def test_pass_at_k_is_one_minus_a_ratio_of_binomials(n):
     correct = jnp.arange(n + 1)
     for k in range(1, n + 1):
         expected = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
-        np.testing.assert_allclose(jax.jit(pass_at_k, static_argnums=(1, 2))(correct, n, k), expected, atol=1e-6)
+        np.testing.assert_allclose(
+            jax.jit(pass_at_k, static_argnums=(1, 2))(correct, n, k), expected, atol=1e-6
+        )
 
 
 def test_pass_at_k_where_a_binomial_would_overflow():
@@ -63,7 +77,9 @@ def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
     n, k, p = 6, 4, 0.3
     counts = np.arange(n + 1)
     weights = np.array([math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in counts])
-    np.testing.assert_allclose(weights @ np.asarray(pass_at_k(jnp.asarray(counts), n, k)), 1 - (1 - p) ** k, rtol=1e-6)
+    np.testing.assert_allclose(
+        weights @ np.asarray(pass_at_k(jnp.asarray(counts), n, k)), 1 - (1 - p) ** k, rtol=1e-6
+    )
     assert weights @ (1 - (1 - counts / n) ** k) < 1 - (1 - p) ** k - 0.03
 
 
@@ -74,8 +90,18 @@ def test_k_outside_the_samples_is_refused(k):
 
 
 def test_evaluation_summarises_the_samples():
-    values, score = evaluated(num_samples=SAMPLES, temperature=1.3), np.asarray(answers(SAMPLES, temperature=1.3).score)
-    assert set(values) == {"greedy_accuracy", "greedy_length", "avg@6", "pass@1", "pass@2", "pass@4"}
+    values, score = (
+        evaluated(num_samples=SAMPLES, temperature=1.3),
+        np.asarray(answers(SAMPLES, temperature=1.3).score),
+    )
+    assert set(values) == {
+        "greedy_accuracy",
+        "greedy_length",
+        "avg@6",
+        "pass@1",
+        "pass@2",
+        "pass@4",
+    }
     assert all(value.shape == (PROMPTS,) for value in values.values())
     np.testing.assert_allclose(values["avg@6"], score.mean(1), rtol=1e-6)
     np.testing.assert_allclose(values["pass@1"], values["avg@6"], atol=1e-6)  # a score of 0 or 1
@@ -105,20 +131,26 @@ def test_greedy_answers_are_the_most_likely_tokens():
     whole = jax.jit(MODEL.apply, static_argnames="last")
     logits = whole(params.policy, tokens[:, :-1], pad, last=greedy.tokens.shape[2])[0]
     written = np.arange(greedy.tokens.shape[2]) < np.asarray(greedy.length[:, :1])
-    np.testing.assert_array_equal(np.asarray(logits.argmax(-1))[written], np.asarray(greedy.tokens[:, 0])[written])
+    np.testing.assert_array_equal(
+        np.asarray(logits.argmax(-1))[written], np.asarray(greedy.tokens[:, 0])[written]
+    )
 
 
 def test_samples_leave_the_greedy_numbers_alone():
     values, greedy = evaluated(num_samples=SAMPLES, temperature=1.3), answers(0)
     np.testing.assert_array_equal(values["greedy_accuracy"], greedy.score[:, 0])
     np.testing.assert_array_equal(values["greedy_length"], greedy.length[:, 0])
-    alone = jax.eval_shape(language.make_evaluate(TASK, MODEL, num_prompts=PROMPTS), *trained(), KEY)
+    alone = jax.eval_shape(
+        language.make_evaluate(TASK, MODEL, num_prompts=PROMPTS), *trained(), KEY
+    )
     assert set(alone) == {"greedy_accuracy", "greedy_length"}
 
 
 def test_samples_differ_among_themselves_and_not_from_time_to_time():
     first = answers(SAMPLES, temperature=1.3)
-    again = jax.jit(make_answer(TASK, MODEL, num_prompts=PROMPTS, temperature=1.3), static_argnums=2)
+    again = jax.jit(
+        make_answer(TASK, MODEL, num_prompts=PROMPTS, temperature=1.3), static_argnums=2
+    )
     jax.tree.map(np.testing.assert_array_equal, again(trained()[0].policy, KEY, SAMPLES), first)
     tokens = np.asarray(first.tokens)
     assert any(len(np.unique(group, axis=0)) > 1 for group in tokens)
@@ -134,7 +166,9 @@ def test_what_is_shown_are_the_first_answers_of_the_evaluation():
     of_evaluation = {"greedy": answers(0), "sampled": answers(SAMPLES, temperature=1.3)}
     for decoding, few in shown().items():
         many = of_evaluation[decoding]
-        first = many._replace(**{name: getattr(many, name)[:, :1] for name in ("tokens", "length", "ended", "score")})
+        first = many._replace(
+            **{name: getattr(many, name)[:, :1] for name in ("tokens", "length", "ended", "score")}
+        )
         jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[:SHOWN]), few, first)
 
 

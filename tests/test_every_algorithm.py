@@ -3,16 +3,12 @@
 import json
 
 import chex
-import common
-import control
-import evaluate
-import language
 import numpy as np
 import pytest
-import render
 from tiny import MODEL
 
-from jaxrl_po import flags
+from jaxrl_po.run import flags, launch, methods
+from jaxrl_po.run.commands import control, evaluate, language, render
 
 SHARED = ["--seeds=1", "--log_every=1", "--eval_every=2"]
 PATH = ["--problem.num_envs=4", "--problem.num_steps=8", "--problem.width=8", "--total_steps=64"]
@@ -24,12 +20,23 @@ GROUPS = [
     "--total_steps=768",
 ]
 LANGUAGE = [
-    *("--problem.num_prompts=4", "--problem.group_size=4", "--total_steps=32", "--task.num_digits=1", *MODEL),
+    *(
+        "--problem.num_prompts=4",
+        "--problem.group_size=4",
+        "--total_steps=32",
+        "--task.num_digits=1",
+        *MODEL,
+    ),
     *("--eval_prompts=4", "--show=0", "--warm_start.steps=0"),
 ]
 FIT = ["--config.value_epochs=1", "--config.value_minibatches=2"]
 STEPS = ["--config.num_epochs=1", "--config.num_minibatches=2"]
-FEW = {"reinforce": FIT, "npg": [*FIT, "--config.cg_iterations=2"], "trpo": [*FIT, "--config.cg_iterations=2"], "a2c": []}
+FEW = {
+    "reinforce": FIT,
+    "npg": [*FIT, "--config.cg_iterations=2"],
+    "trpo": [*FIT, "--config.cg_iterations=2"],
+    "a2c": [],
+}
 SCRIPTS = {"control": control, "language": language}
 MICROBATCHES, DEVICES = "--config.num_microbatches=2", "--mesh=data:2"
 VARIANTS = {"both": [MICROBATCHES, DEVICES], "microbatches": [MICROBATCHES], "devices": [DEVICES]}
@@ -37,31 +44,40 @@ ALONE = [pytest.param(name, marks=pytest.mark.slow) for name in ("microbatches",
 
 
 def arguments(script, algorithm, out):
-    sizes = LANGUAGE if script == "language" else GROUPS if algorithm in common.IN_GROUPS else PATH
+    sizes = LANGUAGE if script == "language" else GROUPS if algorithm in methods.IN_GROUPS else PATH
     episodes = ["--eval_episodes=2"] if script == "control" else []
-    return [f"--algorithm={algorithm}", f"--out={out}", *SHARED, *sizes, *episodes, *FEW.get(algorithm, STEPS)]
+    return [
+        f"--algorithm={algorithm}",
+        f"--out={out}",
+        *SHARED,
+        *sizes,
+        *episodes,
+        *FEW.get(algorithm, STEPS),
+    ]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("algorithm", common.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", methods.ALGORITHMS)
 def test_it_ends_well(algorithm, script, tmp_path):
     assert SCRIPTS[script].main(arguments(script, algorithm, tmp_path / "run")) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert np.isfinite(summary["greedy_return" if script == "control" else "greedy_accuracy"]).all()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert lines[-1]["iteration"] == 2
     assert lines[-1]["skipped"] == [0.0]
 
 
 @pytest.mark.parametrize("variant", ["both", *ALONE])
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("algorithm", common.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", methods.ALGORITHMS)
 def test_its_program_steps_in_parts(algorithm, script, variant, tmp_path):
     """The same flags, in microbatches and with the rows over two devices; what a run does after its program is the same."""
     argv = [*arguments(script, algorithm, tmp_path / "run"), *VARIANTS[variant]]
     own = SCRIPTS[script].SCRIPT
     options = flags.parse(argv, {"": own.options}, partial=True)[""]
-    job = common.prepare(own, argv, options, lambda settings: None).job
+    job = launch.prepare(own, argv, options, lambda settings: None).job
     state, metrics = job.learner.step(job.learner.init(job.keys))
     assert int(state.step[0]) == 1
     assert float(metrics["skipped"].value()[0]) == 0.0
@@ -70,6 +86,11 @@ def test_its_program_steps_in_parts(algorithm, script, variant, tmp_path):
 
 def test_a_wrapped_problem_is_evaluated_and_rendered_as_it_is(tmp_path):
     """DAPO wraps what it trains on in dynamic sampling, whose surplus is a part of the checkpoint."""
-    assert control.main([*arguments("control", "dapo", tmp_path / "run"), "--config.carry_surplus=true"]) == 0
+    assert (
+        control.main(
+            [*arguments("control", "dapo", tmp_path / "run"), "--config.carry_surplus=true"]
+        )
+        == 0
+    )
     assert evaluate.main([f"--run={tmp_path / 'run'}"]) == 0
     assert render.main([f"--run={tmp_path / 'run'}", f"--out={tmp_path / 'episode.gif'}"]) == 0

@@ -5,15 +5,14 @@ import shutil
 import signal
 import time
 
-import control
 import jax
-import language
 import pytest
 import tiny
 from scripts import everything, finish, start
 
-from jaxrl_po.flags import UsageError
-from jaxrl_po.metrics import read
+from jaxrl_po.run.commands import control, language
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
 
 MAIN = {"control": control.main, "language": language.main}
 
@@ -36,20 +35,51 @@ def finished(tmp_path_factory):
 
 
 def snapshot(path):
-    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()} if path.exists() else None
+    return (
+        {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        if path.exists()
+        else None
+    )
 
 
 @pytest.mark.usefixtures("no_compilation")
 @pytest.mark.parametrize(
     ("script", "arguments", "message"),
     [
-        ("control", [], r"--out=.*control already holds files; add --resume .*, --overwrite .*, or choose another"),
-        ("control", ["--resume", "--config.learning_rate=0.5"], r"--config\.learning_rate=0\.5 must be 0\.0003, as in the run"),
-        ("control", ["--resume", "--problem.num_envs=8"], r"--problem\.num_envs=8 must be 4, as in the run"),
-        ("control", ["--resume", "--env=Pendulum-v1"], r"--env=Pendulum-v1 must be CartPole-v1, as in the run"),
+        (
+            "control",
+            [],
+            (
+                r"--out=.*control already holds files; add --resume .*, --overwrite .*, or "
+                r"choose another"
+            ),
+        ),
+        (
+            "control",
+            ["--resume", "--config.learning_rate=0.5"],
+            r"--config\.learning_rate=0\.5 must be 0\.0003, as in the run",
+        ),
+        (
+            "control",
+            ["--resume", "--problem.num_envs=8"],
+            r"--problem\.num_envs=8 must be 4, as in the run",
+        ),
+        (
+            "control",
+            ["--resume", "--env=Pendulum-v1"],
+            r"--env=Pendulum-v1 must be CartPole-v1, as in the run",
+        ),
         ("control", ["--resume", "--seed=1"], r"--seed=1 must be 0, as in the run"),
-        ("control", ["--resume", "--total_steps=160"], r"--total_steps=160 must be at least 3200, .* may only grow"),
-        ("language", ["--resume", "--task.num_digits=2"], r"--task\.num_digits=2 must be 1, as in the run"),
+        (
+            "control",
+            ["--resume", "--total_steps=160"],
+            r"--total_steps=160 must be at least 3200, .* may only grow",
+        ),
+        (
+            "language",
+            ["--resume", "--task.num_digits=2"],
+            r"--task\.num_digits=2 must be 1, as in the run",
+        ),
     ],
 )
 def test_a_used_folder_keeps_every_byte(finished, script, arguments, message):
@@ -60,7 +90,9 @@ def test_a_used_folder_keeps_every_byte(finished, script, arguments, message):
 
 
 def test_one_script_does_not_resume_the_other(finished):
-    with pytest.raises(UsageError, match=r"holds a run of control\.py, not of language\.py"):
+    with pytest.raises(
+        UsageError, match=r"holds a run of jaxrl-po control, not of jaxrl-po language"
+    ):
         language.main(["--resume", f"--out={finished / 'control'}"])
 
 
@@ -68,8 +100,12 @@ def test_one_script_does_not_resume_the_other(finished):
 def test_a_run_leaves_its_files(finished, script):
     out = finished / script
     files = {".lock", "checkpoints", "config.json", "curves.png", "metrics.jsonl", "summary.json"}
-    assert {path.name for path in out.iterdir()} == files | ({"samples.jsonl"} if script == "language" else set())
-    config, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("config", "summary"))
+    assert {path.name for path in out.iterdir()} == files | (
+        {"samples.jsonl"} if script == "language" else set()
+    )
+    config, summary = (
+        json.loads((out / f"{name}.json").read_text()) for name in ("config", "summary")
+    )
     assert config["config.gamma"] == {"control": 0.99, "language": 1.0}[script]
     assert config["resolved"]["steps_per_iteration"] == {"control": 32, "language": 8}[script]
     score = {"control": "greedy_return", "language": "greedy_accuracy"}[script]
@@ -79,7 +115,16 @@ def test_a_run_leaves_its_files(finished, script):
     assert summary["steps"] == {"control": 3200, "language": 24}[script] == rows[-1]["step"]
     assert summary["steps_per_second"] > 0
     assert summary["compile_seconds"] > 0
-    assert set(summary["versions"]) == {"python", "jax", "jaxlib", "numpy", "flax", "optax", "gymnax", "jaxrl_po"}
+    assert set(summary["versions"]) == {
+        "python",
+        "jax",
+        "jaxlib",
+        "numpy",
+        "flax",
+        "optax",
+        "gymnax",
+        "jaxrl_po",
+    }
     assert summary["device"]
     if script == "language":
         assert summary["warm_start_accuracy"] == rows[0]["greedy_accuracy"]
@@ -87,7 +132,16 @@ def test_a_run_leaves_its_files(finished, script):
 
 def test_lines_hold_what_is_to_be_watched(finished):
     row = read(finished / "control" / "metrics.jsonl")[-1]
-    wanted = {"episode_return", "policy_loss", "value_loss", "entropy", "kl", "grad_norm", "skipped", "greedy_return"}
+    wanted = {
+        "episode_return",
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "kl",
+        "grad_norm",
+        "skipped",
+        "greedy_return",
+    }
     for name in wanted:
         assert {name, f"{name}/mean", f"{name}/iqm"} <= set(row)
 
@@ -98,30 +152,49 @@ def test_the_language_script_evaluates_samples_and_shows_some(finished):
     evaluated = [row for row in rows if "greedy_accuracy" in row]
     assert all({"greedy_length", "avg@2", "pass@1", "pass@2"} <= set(row) for row in evaluated)
     shown = read(finished / "language" / "samples.jsonl")
-    assert [row["iteration"] for row in shown] == [row["iteration"] for row in evaluated for _ in range(6)]
+    assert [row["iteration"] for row in shown] == [
+        row["iteration"] for row in evaluated for _ in range(6)
+    ]
     assert [row["decoding"] for row in shown] == ["greedy", "sampled"] * (len(shown) // 2)
     assert len({row["prompt"] for row in shown}) == 3
-    names = ["iteration", "step", "seed", "decoding", "prompt", "completion", "length", "score", "ended"]
+    names = [
+        "iteration",
+        "step",
+        "seed",
+        "decoding",
+        "prompt",
+        "completion",
+        "length",
+        "score",
+        "ended",
+    ]
     assert list(shown[0]) == names
 
 
-def test_a_run_that_was_killed_resumed_and_extended_equals_the_uninterrupted_one(finished, tmp_path):
+def test_a_run_that_was_killed_resumed_and_extended_equals_the_uninterrupted_one(
+    finished, tmp_path
+):
     short = [flag for flag in tiny.CONTROL if "total_steps" not in flag]
-    # Begun with --overwrite, which is no setting of the run: it must not be taken over when the run is resumed.
+    # Begun with --overwrite, which is no setting of the run: it must not be taken over when the run
+    # is resumed.
     begin = [*short, "--total_steps=1920", "--deterministic", f"--out={tmp_path}", "--overwrite"]
     with start("control", *begin) as process:
         while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 10:
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
     assert 10 <= len(read(tmp_path / "metrics.jsonl")) < 31
-    status, output, errors = finish(start("control", "--resume", "--total_steps=3200", f"--out={tmp_path}"))
+    status, output, errors = finish(
+        start("control", "--resume", "--total_steps=3200", f"--out={tmp_path}")
+    )
     assert status == 0, errors
     assert "resuming at step" in output
     assert everything(tmp_path) == everything(finished / "control")
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 3200
 
 
-def test_a_language_run_that_was_killed_and_resumed_equals_the_uninterrupted_one(finished, tmp_path):
+def test_a_language_run_that_was_killed_and_resumed_equals_the_uninterrupted_one(
+    finished, tmp_path
+):
     with start("language", *tiny.LANGUAGE, "--deterministic", f"--out={tmp_path}") as process:
         while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 2:
             time.sleep(0.002)
@@ -154,7 +227,9 @@ def test_a_deterministic_run_does_not_go_on_under_other_versions(finished, tmp_p
     stored["resolved"]["versions"]["jax"] = "0.0.1"
     (out / "config.json").write_text(json.dumps(stored))
     before = snapshot(out)
-    with pytest.raises(UsageError, match=rf"^--deterministic promises .* jax: 0\.0\.1 → {jax.__version__}"):
+    with pytest.raises(
+        UsageError, match=rf"^--deterministic promises .* jax: 0\.0\.1 → {jax.__version__}"
+    ):
         control.main(["--resume", f"--out={out}"])
     with pytest.raises(UsageError, match=r"^--deterministic=false must be true, as in the run"):
         control.main(["--resume", "--deterministic=false", f"--out={out}"])

@@ -7,8 +7,8 @@ import sys
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from jaxrl_po import exporters, folder
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run import exporters, folder
+from jaxrl_po.run.flags import UsageError
 
 
 def records(path):
@@ -59,7 +59,10 @@ class Broken:
         raise AssertionError("it was left out before")
 
 
-ROWS = [{"step": step, "kl": [0.5, math.nan], "kl/mean": 0.5 * step, "iteration": step, "what": None} for step in (0, 8, 16)]
+ROWS = [
+    {"step": step, "kl": [0.5, math.nan], "kl/mean": 0.5 * step, "iteration": step, "what": None}
+    for step in (0, 8, 16)
+]
 
 
 def test_event_files_hold_what_is_finite(tmp_path):
@@ -67,7 +70,11 @@ def test_event_files_hold_what_is_finite(tmp_path):
         for row in ROWS:
             reporter.update(row, 1.0)
     told = list(events(tmp_path))
-    assert [each for each in told if each[1] == "kl/mean"] == [(0, "kl/mean", 0.0), (8, "kl/mean", 4.0), (16, "kl/mean", 8.0)]
+    assert [each for each in told if each[1] == "kl/mean"] == [
+        (0, "kl/mean", 0.0),
+        (8, "kl/mean", 4.0),
+        (16, "kl/mean", 8.0),
+    ]
     assert {name for _, name, _ in told} == {"step", "iteration", "kl/seed_0", "kl/mean"}
 
 
@@ -78,7 +85,9 @@ def test_a_resumed_run_hides_what_it_writes_again(tmp_path):
             exporter.write(row)
         exporter.close()
     (second,) = (tmp_path / "second").iterdir()
-    assert [event.step for event in records(second) if event.session_log.status == SessionLog.START] == [8]
+    assert [
+        event.step for event in records(second) if event.session_log.status == SessionLog.START
+    ] == [8]
 
 
 def test_an_exporter_that_fails_is_told_and_the_run_goes_on():
@@ -90,13 +99,18 @@ def test_an_exporter_that_fails_is_told_and_the_run_goes_on():
     assert shown.rows == [(0, 2.0), (8, 2.0), (16, 2.0)]
     assert shown.lines == [
         "compiling",
-        "Broken failed with OSError: no space left on device; the run goes on without it, and metrics.jsonl has every line",
+        (
+            "Broken failed with OSError: no space left on device; the run goes on without it, "
+            "and metrics.jsonl has every line"
+        ),
     ]
 
 
 def test_a_missing_package_is_named_before_anything_starts():
     exporters.require("tensorboard", "tensorboardX", "tensorboard")
-    with pytest.raises(UsageError, match=r"--wandb needs the package absent: pip install 'jaxrl_po\[wandb\]'"):
+    with pytest.raises(
+        UsageError, match=r"--wandb needs the package absent: pip install 'jaxrl_po\[wandb\]'"
+    ):
         exporters.require("wandb", "absent", "wandb")
 
 
@@ -123,25 +137,34 @@ def test_a_resumed_run_goes_on_under_its_id_and_a_replaced_one_does_not(tmp_path
     fake = FakeBiases()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for _ in range(2):
-        with exporters.Exporting(Shown(), [exporters.WeightsAndBiases("project", tmp_path, "a run", {"seed": 0})]) as reporter:
+        with exporters.Exporting(
+            Shown(), [exporters.WeightsAndBiases("project", tmp_path, "a run", {"seed": 0})]
+        ) as reporter:
             reporter.update(ROWS[1], 1.0)
     with folder.claim(str(tmp_path), overwrite=True):
         exporters.WeightsAndBiases("project", tmp_path, "a run", {"seed": 0}).write(ROWS[0])
     first, resumed, replaced = (begun["id"] for begun in fake.begun)
     assert first == resumed != replaced
     assert [begun["resume"] for begun in fake.begun] == ["allow"] * 3
-    assert fake.logged[:2] == [(8, {"step": 8.0, "kl/seed_0": 0.5, "kl/mean": 4.0, "iteration": 8.0}), "finished"]
+    assert fake.logged[:2] == [
+        (8, {"step": 8.0, "kl/seed_0": 0.5, "kl/mean": 4.0, "iteration": 8.0}),
+        "finished",
+    ]
 
 
 def test_a_service_that_does_not_answer_ends_no_run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", FakeBiases(ConnectionError("no route to host")))
     shown = Shown()
-    with exporters.Exporting(shown, [exporters.WeightsAndBiases("project", tmp_path, "a run", {})]) as reporter:
+    with exporters.Exporting(
+        shown, [exporters.WeightsAndBiases("project", tmp_path, "a run", {})]
+    ) as reporter:
         for row in ROWS:
             reporter.update(row, 1.0)
     assert [step for step, _ in shown.rows] == [0, 8, 16]
     assert len(shown.lines) == 1
-    assert shown.lines[0].startswith("WeightsAndBiases failed with ConnectionError: no route to host; the run goes on")
+    assert shown.lines[0].startswith(
+        "WeightsAndBiases failed with ConnectionError: no route to host; the run goes on"
+    )
 
 
 def test_weights_and_biases_keeps_a_run_that_is_sent_later(tmp_path, monkeypatch):

@@ -41,14 +41,18 @@ def program(module, problem, iterations):
 
 
 def train(module, config, problem, iterations):
-    state, (metrics, history) = program(module, problem, iterations)(as_arrays(config), jax.random.key(0))
+    state, (metrics, history) = program(module, problem, iterations)(
+        as_arrays(config), jax.random.key(0)
+    )
     return state, metrics, history
 
 
 def accuracy(problem, params):
     """Share of the two cues that the policy's mode names."""
     distribution, _ = problem.apply(params, jnp.array([[-1.0], [1.0]]))
-    return float((distribution.mode() == jnp.array([0, 1])).mean()), float(distribution.log_prob(jnp.array([0, 1])).min())
+    return float((distribution.mode() == jnp.array([0, 1])).mean()), float(
+        distribution.log_prob(jnp.array([0, 1])).min()
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,10 +64,29 @@ def accuracy(problem, params):
         (a2c, a2c.Config(learning_rate=1e-2)),
         (npg, npg.Config(**FIT)),
         (trpo, trpo.Config(**FIT)),
-        (ppo, ppo.Config(clip=False, penalty="adaptive", learning_rate=1e-2, num_epochs=4, num_minibatches=1)),
-        (ppo, ppo.Config(clip=False, penalty="satisfied", learning_rate=1e-2, num_epochs=4, num_minibatches=1)),
+        (
+            ppo,
+            ppo.Config(
+                clip=False, penalty="adaptive", learning_rate=1e-2, num_epochs=4, num_minibatches=1
+            ),
+        ),
+        (
+            ppo,
+            ppo.Config(
+                clip=False, penalty="satisfied", learning_rate=1e-2, num_epochs=4, num_minibatches=1
+            ),
+        ),
     ],
-    ids=["reinforce", "no-baseline", "batch-mean", "a2c", "npg", "trpo", "ppo-adaptive", "ppo-satisfied"],
+    ids=[
+        "reinforce",
+        "no-baseline",
+        "batch-mean",
+        "a2c",
+        "npg",
+        "trpo",
+        "ppo-adaptive",
+        "ppo-satisfied",
+    ],
 )
 def test_policy_learns_to_name_the_cue(module, config):
     problem = control.make_problem(MatchCue(), num_envs=16, num_steps=20)
@@ -100,7 +123,9 @@ def test_separate_critic_bootstraps_at_the_time_limit():
     """Reward 1 for ever, cut every 5 steps: V = 1 / (1 − .8) = 5."""
     problem = control.make_problem(AlwaysTruncated(), num_envs=16, num_steps=20)
     state, _, _ = train(reinforce, reinforce.Config(**FIT, gamma=0.8), problem, 100)
-    np.testing.assert_allclose(problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[1], 5.0, atol=0.4)
+    np.testing.assert_allclose(
+        problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[1], 5.0, atol=0.4
+    )
 
 
 def exact_kl(problem, before, after, observations):
@@ -117,7 +142,9 @@ def test_trpo_stays_within_its_region_and_gains():
     assert (np.asarray(metrics["gain"].value())[accepted] > 0).all()
     assert (np.asarray(metrics["predicted_gain"].value())[accepted] > 0).all()
     # The reported KL is that of the policies before and after, on the states of the batch.
-    moved = [not np.array_equal(*(jax.tree.leaves(history.policy)[0][i : i + 2])) for i in range(29)]
+    moved = [
+        not np.array_equal(*(jax.tree.leaves(history.policy)[0][i : i + 2])) for i in range(29)
+    ]
     np.testing.assert_array_equal(moved, accepted[:29])
 
 
@@ -125,11 +152,15 @@ def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
     """With a line search that accepts at once, both are the same step."""
     problem = control.make_problem(CART_POLE, num_envs=8, num_steps=64)
     shared = {**FIT, "max_kl": 1e-4}
-    (one, natural, _), (other, searched, _) = (train(module, module.Config(**shared), problem, 1) for module in (npg, trpo))
+    (one, natural, _), (other, searched, _) = (
+        train(module, module.Config(**shared), problem, 1) for module in (npg, trpo)
+    )
     assert float(searched["backtracks"].value()[0]) == 0.0
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(natural["exact_kl"].value(), 1e-4, rtol=0.3)  # the model of the KL is good for so small a step
+    np.testing.assert_allclose(
+        natural["exact_kl"].value(), 1e-4, rtol=0.3
+    )  # the model of the KL is good for so small a step
 
 
 def test_impossible_steps_leave_the_policy_bit_exact():
@@ -151,7 +182,9 @@ def test_impossible_steps_leave_the_policy_bit_exact():
     state, metrics, history = train(trpo, config, problem, 2)
     assert metrics["accepted"].value().tolist() == [0.0, 0.0]
     assert metrics["exact_kl"].value().tolist() == [0.0, 0.0]
-    for first, last in zip(jax.tree.leaves(history.policy), jax.tree.leaves(state.params.policy), strict=True):
+    for first, last in zip(
+        jax.tree.leaves(history.policy), jax.tree.leaves(state.params.policy), strict=True
+    ):
         np.testing.assert_array_equal(first[0], last)
 
 
@@ -165,21 +198,32 @@ def test_rewards_that_are_not_numbers_move_nothing(module):
     )
     state, metrics, history = train(module, config, problem, 2)
     assert (np.asarray(metrics["skipped"].total) > 0).all()
-    for first, last in zip(jax.tree.leaves(history.policy), jax.tree.leaves(state.params.policy), strict=True):
+    for first, last in zip(
+        jax.tree.leaves(history.policy), jax.tree.leaves(state.params.policy), strict=True
+    ):
         np.testing.assert_array_equal(first[0], last)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.opt_state)))
 
 
 def test_shared_parameters_are_refused_where_they_cannot_work():
-    shared = control.from_settings(CART_POLE, control.Settings(num_envs=4, num_steps=8, shared_torso=True))
+    shared = control.from_settings(
+        CART_POLE, control.Settings(num_envs=4, num_steps=8, shared_torso=True)
+    )
     for module in (reinforce, npg, trpo):
         learner = module.make(module.Config(value_minibatches=1), shared)
         with pytest.raises(ConfigError, match="shared_torso must be off"):
-            jax.eval_shape(lambda key, learner=learner: learner.step(learner.init(key)), jax.random.key(0))
+            jax.eval_shape(
+                lambda key, learner=learner: learner.step(learner.init(key)), jax.random.key(0)
+            )
     state, _, _ = train(ppo, ppo.Config(), shared, 1)
     assert state.params.value == ()
     learner = a2c.make(a2c.Config(), shared)
-    assert jax.eval_shape(lambda key: learner.step(learner.init(key))[0], jax.random.key(0)).params.value == ()
+    assert (
+        jax.eval_shape(
+            lambda key: learner.step(learner.init(key))[0], jax.random.key(0)
+        ).params.value
+        == ()
+    )
 
 
 def kl_problem():
@@ -189,7 +233,12 @@ def kl_problem():
 def test_fixed_penalty_holds_the_policy_back():
     problem = kl_problem()
     far, near = (
-        train(ppo, ppo.Config(clip=False, penalty="fixed", kl_coefficient=beta, learning_rate=1e-2), problem, 1)[1]
+        train(
+            ppo,
+            ppo.Config(clip=False, penalty="fixed", kl_coefficient=beta, learning_rate=1e-2),
+            problem,
+            1,
+        )[1]
         for beta in (0.0, 100.0)
     )
     assert float(near["exact_kl"].value()[0]) < 0.3 * float(far["exact_kl"].value()[0])
@@ -199,7 +248,12 @@ def test_fixed_penalty_holds_the_policy_back():
 @pytest.mark.parametrize("direction", ["old_new", pytest.param("new_old", marks=pytest.mark.slow)])
 def test_adaptive_penalty_doubles_and_halves(direction):
     config = ppo.Config(
-        clip=False, penalty="adaptive", kl_direction=direction, learning_rate=1e-2, num_epochs=4, target_kl=0.01
+        clip=False,
+        penalty="adaptive",
+        kl_direction=direction,
+        learning_rate=1e-2,
+        num_epochs=4,
+        target_kl=0.01,
     )
     _, metrics, _ = train(ppo, config, kl_problem(), 12)
     beta, kl = (np.asarray(metrics[name].value()) for name in ("kl_coefficient", "exact_kl"))
@@ -209,7 +263,14 @@ def test_adaptive_penalty_doubles_and_halves(direction):
 
 
 def test_penalty_is_adapted_until_satisfied_or_the_cap():
-    config = ppo.Config(clip=False, penalty="satisfied", learning_rate=1e-2, num_epochs=4, target_kl=0.01, satisfied_rounds=4)
+    config = ppo.Config(
+        clip=False,
+        penalty="satisfied",
+        learning_rate=1e-2,
+        num_epochs=4,
+        target_kl=0.01,
+        satisfied_rounds=4,
+    )
     _, metrics, _ = train(ppo, config, kl_problem(), 12)
     rounds, kl = (np.asarray(metrics[name].value()) for name in ("rounds", "exact_kl"))
     assert rounds.min() >= 1
@@ -248,14 +309,19 @@ def test_episodes_that_reach_the_budget_are_truncated():
 
 def test_grpo_learns_from_groups_of_episodes():
     problem = control.make_groups(MatchCue(), num_prompts=8, group_size=8, num_steps=2)
-    state, metrics, _ = train(grpo, grpo.Config(learning_rate=1e-2, use_reference=False), problem, 60)
+    state, metrics, _ = train(
+        grpo, grpo.Config(learning_rate=1e-2, use_reference=False), problem, 60
+    )
     assert accuracy(problem, state.params)[0] == 1.0
     assert float(metrics["episode_return"].value()[-1]) > 0.8
 
 
 def test_grpo_is_held_by_its_reference():
     problem = control.make_groups(MatchCue(), num_prompts=8, group_size=8, num_steps=2)
-    free, held = (train(grpo, grpo.Config(learning_rate=1e-2, kl_coefficient=beta), problem, 40) for beta in (0.0, 10.0))
+    free, held = (
+        train(grpo, grpo.Config(learning_rate=1e-2, kl_coefficient=beta), problem, 40)
+        for beta in (0.0, 10.0)
+    )
     assert accuracy(problem, held[0].params)[1] < accuracy(problem, free[0].params)[1] - 0.1
     assert float(held[1]["reference_kl"].value()[-1]) < float(free[1]["reference_kl"].value()[-1])
 
@@ -286,7 +352,13 @@ def test_vine_tries_every_action_from_one_state():
 def test_branches_share_their_random_numbers():
     """AlwaysTruncated pays 1 a step whatever is done: every branch is the same, and its return is a geometric sum."""
     problem = control.make_vine(
-        AlwaysTruncated(), num_envs=2, num_steps=20, num_states=10, num_branches=3, horizon=4, discount=0.5
+        AlwaysTruncated(),
+        num_envs=2,
+        num_steps=20,
+        num_states=10,
+        num_branches=3,
+        horizon=4,
+        discount=0.5,
     )
     _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
     # The limit of 5 steps cuts a branch from time t after 5 − t steps; the horizon after 4.
@@ -295,8 +367,12 @@ def test_branches_share_their_random_numbers():
     assert len(np.unique(batch.score)) > 1
     score = np.asarray(batch.score)
     np.testing.assert_array_equal(score, np.repeat(score[:, :1], 3, axis=1))
-    np.testing.assert_array_equal(batch.value.reshape(-1), score.reshape(-1))  # the mean over branches
-    long = control.make_vine(CART_POLE, num_envs=4, num_steps=8, num_states=4, num_branches=4, horizon=40)
+    np.testing.assert_array_equal(
+        batch.value.reshape(-1), score.reshape(-1)
+    )  # the mean over branches
+    long = control.make_vine(
+        CART_POLE, num_envs=4, num_steps=8, num_states=4, num_branches=4, horizon=40
+    )
     params, collector = long.init(jax.random.key(0))
     _, batch = jax.jit(long.collect)(params, collector, jax.random.key(1))
     score, action = np.asarray(batch.score), np.asarray(batch.action).reshape(-1, 4)
@@ -314,7 +390,9 @@ def test_trpo_learns_from_a_vine():
 
 
 def test_vine_with_continuous_actions_is_self_normalised():
-    problem = control.make_vine(MatchCueContinuous(), num_envs=8, num_steps=8, num_states=4, num_branches=8, horizon=2)
+    problem = control.make_vine(
+        MatchCueContinuous(), num_envs=8, num_steps=8, num_states=4, num_branches=8, horizon=2
+    )
 
     def surrogate(distribution, samples):
         rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
@@ -322,9 +400,9 @@ def test_vine_with_continuous_actions_is_self_normalised():
         return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
 
     learner = trpo.make(as_arrays(trpo.Config(max_kl=0.05)), problem, surrogate=surrogate)
-    state, _ = jax.jit(lambda key: jax.lax.scan(lambda s, _: learner.step(s), learner.init(key), None, length=60))(
-        jax.random.key(0)
-    )
+    state, _ = jax.jit(
+        lambda key: jax.lax.scan(lambda s, _: learner.step(s), learner.init(key), None, length=60)
+    )(jax.random.key(0))
     mean = problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[0].mode()[:, 0]
     np.testing.assert_allclose(mean, [-0.5, 0.5], atol=0.2)
 
@@ -359,7 +437,11 @@ def test_monte_carlo_is_gae_with_lambda_one():
     _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
     gae, monte_carlo, n_step = (
         actor_critic.estimate(ppo.Config(**changes), batch)
-        for changes in ({"lambda_": 1.0}, {"estimator": "monte_carlo"}, {"estimator": "n_step", "n": 16})
+        for changes in (
+            {"lambda_": 1.0},
+            {"estimator": "monte_carlo"},
+            {"estimator": "n_step", "n": 16},
+        )
     )
     for other in (monte_carlo, n_step):
         np.testing.assert_allclose(gae[0], other[0], rtol=1e-4, atol=1e-4)
@@ -374,12 +456,16 @@ LEARNING = [
 ]
 
 
-@pytest.mark.parametrize(("module", "config", "iterations"), LEARNING, ids=["reinforce", "a2c", "npg", "trpo"])
+@pytest.mark.parametrize(
+    ("module", "config", "iterations"), LEARNING, ids=["reinforce", "a2c", "npg", "trpo"]
+)
 def test_cart_pole_improves(module, config, iterations):
     problem = control.make_problem(CART_POLE, num_envs=16, num_steps=128)
     state, _, _ = train(module, dataclasses.replace(config), problem, iterations)
     evaluate = jax.jit(control.make_evaluate(CART_POLE, problem, num_episodes=16))
-    assert float(evaluate(state.params, state.collector, jax.random.key(1))["return"].mean()) > 150.0
+    assert (
+        float(evaluate(state.params, state.collector, jax.random.key(1))["return"].mean()) > 150.0
+    )
 
 
 def test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted():
@@ -421,8 +507,12 @@ def test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body():
         want, _, _ = train(module, module.Config(value_minibatches=1, value_epochs=1), problem, 1)
         for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(want.params), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    shared = control.from_settings(CART_POLE, control.Settings(num_envs=4, num_steps=8, shared_torso=True))
-    learner = trpo.make(trpo.Config(value_minibatches=1), shared._replace(apply=jax.jit(shared.apply)))
+    shared = control.from_settings(
+        CART_POLE, control.Settings(num_envs=4, num_steps=8, shared_torso=True)
+    )
+    learner = trpo.make(
+        trpo.Config(value_minibatches=1), shared._replace(apply=jax.jit(shared.apply))
+    )
     with pytest.raises(ConfigError, match="shared_torso must be off"):
         jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
 
@@ -431,9 +521,14 @@ def test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body():
 def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
     """Every action tried once is drawn uniformly and not by the policy: the gradient of −log π · A would be another's."""
     enumerated, sampled = (
-        control.make_vine(MatchCue(), num_envs=2, num_steps=8, num_states=2, horizon=2, num_branches=k) for k in (0, 2)
+        control.make_vine(
+            MatchCue(), num_envs=2, num_steps=8, num_states=2, horizon=2, num_branches=k
+        )
+        for k in (0, 2)
     )
-    with pytest.raises(ConfigError, match=r"sampling must be from the policy itself for this method.*num_branches"):
+    with pytest.raises(
+        ConfigError, match=r"sampling must be from the policy itself for this method.*num_branches"
+    ):
         module.make(module.Config(), enumerated)
     module.make(module.Config(), sampled)
 
@@ -443,10 +538,13 @@ def test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal():
     learner = trpo.make(as_arrays(trpo.Config(max_kl=0.05)), problem)
     state = jax.jit(learner.init)(jax.random.key(0))
     # Far from uniform, so that the KL from the proposal would show.
-    state = state._replace(params=state.params._replace(policy=jax.tree.map(lambda x: 3.0 * x, state.params.policy)))
+    state = state._replace(
+        params=state.params._replace(policy=jax.tree.map(lambda x: 3.0 * x, state.params.policy))
+    )
     _, metrics = jax.jit(learner.step)(state)
     assert float(metrics["accepted"].value()) == 1.0
-    # With all actions weighed by their probability, the k3 estimate has no noise: it is the exact KL.
+    # With all actions weighed by their probability, the k3 estimate has no noise: it is the exact
+    # KL.
     np.testing.assert_allclose(metrics["kl"].value(), metrics["exact_kl"].value(), rtol=1e-3)
 
 
@@ -466,14 +564,20 @@ def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=2)
     params, collector = problem.init(jax.random.key(0))
     policy = jax.tree.map(lambda x: 3.0 * x, params.policy)
-    _, batch = jax.jit(problem.collect)(params._replace(policy=policy), collector, jax.random.key(1))
-    estimate = actor_critic.make_estimate(trpo.Config(normalize_advantage=False), keep_proposal=True)
+    _, batch = jax.jit(problem.collect)(
+        params._replace(policy=policy), collector, jax.random.key(1)
+    )
+    estimate = actor_critic.make_estimate(
+        trpo.Config(normalize_advantage=False), keep_proposal=True
+    )
     samples = problem.rows(estimate(None, batch))
     later = jax.tree.map(lambda x: 2.0 * x, policy)
     distribution = problem.apply(ActorCritic(later), samples.inputs)[0]
     probability = np.exp(distribution.log_prob(samples.action)).reshape(-1, 2)
     want = np.mean(np.sum(probability * np.asarray(samples.advantage).reshape(-1, 2), axis=1))
-    np.testing.assert_allclose(npg.proposal_surrogate(distribution, samples).value(), -want, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        npg.proposal_surrogate(distribution, samples).value(), -want, rtol=1e-4, atol=1e-6
+    )
     _, metrics, _ = train(npg, npg.Config(normalize_advantage=False), problem, 1)
     params, collector = problem.init(jax.random.split(jax.random.key(0))[0])
     key = jax.random.split(jax.random.split(jax.random.key(0))[1], 3)[1]

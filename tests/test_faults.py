@@ -1,10 +1,11 @@
 """What goes wrong around a run: nothing is lost in silence, and each time a line says what happened and what is left.
 
-The runs here are of a script with a random walk in place of training. Elsewhere are: kills, and a full disk, of each script
-(`test_kills`, in short `test_experiments`); a kill at any moment of the loop, a second interrupt, seeds that stay non-finite
-(`test_runner`); truncated, bit-flipped and otherwise damaged checkpoints, kills while saving, other numbers of devices
-(`test_checkpoint`, `test_processes`); folders that cannot be had (`test_folder`); NaN, exceptions and hangs of a reward in Python
-(`test_scoring`, `test_rewarded_runs`).
+The runs here are of a script with a random walk in place of training. Elsewhere are: kills, and a
+full disk, of each script (`test_kills`, in short `test_experiments`); a kill at any moment of the
+loop, a second interrupt, seeds that stay non-finite (`test_runner`); truncated, bit-flipped and
+otherwise damaged checkpoints, kills while saving, other numbers of devices (`test_checkpoint`,
+`test_processes`); folders that cannot be had (`test_folder`); NaN, exceptions and hangs of a reward
+in Python (`test_scoring`, `test_rewarded_runs`).
 """
 
 import errno
@@ -19,30 +20,33 @@ import threading
 import time
 from types import SimpleNamespace
 
-import common
 import jax
 import jax.numpy as jnp
-import jobs
 import numpy as np
 import pytest
 from probes import NanReward
 from scripts import everything, lines
 
-from jaxrl_po import checkpoint, control, runner
-from jaxrl_po import metrics as metrics_lib
+from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
-from jaxrl_po.checkpoint import SaveError, Store
-from jaxrl_po.flags import UsageError
 from jaxrl_po.masked import Mean
-from jaxrl_po.metrics import read
+from jaxrl_po.run import checkpoint, jobs, launch, runner
+from jaxrl_po.run import metrics as metrics_lib
+from jaxrl_po.run.checkpoint import SaveError, Store
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
+from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 
 SIZE = 8_000  # floats that do not compress: a checkpoint's file is larger than any other
 FLAGS = ["--seeds=2", "--devices=1", "--total_steps=230", "--log_every=5", "--eval_every=2"]
 
 
-# Where a write has failed, orbax leaves a coroutine of a closed loop behind, which is told when it is collected: in any later test.
-pytestmark = pytest.mark.filterwarnings("ignore:(?s).*Event loop is closed:pytest.PytestUnraisableExceptionWarning")
+# Where a write has failed, orbax leaves a coroutine of a closed loop behind, which is told when it
+# is collected: in any later test.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(?s).*Event loop is closed:pytest.PytestUnraisableExceptionWarning"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +67,15 @@ def walk(poison=lambda step: False):
 
     def init(key):
         params = ActorCritic(jax.random.normal(key, (SIZE,)))
-        return TrainState(params, (), (), jnp.float32(0.0), CollectorState({}), jax.random.fold_in(key, 1), jnp.int32(0))
+        return TrainState(
+            params,
+            (),
+            (),
+            jnp.float32(0.0),
+            CollectorState({}),
+            jax.random.fold_in(key, 1),
+            jnp.int32(0),
+        )
 
     def step(state):
         key, noise_key = jax.random.split(state.key)
@@ -77,10 +89,10 @@ def walk(poison=lambda step: False):
     return Learner(init, step)
 
 
-SCRIPT = common.Script(
+SCRIPT = launch.Script(
     name="walk",
     summary="Walks at random.",
-    options=common.Options,
+    options=RunOptions,
     defaults=lambda options: {},
     sections=lambda options: {},
     rows=lambda records: 16,
@@ -97,7 +109,7 @@ SCRIPT = common.Script(
 
 
 def main(out, *arguments, script=SCRIPT):
-    return common.main(script, [*FLAGS, *arguments, f"--out={out}"])
+    return launch.main(script, [*FLAGS, *arguments, f"--out={out}"])
 
 
 @pytest.fixture(scope="module")
@@ -109,30 +121,36 @@ def whole(tmp_path_factory):
 
 def at(monkeypatch, iteration, happens):
     """Something that happens once, between the line of an iteration and its checkpoint."""
-    update, pending = common.Progress.update, [happens]
+    update, pending = launch.Progress.update, [happens]
 
     def hook(self, row, seconds_left):
         update(self, row, seconds_left)
         if row["iteration"] == iteration and pending:
             pending.pop()()
 
-    monkeypatch.setattr(common.Progress, "update", hook)
+    monkeypatch.setattr(launch.Progress, "update", hook)
 
 
 @pytest.fixture
 def limit_files():
     """Sets how large a file may grow; more is refused as on a full disk, and no program is cut off in the compilation cache."""
-    before, seconds = resource.getrlimit(resource.RLIMIT_FSIZE), jax.config.jax_persistent_cache_min_compile_time_secs
+    before, seconds = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        jax.config.jax_persistent_cache_min_compile_time_secs,
+    )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
-# Orbax closes its event loop at the first failure, while tensorstore still wants to tell it of the next.
+# Orbax closes its event loop at the first failure, while tensorstore still wants to tell it of the
+# next.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("limit", [20_000, 400])  # the checkpoint, and the next line as well
-def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(whole, tmp_path, monkeypatch, capfd, limit_files, limit):
+def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
+    whole, tmp_path, monkeypatch, capfd, limit_files, limit
+):
     at(monkeypatch, 10, lambda: limit_files(limit))
     status = main(tmp_path, "--deterministic")
     limit_files(resource.RLIM_INFINITY)
@@ -141,9 +159,15 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(whole, tmp_path,
     kept = checkpoint.newest_intact(tmp_path / "checkpoints" / "latest")
     assert kept in (0, 5)  # the latter was perhaps being written
     assert re.match(
-        rf"error: (checkpoint {tmp_path}/.*/\d+ cannot be written|--out={tmp_path}): File too large; all up to", line
+        (
+            rf"error: (checkpoint {tmp_path}/.*/\d+ cannot be written|--out={tmp_path}): File "
+            r"too large; all up to"
+        ),
+        line,
     )
-    assert line.endswith(f"iteration {kept} is intact in {tmp_path}: make room there, and --resume goes on from it")
+    assert line.endswith(
+        f"iteration {kept} is intact in {tmp_path}: make room there, and --resume goes on from it"
+    )
     rows = lines(tmp_path)
     assert rows == whole[0][: len(rows)]
     assert rows[-1]["iteration"] >= 10
@@ -151,7 +175,9 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(whole, tmp_path,
     assert everything(tmp_path) == whole
 
 
-def test_a_folder_that_turns_read_only_is_told_with_what_is_left(whole, tmp_path, monkeypatch, capfd):
+def test_a_folder_that_turns_read_only_is_told_with_what_is_left(
+    whole, tmp_path, monkeypatch, capfd
+):
     append = metrics_lib.append
 
     def refuse(path, *rows):
@@ -162,13 +188,19 @@ def test_a_folder_that_turns_read_only_is_told_with_what_is_left(whole, tmp_path
     monkeypatch.setattr(metrics_lib, "append", refuse)
     assert main(tmp_path, "--deterministic") == 1
     [line] = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: --out={tmp_path}: Read-only file system; all up to iteration 10 is intact in {tmp_path}")
+    assert line.startswith(
+        f"error: --out={tmp_path}: Read-only file system; all up to iteration 10 is intact "
+        f"in {tmp_path}"
+    )
     monkeypatch.setattr(metrics_lib, "append", append)
     assert main(tmp_path, "--resume") == 0
     assert everything(tmp_path) == whole
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere; the tests beside this one hold for root as well")
+@pytest.mark.skipif(
+    os.geteuid() == 0,
+    reason="root may write everywhere; the tests beside this one hold for root as well",
+)
 def test_a_read_only_folder_is_refused_before_anything_runs(tmp_path):
     tmp_path.chmod(0o555)
     with pytest.raises(UsageError, match="must be a folder that can be written"):
@@ -183,7 +215,9 @@ def test_nothing_saved_yet_is_said(tmp_path, capfd, limit_files):
     limit_files(resource.RLIM_INFINITY)
     assert status == 1
     [line] = capfd.readouterr().err.splitlines()
-    assert line.endswith("File too large; nothing was saved yet, begin again with --overwrite where there is room")
+    assert line.endswith(
+        "File too large; nothing was saved yet, begin again with --overwrite where there is room"
+    )
 
 
 def test_checkpoints_that_are_gone_are_missed(whole, tmp_path, capfd):
@@ -191,7 +225,10 @@ def test_checkpoints_that_are_gone_are_missed(whole, tmp_path, capfd):
     for path in (tmp_path / "checkpoints" / "latest").iterdir():
         path.rename(tmp_path / path.name)
     assert main(tmp_path, "--resume") == 0
-    assert "no checkpoint is left to go on from: the run begins again at step 0" in capfd.readouterr().out
+    assert (
+        "no checkpoint is left to go on from: the run begins again at step 0"
+        in capfd.readouterr().out
+    )
     assert lines(tmp_path) == whole[0]
 
 
@@ -210,7 +247,9 @@ def test_a_checkpoint_replaces_another_only_when_it_is_complete(tmp_path, monkey
         assert checkpoint.newest_intact(tmp_path) == 1
         store.save(3, {"x": jnp.zeros(3)})
         assert store.iterations() == [3]
-        store.save(2, {"x": jnp.zeros(3)})  # a run that went back leaves nothing of its former future
+        store.save(
+            2, {"x": jnp.zeros(3)}
+        )  # a run that went back leaves nothing of its former future
         assert store.iterations() == [2]
 
 
@@ -260,7 +299,9 @@ def jumping(jumps):
 
 
 @pytest.mark.parametrize("jumps", [(0.0,), (3600.0, -7200.0, 1.0), (1e9,)])
-def test_a_clock_that_jumps_spoils_no_number_and_no_line(whole, tmp_path, monkeypatch, capfd, jumps):
+def test_a_clock_that_jumps_spoils_no_number_and_no_line(
+    whole, tmp_path, monkeypatch, capfd, jumps
+):
     wall, offset = time.time, max(jumps, key=abs)
     monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=jumping(jumps)))
     at(monkeypatch, 10, lambda: monkeypatch.setattr(time, "time", lambda: wall() + offset))
@@ -274,7 +315,12 @@ def test_a_clock_that_jumps_spoils_no_number_and_no_line(whole, tmp_path, monkey
     summary = json.loads((tmp_path / "summary.json").read_text())["steps_per_second"]
     assert summary is None or summary > 0.0
     shown = capfd.readouterr().out
-    assert "-" not in "".join(shown.splitlines(keepends=True)[2:]).replace(str(tmp_path), "").split("done, results")[0]
+    assert (
+        "-"
+        not in "".join(shown.splitlines(keepends=True)[2:])
+        .replace(str(tmp_path), "")
+        .split("done, results")[0]
+    )
     assert "inf" not in shown
     assert "nan" not in shown
 
@@ -285,11 +331,15 @@ def poisoned(learner, evaluate):
 
 
 def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_path, capfd):
-    script = poisoned(walk(lambda step: step >= 7), lambda params, collector, key: {"greedy_return": params.policy[1]})
+    script = poisoned(
+        walk(lambda step: step >= 7),
+        lambda params, collector, key: {"greedy_return": params.policy[1]},
+    )
     assert main(tmp_path, "--patience=6", script=script) == 1
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(
-        "error: seed 0: loss or gradient was not finite in any update of the 6 iterations up to iteration 13"
+        "error: seed 0: loss or gradient was not finite in any update of the 6 iterations "
+        "up to iteration 13"
     )
     assert "the last good checkpoint, of iteration 5, stays" in line
     assert not (tmp_path / "summary.json").exists()
@@ -301,34 +351,47 @@ def test_an_environment_whose_rewards_are_nan_leaves_finite_parameters(tmp_path,
     problem = control.make_problem(NanReward(), num_envs=2, num_steps=4)
     settings = ppo.Config(num_epochs=1, num_minibatches=1)
     script = poisoned(
-        ppo.make(settings, problem), lambda params, collector, key: {"greedy_return": jax.tree.leaves(params.policy)[0].sum()}
+        ppo.make(settings, problem),
+        lambda params, collector, key: {"greedy_return": jax.tree.leaves(params.policy)[0].sum()},
     )
     assert main(tmp_path, "--patience=12", script=script) == 1
     [line] = capfd.readouterr().err.splitlines()
-    assert "seed 0: loss or gradient was not finite in any update of the 12 iterations up to iteration 12 (step 120)" in line
+    assert (
+        "seed 0: loss or gradient was not finite in any update of the 12 iterations up to "
+        "iteration 12 (step 120)"
+    ) in line
     assert "the last good checkpoint, of iteration 0, stays" in line
     rows = read(tmp_path / "metrics.jsonl")
     assert rows[-1]["skipped"] == [1.0, 1.0]
     assert rows[-1]["iteration"] == 15
     with Store(tmp_path / "checkpoints" / "latest") as latest:
         assert latest.iterations() == [0]
-        assert all(np.isfinite(array).all() for name, array in latest.read(0).items() if ".params" in name)
+        assert all(
+            np.isfinite(array).all() for name, array in latest.read(0).items() if ".params" in name
+        )
 
 
 def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_path, capfd):
     bound, free = tmp_path / "bound", tmp_path / "free"
     assert main(bound, "--total_steps=50", "--deterministic") == 0
     shutil.copytree(bound, free)
-    (free / "config.json").write_text(json.dumps(json.loads((free / "config.json").read_text()) | {"deterministic": False}))
+    (free / "config.json").write_text(
+        json.dumps(json.loads((free / "config.json").read_text()) | {"deterministic": False})
+    )
     before = everything(bound)
     with pytest.raises(
-        UsageError, match=r"--deterministic promises the same bits only .*; there differ placement: .* on 2 dev"
+        UsageError,
+        match=(
+            r"--deterministic promises the same bits only .*; there differ placement: .* on 2 "
+            r"dev"
+        ),
     ):
         main(bound, "--resume", "--devices=2", "--total_steps=100")
     assert everything(bound) == before
     capfd.readouterr()
     assert main(free, "--resume", "--devices=2", "--total_steps=100") == 0
     assert (
-        "so last bits may differ: placement: 2 seed(s) on 1 device → 2 seeds on 2 devices, 1 on each" in capfd.readouterr().out
-    )
+        "so last bits may differ: placement: 2 seed(s) on 1 device → 2 seeds on 2 devices, "
+        "1 on each"
+    ) in capfd.readouterr().out
     assert [row["iteration"] for row in lines(free)] == [0, 5, 10]

@@ -62,7 +62,8 @@ NATURAL = (
 REFUSED = {"fisher_stride": 8, "damping": 1e-3, "max_kl": 0.1}
 PENALISED = {"clip": False, "penalty": "adaptive", "kl_coefficient": 3.0, "target_kl": 1e-4}
 REFERRED = {"use_reference": True, "reference_kl_coefficient": 5.0}
-# Field to what is changed, or to the two settings that are compared where it has no effect at the base.
+# Field to what is changed, or to the two settings that are compared where it has no effect at the
+# base.
 CASES = {
     "reinforce": (
         reinforce,
@@ -86,7 +87,10 @@ CASES = {
     "trpo": (
         trpo,
         trpo.Config(value_epochs=1, value_minibatches=2),
-        {"backtrack": (REFUSED, REFUSED | {"backtrack": 0.3}), "backtracks": (REFUSED, REFUSED | {"backtracks": 1})},
+        {
+            "backtrack": (REFUSED, REFUSED | {"backtrack": 0.3}),
+            "backtracks": (REFUSED, REFUSED | {"backtracks": 1}),
+        },
     ),
     "ppo": (
         ppo,
@@ -104,13 +108,19 @@ CASES = {
                 PENALISED | {"penalty": "satisfied"},
                 PENALISED | {"penalty": "satisfied", "satisfied_rounds": 2},
             ),
-            "target_kl": ({"early_stop": True, "target_kl": 1e6}, {"early_stop": True, "target_kl": 1e-7}),
+            "target_kl": (
+                {"early_stop": True, "target_kl": 1e6},
+                {"early_stop": True, "target_kl": 1e-7},
+            ),
             "early_stop": {"early_stop": True, "target_kl": 1e-7},
             "num_epochs": {"num_epochs": 1},
             "num_minibatches": {"num_minibatches": 4},
             "clip_value": {"clip_value": True},
             "use_reference": {"use_reference": True},
-            "reference_kl_coefficient": ({"use_reference": True}, {"use_reference": True, "reference_kl_coefficient": 5.0}),
+            "reference_kl_coefficient": (
+                {"use_reference": True},
+                {"use_reference": True, "reference_kl_coefficient": 5.0},
+            ),
             "adapt_reference_kl": (REFERRED, REFERRED | {"adapt_reference_kl": True}),
             "reference_target_kl": (
                 REFERRED | {"adapt_reference_kl": True},
@@ -143,7 +153,10 @@ CASES = {
             "supervision": {"supervision": "process"},
             "extra_samples": {"extra_samples": 2},
             "running_statistics": {"running_statistics": True},
-            "running_decay": ({"running_statistics": True}, {"running_statistics": True, "running_decay": 0.1}),
+            "running_decay": (
+                {"running_statistics": True},
+                {"running_statistics": True, "running_decay": 0.1},
+            ),
             "group_divisor": {"group_divisor": "root_size"},
         },
     ),
@@ -165,7 +178,11 @@ CASES = {
             "use_reference": {"use_reference": True, "kl_coefficient": 1.0},
         },
     ),
-    "dr_grpo": (dr_grpo, dr_grpo.Config(), {"use_reference": {"use_reference": True, "kl_coefficient": 10.0}}),
+    "dr_grpo": (
+        dr_grpo,
+        dr_grpo.Config(),
+        {"use_reference": {"use_reference": True, "kl_coefficient": 10.0}},
+    ),
     "rloo": (rloo, rloo.Config(learning_rate=1e-2), {"kl_coefficient": {"kl_coefficient": 10.0}}),
     "reinforce_pp": (
         reinforce_pp,
@@ -175,12 +192,20 @@ CASES = {
     "gspo": (
         gspo,
         gspo.Config(num_epochs=3),
-        {"epsilon_low": {"epsilon_low": 1e-5}, "epsilon_high": {"epsilon_high": 0.3}, "scale": {"scale": "none"}},
+        {
+            "epsilon_low": {"epsilon_low": 1e-5},
+            "epsilon_high": {"epsilon_high": 0.3},
+            "scale": {"scale": "none"},
+        },
     ),
     "cispo": (
         cispo,
         cispo.Config(learning_rate=3e-2, num_epochs=3),
-        {"epsilon_low": {"epsilon_low": 1e-3}, "epsilon_high": {"epsilon_high": 1e-3}, "scale": {"scale": "none"}},
+        {
+            "epsilon_low": {"epsilon_low": 1e-3},
+            "epsilon_high": {"epsilon_high": 1e-3},
+            "scale": {"scale": "none"},
+        },
     ),
 }
 IN_GROUPS = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo")
@@ -200,7 +225,9 @@ def program(algorithm, static):
     @jax.jit
     def some_steps(config, key, steps):
         learner = CASES[algorithm][0].make(config, problem(algorithm))
-        return jax.lax.fori_loop(0, steps, lambda _, state: learner.step(state)[0], learner.init(key)).params
+        return jax.lax.fori_loop(
+            0, steps, lambda _, state: learner.step(state)[0], learner.init(key)
+        ).params
 
     return some_steps
 
@@ -209,14 +236,26 @@ def program(algorithm, static):
 def outcome(algorithm, changes, steps):
     config = dataclasses.replace(CASES[algorithm][1], **dict(changes))
     config.validate()
-    params = program(algorithm, jax.tree.structure(config))(as_arrays(config), jax.random.key(0), steps)
+    params = program(algorithm, jax.tree.structure(config))(
+        as_arrays(config), jax.random.key(0), steps
+    )
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
 def shared_with_grpo(name):
     """Fields that a method without a critic takes from the records whose fields GRPO's cases test."""
-    records = group_policy.GradientSteps, group_policy.Clip, group_policy.GroupScale, group_policy.Reference
-    inherited = {f.name for record in records if issubclass(CASES[name][0].Config, record) for f in dataclasses.fields(record)}
+    records = (
+        group_policy.GradientSteps,
+        group_policy.Clip,
+        group_policy.GroupScale,
+        group_policy.Reference,
+    )
+    inherited = {
+        f.name
+        for record in records
+        if issubclass(CASES[name][0].Config, record)
+        for f in dataclasses.fields(record)
+    }
     return inherited & set(CASES["grpo"][2])
 
 
@@ -237,15 +276,21 @@ def test_every_field_has_a_case(algorithm):
     assert named == set(fields) | HANDED_ON.get(algorithm, set()) | {"axis_name"}
 
 
-@pytest.mark.parametrize(("algorithm", "field"), [(name, field) for name, case in CASES.items() for field in case[2]])
+@pytest.mark.parametrize(
+    ("algorithm", "field"), [(name, field) for name, case in CASES.items() for field in case[2]]
+)
 def test_every_field_does_something(algorithm, field):
     case = CASES[algorithm][2][field]
     settings = case if isinstance(case, tuple) else ({}, case)
-    steps = 3 if field == "reference_target_kl" else 2  # the first is taken at the reference, whatever the target
+    steps = (
+        3 if field == "reference_target_kl" else 2
+    )  # the first is taken at the reference, whatever the target
     before, after = (outcome(algorithm, tuple(changes.items()), steps) for changes in settings)
     assert np.isfinite(after).all()
     if field == "num_microbatches":
-        np.testing.assert_allclose(before, after, rtol=1e-3, atol=1e-4)  # splits the work and changes no number
+        np.testing.assert_allclose(
+            before, after, rtol=1e-3, atol=1e-4
+        )  # splits the work and changes no number
         assert not np.array_equal(before, after)
     else:
         assert np.abs(before - after).max() > 1e-5
@@ -265,12 +310,28 @@ def test_every_field_does_something(algorithm, field):
         ("ppo", {"num_minibatches": -4}, "num_minibatches"),
         ("ppo", {"num_minibatches": 2.0}, "num_minibatches must be of type int"),
         ("ppo", {"decay_iterations": -1}, "decay_iterations"),
-        ("ppo", {"target_kl": 0.5}, "target_kl has no effect unless early_stop is on or the penalty adapts"),
+        (
+            "ppo",
+            {"target_kl": 0.5},
+            "target_kl has no effect unless early_stop is on or the penalty adapts",
+        ),
         ("ppo", {"kl_coefficient": 0.5}, "kl_coefficient has no effect unless there is a penalty"),
         ("ppo", {"clip": False, "epsilon_low": 0.1}, "epsilon_low has no effect unless clip is on"),
-        ("ppo", {"penalty": "addaptive"}, "penalty must be one of none, fixed, adaptive, satisfied"),
-        ("ppo", {"reference_kl_coefficient": 0.1}, "reference_kl_coefficient has no effect unless use_reference is on"),
-        ("ppo", {"adapt_reference_kl": True}, "adapt_reference_kl has no effect unless use_reference is on"),
+        (
+            "ppo",
+            {"penalty": "addaptive"},
+            "penalty must be one of none, fixed, adaptive, satisfied",
+        ),
+        (
+            "ppo",
+            {"reference_kl_coefficient": 0.1},
+            "reference_kl_coefficient has no effect unless use_reference is on",
+        ),
+        (
+            "ppo",
+            {"adapt_reference_kl": True},
+            "adapt_reference_kl has no effect unless use_reference is on",
+        ),
         (
             "ppo",
             {"use_reference": True, "reference_target_kl": 1.0},
@@ -282,14 +343,22 @@ def test_every_field_does_something(algorithm, field):
             "adapt_reference_kl must be off where penalty is adaptive: one β adapts at a time",
         ),
         ("ppo", {"n": 3}, "n has no effect unless estimator is n_step"),
-        ("a2c", {"lambda_": 0.5}, "lambda_ has no effect unless estimator is gae, got estimator=n_step"),
+        (
+            "a2c",
+            {"lambda_": 0.5},
+            "lambda_ has no effect unless estimator is gae, got estimator=n_step",
+        ),
         ("a2c", {"n": 17}, r"n must be at most 16, the steps of one rollout \(num_steps\), got 17"),
         ("trpo", {"max_kl": 0.0}, "max_kl"),
         ("trpo", {"damping": -0.1}, "damping"),
         ("trpo", {"cg_iterations": 0}, "cg_iterations"),
         ("trpo", {"backtrack": 1.0}, "backtrack"),
         ("npg", {"fisher_stride": 0}, "fisher_stride"),
-        ("grpo", {"use_reference": False, "kl_coefficient": 0.1}, "kl_coefficient has no effect unless use_reference is on"),
+        (
+            "grpo",
+            {"use_reference": False, "kl_coefficient": 0.1},
+            "kl_coefficient has no effect unless use_reference is on",
+        ),
         ("grpo", {"scale": "none", "ddof": 1}, "ddof has no effect unless scale is std"),
         ("grpo", {"ddof": 2}, "ddof must be one of 0, 1"),
         ("grpo", {"epsilon_low": 0.3}, "epsilon_high must be at least epsilon_low = 0.3, got 0.2"),
@@ -297,25 +366,57 @@ def test_every_field_does_something(algorithm, field):
         ("grpo", {"dual_clip_ratio": 2.0}, "dual_clip_ratio has no effect unless dual_clip is on"),
         ("grpo", {"dual_clip": True, "dual_clip_ratio": 1.0}, "dual_clip_ratio must lie in"),
         ("grpo", {"extra_samples": -1}, "extra_samples must lie in"),
-        ("grpo", {"extra_samples": 4}, "extra_samples must be below group_size = 4, of which they are a part, got 4"),
-        ("grpo", {"running_decay": 0.5}, "running_decay has no effect unless running_statistics is on"),
+        (
+            "grpo",
+            {"extra_samples": 4},
+            "extra_samples must be below group_size = 4, of which they are a part, got 4",
+        ),
+        (
+            "grpo",
+            {"running_decay": 0.5},
+            "running_decay has no effect unless running_statistics is on",
+        ),
         ("grpo", {"running_statistics": True, "running_decay": 1.5}, "running_decay must lie in"),
-        ("grpo", {"running_statistics": True, "supervision": "process"}, "supervision must be outcome with running_statistics"),
+        (
+            "grpo",
+            {"running_statistics": True, "supervision": "process"},
+            "supervision must be outcome with running_statistics",
+        ),
         ("grpo", {"group_divisor": "root"}, "group_divisor must be one of size, root_size"),
         ("npg", {"num_microbatches": 3}, "num_microbatches = 3 must divide the 64 rows"),
-        ("grpo", {"use_reference": False, "reset_iterations": 5}, "reset_iterations has no effect unless use_reference is on"),
+        (
+            "grpo",
+            {"use_reference": False, "reset_iterations": 5},
+            "reset_iterations has no effect unless use_reference is on",
+        ),
         ("dapo", {"max_generation_batches": 0}, "max_generation_batches must lie in"),
         ("dapo", {"epsilon_high": 0.1}, "epsilon_high must be at least epsilon_low = 0.2, got 0.1"),
-        ("dapo", {"clip_higher": False, "epsilon_high": 0.3}, "epsilon_high has no effect unless clip_higher is on"),
-        ("dapo", {"dynamic_sampling": "on"}, "dynamic_sampling must be one of off, refill, reweight"),
+        (
+            "dapo",
+            {"clip_higher": False, "epsilon_high": 0.3},
+            "epsilon_high has no effect unless clip_higher is on",
+        ),
+        (
+            "dapo",
+            {"dynamic_sampling": "on"},
+            "dynamic_sampling must be one of off, refill, reweight",
+        ),
         (
             "dapo",
             {"dynamic_sampling": "off", "carry_surplus": True},
             "carry_surplus has no effect unless dynamic_sampling is refill",
         ),
-        ("dapo", {"kl_coefficient": 0.1}, "kl_coefficient has no effect unless use_reference is on"),
+        (
+            "dapo",
+            {"kl_coefficient": 0.1},
+            "kl_coefficient has no effect unless use_reference is on",
+        ),
         ("dapo", {"overlong_cache": 9}, r"cache must lie in \[1, max_length = 8\] tokens, got 9"),
-        ("dapo", {"soft_overlong": False, "overlong_cache": 2}, "overlong_cache has no effect unless soft_overlong is on"),
+        (
+            "dapo",
+            {"soft_overlong": False, "overlong_cache": 2},
+            "overlong_cache has no effect unless soft_overlong is on",
+        ),
         ("cispo", {"epsilon_low": 0.0}, "epsilon_low must lie in"),
     ],
 )
@@ -323,8 +424,8 @@ def test_bad_fields_are_named(algorithm, changes, match):
     module, base, _ = CASES[algorithm]
     with pytest.raises(ConfigError, match=match):
         jax.eval_shape(
-            lambda key: (learner := module.make(dataclasses.replace(base, **changes), problem(algorithm))).step(
-                learner.init(key)
-            ),
+            lambda key: (
+                learner := module.make(dataclasses.replace(base, **changes), problem(algorithm))
+            ).step(learner.init(key)),
             jax.random.key(0),
         )

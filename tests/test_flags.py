@@ -3,9 +3,10 @@ import sys
 
 import pytest
 
-from jaxrl_po import config, flags
+from jaxrl_po import config
 from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, number, static
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run import flags
+from jaxrl_po.run.flags import UsageError
 
 
 @config.record
@@ -44,13 +45,19 @@ def test_defaults():
 
 def test_every_kind_of_value():
     argv = (
-        "--total_steps 7 --config.learning_rate=1e-2 --config.anything=-3 --config.num_epochs=2 --config.early_stop "
-        "--config.activation=relu --config.hidden=32,16,8"
+        "--total_steps 7 --config.learning_rate=1e-2 --config.anything=-3 "
+        "--config.num_epochs=2 --config.early_stop --config.activation=relu "
+        "--config.hidden=32,16,8"
     )
     records = flags.parse(argv.split(), SECTIONS)
     assert records[""] == Options(total_steps=7)
     assert records["config"] == Config(
-        learning_rate=0.01, anything=-3.0, num_epochs=2, early_stop=True, activation="relu", hidden=(32, 16, 8)
+        learning_rate=0.01,
+        anything=-3.0,
+        num_epochs=2,
+        early_stop=True,
+        activation="relu",
+        hidden=(32, 16, 8),
     )
     assert isinstance(records["config"].anything, float)
 
@@ -63,7 +70,10 @@ def test_switches(text, value):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--config.learning_rat=1", "--config.learning_rat is not a flag; did you mean --config.learning_rate?"),
+        (
+            "--config.learning_rat=1",
+            "--config.learning_rat is not a flag; did you mean --config.learning_rate?",
+        ),
         ("--total_step=1", "--total_step is not a flag; did you mean --total_steps?"),
         ("--zzz=1", "--zzz is not a flag; see --help"),
         ("--config.axis_name=data", "--config.axis_name is not a flag"),
@@ -105,7 +115,13 @@ def test_partial_parsing_lets_other_flags_pass():
 
 
 def test_stored_values_stand_in_for_flags_that_are_not_given():
-    stored = {"total_steps": 9, "config.gamma": 0.25, "config.hidden": [8], "config.learning_rate": 0.1, "config.unknown": 1}
+    stored = {
+        "total_steps": 9,
+        "config.gamma": 0.25,
+        "config.hidden": [8],
+        "config.learning_rate": 0.1,
+        "config.unknown": 1,
+    }
     records = flags.parse(["--config.learning_rate=0.2"], SECTIONS, stored=stored)
     assert records[""].total_steps == 9
     assert records["config"] == Config(gamma=0.25, hidden=(8,), learning_rate=0.2)
@@ -113,7 +129,9 @@ def test_stored_values_stand_in_for_flags_that_are_not_given():
 
 def test_a_script_has_defaults_of_its_own():
     defaults = {"total_steps": 9, "config.gamma": 0.25, "config.early_stop": True}
-    records = flags.parse(["--config.gamma=0.75"], SECTIONS, stored={"config.early_stop": False}, defaults=defaults)
+    records = flags.parse(
+        ["--config.gamma=0.75"], SECTIONS, stored={"config.early_stop": False}, defaults=defaults
+    )
     assert records[""].total_steps == 9
     assert records["config"].gamma == 0.75  # what is given comes first
     assert records["config"].early_stop is False  # then what is stored
@@ -122,14 +140,21 @@ def test_a_script_has_defaults_of_its_own():
 
 def test_a_default_of_a_script_without_effect_does_not_apply():
     defaults = {"config.early_stop": True, "config.target_kl": 0.5}
-    assert flags.parse([], SECTIONS, defaults=defaults)["config"] == Config(early_stop=True, target_kl=0.5)
+    assert flags.parse([], SECTIONS, defaults=defaults)["config"] == Config(
+        early_stop=True, target_kl=0.5
+    )
     off = ["--config.early_stop=false"]
     assert flags.parse(off, SECTIONS, defaults=defaults)["config"] == Config()
     stored = {"config.early_stop": True, "config.target_kl": 0.25}
     assert flags.parse(off, SECTIONS, stored=stored, defaults=defaults)["config"] == Config()
-    with pytest.raises(UsageError, match=r"^--config\.target_kl has no effect unless early_stop is on"):
+    with pytest.raises(
+        UsageError, match=r"^--config\.target_kl has no effect unless early_stop is on"
+    ):
         flags.parse([*off, "--config.target_kl=0.5"], SECTIONS, defaults=defaults)
-    for wrong in ({"defaults": {"config.target_kl": 0.5}}, {"stored": {"config.target_kl": 0.5}}):  # no flag made it so
+    for wrong in (
+        {"defaults": {"config.target_kl": 0.5}},
+        {"stored": {"config.target_kl": 0.5}},
+    ):  # no flag made it so
         with pytest.raises(UsageError, match=r"^--config\.target_kl has no effect"):
             flags.parse([], SECTIONS, **wrong)
 
@@ -140,7 +165,10 @@ def test_flatten_is_the_inverse_of_parsing():
     assert flat["config.gamma"] == 0.25
     assert flat["total_steps"] == 3
     assert "config.axis_name" not in flat
-    assert flags.parse([f"--{name}={flags.shown(value)}" for name, value in flat.items()], SECTIONS) == records
+    assert (
+        flags.parse([f"--{name}={flags.shown(value)}" for name, value in flat.items()], SECTIONS)
+        == records
+    )
 
 
 def test_help_lists_every_field_with_unit_range_and_default():
@@ -168,12 +196,18 @@ def test_blame_names_the_flag_of_a_library_error():
 @pytest.mark.parametrize(
     ("body", "status", "stderr"),
     [
-        ("raise flags.UsageError('--out must\\nname a folder')", 2, "error: --out must name a folder\n"),
+        (
+            "raise flags.UsageError('--out must\\nname a folder')",
+            2,
+            "error: --out must name a folder\n",
+        ),
         ("return 1", 1, ""),
         ("return 0", 0, ""),
     ],
 )
 def test_entry_gives_the_status_and_one_line(body, status, stderr):
-    program = f"from jaxrl_po import flags\ndef main(argv):\n    {body}\nflags.entry(main)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    program = f"from jaxrl_po.run import flags\ndef main(argv):\n    {body}\nflags.entry(main)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240
+    )
     assert (done.returncode, done.stderr, done.stdout) == (status, stderr, "")

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from jaxrl_po import folder
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run import folder
+from jaxrl_po.run.flags import UsageError
 
 STORED = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": [8]}
 
@@ -43,7 +43,9 @@ def test_resuming_reads_the_config(used):
 
 
 def test_the_flags_of_a_start_are_not_taken_over(used):
-    (used / folder.CONFIG).write_text('{"seed": 3, "overwrite": true, "resume": true, "distributed": true, "process_id": 1}')
+    (used / folder.CONFIG).write_text(
+        '{"seed": 3, "overwrite": true, "resume": true, "distributed": true, "process_id": 1}'
+    )
     assert inspect(used, resume=True) == {"seed": 3}
 
 
@@ -75,13 +77,18 @@ def test_a_place_that_cannot_be_written(used, monkeypatch):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(UsageError, match=r"--out=.* must be a folder that can be written: Not a directory"),
+        pytest.raises(
+            UsageError, match=r"--out=.* must be a folder that can be written: Not a directory"
+        ),
         folder.claim(str(tmp_path / "file" / "x"), overwrite=False),
     ):
         pass
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "holds files but no config.json"), ("{", r"config\.json is damaged")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "holds files but no config.json"), ("{", r"config\.json is damaged")],
+)
 def test_resuming_what_is_no_run(tmp_path, content, message):
     (tmp_path / "notes.txt").write_text("mine")
     if content is not None:
@@ -108,7 +115,12 @@ def test_two_processes_cannot_hold_one_folder(tmp_path):
     )
     with folder.claim(str(tmp_path), overwrite=False):
         (tmp_path / "metrics.jsonl").write_text("kept")
-        other = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=240)
+        other = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
         assert other.returncode == 2
         assert "is in use by another run" in other.stderr
         assert (tmp_path / "metrics.jsonl").read_text() == "kept"
@@ -130,11 +142,22 @@ def test_going_on_with_other_settings_names_the_flag(changed, message):
         folder.require_same(same | changed, STORED, "runs/x")
 
 
-@pytest.mark.parametrize("changed", [{"total_steps": 200}, {"devices": "2"}, {"out": "./runs/x"}, {"resume": True}])
+@pytest.mark.parametrize(
+    "changed", [{"total_steps": 200}, {"devices": "2"}, {"out": "./runs/x"}, {"resume": True}]
+)
 def test_what_may_differ(changed):
-    folder.require_same({"seed": 0, "total_steps": 100} | changed, STORED | {"devices": "1", "out": "runs/x"}, "runs/x")
+    folder.require_same(
+        {"seed": 0, "total_steps": 100} | changed,
+        STORED | {"devices": "1", "out": "runs/x"},
+        "runs/x",
+    )
 
 
 def test_json_is_strict(tmp_path):
-    folder.write_json(tmp_path / "x.json", {"seed": 0, "resolved": {"x": float("nan"), "device": "2 × cpu"}})
-    assert json.loads((tmp_path / "x.json").read_text()) == {"seed": 0, "resolved": {"x": None, "device": "2 × cpu"}}
+    folder.write_json(
+        tmp_path / "x.json", {"seed": 0, "resolved": {"x": float("nan"), "device": "2 × cpu"}}
+    )
+    assert json.loads((tmp_path / "x.json").read_text()) == {
+        "seed": 0,
+        "resolved": {"x": None, "device": "2 × cpu"},
+    }

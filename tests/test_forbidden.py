@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "jaxrl_po").rglob("*.py"))
-# `pmap` and `jax.experimental.shard_map` are on their way out; a callback inside a program stops it at every step.
+# `pmap` and `jax.experimental.shard_map` are on their way out; a callback inside a program stops it
+# at every step.
 FORBIDDEN = {"pmap", "shard_map", "pure_callback", "io_callback", "callback", "eval", "exec"}
 
 
@@ -17,7 +18,9 @@ def calls(source):
     >>> sorted(calls("a.b(c(1))"))
     ['a.b', 'c']
     """
-    return {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}
+    return {
+        ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
+    }
 
 
 def refused(source):
@@ -27,11 +30,15 @@ def refused(source):
     ['eval', 'jax.experimental.shard_map.shard_map', 'jax.pmap']
     """
     found = {name for name in calls(source) if name in FORBIDDEN or re.fullmatch(r"jax\..*", name)}
-    return {name for name in found if name.rsplit(".", 1)[-1] in FORBIDDEN and name != "jax.shard_map"}
+    return {
+        name for name in found if name.rsplit(".", 1)[-1] in FORBIDDEN and name != "jax.shard_map"
+    }
 
 
 def test_nothing_forbidden_is_used():
-    sources = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in SOURCES}
+    sources = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in SOURCES
+    }
     assert {name: found for name, source in sources.items() if (found := refused(source))} == {}
     leaving = re.compile(r"jax\.experimental(\.| import )(shard_map|pjit|maps|host_callback)")
     assert [name for name, source in sources.items() if leaving.search(source)] == []
@@ -41,4 +48,6 @@ def test_what_gymnax_forgets_is_declared_and_what_breaks_an_installation_is_not(
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = {re.split(r"[^\w-]", line)[0].lower() for line in project["dependencies"]}
     assert {"gymnax", "six"} <= names
-    assert not {name for name in names if name.startswith(("distrax", "rlax", "tfp", "sbx", "tensorflow"))}
+    assert not {
+        name for name in names if name.startswith(("distrax", "rlax", "tfp", "sbx", "tensorflow"))
+    }

@@ -1,6 +1,7 @@
 """Every public pure function under drawn shapes, masks and extremes: finite, of the right shape, and true to what it promises.
 
-One row a function. Data come from numpy by a drawn seed and regime, programs are kept by shape, so that a case costs a millisecond.
+One row a function. Data come from numpy by a drawn seed and regime, programs are kept by shape, so
+that a case costs a millisecond.
 """
 
 import functools
@@ -17,15 +18,50 @@ import regimes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_po import advantages, distributions, divergences, group_statistics, losses, masked, metrics, trust_region
+from jaxrl_po import (
+    advantages,
+    distributions,
+    divergences,
+    group_statistics,
+    losses,
+    masked,
+    trust_region,
+)
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
 from jaxrl_po.masked import Mean
+from jaxrl_po.run import metrics
 
 SHORT, LONG = 24, 220
 STREAMS = [(5,), (2,), (1,), (3,), (4,), (7,), (8,), (13,), (16,), (31,), (32,), (64,)]
 GROUPS = [(n + 1,) for (n,) in STREAMS]
-MATRICES = [(2, 3), (4, 1), (1, 1), (1, 2), (2, 1), (2, 2), (3, 5), (5, 3), (4, 8), (8, 4), (1, 32), (16, 16)]
-ANY = [(7, 2), (), (1,), (0,), (5,), (0, 3), (1, 1), (2, 3), (64,), (2, 3, 2), (1, 4, 1), (3, 1, 2, 2)]
+MATRICES = [
+    (2, 3),
+    (4, 1),
+    (1, 1),
+    (1, 2),
+    (2, 1),
+    (2, 2),
+    (3, 5),
+    (5, 3),
+    (4, 8),
+    (8, 4),
+    (1, 32),
+    (16, 16),
+]
+ANY = [
+    (7, 2),
+    (),
+    (1,),
+    (0,),
+    (5,),
+    (0, 3),
+    (1, 1),
+    (2, 3),
+    (64,),
+    (2, 3, 2),
+    (1, 4, 1),
+    (3, 1, 2, 2),
+]
 SCALARS = [()]
 
 
@@ -34,11 +70,13 @@ class Row(NamedTuple):
 
     Attributes:
       call: of arrays, one for each kind.
-      kinds: of its arguments; what stands where a `mask` is False is replaced by a NaN, and nothing may change.
+      kinds: of its arguments; what stands where a `mask` is False is replaced by a NaN, and nothing
+        may change.
       shapes: of all of its arguments but the numbers.
       out: the shape of what it returns, given that of the arguments; None where leaves differ.
       law: asserts what holds of any input, given the outputs and the arguments.
-      differentiate: the number of leading arguments in which the sum of the outputs has a finite gradient.
+      differentiate: the number of leading arguments in which the sum of the outputs has a finite
+        gradient.
       compiled: False for what is numpy.
     """
 
@@ -64,7 +102,9 @@ def dense(root, scale):
 
 
 def solve(root, b, scale):
-    return trust_region.conjugate_gradient(lambda v: dense(root, scale) @ v, b, iterations=8, tolerance=1e-3)
+    return trust_region.conjugate_gradient(
+        lambda v: dense(root, scale) @ v, b, iterations=8, tolerance=1e-3
+    )
 
 
 def bounded_step(root, direction, scale):
@@ -73,7 +113,10 @@ def bounded_step(root, direction, scale):
 
 def bowl(slope, kl):
     """A surrogate and a KL that break beyond 1e9."""
-    return lambda x: (jnp.where(jnp.abs(x).max() > 1e9, jnp.nan, jnp.sum(slope * x)), jnp.sum(jnp.square(kl * x)))
+    return lambda x: (
+        jnp.where(jnp.abs(x).max() > 1e9, jnp.nan, jnp.sum(slope * x)),
+        jnp.sum(jnp.square(kl * x)),
+    )
 
 
 def search(params, step, slope, kl):
@@ -87,26 +130,42 @@ def leap(params, step, slope, kl):
 def products(logits, vector):
     old, weight = Categorical(logits), jnp.full(logits.shape[0], 1.0 / logits.shape[0])
     through = trust_region.fisher(Categorical, logits, weight, damping=0.0)(vector)
-    return through, trust_region.fisher_vector_product(lambda x: jnp.sum(old.kl(Categorical(x)) * weight), logits, vector)
+    return through, trust_region.fisher_vector_product(
+        lambda x: jnp.sum(old.kl(Categorical(x)) * weight), logits, vector
+    )
 
 
 def of_categorical(logits, other):
     policy = Categorical(logits)
     action = jnp.argmin(logits, axis=-1).astype(jnp.int32)
     key = jax.random.key(0)
-    chances = policy.log_prob(policy.mode()), policy.log_prob(policy.sample(key)), jnp.maximum(policy.log_prob(action), -1e30)
-    return policy.entropy(), policy.kl(Categorical(jnp.where(jnp.isfinite(other), other, -10.0))), *chances
+    chances = (
+        policy.log_prob(policy.mode()),
+        policy.log_prob(policy.sample(key)),
+        jnp.maximum(policy.log_prob(action), -1e30),
+    )
+    return (
+        policy.entropy(),
+        policy.kl(Categorical(jnp.where(jnp.isfinite(other), other, -10.0))),
+        *chances,
+    )
 
 
 def of_gaussian(mean, log_std, other_mean, other_log_std, action):
     policy = DiagonalGaussian(mean, log_std)
-    chances = policy.log_prob(policy.mode()), policy.log_prob(policy.sample(jax.random.key(0))), policy.log_prob(action)
+    chances = (
+        policy.log_prob(policy.mode()),
+        policy.log_prob(policy.sample(jax.random.key(0))),
+        policy.log_prob(action),
+    )
     return policy.entropy(), policy.kl(DiagonalGaussian(other_mean, other_log_std)), *chances
 
 
 def running(first, second, stratum, mask, decay):
     """Two iterations, in which an outcome that is not finite counts as masked."""
-    before = group_statistics.observe(group_statistics.nothing(3), jnp.where(mask, first, jnp.inf), stratum, decay=decay)
+    before = group_statistics.observe(
+        group_statistics.nothing(3), jnp.where(mask, first, jnp.inf), stratum, decay=decay
+    )
     after = group_statistics.observe(before, jnp.where(mask, second, jnp.nan), stratum, decay=decay)
     relative = group_statistics.relative(after, jnp.where(mask, second, 0.0), stratum, ddof=1)
     return jnp.concatenate([*after, jnp.where(mask, relative, 0.0)])
@@ -132,10 +191,14 @@ ROWS = {
         **STREAM,
     ),
     "discounted_returns": Row(
-        lambda r, w, f, g, a: advantages.discounted_returns(r, w, f, g, gamma=a), "reward reward flag flag unit", **STREAM
+        lambda r, w, f, g, a: advantages.discounted_returns(r, w, f, g, gamma=a),
+        "reward reward flag flag unit",
+        **STREAM,
     ),
     "n_step_returns": Row(
-        lambda r, w, f, g, a: advantages.n_step_returns(r, w, f, g, gamma=a, n=3), "reward reward flag flag unit", **STREAM
+        lambda r, w, f, g, a: advantages.n_step_returns(r, w, f, g, gamma=a, n=3),
+        "reward reward flag flag unit",
+        **STREAM,
     ),
     "informative": Row(
         advantages.informative,
@@ -146,36 +209,66 @@ ROWS = {
     ),
     "group_relative": Row(advantages.group_relative, "value", GROUPS, law=laws.normalised),
     "group_relative far": Row(advantages.group_relative, **GROUP, law=laws.dead_is_zero),
-    "group_relative unscaled": Row(partial(advantages.group_relative, scale="none"), **GROUP, law=laws.centred),
+    "group_relative unscaled": Row(
+        partial(advantages.group_relative, scale="none"), **GROUP, law=laws.centred
+    ),
     "leave_one_out": Row(advantages.leave_one_out, **GROUP, law=laws.centred),
     "process_relative": Row(advantages.process_relative, "value mask", MATRICES, law=laws.process),
     "whiten": Row(advantages.whiten, "value mask", law=laws.whitened),
-    "whiten shifted": Row(partial(advantages.whiten, shift_mean=False), "value mask", law=laws.zero_where_masked),
+    "whiten shifted": Row(
+        partial(advantages.whiten, shift_mean=False), "value mask", law=laws.zero_where_masked
+    ),
     "policy_gradient": Row(losses.policy_gradient, "log_prob advantage", differentiate=1),
     "surrogate": Row(losses.surrogate, **RATIO),
-    "self_normalized_surrogate": Row(losses.self_normalized_surrogate, **RATIO, shapes=STREAMS, out=scalar),
+    "self_normalized_surrogate": Row(
+        losses.self_normalized_surrogate, **RATIO, shapes=STREAMS, out=scalar
+    ),
     "clipped_surrogate": Row(
-        lambda x, y, a, e, f: losses.clipped_surrogate(x, y, a, epsilon_low=e, epsilon_high=f), **CLIP, law=laws.pessimistic
+        lambda x, y, a, e, f: losses.clipped_surrogate(x, y, a, epsilon_low=e, epsilon_high=f),
+        **CLIP,
+        law=laws.pessimistic,
     ),
     "clipped_surrogate dual": Row(
-        lambda x, y, a, e, f: losses.clipped_surrogate(x, y, a, epsilon_low=e, epsilon_high=f, dual_clip=3.0), **CLIP
+        lambda x, y, a, e, f: losses.clipped_surrogate(
+            x, y, a, epsilon_low=e, epsilon_high=f, dual_clip=3.0
+        ),
+        **CLIP,
     ),
-    "clip_fraction_low": Row(losses.clip_fraction_low, "log_prob log_prob advantage epsilon", law=laws.zero_or_one),
-    "clip_fraction_high": Row(losses.clip_fraction_high, "log_prob log_prob advantage epsilon", law=laws.zero_or_one),
-    "cispo": Row(lambda x, y, a, e, f: losses.cispo(x, y, a, epsilon_low=e, epsilon_high=f), **CLIP),
+    "clip_fraction_low": Row(
+        losses.clip_fraction_low, "log_prob log_prob advantage epsilon", law=laws.zero_or_one
+    ),
+    "clip_fraction_high": Row(
+        losses.clip_fraction_high, "log_prob log_prob advantage epsilon", law=laws.zero_or_one
+    ),
+    "cispo": Row(
+        lambda x, y, a, e, f: losses.cispo(x, y, a, epsilon_low=e, epsilon_high=f), **CLIP
+    ),
     "sequence_log_ratio": Row(
-        losses.sequence_log_ratio, "log_prob log_prob mask", MATRICES, law=laws.equal_along_a_row, differentiate=2
+        losses.sequence_log_ratio,
+        "log_prob log_prob mask",
+        MATRICES,
+        law=laws.equal_along_a_row,
+        differentiate=2,
     ),
-    "squared_value": Row(losses.squared_value, "value value", law=laws.non_negative, differentiate=1),
+    "squared_value": Row(
+        losses.squared_value, "value value", law=laws.non_negative, differentiate=1
+    ),
     "clipped_value": Row(
         lambda v, o, t, e: losses.clipped_value(v, o, t, epsilon=e),
         "value value value epsilon",
         law=laws.non_negative,
         differentiate=1,
     ),
-    "bradley_terry": Row(losses.bradley_terry, "reward reward", law=laws.non_negative, differentiate=2),
+    "bradley_terry": Row(
+        losses.bradley_terry, "reward reward", law=laws.non_negative, differentiate=2
+    ),
     "token_mean": Row(losses.token_mean, **POOL, law=laws.counted(np.sum)),
-    "sequence_mean": Row(losses.sequence_mean, **POOL, shapes=MATRICES, law=laws.counted(lambda mask: mask.any(axis=1).sum())),
+    "sequence_mean": Row(
+        losses.sequence_mean,
+        **POOL,
+        shapes=MATRICES,
+        law=laws.counted(lambda mask: mask.any(axis=1).sum()),
+    ),
     "fixed_length_mean": Row(
         lambda x, mask: losses.fixed_length_mean(x, mask, 7),
         **POOL,
@@ -185,21 +278,37 @@ ROWS = {
     "k1": Row(divergences.k1, **KL, law=laws.at_most(20.0)),
     "k2": Row(divergences.k2, **KL, law=laws.non_negative),
     "k3": Row(divergences.k3, **KL, law=laws.non_negative),
-    "adapt_coefficient": Row(divergences.adapt_coefficient, "coefficient kl target", SCALARS, law=laws.kept_in_range),
-    "adapt_proportionally": Row(divergences.adapt_proportionally, "coefficient kl target", SCALARS, law=laws.kept_in_range),
+    "adapt_coefficient": Row(
+        divergences.adapt_coefficient, "coefficient kl target", SCALARS, law=laws.kept_in_range
+    ),
+    "adapt_proportionally": Row(
+        divergences.adapt_proportionally, "coefficient kl target", SCALARS, law=laws.kept_in_range
+    ),
     "masked.total": Row(masked.total, **POOL, law=laws.counted(np.sum)),
     "masked.mean": Row(masked.mean, **POOL, law=laws.mean_in_range),
     "masked.moments": Row(masked.moments, "value mask", out=scalar, law=laws.moments_in_range),
-    "conjugate_gradient": Row(solve, "root value coefficient", STREAMS, None, laws.residual_is_told),
+    "conjugate_gradient": Row(
+        solve, "root value coefficient", STREAMS, None, laws.residual_is_told
+    ),
     "natural_step": Row(bounded_step, "root event coefficient", STREAMS, law=laws.within_delta),
     "line_search": Row(search, "event reward event event", STREAMS, None, laws.passed_or_untouched),
-    "full_step": Row(leap, "event reward event event", STREAMS, None, partial(laws.passed_or_untouched, limit=np.inf)),
+    "full_step": Row(
+        leap,
+        "event reward event event",
+        STREAMS,
+        None,
+        partial(laws.passed_or_untouched, limit=np.inf),
+    ),
     "fisher": Row(products, "logits event", MATRICES, law=laws.semidefinite),
     "ratio": Row(distributions.ratio, **KL, law=laws.at_most(5e8)),
     "log_ratio": Row(distributions.log_ratio, **KL, law=laws.at_most(20.0)),
     "Categorical": Row(of_categorical, "logits logits", MATRICES, leading, laws.categorical_law),
-    "DiagonalGaussian": Row(of_gaussian, "event log_std event log_std event", MATRICES, leading, laws.gaussian_law),
-    "observe and relative": Row(running, "value value stratum mask unit", STREAMS, lambda s: (9 + s[0],), laws.running_law),
+    "DiagonalGaussian": Row(
+        of_gaussian, "event log_std event log_std event", MATRICES, leading, laws.gaussian_law
+    ),
+    "observe and relative": Row(
+        running, "value value stratum mask unit", STREAMS, lambda s: (9 + s[0],), laws.running_law
+    ),
     "pool": Row(
         lambda total, count: metrics.pool({"x": Mean(total, count)})["x"],
         "event flag",
@@ -208,15 +317,29 @@ ROWS = {
         laws.absent_without_a_sample,
         compiled=False,
     ),
-    "by_seed, strict, curve": Row(through_a_line, "scores", STREAMS, law=np.testing.assert_array_equal, compiled=False),
-    "metrics.mean": Row(metrics.mean, "scores", MATRICES, lambda s: s[1:], laws.inside, compiled=False),
-    "interquartile_mean": Row(metrics.interquartile_mean, "scores", MATRICES, lambda s: s[1:], laws.inside, compiled=False),
-    "bootstrap_interval": Row(
-        lambda x: metrics.bootstrap_interval([x, -x], replicates=20), "scores", **NUMPY, law=laws.ordered
+    "by_seed, strict, curve": Row(
+        through_a_line, "scores", STREAMS, law=np.testing.assert_array_equal, compiled=False
     ),
-    "probability_of_improvement": Row(metrics.probability_of_improvement, "scores scores", **NUMPY, law=laws.improvement),
+    "metrics.mean": Row(
+        metrics.mean, "scores", MATRICES, lambda s: s[1:], laws.inside, compiled=False
+    ),
+    "interquartile_mean": Row(
+        metrics.interquartile_mean, "scores", MATRICES, lambda s: s[1:], laws.inside, compiled=False
+    ),
+    "bootstrap_interval": Row(
+        lambda x: metrics.bootstrap_interval([x, -x], replicates=20),
+        "scores",
+        **NUMPY,
+        law=laws.ordered,
+    ),
+    "probability_of_improvement": Row(
+        metrics.probability_of_improvement, "scores scores", **NUMPY, law=laws.improvement
+    ),
     "improvement_interval": Row(
-        partial(metrics.improvement_interval, replicates=20), "scores scores", **NUMPY, law=laws.ordered
+        partial(metrics.improvement_interval, replicates=20),
+        "scores scores",
+        **NUMPY,
+        law=laws.ordered,
     ),
     "performance_profile": Row(
         lambda x: metrics.performance_profile(x, [-1.0, 0.0, 1.0]),
@@ -237,7 +360,11 @@ def program(name, shape):
 
     def evaluate(*arguments):
         first, rest = arguments[: row.differentiate], arguments[row.differentiate :]
-        gradients = jax.grad(lambda first: jax.tree.leaves(row.call(*first, *rest))[0].sum())(first) if first else ()
+        gradients = (
+            jax.grad(lambda first: jax.tree.leaves(row.call(*first, *rest))[0].sum())(first)
+            if first
+            else ()
+        )
         return jax.tree.leaves(row.call(*arguments)), gradients
 
     return jax.jit(evaluate) if row.compiled else evaluate
@@ -246,18 +373,34 @@ def program(name, shape):
 def check(name, shape, drawn, seed):
     row, rng, kinds = ROWS[name], np.random.default_rng(seed), ROWS[name].kinds.split()
     real = np.float32 if row.compiled else np.float64
-    arguments = [np.asarray(regimes.KINDS[kind][regime](rng, shape)) for kind, regime in zip(kinds, drawn, strict=True)]
-    arguments = [x if kind in ("flag", "mask", "stratum") else x.astype(real) for kind, x in zip(kinds, arguments, strict=True)]
+    arguments = [
+        np.asarray(regimes.KINDS[kind][regime](rng, shape))
+        for kind, regime in zip(kinds, drawn, strict=True)
+    ]
+    arguments = [
+        x if kind in ("flag", "mask", "stratum") else x.astype(real)
+        for kind, x in zip(kinds, arguments, strict=True)
+    ]
     outputs, gradients = jax.device_get(program(name, shape)(*arguments))
     if row.compiled:
-        assert all(x.dtype in (np.float32, np.int32, bool) and np.isfinite(x).all() for x in (*outputs, *gradients))
+        assert all(
+            x.dtype in (np.float32, np.int32, bool) and np.isfinite(x).all()
+            for x in (*outputs, *gradients)
+        )
     if row.out is not None:
         assert {np.shape(x) for x in outputs} == {row.out(shape)}
     row.law(outputs[0] if len(outputs) == 1 else outputs, *arguments)
     if "mask" in kinds:
         mask = arguments[kinds.index("mask")]
-        hidden = [np.where(mask, x, real(np.nan)) if x.dtype == real and x.shape == shape else x for x in arguments]
-        jax.tree.map(np.testing.assert_array_equal, (outputs, gradients), jax.device_get(program(name, shape)(*hidden)))
+        hidden = [
+            np.where(mask, x, real(np.nan)) if x.dtype == real and x.shape == shape else x
+            for x in arguments
+        ]
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            (outputs, gradients),
+            jax.device_get(program(name, shape)(*hidden)),
+        )
         assert not any(gradient[~mask].any() for gradient in gradients)
 
 

@@ -32,7 +32,9 @@ def test_leave_one_out_is_unbiased_and_the_group_mean_shrinks():
         weights = jax.vmap(estimator)(reward[groups])
 
         def loss(logits):
-            log_prob = Categorical(jnp.broadcast_to(logits, (*groups.shape, 3))).log_prob(jnp.asarray(groups))
+            log_prob = Categorical(jnp.broadcast_to(logits, (*groups.shape, 3))).log_prob(
+                jnp.asarray(groups)
+            )
             return -probability @ losses.policy_gradient(log_prob, weights).mean(1)
 
         return jax.grad(loss)(logits)
@@ -54,7 +56,9 @@ def test_leave_one_out_is_the_scaled_group_mean():
 def test_binary_group_advantage(wins):
     got = advantages.group_relative(jnp.array([1.0] * wins + [0.0] * (8 - wins)), epsilon=0.0)
     share = wins / 8
-    expected = [math.sqrt((1 - share) / share)] * wins + [-math.sqrt(share / (1 - share))] * (8 - wins)
+    expected = [math.sqrt((1 - share) / share)] * wins + [-math.sqrt(share / (1 - share))] * (
+        8 - wins
+    )
     np.testing.assert_allclose(got, expected, **EXACT)
 
 
@@ -78,7 +82,9 @@ def standardised_gain(size, p):
         reward = (jnp.arange(size) < wins).astype(jnp.float64)
         score = jnp.where(reward > 0, 1 / p, -1 / (1 - p))
         weight = math.comb(size, wins) * p**wins * (1 - p) ** (size - wins)
-        expected += weight * float(jnp.mean(advantages.group_relative(reward, epsilon=1e-12) * score))
+        expected += weight * float(
+            jnp.mean(advantages.group_relative(reward, epsilon=1e-12) * score)
+        )
     return expected
 
 

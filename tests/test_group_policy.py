@@ -10,11 +10,12 @@ import optax
 import pytest
 from probes import tabular_problem
 
-from jaxrl_po import advantages, losses, programs, runner
+from jaxrl_po import advantages, losses
 from jaxrl_po.algorithms import cispo, dr_grpo, grpo, gspo, ppo, reinforce_pp, rloo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
-from jaxrl_po.metrics import read
+from jaxrl_po.run import programs, runner
+from jaxrl_po.run.metrics import read
 from jaxrl_po.types import Learner
 
 GROUPS, SIZE = 4, 4
@@ -46,7 +47,9 @@ def by_hand(start, loss):
     params, batch = start
 
     def of(policy):
-        log_prob = PROBLEM.apply(params._replace(policy=policy), batch.inputs)[0].log_prob(batch.action)
+        log_prob = PROBLEM.apply(params._replace(policy=policy), batch.inputs)[0].log_prob(
+            batch.action
+        )
         return loss(jnp.where(batch.mask, log_prob, 0.0), batch)
 
     return jax.grad(of)(params.policy)
@@ -64,7 +67,9 @@ def same(one, other):
 def test_grpo_is_the_mean_over_responses_of_the_mean_over_tokens(start):
     r = outcomes(start[1])
     a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6)).reshape(-1, 1)
-    want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1)))
+    want = by_hand(
+        start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1))
+    )
     same(gradient_of(grpo, grpo.Config(use_reference=False)), want)
 
 
@@ -96,7 +101,12 @@ def test_reinforce_pp_whitens_over_all_tokens(start, group_baseline):
         raw = np.cumsum(reward[:, ::-1], axis=1)[:, ::-1]
     a = np.where(mask, (raw - raw[mask].mean()) / raw[mask].std(), 0.0)
     want = by_hand(start, lambda lp, b: -jnp.sum(lp * a * b.mask) / b.mask.sum())
-    same(gradient_of(reinforce_pp, reinforce_pp.Config(use_reference=False, group_baseline=group_baseline)), want)
+    same(
+        gradient_of(
+            reinforce_pp, reinforce_pp.Config(use_reference=False, group_baseline=group_baseline)
+        ),
+        want,
+    )
 
 
 def test_on_policy_gspo_and_cispo_are_grpo_by_sequence_and_by_token(start):
@@ -117,7 +127,9 @@ def test_process_supervision_credits_what_follows(start):
         centred = np.where(mask[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
         a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1] * mask[g]
     a = a.reshape(batch.mask.shape)
-    want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1)))
+    want = by_hand(
+        start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1))
+    )
     same(gradient_of(grpo, grpo.Config(use_reference=False, supervision="process")), want)
 
 
@@ -146,7 +158,9 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient(ratio, advantage, weight)
     """d/dlog π of −sg(clip(r)) A log π is −clip(r) A on either side of the clip, where PPO's would be 0."""
     log_prob = jnp.log(0.25 * ratio)
     old, advantage = jnp.log(0.25), jnp.float32(advantage)
-    slope = jax.grad(lambda x: losses.cispo(x, old, advantage, epsilon_low=0.2, epsilon_high=0.28))(log_prob)
+    slope = jax.grad(lambda x: losses.cispo(x, old, advantage, epsilon_low=0.2, epsilon_high=0.28))(
+        log_prob
+    )
     np.testing.assert_allclose(slope, -weight * advantage, rtol=1e-5)
 
 
@@ -155,7 +169,9 @@ def test_sequence_log_ratio_ignores_masked_tokens_and_empty_rows():
     mask = jnp.array([[True, True, False], [False, False, False]])
     got = losses.sequence_log_ratio(log_prob, jnp.zeros((2, 3)), mask)
     np.testing.assert_allclose(got, [[0.3] * 3, [0.0] * 3], rtol=1e-6)
-    gradient = jax.grad(lambda x: losses.sequence_log_ratio(x, jnp.zeros((2, 3)), mask)[0, 0])(log_prob)
+    gradient = jax.grad(lambda x: losses.sequence_log_ratio(x, jnp.zeros((2, 3)), mask)[0, 0])(
+        log_prob
+    )
     np.testing.assert_allclose(gradient, [[0.5, 0.5, 0.0], [0.0] * 3])
 
 
@@ -166,7 +182,10 @@ def test_gspo_clips_whole_sequences():
     ratio = losses.sequence_log_ratio(log_prob, jnp.zeros((1, 2)), mask)
     fraction = losses.clip_fraction_high(ratio, jnp.zeros((1, 2)), jnp.ones((1, 2)), 4e-4)
     assert float(fraction.sum()) == 0.0
-    assert float(losses.clip_fraction_high(log_prob, jnp.zeros((1, 2)), jnp.ones((1, 2)), 4e-4).sum()) == 1.0
+    assert (
+        float(losses.clip_fraction_high(log_prob, jnp.zeros((1, 2)), jnp.ones((1, 2)), 4e-4).sum())
+        == 1.0
+    )
 
 
 def test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh():
@@ -176,7 +195,9 @@ def test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh():
     one, _ = step(first)
     same(one.reference_params, first.params.policy)
     two, _ = step(one)
-    for a, b in zip(jax.tree.leaves(two.reference_params), jax.tree.leaves(two.params.policy), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(two.reference_params), jax.tree.leaves(two.params.policy), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
     for a, b in zip(jax.tree.leaves(two.opt_state), jax.tree.leaves(first.opt_state), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -190,7 +211,9 @@ def test_a_group_of_one_has_no_baseline():
     alone = tabular_problem(num_prompts=4, group_size=1)
     for module in (grpo, dr_grpo, rloo, gspo, cispo):
         learner = module.make(module.Config(), alone)
-        with pytest.raises(ConfigError, match="group_size must be at least 2: the group is the baseline"):
+        with pytest.raises(
+            ConfigError, match="group_size must be at least 2: the group is the baseline"
+        ):
             jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
     whitened = reinforce_pp.make(reinforce_pp.Config(), alone)  # the batch is its baseline
     jax.eval_shape(whitened.step, jax.eval_shape(whitened.init, jax.random.key(0)))
@@ -223,7 +246,14 @@ class Quiet:
 @pytest.mark.parametrize(("from_iteration", "ends"), [(0, 6), (3, 10), (99, 12)])
 def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
     """Lines of 2 iterations, patience 6: silent from 0, it ends at 6; from 3 on, the last line with a signal is that of 4."""
-    job = programs.Job(hopeless(from_iteration), jax.random.split(jax.random.key(0), 2), 12, 1, log_every=2, idle_patience=6)
+    job = programs.Job(
+        hopeless(from_iteration),
+        jax.random.split(jax.random.key(0), 2),
+        12,
+        1,
+        log_every=2,
+        idle_patience=6,
+    )
     outcome = runner.run(job, tmp_path, Quiet())
     assert (outcome.iteration, outcome.idle, outcome.interrupted) == (ends, ends < 12, False)
     assert read(tmp_path / "metrics.jsonl")[-1]["iteration"] == ends
@@ -239,11 +269,15 @@ def test_nothing_behind_the_mask_reaches_the_parameters(module):
     def poisoned(*arguments):
         collector, batch = problem.collect(*arguments)
         names = ("log_prob", "reward", "value", "next_value")
-        return collector, batch._replace(**{n: jnp.where(batch.mask, getattr(batch, n), jnp.nan) for n in names})
+        return collector, batch._replace(
+            **{n: jnp.where(batch.mask, getattr(batch, n), jnp.nan) for n in names}
+        )
 
     learners = [module.make(config, own) for own in (problem, problem._replace(collect=poisoned))]
     after = []
-    for state, metrics in jax.jit(lambda key: [one.step(one.init(key)) for one in learners])(jax.random.key(0)):
+    for state, metrics in jax.jit(lambda key: [one.step(one.init(key)) for one in learners])(
+        jax.random.key(0)
+    ):
         assert float(metrics["skipped"].value()) == 0.0
         assert float(metrics["frac_masked"].value()) > 0.1
         after.append(state.params)
@@ -258,13 +292,17 @@ def test_process_supervision_counts_the_steps_that_the_problem_names(start):
         collector, batch = PROBLEM.collect(params, collector, key)
         return collector, batch._replace(step_end=batch.terminated | batch.truncated)
 
-    reward, last = (np.asarray(x).reshape(GROUPS, SIZE, -1) for x in (batch.reward, ends & batch.mask))
+    reward, last = (
+        np.asarray(x).reshape(GROUPS, SIZE, -1) for x in (batch.reward, ends & batch.mask)
+    )
     a = np.zeros(last.shape)
     for g in range(GROUPS):
         inside = reward[g][last[g]]
         centred = np.where(last[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
         a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1]
     a = a.reshape(batch.mask.shape)
-    want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1)))
+    want = by_hand(
+        start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1))
+    )
     config = grpo.Config(use_reference=False, supervision="process")
     same(gradient_of(grpo, config, PROBLEM._replace(collect=collect)), want)

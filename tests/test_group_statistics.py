@@ -30,7 +30,9 @@ def test_running_moments_by_hand():
     """Mean 4.5, variance .49; then, with decay ½, weight 1 + 2, mean 4.5 + ⅔ · 1.6, variance ⅓ · .49 + ⅔ · ⅓ · 1.6²."""
     one, two = after_two_visits(0.5)
     np.testing.assert_allclose(one, [[0, 2, 0], [0, 4.5, 0], [0, 0.49, 0]], rtol=1e-5)
-    np.testing.assert_allclose(two, [[0, 3, 1], [0, 4.5 + 3.2 / 3, 0.5], [0, 0.49 / 3 + 5.12 / 9, 0]], rtol=1e-5)
+    np.testing.assert_allclose(
+        two, [[0, 3, 1], [0, 4.5 + 3.2 / 3, 0.5], [0, 0.49 / 3 + 5.12 / 9, 0]], rtol=1e-5
+    )
 
 
 def test_without_decay_all_outcomes_count_alike_and_with_full_decay_only_the_last():
@@ -46,8 +48,12 @@ def test_the_first_visit_is_the_groups_own_statistic():
     outcome, stratum = jnp.array([3.8, 5.2, 6.1]), jnp.zeros(3, jnp.int32)
     running = observe(nothing(1), outcome, stratum, decay=0.9)
     np.testing.assert_allclose(relative(running, outcome, stratum), [-1.30, 0.18, 1.13], atol=5e-3)
-    np.testing.assert_allclose(relative(running, outcome, stratum, ddof=1), [-1.06, 0.14, 0.92], atol=5e-3)
-    np.testing.assert_allclose(relative(running, outcome, stratum, scale="none"), outcome - 15.1 / 3, rtol=1e-4)
+    np.testing.assert_allclose(
+        relative(running, outcome, stratum, ddof=1), [-1.06, 0.14, 0.92], atol=5e-3
+    )
+    np.testing.assert_allclose(
+        relative(running, outcome, stratum, scale="none"), outcome - 15.1 / 3, rtol=1e-4
+    )
 
 
 def test_equal_outcomes_are_exactly_zero_until_one_differs():
@@ -68,7 +74,9 @@ def test_outcomes_that_are_no_numbers_are_left_out_and_still_seen():
     running = observe(nothing(2), outcome, jnp.array([0, 0, 0, 1]), decay=0.9)
     np.testing.assert_allclose(running, [[2, 0], [0.5, 0], [0.25, 0]])
     advantage = np.asarray(relative(running, outcome, jnp.array([0, 0, 0, 1])))
-    np.testing.assert_array_equal(np.isfinite(advantage), [True, False, True, False])  # so that the update is skipped
+    np.testing.assert_array_equal(
+        np.isfinite(advantage), [True, False, True, False]
+    )  # so that the update is skipped
 
 
 def collected(problem):
@@ -112,9 +120,15 @@ def test_extra_samples_enter_the_statistics_and_nothing_else():
 
 def test_the_root_of_the_trained_members_weighs_the_surrogate():
     plain, _ = gradient_of(PLAIN)
-    same(gradient_of(dataclasses.replace(PLAIN, group_divisor="root_size"))[0], plain, np.sqrt(SIZE))
+    same(
+        gradient_of(dataclasses.replace(PLAIN, group_divisor="root_size"))[0], plain, np.sqrt(SIZE)
+    )
     extra = dataclasses.replace(PLAIN, extra_samples=1)
-    same(gradient_of(dataclasses.replace(extra, group_divisor="root_size"))[0], gradient_of(extra)[0], np.sqrt(SIZE - 1))
+    same(
+        gradient_of(dataclasses.replace(extra, group_divisor="root_size"))[0],
+        gradient_of(extra)[0],
+        np.sqrt(SIZE - 1),
+    )
 
 
 def test_fresh_strata_are_plain_grpo():
@@ -126,10 +140,14 @@ def test_fresh_strata_are_plain_grpo():
     step = jax.jit(learner.step)
     state, metrics = step(learner.init(jax.random.key(0)))
     assert float(metrics["revisited"].value()) == 0.0
-    np.testing.assert_array_equal(state.collector.replicated["outcome_statistics"].weight, [SIZE] * GROUPS)
+    np.testing.assert_array_equal(
+        state.collector.replicated["outcome_statistics"].weight, [SIZE] * GROUPS
+    )
     state, metrics = step(state)
     assert float(metrics["revisited"].value()) == 1.0
-    np.testing.assert_allclose(state.collector.replicated["outcome_statistics"].weight, [1.9 * SIZE] * GROUPS)
+    np.testing.assert_allclose(
+        state.collector.replicated["outcome_statistics"].weight, [1.9 * SIZE] * GROUPS
+    )
 
 
 def number_groups(params, collector, key):
@@ -143,16 +161,18 @@ def test_what_is_off_is_not_held():
     text = str(jax.make_jaxpr(grpo.make(PLAIN, PROBLEM).step)(state))
     assert "scatter-min" not in text
     on = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), PROBLEM)
-    assert "scatter-min" in str(jax.make_jaxpr(on.step)(on.init(jax.random.key(0))))  # or the line above shows nothing
+    assert "scatter-min" in str(
+        jax.make_jaxpr(on.step)(on.init(jax.random.key(0)))
+    )  # or the line above shows nothing
 
 
 def test_with_running_statistics_a_group_may_be_alone():
     """Prompts that come again have a baseline; without one, a lone member has none and the run is refused."""
     alone = tabular_problem(num_prompts=8, group_size=1, dense=True)
     learner = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), alone)
-    state, metrics = jax.jit(lambda key: jax.lax.scan(lambda s, _: learner.step(s), learner.init(key), None, length=3))(
-        jax.random.key(0)
-    )
+    state, metrics = jax.jit(
+        lambda key: jax.lax.scan(lambda s, _: learner.step(s), learner.init(key), None, length=3)
+    )(jax.random.key(0))
     assert metrics["signal"].value()[-1] > 0.5
     assert np.isfinite(state.collector.replicated["outcome_statistics"].variance).all()
 
@@ -163,14 +183,19 @@ def test_dynamic_sampling_decides_with_the_extra_samples_and_leaves_no_strata():
     learner = grpo.make(grpo.Config(extra_samples=2), chosen)
     _, metrics = jax.jit(learner.step)(learner.init(jax.random.key(0)))
     assert float(metrics["filled"].value()) == 1.0
-    assert float(metrics["signal"].value()) == 1.0  # two alike are told from the two that only count
+    assert (
+        float(metrics["signal"].value()) == 1.0
+    )  # two alike are told from the two that only count
     with pytest.raises(ConfigError, match="running_statistics must have prompts that come again"):
         grpo.make(grpo.Config(running_statistics=True), chosen)
 
 
 def test_problems_without_strata_are_refused():
     episodes = control.make_groups(
-        pytest.importorskip("gymnax").make("CartPole-v1")[0], num_prompts=2, group_size=2, num_steps=4
+        pytest.importorskip("gymnax").make("CartPole-v1")[0],
+        num_prompts=2,
+        group_size=2,
+        num_steps=4,
     )
     with pytest.raises(ConfigError, match="set prompt_set, or take a task with strata"):
         grpo.make(grpo.Config(running_statistics=True), episodes)
@@ -187,18 +212,25 @@ def test_strata_of_addition_are_carries():
 
 def test_a_finite_set_is_the_same_few_prompts_for_ever_and_holds_nothing_out():
     few = language.tasks.finite(TASK, 5)
-    prompts = jax.jit(jax.vmap(lambda key: few.sample(key, False)))(jax.random.split(jax.random.key(0), 200))
+    prompts = jax.jit(jax.vmap(lambda key: few.sample(key, False)))(
+        jax.random.split(jax.random.key(0), 200)
+    )
     number, (a, b) = prompts.problem
     assert {int(n) for n in number} == set(range(5))
     assert len({(int(n), int(x), int(y)) for n, x, y in zip(number, a, b, strict=True)}) == 5
     assert not language.tasks.is_held_out(a, b).any()
-    demonstrate, score, parses, credit = (jax.jit(jax.vmap(f)) for f in (few.demonstrate, few.score, few.parses, few.credit))
+    demonstrate, score, parses, credit = (
+        jax.jit(jax.vmap(f)) for f in (few.demonstrate, few.score, few.parses, few.credit)
+    )
     answers = demonstrate(prompts.problem)
     assert (score(prompts.problem, answers) == 1.0).all()
     assert parses(prompts.problem, answers).all()
     np.testing.assert_allclose(credit(prompts.problem, answers).sum(axis=1), 1.0, rtol=1e-6)
     keys = jax.random.split(jax.random.key(1), 20)
-    held_out, of_task = (jax.jit(jax.vmap(lambda key, task=task: task.sample(key, True)))(keys) for task in (few, TASK))
+    held_out, of_task = (
+        jax.jit(jax.vmap(lambda key, task=task: task.sample(key, True)))(keys)
+        for task in (few, TASK)
+    )
     ours, theirs = held_out.problem[1], of_task.problem
     np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ConfigError, match="prompt_set must lie in"):
@@ -206,12 +238,20 @@ def test_a_finite_set_is_the_same_few_prompts_for_ever_and_holds_nothing_out():
 
 
 def test_the_batch_of_a_finite_set_names_its_prompts():
-    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(TASK.tokenizer.size)
+    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
+        TASK.tokenizer.size
+    )
     problem = language.make_problem(TASK, model, num_prompts=6, group_size=2, prompt_set=3)
     assert problem.strata == 3
-    _, batch = jax.jit(problem.collect)(*jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1))
+    _, batch = jax.jit(problem.collect)(
+        *jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1)
+    )
     texts = {}
-    for number, tokens in zip(np.asarray(batch.stratum), np.asarray(batch.inputs.tokens[:, : TASK.prompt_length]), strict=True):
+    for number, tokens in zip(
+        np.asarray(batch.stratum),
+        np.asarray(batch.inputs.tokens[:, : TASK.prompt_length]),
+        strict=True,
+    ):
         texts.setdefault(int(number), set()).add(tuple(tokens))
     assert all(len(prompts) == 1 for prompts in texts.values())
     assert len(texts) > 1

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import language, parallel, programs, runner
+from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo
-from jaxrl_po.checkpoint import Store
 from jaxrl_po.config import ConfigError
-from jaxrl_po.metrics import read
-from jaxrl_po.scoring import HostScore, Reward, RewardError
+from jaxrl_po.run import parallel, programs, runner
+from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.metrics import read
+from jaxrl_po.run.scoring import HostScore, Reward, RewardError
 from jaxrl_po.types import Learner, Step
 
 HERE = Path(__file__).parent / "reward_functions.py"
@@ -27,7 +28,9 @@ SEEDS = 2
 def warm():
     """Parameters of which some answers are right, and most are not."""
     settings = language.WarmStart(steps=150, batch_size=64, learning_rate=1e-2)
-    return jax.jit(language.make_problem(TASK, MODEL, warm=settings).init)(jax.random.key(1))[0].policy
+    return jax.jit(language.make_problem(TASK, MODEL, warm=settings).init)(jax.random.key(1))[
+        0
+    ].policy
 
 
 @functools.cache
@@ -41,9 +44,17 @@ def make(*, verify=False, axis_name=None):
 def job(rewarded=None, **changes):
     own = make(verify=rewarded is None)
     learner = parallel.over_seeds(own, SEEDS)
-    step = parallel.halves_over_devices(own.step, parallel.Placement(SEEDS, 1, 1)) if rewarded else learner.step
+    step = (
+        parallel.halves_over_devices(own.step, parallel.Placement(SEEDS, 1, 1))
+        if rewarded
+        else learner.step
+    )
     defaults = {"iterations": 3, "steps_per_iteration": 32, "log_every": 2, "rewarded": rewarded}
-    return programs.Job(Learner(learner.init, step), jax.random.split(jax.random.key(0), SEEDS), **(defaults | changes))
+    return programs.Job(
+        Learner(learner.init, step),
+        jax.random.split(jax.random.key(0), SEEDS),
+        **(defaults | changes),
+    )
 
 
 class Silent:
@@ -69,7 +80,10 @@ def run(path, name="", resume=False, reporter=None, **changes):
 
 
 def lines(path):
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read(path / "metrics.jsonl")]
+    return [
+        {k: v for k, v in row.items() if not k.startswith("time/")}
+        for row in read(path / "metrics.jsonl")
+    ]
 
 
 def words(state):
@@ -89,12 +103,20 @@ def test_both_routes_come_to_the_same_parameters(tmp_path, scored):
     assert all(0.02 < accuracy < 0.98 for row in rows[1:] for accuracy in row["accuracy"])
     assert all(norm > 1e-3 for row in rows[1:] for norm in row["grad_norm"])
     # Two programs round otherwise than one; a wrong reward moves parameters by 1e-3.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.0, atol=1e-6), words(host.state), words(one.state))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0.0, atol=1e-6),
+        words(host.state),
+        words(one.state),
+    )
     for row, other in zip(rows[1:], lines(tmp_path)[1:], strict=True):
         assert row["reward_failures"] == [0.0] * SEEDS
         for name in other:
             np.testing.assert_allclose(
-                np.array(row[name], float), np.array(other[name], float), rtol=1e-3, atol=1e-5, err_msg=name
+                np.array(row[name], float),
+                np.array(other[name], float),
+                rtol=1e-3,
+                atol=1e-5,
+                err_msg=name,
             )
 
 
@@ -109,7 +131,10 @@ def test_a_failure_in_the_middle_is_scored_0_and_told(tmp_path, scored):
     reporter = Silent()
     run(tmp_path, "forgets", reporter=reporter)
     failures = [row["reward_failures"] for row in lines(tmp_path)[1:]]
-    assert failures == [[0.5, 0.5], [1.0, 1.0]]  # the second of the two iterations of the first line, then all
+    assert failures == [
+        [0.5, 0.5],
+        [1.0, 1.0],
+    ]  # the second of the two iterations of the first line, then all
     assert sum("forgets raised KeyError: 'forgotten'" in line for line in reporter.told) == 1
 
 
@@ -139,8 +164,14 @@ def test_halves_over_devices_are_the_halves_on_one():
     after, told = jax.jit(placed.update)(stacked, reward(batch))
     assert float(metrics["grad_norm"].value()) > 1e-3
     for name in metrics:
-        np.testing.assert_allclose(told[name].value()[0], metrics[name].value(), rtol=1e-4, atol=1e-6, err_msg=name)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-3, atol=1e-5), after.params, expected.params)
+        np.testing.assert_allclose(
+            told[name].value()[0], metrics[name].value(), rtol=1e-4, atol=1e-6, err_msg=name
+        )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-3, atol=1e-5),
+        after.params,
+        expected.params,
+    )
 
 
 def test_a_learner_is_two_functions_and_its_step_the_composition():
@@ -168,8 +199,15 @@ def test_what_needs_scores_inside_the_program_is_refused():
 @pytest.mark.slow
 def test_keeping_only_informative_groups_needs_no_score_inside():
     critic = SIZES.build(TASK.tokenizer.size, outputs=1)
-    problem = language.make_problem(TASK, MODEL, num_prompts=4, group_size=2, verify=False, critic=critic)
-    settings = dapo.Config(dynamic_sampling="reweight", soft_overlong=False, overlong_filtering=False, num_minibatches=1)
+    problem = language.make_problem(
+        TASK, MODEL, num_prompts=4, group_size=2, verify=False, critic=critic
+    )
+    settings = dapo.Config(
+        dynamic_sampling="reweight",
+        soft_overlong=False,
+        overlong_filtering=False,
+        num_minibatches=1,
+    )
     learner = dapo.make(settings, problem)
     state, batch = jax.jit(learner.step.sample)(jax.jit(learner.init)(jax.random.key(0)))
     score = np.array([1, 1, 0, 0, 1, 0, 0, 1], np.float32)
@@ -177,17 +215,26 @@ def test_keeping_only_informative_groups_needs_no_score_inside():
     np.testing.assert_array_equal(np.sum(batch.reward, axis=1), 2.0 * score)
     _, metrics = jax.jit(learner.step.update)(state, batch)
     assert float(metrics["grad_norm"].value()) > 0.0
-    assert float(metrics["signal"].count) == float(jnp.sum(batch.mask[4:]))  # tokens of the informative groups
+    assert float(metrics["signal"].count) == float(
+        jnp.sum(batch.mask[4:])
+    )  # tokens of the informative groups
 
 
 def test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it():
     """The solution of a countdown is as long as a completion may be: what stands there is not behind the mask of one."""
     task = language.tasks.countdown(2, max_number=9)
-    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=2, mlp_width=8).build(task.tokenizer.size)
+    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=2, mlp_width=8).build(
+        task.tokenizer.size
+    )
     problem = language.make_problem(task, model, num_prompts=16, group_size=2, verify=False)
     learner = grpo.make(grpo.Config(), problem)
     state = jax.jit(learner.init)(jax.random.key(0))
     batch = jax.jit(learner.step.sample)(state)[1]
     assert batch.inputs.problem.solution.shape == batch.mask.shape
-    assert (np.asarray(batch.mask).sum(axis=1) < batch.mask.shape[1]).any()  # or the case shows nothing
-    assert jax.vmap(task.score)(batch.inputs.problem, batch.inputs.problem.solution).tolist() == [1.0] * 32
+    assert (
+        np.asarray(batch.mask).sum(axis=1) < batch.mask.shape[1]
+    ).any()  # or the case shows nothing
+    assert (
+        jax.vmap(task.score)(batch.inputs.problem, batch.inputs.problem.solution).tolist()
+        == [1.0] * 32
+    )

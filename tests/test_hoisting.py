@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import hoisting
-from jaxrl_po.control import adapt, unroll
+from jaxrl_po.control import adapt, hoisting, unroll
 from jaxrl_po.distributions import Categorical
 
 
@@ -38,10 +37,17 @@ def everything(carry, x):
     place, count = carry
     key, number = x
     place = jax.nn.relu(noisy(place, key)) + number
-    place = jax.lax.cond(place.sum() > 1.0, lambda p: p - jax.random.normal(key, p.shape), lambda p: p + 1.0, place)
+    place = jax.lax.cond(
+        place.sum() > 1.0, lambda p: p - jax.random.normal(key, p.shape), lambda p: p + 1.0, place
+    )
     place = jax.lax.while_loop(lambda p: p.max() > 3.0, lambda p: 0.5 * p, place)
     ahead = jax.random.randint(key, (2,), 0, 9)
-    return (place, count + ahead[0]), {"place": place, "ahead": ahead, "x": number, "constant": jnp.arange(3)}
+    return (place, count + ahead[0]), {
+        "place": place,
+        "ahead": ahead,
+        "x": number,
+        "constant": jnp.arange(3),
+    }
 
 
 CARRY = jnp.array([0.5, -1.0]), jnp.int32(0)
@@ -72,7 +78,12 @@ def test_is_a_scan_under_jit_vmap_and_grad():
     def last(scan, place):
         return scan(lambda p, key: (noisy(p, key), p), place, KEYS)[0].sum()
 
-    same(*(jax.jit(jax.grad(last, argnums=1), static_argnums=0)(scan, CARRY[0]) for scan in (hoisting.scan, jax.lax.scan)))
+    same(
+        *(
+            jax.jit(jax.grad(last, argnums=1), static_argnums=0)(scan, CARRY[0])
+            for scan in (hoisting.scan, jax.lax.scan)
+        )
+    )
 
 
 def test_no_random_number_is_drawn_in_a_step_of_an_environment():
@@ -80,7 +91,9 @@ def test_no_random_number_is_drawn_in_a_step_of_an_environment():
 
     def rollout(key):
         envs = unroll.start(env, key, jnp.arange(3))
-        return unroll.unroll(env, lambda observation: Categorical(observation[:, :2]), envs, key, num_steps=8)
+        return unroll.unroll(
+            env, lambda observation: Categorical(observation[:, :2]), envs, key, num_steps=8
+        )
 
     assert hashes_in_loops(rollout, jax.random.key(0)) == 0
 

@@ -80,18 +80,24 @@ def test_performance_difference(mdp, logits, other_logits):
 @on_random_mdps
 def test_softmax_policy_gradient(mdp, logits, other_logits):
     policy = jax.nn.softmax(logits)
-    return policy_gradient(mdp, logits), occupancy(mdp, policy)[:, None] * policy * advantage(mdp, policy)
+    return policy_gradient(mdp, logits), occupancy(mdp, policy)[:, None] * policy * advantage(
+        mdp, policy
+    )
 
 
 @on_random_mdps
-def test_policy_gradient_loss_is_the_negative_gradient_and_baselines_do_not_matter(mdp, logits, other_logits):
+def test_policy_gradient_loss_is_the_negative_gradient_and_baselines_do_not_matter(
+    mdp, logits, other_logits
+):
     policy = jax.nn.softmax(logits)
     weights = occupancy(mdp, policy)[:, None] * policy
 
     def loss(logits, baselined):
         return jnp.sum(weights * losses.policy_gradient(log_softmax_at(logits), baselined))
 
-    gradients = [jax.grad(loss)(logits, x) for x in (advantage(mdp, policy), action_value(mdp, policy))]
+    gradients = [
+        jax.grad(loss)(logits, x) for x in (advantage(mdp, policy), action_value(mdp, policy))
+    ]
     return jnp.stack(gradients), -jnp.stack([policy_gradient(mdp, logits)] * 2)
 
 
@@ -103,7 +109,9 @@ def test_surrogate_equals_performance_to_first_order(mdp, logits, other_logits):
     old_log_prob = log_softmax_at(logits)
 
     def surrogate(new_logits):
-        elements = losses.surrogate(log_softmax_at(new_logits), old_log_prob, advantage(mdp, policy))
+        elements = losses.surrogate(
+            log_softmax_at(new_logits), old_log_prob, advantage(mdp, policy)
+        )
         return performance(mdp, policy) - jnp.sum(weights * elements)
 
     level, gradient = jax.value_and_grad(surrogate)(logits)
@@ -114,7 +122,9 @@ def test_surrogate_equals_performance_to_first_order(mdp, logits, other_logits):
 @on_random_mdps
 def test_surrogate_weighs_by_the_ratio_elsewhere(mdp, logits, other_logits):
     old, new = jax.nn.softmax(logits), jax.nn.softmax(other_logits)
-    elements = losses.surrogate(log_softmax_at(other_logits), log_softmax_at(logits), advantage(mdp, old))
+    elements = losses.surrogate(
+        log_softmax_at(other_logits), log_softmax_at(logits), advantage(mdp, old)
+    )
     occupied = occupancy(mdp, old)
     return occupied @ under(old, -elements), occupied @ under(new, advantage(mdp, old))
 
@@ -134,7 +144,9 @@ def test_hessians_of_both_kls_are_the_fisher_matrix(mdp, logits, other_logits):
 def test_fisher_vector_product_equals_the_dense_fisher(mdp, logits, vector):
     occupied = occupancy(mdp, jax.nn.softmax(logits))
     old = Categorical(logits)
-    product = trust_region.fisher_vector_product(lambda new: occupied @ old.kl(Categorical(new)), logits, vector, damping=0.1)
+    product = trust_region.fisher_vector_product(
+        lambda new: occupied @ old.kl(Categorical(new)), logits, vector, damping=0.1
+    )
     return product.ravel(), fisher(occupied, logits) @ vector.ravel() + 0.1 * vector.ravel()
 
 
@@ -146,8 +158,12 @@ def test_compatible_approximation(mdp, logits, other_logits):
     visits = (1 - mdp.gamma) * occupancy(mdp, policy)
     scores = jax.jacobian(log_softmax_at)(logits).reshape(12, 12)
     root = jnp.sqrt(visits[:, None] * policy).ravel()
-    fit = jnp.linalg.pinv(root[:, None] * scores, rtol=1e-10) @ (root * advantage(mdp, policy).ravel())
-    natural = jnp.linalg.pinv(fisher(visits, logits), rtol=1e-10) @ policy_gradient(mdp, logits).ravel()
+    fit = jnp.linalg.pinv(root[:, None] * scores, rtol=1e-10) @ (
+        root * advantage(mdp, policy).ravel()
+    )
+    natural = (
+        jnp.linalg.pinv(fisher(visits, logits), rtol=1e-10) @ policy_gradient(mdp, logits).ravel()
+    )
     return fit, (1 - mdp.gamma) * natural
 
 
@@ -160,15 +176,22 @@ def test_natural_gradient_is_the_advantage(mdp, logits, other_logits):
     old = Categorical(logits)
 
     def matvec(vector):
-        return trust_region.fisher_vector_product(lambda new: visits @ old.kl(Categorical(new)), logits, vector)
+        return trust_region.fisher_vector_product(
+            lambda new: visits @ old.kl(Categorical(new)), logits, vector
+        )
 
-    direction, _ = trust_region.conjugate_gradient(matvec, policy_gradient(mdp, logits), iterations=60, tolerance=1e-14)
+    direction, _ = trust_region.conjugate_gradient(
+        matvec, policy_gradient(mdp, logits), iterations=60, tolerance=1e-14
+    )
     return direction - under(policy, direction)[:, None], advantage(mdp, policy) / (1 - mdp.gamma)
 
 
 def on_many_mdps(bound, num_mdps=512, gamma=0.8):
     rng = np.random.default_rng(1)
-    mdps, (logits, change) = random_mdps(rng, num_mdps, gamma=gamma), rng.normal(size=(2, num_mdps, 4, 3))
+    mdps, (logits, change) = (
+        random_mdps(rng, num_mdps, gamma=gamma),
+        rng.normal(size=(2, num_mdps, 4, 3)),
+    )
     others = logits + 3.0 * rng.random((num_mdps, 1, 1)) * change
     return np.asarray(jax.jit(jax.vmap(bound))(mdps, logits, others))
 
@@ -184,7 +207,9 @@ def test_trpo_bound():
     def slack(mdp, logits, other_logits):
         old, new = jax.nn.softmax(logits), jax.nn.softmax(other_logits)
         divergence = Categorical(logits).kl(Categorical(other_logits)).max()
-        penalty = 4 * jnp.abs(advantage(mdp, old)).max() * mdp.gamma / (1 - mdp.gamma) ** 2 * divergence
+        penalty = (
+            4 * jnp.abs(advantage(mdp, old)).max() * mdp.gamma / (1 - mdp.gamma) ** 2 * divergence
+        )
         gap = performance(mdp, new) - expected_surrogate(mdp, old, new)
         return gap + penalty, gap
 
@@ -204,7 +229,9 @@ def test_mixture_bound():
             mixture = (1 - alpha) * old + alpha * target
             gap = performance(mdp, mixture) - expected_surrogate(mdp, old, mixture)
             factor = 2 * mdp.gamma * alpha**2 / (1 - mdp.gamma) ** 2
-            epsilons = [jnp.abs(under(policy, advantage(mdp, old))).max() for policy in (target, mixture)]
+            epsilons = [
+                jnp.abs(under(policy, advantage(mdp, old))).max() for policy in (target, mixture)
+            ]
             return jnp.stack([gap + factor * epsilon for epsilon in epsilons])
 
         return jax.vmap(slack)(jnp.array([0.01, 0.1, 0.5, 1.0]))
@@ -242,12 +269,16 @@ def test_the_exact_gradient_weighs_states_by_the_discount():
         policy = jax.nn.softmax(logits)
 
         def visit(states, t):
-            return states @ state_transition(mdp, policy), jnp.stack([mdp.gamma**t * states, states])
+            return states @ state_transition(mdp, policy), jnp.stack(
+                [mdp.gamma**t * states, states]
+            )
 
         visits = jax.lax.scan(visit, mdp.initial, jnp.arange(200.0))[1].sum(0)
 
         def loss(logits, visits):
-            return visits @ under(policy, losses.policy_gradient(log_softmax_at(logits), advantage(mdp, policy)))
+            return visits @ under(
+                policy, losses.policy_gradient(log_softmax_at(logits), advantage(mdp, policy))
+            )
 
         discounted, plain = (jax.grad(loss)(logits, x) for x in visits)
         cosine = jnp.sum(discounted * plain) / jnp.sqrt(jnp.sum(discounted**2) * jnp.sum(plain**2))
@@ -261,7 +292,9 @@ def test_the_exact_gradient_weighs_states_by_the_discount():
 # 10
 GAMMA, LENGTH = 0.9, 7
 N_STEP = jax.jit(
-    lambda *args: jnp.stack([advantages.n_step_returns(*args, gamma=GAMMA, n=n) for n in range(1, LENGTH + 1)]),
+    lambda *args: jnp.stack(
+        [advantages.n_step_returns(*args, gamma=GAMMA, n=n) for n in range(1, LENGTH + 1)]
+    ),
 )
 
 
@@ -270,7 +303,13 @@ def random_stream(ends):
     reward, state_value, final_value = (jnp.asarray(rng.normal(size=LENGTH)) for _ in range(3))
     terminated, truncated = (jnp.isin(jnp.arange(LENGTH), jnp.array(at, int)) for at in ends)
     following = jnp.append(state_value[1:], final_value[-1])
-    return reward, state_value, jnp.where(terminated | truncated, final_value, following), terminated, truncated
+    return (
+        reward,
+        state_value,
+        jnp.where(terminated | truncated, final_value, following),
+        terminated,
+        truncated,
+    )
 
 
 @pytest.mark.parametrize("ends", [([], []), ([2], []), ([], [2]), ([4], [1, 4])])
@@ -280,41 +319,61 @@ def test_gae_is_the_mixture_of_n_step_advantages(ends):
     n_step = N_STEP(reward, next_value, terminated, truncated) - state_value[None, :]
     cuts = np.flatnonzero(np.asarray(terminated | truncated))
     for lambda_ in (0.0, 0.3, 0.95, 1.0):
-        got = advantages.gae(reward, state_value, next_value, terminated, truncated, gamma=GAMMA, lambda_=lambda_)
+        got = advantages.gae(
+            reward, state_value, next_value, terminated, truncated, gamma=GAMMA, lambda_=lambda_
+        )
         for t in range(LENGTH):
             steps = min([c for c in cuts if c >= t], default=LENGTH - 1) - t + 1
-            weights = [(1 - lambda_) * lambda_**k for k in range(steps - 1)] + [lambda_ ** (steps - 1)]
-            assert float(got[t]) == pytest.approx(float(np.dot(weights, n_step[:steps, t])), rel=1e-10)
+            weights = [(1 - lambda_) * lambda_**k for k in range(steps - 1)] + [
+                lambda_ ** (steps - 1)
+            ]
+            assert float(got[t]) == pytest.approx(
+                float(np.dot(weights, n_step[:steps, t])), rel=1e-10
+            )
 
 
 @pytest.mark.parametrize("ends", [([], []), ([2], []), ([], [2]), ([4], [1, 4])])
 def test_gae_at_both_ends_of_lambda(ends):
     reward, state_value, next_value, terminated, truncated = random_stream(ends)
     zero, one = (
-        advantages.gae(reward, state_value, next_value, terminated, truncated, gamma=GAMMA, lambda_=lambda_)
+        advantages.gae(
+            reward, state_value, next_value, terminated, truncated, gamma=GAMMA, lambda_=lambda_
+        )
         for lambda_ in (0.0, 1.0)
     )
     delta = reward + GAMMA * (1 - terminated) * next_value - state_value
-    monte_carlo = advantages.discounted_returns(reward, next_value, terminated, truncated, gamma=GAMMA)
+    monte_carlo = advantages.discounted_returns(
+        reward, next_value, terminated, truncated, gamma=GAMMA
+    )
     np.testing.assert_allclose(zero, delta, **EXACT)
     np.testing.assert_allclose(one + state_value, monte_carlo, **EXACT)
 
 
 def test_gae_of_exact_values_is_unbiased_for_every_lambda():
     """With V = V_π the expectation of Â_t given (s, a) is A(s, a): enumerated over all paths of three steps."""
-    mdp = jax.tree.map(lambda x: x[0], random_mdps(np.random.default_rng(3), 1, num_states=2, num_actions=2))
+    mdp = jax.tree.map(
+        lambda x: x[0], random_mdps(np.random.default_rng(3), 1, num_states=2, num_actions=2)
+    )
     policy = jax.nn.softmax(jnp.array([[0.3, -0.4], [1.0, 0.2]]))
     state_values, exact = np.asarray(value(mdp, policy)), np.asarray(advantage(mdp, policy))
     paths = np.array(list(itertools.product(range(2), repeat=6)))  # a₀ s₁ a₁ s₂ a₂ s₃, from s₀ = 0
     states = np.concatenate([np.zeros((len(paths), 1), int), paths[:, 1::2]], axis=1)
     actions = paths[:, 0::2]
     reward = np.asarray(mdp.reward)[states[:, :-1], actions]
-    probability = np.prod(np.asarray(mdp.transition)[states[:, :-1], actions, states[:, 1:]], axis=1)
+    probability = np.prod(
+        np.asarray(mdp.transition)[states[:, :-1], actions, states[:, 1:]], axis=1
+    )
     probability *= np.prod(np.asarray(policy)[states[:, 1:-1], actions[:, 1:]], axis=1)
     off = jnp.zeros((len(paths), 3), bool)
     for lambda_ in (0.0, 0.7, 1.0):
-        estimate = jax.vmap(lambda *stream, lambda_=lambda_: advantages.gae(*stream, gamma=mdp.gamma, lambda_=lambda_))
-        first = np.asarray(estimate(reward, state_values[states[:, :-1]], state_values[states[:, 1:]], off, off))[:, 0]
+        estimate = jax.vmap(
+            lambda *stream, lambda_=lambda_: advantages.gae(
+                *stream, gamma=mdp.gamma, lambda_=lambda_
+            )
+        )
+        first = np.asarray(
+            estimate(reward, state_values[states[:, :-1]], state_values[states[:, 1:]], off, off)
+        )[:, 0]
         means = [np.sum((probability * first)[actions[:, 0] == a]) for a in range(2)]
         np.testing.assert_allclose(means, exact[0], **EXACT)
 
@@ -324,7 +383,9 @@ def test_gae_of_exact_values_is_unbiased_for_every_lambda():
 def test_expected_k1_and_k3_are_the_kl(mdp, logits, reference_logits):
     log_prob, reference = log_softmax_at(logits), log_softmax_at(reference_logits)
     policy = jnp.exp(log_prob)
-    estimates = jnp.stack([under(policy, k(log_prob, reference)) for k in (divergences.k1, divergences.k3)])
+    estimates = jnp.stack(
+        [under(policy, k(log_prob, reference)) for k in (divergences.k1, divergences.k3)]
+    )
     exact = Categorical(logits).kl(Categorical(reference_logits))
     return estimates, jnp.stack([exact, exact])
 
@@ -332,7 +393,9 @@ def test_expected_k1_and_k3_are_the_kl(mdp, logits, reference_logits):
 def sampled_gradient(k, logits, reference_logits):
     """Expected gradient of an estimator as a loss: samples are drawn from the policy, their weights are constants."""
     policy = jax.nn.softmax(logits)
-    return jax.grad(lambda x: jnp.sum(policy * k(log_softmax_at(x), log_softmax_at(reference_logits))))(logits)
+    return jax.grad(
+        lambda x: jnp.sum(policy * k(log_softmax_at(x), log_softmax_at(reference_logits)))
+    )(logits)
 
 
 @on_random_mdps
@@ -349,7 +412,12 @@ def test_expected_gradient_of_k3_is_that_of_the_reversed_kl(mdp, logits, referen
 
 def test_expected_gradient_of_k1_is_nothing_and_k2_is_biased():
     logits, reference_logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 3)))
-    np.testing.assert_allclose(sampled_gradient(divergences.k1, logits, reference_logits), np.zeros((4, 3)), atol=1e-12)
-    estimate = under(jax.nn.softmax(logits), divergences.k2(log_softmax_at(logits), log_softmax_at(reference_logits)))
+    np.testing.assert_allclose(
+        sampled_gradient(divergences.k1, logits, reference_logits), np.zeros((4, 3)), atol=1e-12
+    )
+    estimate = under(
+        jax.nn.softmax(logits),
+        divergences.k2(log_softmax_at(logits), log_softmax_at(reference_logits)),
+    )
     exact = Categorical(logits).kl(Categorical(reference_logits))
     assert float(jnp.abs(estimate - exact).max()) > 1e-2

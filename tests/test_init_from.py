@@ -4,15 +4,15 @@ import json
 
 import jax
 import jax.numpy as jnp
-import language as script
 import numpy as np
 import pytest
 
 from jaxrl_po import language
-from jaxrl_po.checkpoint import Store
 from jaxrl_po.config import ConfigError
-from jaxrl_po.flags import UsageError
-from jaxrl_po.metrics import read
+from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
 
 SMALL = [
     "--devices=1",
@@ -41,7 +41,12 @@ def started_backend():
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory):
     out = tmp_path_factory.mktemp("earlier") / "run"
-    warm = ["--warm_start.steps=400", "--warm_start.batch_size=64", "--warm_start.accuracy=1", "--total_steps=0"]
+    warm = [
+        "--warm_start.steps=400",
+        "--warm_start.batch_size=64",
+        "--warm_start.accuracy=1",
+        "--total_steps=0",
+    ]
     assert script.main([*SMALL, *warm, "--seeds=1", f"--out={out}"]) == 0
     assert json.loads((out / "summary.json").read_text())["steps"] == 0
     assert (out / "curves.png").exists()
@@ -50,13 +55,20 @@ def earlier(tmp_path_factory):
 
 def test_every_seed_starts_where_the_earlier_run_stopped(earlier, tmp_path):
     out = tmp_path / "run"
-    assert script.main([*SMALL, "--seeds=2", "--total_steps=8", f"--init_from={earlier}", f"--out={out}"]) == 0
+    assert (
+        script.main(
+            [*SMALL, "--seeds=2", "--total_steps=8", f"--init_from={earlier}", f"--out={out}"]
+        )
+        == 0
+    )
     last, first = read(earlier / "metrics.jsonl")[-1], read(out / "metrics.jsonl")[0]
     (reached,) = last["greedy_accuracy"]
     assert reached > 0.0
     assert first["greedy_accuracy"] == [reached, reached]
     saved = Store(earlier / "checkpoints" / "latest")
-    (name,) = (name for name in saved.read(0) if name.startswith(".params.policy") and "embedding" in name)
+    (name,) = (
+        name for name in saved.read(0) if name.startswith(".params.policy") and "embedding" in name
+    )
     begun = Store(out / "checkpoints" / "latest")
     assert 0 in begun.iterations()
     np.testing.assert_array_equal(begun.read(0)[name], np.repeat(saved.read(0)[name], 2, axis=0))
@@ -65,11 +77,19 @@ def test_every_seed_starts_where_the_earlier_run_stopped(earlier, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--task=sorting"], r"--init_from=.* must have the vocabulary of --task=sorting, '.*'; it was trained on addition, "),
+        (
+            ["--task=sorting"],
+            (
+                r"--init_from=.* must have the vocabulary of --task=sorting, '.*'; it was "
+                r"trained on addition, "
+            ),
+        ),
         (["--model.width=32"], "--model.width=32 must be 16, as in --init_from="),
     ],
 )
-def test_another_vocabulary_or_model_is_refused_before_anything_is_written(earlier, tmp_path, flags, message):
+def test_another_vocabulary_or_model_is_refused_before_anything_is_written(
+    earlier, tmp_path, flags, message
+):
     arguments = [flag for flag in SMALL if not flag.startswith("--task.")]
     with pytest.raises(UsageError, match=message):
         script.main([*arguments, *flags, f"--init_from={earlier}", f"--out={tmp_path / 'run'}"])
@@ -77,7 +97,13 @@ def test_another_vocabulary_or_model_is_refused_before_anything_is_written(earli
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"--init_from=.* must be the folder of a run of language.py; it holds no config.json"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"--init_from=.* must be the folder of a run of jaxrl-po language; it holds no "
+            r"config.json"
+        ),
+    ):
         script.main([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
 
 

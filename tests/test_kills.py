@@ -10,19 +10,44 @@ import pytest
 import tiny
 from scripts import everything, finish, lines, start
 
-from jaxrl_po.metrics import read
+from jaxrl_po.run.metrics import read
 
 LONG = {
     "control": [
-        *("--seeds=2", "--devices=1", "--total_steps=12800", "--log_every=2", "--eval_every=3", "--eval_episodes=2"),
+        *(
+            "--seeds=2",
+            "--devices=1",
+            "--total_steps=12800",
+            "--log_every=2",
+            "--eval_every=3",
+            "--eval_episodes=2",
+        ),
         *("--problem.num_envs=4", "--problem.num_steps=8", "--problem.width=8"),
         *("--config.num_minibatches=2", "--config.num_epochs=1"),
     ],
     "language": [
-        *("--algorithm=grpo", "--seeds=2", "--devices=1", "--total_steps=1600", "--log_every=1", "--eval_every=3"),
-        *("--eval_prompts=4", "--show=2", "--task.num_digits=1", "--problem.num_prompts=2", "--problem.group_size=4"),
+        *(
+            "--algorithm=grpo",
+            "--seeds=2",
+            "--devices=1",
+            "--total_steps=1600",
+            "--log_every=1",
+            "--eval_every=3",
+        ),
+        *(
+            "--eval_prompts=4",
+            "--show=2",
+            "--task.num_digits=1",
+            "--problem.num_prompts=2",
+            "--problem.group_size=4",
+        ),
         *tiny.MODEL,
-        *("--config.num_minibatches=2", "--config.num_epochs=1", "--warm_start.steps=2", "--warm_start.batch_size=4"),
+        *(
+            "--config.num_minibatches=2",
+            "--config.num_epochs=1",
+            "--warm_start.steps=2",
+            "--warm_start.batch_size=4",
+        ),
     ],
 }
 KILLS = 20
@@ -38,10 +63,18 @@ def test_twenty_kills_change_no_bit(tmp_path, script):
     total = len(expected[0])
     generator, reached = random.Random(script), [0]
     for number, target in enumerate(sorted(generator.sample(range(1, total - 20), KILLS))):
-        with start(script, *LONG[script], "--deterministic", "--resume", f"--out={killed}") as process:
-            latest = time.monotonic() + (generator.uniform(0.2, 5.0) if number % 5 == 4 else math.inf)  # or while it starts
+        with start(
+            script, *LONG[script], "--deterministic", "--resume", f"--out={killed}"
+        ) as process:
+            latest = time.monotonic() + (
+                generator.uniform(0.2, 5.0) if number % 5 == 4 else math.inf
+            )  # or while it starts
             wanted = max(target, reached[-1] + 1)
-            while process.poll() is None and time.monotonic() < latest and len(read(killed / "metrics.jsonl")) < wanted:
+            while (
+                process.poll() is None
+                and time.monotonic() < latest
+                and len(read(killed / "metrics.jsonl")) < wanted
+            ):
                 time.sleep(0.002)
             time.sleep(generator.uniform(0.0, 0.1))
             assert process.poll() is None, process.stderr.read()
@@ -68,7 +101,10 @@ def test_two_deterministic_runs_are_equal_to_the_bit(tmp_path, script):
     assert settings[0]["deterministic"]
     assert settings[0] | {"out": ""} == settings[1] | {"out": ""}
     other = tmp_path / "c"
-    assert finish(start(script, *LONG[script], "--seed=1", "--deterministic", f"--out={other}"))[0] == 0
+    assert (
+        finish(start(script, *LONG[script], "--seed=1", "--deterministic", f"--out={other}"))[0]
+        == 0
+    )
     assert lines(other) != first[0]  # what is compared could differ
 
 

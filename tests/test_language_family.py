@@ -5,25 +5,27 @@ import json
 import group_estimates
 import jax
 import jax.numpy as jnp
-import language as script
 import language_family
 import lecture
 import numpy as np
 import pytest
 import tiny
-from comparison import Result
 from probes import tabular_problem
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo, ppo, trpo
 from jaxrl_po.config import as_arrays
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.comparison import Result
+from jaxrl_po.run.flags import UsageError
 from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(1, zero_pad=False)
 SIZES = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
 MODEL, CRITIC = (SIZES.build(TASK.tokenizer.size, outputs=outputs) for outputs in (0, 1))
-PROBLEM = language.make_problem(TASK, MODEL, critic=CRITIC, num_prompts=16, group_size=2, process_reward=True)
+PROBLEM = language.make_problem(
+    TASK, MODEL, critic=CRITIC, num_prompts=16, group_size=2, process_reward=True
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,9 +34,17 @@ def started_backend():
     return jax.local_device_count()
 
 
-# A Fisher matrix of every eighth response: half of the steps find no gain within the region in two attempts.
+# A Fisher matrix of every eighth response: half of the steps find no gain within the region in two
+# attempts.
 ROUGH = trpo.Config(
-    gamma=1.0, lambda_=1.0, max_kl=0.05, fisher_stride=8, damping=0.1, backtracks=2, value_epochs=1, value_minibatches=2
+    gamma=1.0,
+    lambda_=1.0,
+    max_kl=0.05,
+    fisher_stride=8,
+    damping=0.1,
+    backtracks=2,
+    value_epochs=1,
+    value_minibatches=2,
 )
 
 
@@ -47,13 +57,22 @@ def test_trpo_on_tokens_stays_within_its_region_or_moves_nothing():
         _, collect_key, _ = jax.random.split(state.key, 3)
         _, batch = PROBLEM.collect(state.params, state.collector, collect_key)
         after, metrics = learner.step(state)
-        old, new = (PROBLEM.apply(ActorCritic(s.params.policy), batch.inputs)[0] for s in (state, after))
+        old, new = (
+            PROBLEM.apply(ActorCritic(s.params.policy), batch.inputs)[0] for s in (state, after)
+        )
         same = jax.tree.map(lambda x, y: jnp.all(x == y), state.params.policy, after.params.policy)
         kl = jnp.sum(old.kl(new) * batch.mask) / batch.mask.sum()
-        return after, (kl, metrics["exact_kl"].value(), metrics["accepted"].value(), jnp.all(jnp.stack(jax.tree.leaves(same))))
+        return after, (
+            kl,
+            metrics["exact_kl"].value(),
+            metrics["accepted"].value(),
+            jnp.all(jnp.stack(jax.tree.leaves(same))),
+        )
 
     state = jax.jit(learner.init)(jax.random.key(0))
-    _, (kl, told, accepted, same) = jax.jit(lambda s: jax.lax.scan(lambda s, _: step(s), s, None, length=24))(state)
+    _, (kl, told, accepted, same) = jax.jit(
+        lambda s: jax.lax.scan(lambda s, _: step(s), s, None, length=24)
+    )(state)
     assert (np.asarray(kl) <= 0.05 * (1 + 1e-4)).all()
     np.testing.assert_allclose(kl, told, rtol=1e-2, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(accepted) == 0.0, same)
@@ -61,7 +80,9 @@ def test_trpo_on_tokens_stays_within_its_region_or_moves_nothing():
 
 
 def slope(algorithm, config, problem):
-    return lecture.length_slope(*lecture.token_weights(algorithm, config, problem, jax.random.key(3)))
+    return lecture.length_slope(
+        *lecture.token_weights(algorithm, config, problem, jax.random.key(3))
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +100,9 @@ def test_length_bias_of_groups(algorithm, config, want):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "config"), [(ppo, ppo.Config(gamma=1.0, lambda_=1.0)), (trpo, ROUGH)], ids=["ppo", "trpo"]
+    ("algorithm", "config"),
+    [(ppo, ppo.Config(gamma=1.0, lambda_=1.0)), (trpo, ROUGH)],
+    ids=["ppo", "trpo"],
 )
 def test_length_bias_of_methods_with_a_critic(algorithm, config):
     assert slope(algorithm, config, PROBLEM) == pytest.approx(0.0, abs=2e-2)
@@ -89,8 +112,14 @@ def result(name, **metrics):
     """Two seeds, 100 completions of 4 tokens an iteration, lines at iterations 0, 10 and 20."""
     lines = [{"iteration": 0, "step": 0, "greedy_accuracy": [0.4, 0.6]}]
     for i in (1, 2):
-        line = {"response_length": [4.0, 4.0], "greedy_accuracy": [0.4 + 0.2 * i, 0.6 + 0.1 * i], "kl": [0.01, 0.02 * i]}
-        lines.append({"iteration": 10 * i, "step": 1000 * i, "time/seconds": 5.0, **line, **metrics})
+        line = {
+            "response_length": [4.0, 4.0],
+            "greedy_accuracy": [0.4 + 0.2 * i, 0.6 + 0.1 * i],
+            "kl": [0.01, 0.02 * i],
+        }
+        lines.append(
+            {"iteration": 10 * i, "step": 1000 * i, "time/seconds": 5.0, **line, **metrics}
+        )
     return Result(name, lines, {"warm_start_accuracy": [0.4, 0.6]})
 
 
@@ -102,7 +131,8 @@ def test_accuracy_stands_against_generated_tokens():
     assert header.split()[:2] == ["warm", "start"]
     assert first.split()[:2] == ["grpo", "0.500"]
     assert [line.split()[-2:] for line in (first, second)] == [["0.0150", "0.0400"]] * 2
-    # At 8,000 tokens the second seed of DAPO is two thirds of the way to its first line at 12,000: .6 + ⅔ · .1.
+    # At 8,000 tokens the second seed of DAPO is two thirds of the way to its first line at 12,000:
+    # .6 + ⅔ · .1.
     assert second.split()[5:8] == ["0.733", "[0.667,", "0.800]"]
 
 
@@ -110,8 +140,15 @@ def test_useful_steps_are_those_taken_on_tokens_with_an_advantage():
     """20 iterations of 2 × 4 steps, half of them taken, a quarter of the tokens with a signal: 20; TRPO's are those accepted."""
     iterations = np.array([10.0, 10.0])
     config = grpo.Config(num_epochs=2, num_minibatches=4)
-    assert lecture.useful_steps(result("grpo", updates=[0.5, 0.5], signal=[0.25, 0.25]), config, iterations) == 20.0
-    assert lecture.useful_steps(result("trpo", accepted=[1.0, 0.5]), trpo.Config(), iterations) == 15.0
+    assert (
+        lecture.useful_steps(
+            result("grpo", updates=[0.5, 0.5], signal=[0.25, 0.25]), config, iterations
+        )
+        == 20.0
+    )
+    assert (
+        lecture.useful_steps(result("trpo", accepted=[1.0, 0.5]), trpo.Config(), iterations) == 15.0
+    )
 
 
 def test_a_cell_that_cannot_be_measured_is_a_dash():
@@ -133,7 +170,10 @@ def test_a_cell_that_cannot_be_measured_is_a_dash():
     lines = language_family.markdown({"ppo": cells}).splitlines()
     assert lines[0] == "| | ppo |"
     assert "| models in memory | 2: policy 2.0 MB, critic 1.0 MB |" in lines
-    assert [line.split("| ")[-1] for line in lines if "compiler" in line or "dead" in line] == ["– |", "– |"]
+    assert [line.split("| ")[-1] for line in lines if "compiler" in line or "dead" in line] == [
+        "– |",
+        "– |",
+    ]
     assert any(line.endswith("| -1.00 |") for line in lines)
 
 
@@ -141,22 +181,33 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.programs.check", refuse)
+    monkeypatch.setattr("jaxrl_po.run.programs.check", refuse)
     options = language_family.Options()
     for name, method in language_family.METHODS.items():
-        given = [*language_family.arguments(method, options), f"--total_steps={options.total_steps}"]
+        given = [
+            *language_family.arguments(method, options),
+            f"--total_steps={options.total_steps}",
+        ]
         with pytest.raises(AssertionError, match="compiled"):
             script.main([*given, f"--out={tmp_path / name}", "--devices=1"])
     estimates = group_estimates.Options()
     for name, variant in group_estimates.chosen(estimates).items():
-        given = ["--algorithm=grpo", *group_estimates.arguments(variant, estimates), "--total_steps=1280"]
+        given = [
+            "--algorithm=grpo",
+            *group_estimates.arguments(variant, estimates),
+            "--total_steps=1280",
+        ]
         with pytest.raises(AssertionError, match="compiled"):
-            script.main([*given, f"--out={tmp_path / name}", "--devices=1", "--config.decay_iterations=0"])
+            script.main(
+                [*given, f"--out={tmp_path / name}", "--devices=1", "--config.decay_iterations=0"]
+            )
     with pytest.raises(UsageError, match="--variants has no '11'"):
         group_estimates.main(["--variants=1,11", f"--out={tmp_path}"])
     for algorithm in script.WITH_CRITIC:
         with pytest.raises(AssertionError, match="compiled"):
-            script.main([f"--algorithm={algorithm}", f"--out={tmp_path / 'x'}", "--devices=1", *tiny.MODEL])
+            script.main(
+                [f"--algorithm={algorithm}", f"--out={tmp_path / 'x'}", "--devices=1", *tiny.MODEL]
+            )
     with pytest.raises(UsageError, match="did you mean trpo"):
         language_family.main(["--methods=trop", f"--out={tmp_path}"])
 
@@ -166,7 +217,14 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
 def test_the_lecture_s_table_is_measured(tmp_path, capsys):
     """Every cell of a small comparison, against what can be counted by hand."""
     out = tmp_path / "family"
-    sizes = ["--seeds=2", "--total_steps=512", "--width=8", "--layers=1", "--warm_start_steps=4", "--devices=1"]
+    sizes = [
+        "--seeds=2",
+        "--total_steps=512",
+        "--width=8",
+        "--layers=1",
+        "--warm_start_steps=4",
+        "--devices=1",
+    ]
     assert language_family.main([*sizes, "--num_digits=1", f"--out={out}"]) == 0
     assert (out / "family.png").read_bytes().startswith(b"\x89PNG")
     cells = json.loads((out / "lecture.json").read_text())
@@ -182,7 +240,9 @@ def test_the_lecture_s_table_is_measured(tmp_path, capsys):
     assert cells["grpo"]["samples per prompt"] == 4.0 <= cells["dapo"]["samples per prompt"]
     assert cells["ppo"]["dead groups"] is None
     assert 0.0 < cells["grpo"]["dead groups"] <= 1.0
-    assert (cells["grpo"]["tokens per useful step"] is None) == (cells["grpo"]["dead groups"] == 1.0)
+    assert (cells["grpo"]["tokens per useful step"] is None) == (
+        cells["grpo"]["dead groups"] == 1.0
+    )
     assert [round(column["length slope"], 1) for column in cells.values()] == [0.0, 0.0, -1.0, 0.0]
     assert all(column["tokens generated"] > 512 for column in cells.values())
     assert "length bias" in capsys.readouterr().out

@@ -18,7 +18,9 @@ MODEL, CRITIC = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.siz
 
 
 def make(**options):
-    return language.make_problem(TASK, MODEL, **({"num_prompts": 6, "group_size": 3, "critic": CRITIC} | options))
+    return language.make_problem(
+        TASK, MODEL, **({"num_prompts": 6, "group_size": 3, "critic": CRITIC} | options)
+    )
 
 
 @functools.cache
@@ -27,12 +29,22 @@ def collected(**options):
     problem = make(**options)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
     params = params._replace(policy=jax.tree.map(lambda x: 2.0 * x, params.policy))
-    return problem, params, collector, jax.jit(problem.collect)(params, collector, jax.random.key(1))[1]
+    return (
+        problem,
+        params,
+        collector,
+        jax.jit(problem.collect)(params, collector, jax.random.key(1))[1],
+    )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": 0.7}, {"temperature": 1.3}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.3, "top_k": 4}],
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.3},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"temperature": 1.3, "top_k": 4},
+    ],
 )
 def test_sampler_and_learner_agree(options):
     """Ragged prompts, any temperature, truncated or not: the ratio is 1 before the first update."""
@@ -78,7 +90,9 @@ def test_values_are_shifted_and_end_at_zero():
     last = np.asarray(batch.terminated)
     np.testing.assert_array_equal(np.asarray(batch.next_value)[last], 0.0)
     inner = np.asarray(batch.mask) & ~last
-    np.testing.assert_allclose(np.asarray(batch.next_value)[inner], np.roll(value, -1, 1)[inner], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(batch.next_value)[inner], np.roll(value, -1, 1)[inner], rtol=1e-4, atol=1e-6
+    )
 
 
 class Oracle:
@@ -103,7 +117,11 @@ class Oracle:
             sign = jnp.argmax(prompt == plus)
             first, second = (at >= pad) & (at < sign), (at > sign) & (at < TASK.prompt_length - 1)
             a = jnp.sum(jnp.where(first, (prompt - zero) * 10 ** jnp.clip(sign - 1 - at, 0, 3), 0))
-            b = jnp.sum(jnp.where(second, (prompt - zero) * 10 ** jnp.clip(TASK.prompt_length - 2 - at, 0, 3), 0))
+            b = jnp.sum(
+                jnp.where(
+                    second, (prompt - zero) * 10 ** jnp.clip(TASK.prompt_length - 2 - at, 0, 3), 0
+                )
+            )
             return TASK.demonstrate((a.astype(jnp.uint32), b.astype(jnp.uint32)))
 
         answers = jax.vmap(answer)(seen, pad)
@@ -111,15 +129,21 @@ class Oracle:
             answers = answers.at[:, 0].set(jnp.where(answers[:, 0] == zero, zero + 1, zero))
         t = start + tokens.shape[1] - TASK.prompt_length
         token = jax.lax.dynamic_index_in_dim(answers, t, axis=1, keepdims=False)
-        return jnp.where(jax.nn.one_hot(token, self.vocabulary, dtype=bool), 0.0, -jnp.inf)[:, None], seen
+        return jnp.where(jax.nn.one_hot(token, self.vocabulary, dtype=bool), 0.0, -jnp.inf)[
+            :, None
+        ], seen
 
 
 @pytest.mark.parametrize(("wrong_first", "accuracy"), [(False, 1.0), (True, 0.0)])
 def test_rewards_of_known_answers(wrong_first, accuracy):
     model = Oracle(wrong_first)
     for process_reward in (False, True):
-        problem = language.make_problem(TASK, model, num_prompts=16, group_size=2, process_reward=process_reward)
-        batch = jax.jit(problem.collect)(*jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1))[1]
+        problem = language.make_problem(
+            TASK, model, num_prompts=16, group_size=2, process_reward=process_reward
+        )
+        batch = jax.jit(problem.collect)(
+            *jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1)
+        )[1]
         assert batch.score.shape == (16, 2)
         assert batch.reward.dtype == batch.score.dtype == jnp.float32
         np.testing.assert_array_equal(batch.score, accuracy)
@@ -128,12 +152,16 @@ def test_rewards_of_known_answers(wrong_first, accuracy):
         if not process_reward:
             np.testing.assert_array_equal(batch.reward, np.where(batch.terminated, accuracy, 0.0))
         elif accuracy:
-            np.testing.assert_allclose(batch.reward, np.where(batch.mask, 1.0 / length[:, None], 0.0), rtol=1e-6)
+            np.testing.assert_allclose(
+                batch.reward, np.where(batch.mask, 1.0 / length[:, None], 0.0), rtol=1e-6
+            )
         else:
             np.testing.assert_allclose(batch.reward.sum(1), 1.0 - 1.0 / length, rtol=1e-5)
             np.testing.assert_array_equal(batch.reward[:, 0], 0.0)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
-    evaluated = jax.jit(language.make_evaluate(TASK, model, num_prompts=8))(params, collector, jax.random.key(0))
+    evaluated = jax.jit(language.make_evaluate(TASK, model, num_prompts=8))(
+        params, collector, jax.random.key(0)
+    )
     np.testing.assert_array_equal(evaluated["greedy_accuracy"], accuracy)
 
 
@@ -141,7 +169,9 @@ def test_rewards_are_what_the_verifier_says_to_the_last_digit():
     task = TASK._replace(score=lambda problem, tokens: jnp.float32(0.9))
     problem = language.make_problem(task, Oracle(), num_prompts=2, group_size=2)
     batch = jax.jit(lambda key: problem.collect(*problem.init(key), key)[1])(jax.random.key(0))
-    np.testing.assert_array_equal(batch.reward, np.where(batch.terminated, np.float32(0.9), np.float32(0.0)))
+    np.testing.assert_array_equal(
+        batch.reward, np.where(batch.terminated, np.float32(0.9), np.float32(0.0))
+    )
     np.testing.assert_array_equal(batch.score, np.float32(0.9))
 
 
@@ -152,11 +182,17 @@ def test_training_and_evaluation_ask_of_their_own_split():
         asked.append(held_out)
         return TASK.sample(key, held_out)
 
-    problem = language.make_problem(TASK._replace(sample=sample), MODEL, num_prompts=2, group_size=2)
+    problem = language.make_problem(
+        TASK._replace(sample=sample), MODEL, num_prompts=2, group_size=2
+    )
     state = jax.eval_shape(problem.init, jax.random.key(0))
     jax.eval_shape(problem.collect, *state, jax.random.key(1))
     assert asked == [False]
-    jax.eval_shape(language.make_evaluate(TASK._replace(sample=sample), MODEL, num_prompts=2), *state, jax.random.key(1))
+    jax.eval_shape(
+        language.make_evaluate(TASK._replace(sample=sample), MODEL, num_prompts=2),
+        *state,
+        jax.random.key(1),
+    )
     assert asked == [False, True]
 
 
@@ -175,9 +211,14 @@ def test_groups_share_their_prompt_and_keys_differ():
 
 def test_completions_do_not_depend_on_where_prompts_lie():
     problem, params, collector, batch = collected()
-    states = [CollectorState({"prompt_number": part}) for part in jnp.split(collector.sharded["prompt_number"], 2)]
+    states = [
+        CollectorState({"prompt_number": part})
+        for part in jnp.split(collector.sharded["prompt_number"], 2)
+    ]
     halves = [jax.jit(problem.collect)(params, state, jax.random.key(1))[1] for state in states]
-    np.testing.assert_array_equal(batch.inputs.tokens, jnp.concatenate([half.inputs.tokens for half in halves]))
+    np.testing.assert_array_equal(
+        batch.inputs.tokens, jnp.concatenate([half.inputs.tokens for half in halves])
+    )
 
 
 def test_without_a_critic():
@@ -209,12 +250,16 @@ def test_warm_start_stops_at_the_accuracy_that_was_asked_for(easy):
         warm = language.WarmStart(**settings)
         problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
         params, _ = jax.jit(problem.init)(jax.random.key(0))
-        return params, float(jax.jit(lambda p: greedy_accuracy(model, p, task, jax.random.key(9)))(params.policy))
+        return params, float(
+            jax.jit(lambda p: greedy_accuracy(model, p, task, jax.random.key(9)))(params.policy)
+        )
 
     half, accuracy = greedy(steps=2000, accuracy=0.5, batch_size=64, learning_rate=5e-3)
     assert 0.4 < accuracy < 0.85
     none, _ = greedy(steps=0)
-    untouched, _ = jax.jit(language.make_problem(task, model, num_prompts=2, group_size=2).init)(jax.random.key(0))
+    untouched, _ = jax.jit(language.make_problem(task, model, num_prompts=2, group_size=2).init)(
+        jax.random.key(0)
+    )
     jax.tree.map(np.testing.assert_array_equal, none.policy, untouched.policy)
     assert not np.array_equal(jax.tree.leaves(half.policy)[0], jax.tree.leaves(none.policy)[0])
 
@@ -222,11 +267,15 @@ def test_warm_start_stops_at_the_accuracy_that_was_asked_for(easy):
 def test_warm_start_asks_the_verifier():
     """Where right answers differ from the demonstration, only the verifier knows when to stop."""
     task = language.tasks.running_sum(2, max_filler=8)
-    model = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=64).build(task.tokenizer.size)
+    model = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=64).build(
+        task.tokenizer.size
+    )
     warm = language.WarmStart(steps=1500, accuracy=0.3, batch_size=64, learning_rate=5e-3)
     problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
     params, _ = jax.jit(problem.init)(jax.random.key(0))
-    accuracy = float(jax.jit(lambda p: greedy_accuracy(model, p, task, jax.random.key(9)))(params.policy))
+    accuracy = float(
+        jax.jit(lambda p: greedy_accuracy(model, p, task, jax.random.key(9)))(params.policy)
+    )
     assert 0.2 < accuracy < 0.7  # all of its steps would take it beyond 0.9
 
 
@@ -288,8 +337,12 @@ def test_the_task_says_where_a_process_reward_is_due():
         (language.tasks.multiplication(2), True, [3, 8, 13]),
     ):
         model = SIZES.build(task.tokenizer.size)
-        problem = language.make_problem(task, model, num_prompts=4, group_size=2, process_reward=process_reward)
-        _, batch = jax.jit(problem.collect)(*jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1))
+        problem = language.make_problem(
+            task, model, num_prompts=4, group_size=2, process_reward=process_reward
+        )
+        _, batch = jax.jit(problem.collect)(
+            *jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1)
+        )
         if marks is None:
             assert batch.step_end is None
             continue

@@ -15,7 +15,9 @@ EPSILONS = {"epsilon_low": 0.2, "epsilon_high": 0.28}
 
 def slope(loss, log_ratio, *args, **options):
     """The loss and its derivative by the log-probability, where the old log-probability is 0."""
-    value, gradient = jax.value_and_grad(lambda x: loss(x, jnp.zeros_like(x), *args, **options).sum())(jnp.asarray(log_ratio))
+    value, gradient = jax.value_and_grad(
+        lambda x: loss(x, jnp.zeros_like(x), *args, **options).sum()
+    )(jnp.asarray(log_ratio))
     return float(value), float(gradient)
 
 
@@ -56,18 +58,25 @@ def test_nothing_is_lost_without_an_advantage_or_on_the_edge_of_the_interval():
     assert float(losses.clip_fraction_high(zero, zero, one, 0.0)) == 0.0
 
 
-# −clip(r, .8, 1.28) · A · log r; the gradient is the weight on A, inside the interval and beyond it.
-@pytest.mark.parametrize(("advantage", "ratio", "weight"), [(1.0, 1.5, 1.28), (-1.0, 0.5, 0.8), (2.0, 1.1, 1.1)])
+# −clip(r, .8, 1.28) · A · log r; the gradient is the weight on A, inside the interval and beyond
+# it.
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "weight"), [(1.0, 1.5, 1.28), (-1.0, 0.5, 0.8), (2.0, 1.1, 1.1)]
+)
 def test_cispo_by_hand(advantage, ratio, weight):
     got = slope(losses.cispo, np.log(ratio), jnp.float32(advantage), **EPSILONS)
-    np.testing.assert_allclose(got, (-weight * advantage * np.log(ratio), -weight * advantage), rtol=1e-5)
+    np.testing.assert_allclose(
+        got, (-weight * advantage * np.log(ratio), -weight * advantage), rtol=1e-5
+    )
 
 
 def test_sequence_log_ratio_by_hand():
     log_prob = jnp.array([[-1.0, -2.0, jnp.nan], [-3.0, jnp.inf, 7.0], [jnp.nan] * 3])
     old = jnp.array([[-2.0, -2.5, 9.0], [-1.0, jnp.nan, 7.0], [0.0] * 3])
     mask = jnp.array([[True, True, False], [True, False, False], [False] * 3])
-    np.testing.assert_allclose(losses.sequence_log_ratio(log_prob, old, mask), [[0.75] * 3, [-2.0] * 3, [0.0] * 3])
+    np.testing.assert_allclose(
+        losses.sequence_log_ratio(log_prob, old, mask), [[0.75] * 3, [-2.0] * 3, [0.0] * 3]
+    )
 
 
 def test_bradley_terry_by_hand():
@@ -89,7 +98,9 @@ def test_bradley_terry_by_hand():
     ],
 )
 def test_dual_clip(advantage, ratio, loss, gradient):
-    got = slope(losses.clipped_surrogate, np.log(ratio), jnp.float32(advantage), **EPSILONS, dual_clip=3.0)
+    got = slope(
+        losses.clipped_surrogate, np.log(ratio), jnp.float32(advantage), **EPSILONS, dual_clip=3.0
+    )
     np.testing.assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
 
 
@@ -104,14 +115,18 @@ def test_clipped_surrogate_is_the_decoupled_bound():
 
 def test_epsilons_vmap():
     loss = jax.vmap(
-        lambda e: losses.clipped_surrogate(jnp.log(3.0), jnp.float32(0.0), jnp.float32(1.0), epsilon_low=e, epsilon_high=e)
+        lambda e: losses.clipped_surrogate(
+            jnp.log(3.0), jnp.float32(0.0), jnp.float32(1.0), epsilon_low=e, epsilon_high=e
+        )
     )
     np.testing.assert_allclose(loss(jnp.array([0.1, 0.2, 0.5])), [-1.1, -1.2, -1.5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("log_ratio", [1e3, -1e3])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize("loss", [losses.surrogate, lambda *args: losses.clipped_surrogate(*args, **EPSILONS)])
+@pytest.mark.parametrize(
+    "loss", [losses.surrogate, lambda *args: losses.clipped_surrogate(*args, **EPSILONS)]
+)
 def test_extreme_ratios_stay_finite(loss, log_ratio, advantage):
     value, gradient = slope(loss, log_ratio, jnp.float32(advantage))
     assert np.isfinite(value)
@@ -122,7 +137,9 @@ def test_extreme_ratios_stay_finite(loss, log_ratio, advantage):
 def test_the_clamp_is_at_twenty():
     inside = slope(losses.surrogate, 19.9, jnp.float32(1.0))
     np.testing.assert_allclose(inside, [-np.exp(19.9)] * 2, rtol=1e-4)
-    np.testing.assert_allclose(slope(losses.surrogate, 20.1, jnp.float32(1.0))[0], -np.exp(20.0), rtol=1e-4)
+    np.testing.assert_allclose(
+        slope(losses.surrogate, 20.1, jnp.float32(1.0))[0], -np.exp(20.0), rtol=1e-4
+    )
 
 
 def test_half_precision_log_probs_make_float32_ratios():
@@ -147,13 +164,17 @@ def test_what_is_held_constant_has_no_gradient():
         "self_normalized_surrogate": lambda y: losses.self_normalized_surrogate(x, 0.5 * x, y),
         "cispo": lambda y: losses.cispo(x, 0.5 * x, y, **EPSILONS),
         "cispo old": lambda y: losses.cispo(x, y, x, **EPSILONS),
-        "clipped_surrogate": lambda y: losses.clipped_surrogate(x, 0.5 * x, y, **EPSILONS, dual_clip=3.0),
+        "clipped_surrogate": lambda y: losses.clipped_surrogate(
+            x, 0.5 * x, y, **EPSILONS, dual_clip=3.0
+        ),
         "squared_value": lambda y: losses.squared_value(x, y),
         "clipped_value target": lambda y: losses.clipped_value(x, 0.5 * x, y, epsilon=0.1),
         "clipped_value old": lambda y: losses.clipped_value(x, y, 2.0 * x, epsilon=0.1),
     }
     for name, loss in held.items():
-        np.testing.assert_array_equal(jax.grad(lambda y, loss=loss: loss(y).sum())(2.0 * x), [0.0, 0.0], err_msg=name)
+        np.testing.assert_array_equal(
+            jax.grad(lambda y, loss=loss: loss(y).sum())(2.0 * x), [0.0, 0.0], err_msg=name
+        )
 
 
 # v_old = 0, G = 1, ε = .5. Columns: v, loss ½ max(…), gradient.
@@ -185,7 +206,11 @@ MASK = jnp.array([[True, True, True], [True, False, False], [False, False, False
 AGGREGATES = {
     "token": (losses.token_mean, 19.0, 4.0),  # 19 over 4 tokens
     "sequence": (losses.sequence_mean, 15.0, 2.0),  # 2 + 13 over the two rows that are not empty
-    "fixed length": (lambda x, mask: losses.fixed_length_mean(x, mask, 5), 19.0, 15.0),  # 19 over 3 rows × 5
+    "fixed length": (
+        lambda x, mask: losses.fixed_length_mean(x, mask, 5),
+        19.0,
+        15.0,
+    ),  # 19 over 3 rows × 5
 }
 
 
@@ -202,7 +227,9 @@ def test_aggregator_gradients_weigh_and_mask(name):
     aggregate, _, count = AGGREGATES[name]
     gradient = jax.grad(lambda x: aggregate(x, MASK).value())(X)
     row = [1 / 3] * 3 if name == "sequence" else [1.0] * 3
-    np.testing.assert_allclose(gradient, np.array([row, [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]) / count, rtol=1e-6)
+    np.testing.assert_allclose(
+        gradient, np.array([row, [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]) / count, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", AGGREGATES)
@@ -244,7 +271,9 @@ def token_batch(garbage):
     x = jnp.where(mask, jnp.array([[-0.5, -1.0, -0.2, 0.0], [-2.0, 0.0, 0.0, 0.0]]), garbage)
     flag = jnp.zeros((2, 4), bool)
     inputs = jnp.where(mask[..., None], jnp.arange(16.0).reshape(2, 4, 2) / 10, garbage)
-    return Batch(inputs, jnp.zeros((2, 4), jnp.int32), x, x, x, x, flag, flag, mask, jnp.zeros((1, 2)), {})
+    return Batch(
+        inputs, jnp.zeros((2, 4), jnp.int32), x, x, x, x, flag, flag, mask, jnp.zeros((1, 2)), {}
+    )
 
 
 @pytest.mark.parametrize("aggregate", [AGGREGATES[name][0] for name in AGGREGATES])
@@ -261,7 +290,9 @@ def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, 
     w = jnp.array([0.3, -0.1])
     clean = jax.value_and_grad(loss)(w, token_batch(0.0))
     batch = token_batch(garbage)
-    own = batch._replace(inputs=masked.zero(batch.inputs, batch.mask))  # inputs are the problem's own to zero
+    own = batch._replace(
+        inputs=masked.zero(batch.inputs, batch.mask)
+    )  # inputs are the problem's own to zero
     dirty = jax.value_and_grad(loss)(w, learner.zero_masked(own))
     np.testing.assert_array_equal(clean[0], dirty[0])
     np.testing.assert_array_equal(clean[1], dirty[1])
@@ -273,7 +304,9 @@ def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, 
 @jax.jit
 def clipped_with_gradient(log_prob, old_log_prob, advantage, mask):
     def loss(log_prob):
-        elements = losses.clipped_surrogate(log_prob, old_log_prob, advantage, **EPSILONS, dual_clip=3.0)
+        elements = losses.clipped_surrogate(
+            log_prob, old_log_prob, advantage, **EPSILONS, dual_clip=3.0
+        )
         means = [
             losses.token_mean(elements, mask),
             losses.sequence_mean(elements, mask),
@@ -284,14 +317,23 @@ def clipped_with_gradient(log_prob, old_log_prob, advantage, mask):
     return jax.value_and_grad(loss)(log_prob)
 
 
-ELEMENT = st.tuples(st.floats(-1e4, 0, width=32), st.floats(-1e4, 0, width=32), st.floats(-10, 10, width=32), st.booleans())
+ELEMENT = st.tuples(
+    st.floats(-1e4, 0, width=32),
+    st.floats(-1e4, 0, width=32),
+    st.floats(-10, 10, width=32),
+    st.booleans(),
+)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(ELEMENT, min_size=6, max_size=6))
 def test_losses_are_finite_under_any_mask(elements):
-    log_prob, old_log_prob, advantage, mask = (np.reshape(x, (2, 3)) for x in zip(*elements, strict=True))
-    value, gradient = clipped_with_gradient(*(x.astype(np.float32) for x in (log_prob, old_log_prob, advantage)), mask)
+    log_prob, old_log_prob, advantage, mask = (
+        np.reshape(x, (2, 3)) for x in zip(*elements, strict=True)
+    )
+    value, gradient = clipped_with_gradient(
+        *(x.astype(np.float32) for x in (log_prob, old_log_prob, advantage)), mask
+    )
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
     assert not np.any(np.asarray(gradient)[~mask])

@@ -100,7 +100,9 @@ def test_moments_do_not_cancel():
 def over_devices(function):
     """On the leading axis over four devices; the results of the first."""
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
-    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False))
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False)
+    )
 
 
 CONSTANTS = np.random.default_rng(0).normal(size=50).astype(np.float32)
@@ -109,21 +111,26 @@ CONSTANTS = np.random.default_rng(0).normal(size=50).astype(np.float32)
 @pytest.mark.parametrize("garbage", [np.nan, -9.0])
 def test_equal_elements_have_exactly_their_value_and_no_std(garbage):
     """Rounding leaves most of these constants another mean, and a std that is not 0."""
-    x, mask = np.tile(CONSTANTS[:, None], 8), np.arange(8) < 6  # the last of four devices has nothing
+    x, mask = (
+        np.tile(CONSTANTS[:, None], 8),
+        np.arange(8) < 6,
+    )  # the last of four devices has nothing
     pooled = functools.partial(masked.moments, axis_name="data")
     for mean, std in (
         jax.vmap(masked.moments, (0, None))(jnp.where(mask, x, garbage), jnp.asarray(mask)),
         jax.vmap(masked.moments)(x),
-        over_devices(jax.vmap(pooled, 1))(jnp.where(mask, x, garbage).T, np.tile(mask[:, None], 50)),
+        over_devices(jax.vmap(pooled, 1))(
+            jnp.where(mask, x, garbage).T, np.tile(mask[:, None], 50)
+        ),
     ):
         np.testing.assert_array_equal(mean, CONSTANTS)
         np.testing.assert_array_equal(std, np.zeros(50))
 
 
 def test_moments_over_devices_can_be_differentiated():
-    gradient = jax.vmap(jax.grad(lambda x: masked.moments(x, axis_name="data")[0]), axis_name="data")(
-        jnp.arange(6.0).reshape(2, 3)
-    )
+    gradient = jax.vmap(
+        jax.grad(lambda x: masked.moments(x, axis_name="data")[0]), axis_name="data"
+    )(jnp.arange(6.0).reshape(2, 3))
     assert np.isfinite(gradient).all()
     assert (gradient > 0.0).all()
 
@@ -147,9 +154,13 @@ def test_sums_over_devices_keep_every_array_and_meet_once_for_small_ones_of_one_
     }
     devices = jax.tree.map(lambda x: jnp.stack([x, 2 * x, 3 * x]), tree)
     sums = jax.vmap(lambda local: masked.psum(local, "devices"), axis_name="devices")(devices)
-    jax.tree.map(lambda got, x: np.testing.assert_array_equal(got, jnp.stack(3 * [6 * x])), sums, tree)
+    jax.tree.map(
+        lambda got, x: np.testing.assert_array_equal(got, jnp.stack(3 * [6 * x])), sums, tree
+    )
     assert jax.tree.map(lambda x: x.dtype, sums) == jax.tree.map(lambda x: x.dtype, tree)
-    program = jax.make_jaxpr(lambda local: masked.psum(local, "devices"), axis_env=[("devices", 3)])(tree)
+    program = jax.make_jaxpr(
+        lambda local: masked.psum(local, "devices"), axis_env=[("devices", 3)]
+    )(tree)
     assert sorted(e.outvars[0].aval.size for e in program.eqns if e.primitive.name == "psum") == [
         1,
         masked.SMALL + 1,
@@ -167,9 +178,14 @@ def test_over_devices_pools_before_dividing():
         mean, std = masked.moments(x, mask, axis_name="data")
         return jnp.stack([masked.mean(x, mask, axis_name="data"), mean, std])[None]
 
-    sharded = jax.shard_map(statistics, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data"), check_vma=False)
-    # 0, 4, 5, 6, 7: mean 4.4, variance 25.2 − 19.36; the mean of the devices' means would be 11 / 4.
-    np.testing.assert_allclose(jax.jit(sharded)(x, mask), np.tile([4.4, 4.4, 5.84**0.5], (4, 1)), rtol=1e-5)
+    sharded = jax.shard_map(
+        statistics, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data"), check_vma=False
+    )
+    # 0, 4, 5, 6, 7: mean 4.4, variance 25.2 − 19.36; the mean of the devices' means would be 11 /
+    # 4.
+    np.testing.assert_allclose(
+        jax.jit(sharded)(x, mask), np.tile([4.4, 4.4, 5.84**0.5], (4, 1)), rtol=1e-5
+    )
     assert masked.psum({"a": 1}, None) == {"a": 1}
 
 
@@ -186,5 +202,7 @@ def test_equal_to_numpy_under_any_mask(rows):
     x = x.astype(np.float32)
     value, gradient, mean, std = statistics(np.where(mask, x, np.nan).astype(np.float32), mask)
     chosen = x[mask].astype(np.float64) if mask.any() else np.zeros(1)
-    np.testing.assert_allclose((value, mean, std), (chosen.mean(), chosen.mean(), chosen.std()), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(
+        (value, mean, std), (chosen.mean(), chosen.mean(), chosen.std()), rtol=1e-4, atol=1e-3
+    )
     np.testing.assert_allclose(gradient, mask / max(mask.sum(), 1), rtol=1e-6)

@@ -4,8 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_po import metrics
 from jaxrl_po.masked import Mean
+from jaxrl_po.run import metrics
 
 
 def test_interquartile_mean_drops_a_quarter_at_each_end():
@@ -24,7 +24,8 @@ def test_nan_is_left_out_of_aggregates():
 
 
 def test_pool_adds_before_it_divides():
-    # seed 0: (1·2 + 3·6) / (2 + 6) = 20 / 8, not the mean of the means (1 + 3) / 2; seed 1: no sample at all
+    # seed 0: (1·2 + 3·6) / (2 + 6) = 20 / 8, not the mean of the means (1 + 3) / 2; seed 1: no
+    # sample at all
     total = np.array([[2.0, 0.0], [18.0, 0.0]], np.float32)
     count = np.array([[2.0, 0.0], [6.0, 0.0]], np.float32)
     np.testing.assert_array_equal(metrics.pool({"x": Mean(total, count)})["x"], [2.5, np.nan])
@@ -34,14 +35,18 @@ def test_bootstrap_interval_covers_the_mean_of_a_normal_sample():
     generator = np.random.default_rng(1)
     covered = 0
     for _ in range(200):
-        low, high = metrics.bootstrap_interval([generator.normal(size=16)], statistic=metrics.mean, replicates=400)
+        low, high = metrics.bootstrap_interval(
+            [generator.normal(size=16)], statistic=metrics.mean, replicates=400
+        )
         covered += bool(low <= 0.0 <= high)
-    # the percentile bootstrap of n = 16 covers somewhat below 95 %; 3 binomial deviations of 200 trials are 5 %
+    # the percentile bootstrap of n = 16 covers somewhat below 95 %; 3 binomial deviations of 200
+    # trials are 5 %
     assert 0.85 <= covered / 200 <= 0.99
 
 
 def test_bootstrap_is_stratified():
-    # Two tasks, constant within each: resampling within a task cannot change anything, across tasks it would.
+    # Two tasks, constant within each: resampling within a task cannot change anything, across tasks
+    # it would.
     low, high = metrics.bootstrap_interval([np.zeros(4), np.ones(4)], statistic=metrics.mean)
     assert (low, high) == (0.5, 0.5)
 
@@ -51,7 +56,8 @@ def test_bootstrap_is_reproducible_and_keeps_curves_whole():
     low, high = metrics.bootstrap_interval([curve])
     again = metrics.bootstrap_interval([curve])
     np.testing.assert_array_equal((low, high), again)
-    # the same seeds are drawn at every point: twice the values, twice the bounds; mirrored values, mirrored bounds
+    # the same seeds are drawn at every point: twice the values, twice the bounds; mirrored values,
+    # mirrored bounds
     np.testing.assert_allclose([low[1], high[1]], [2 * low[0], 2 * high[0]])
     np.testing.assert_allclose([low[2], high[2]], [-high[0], -low[0]])
 
@@ -64,7 +70,14 @@ def test_bootstrap_of_a_point_without_values_is_nan():
 
 def test_lines_are_strict_json(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    metrics.append(path, {"iteration": 1, "step": 8, **metrics.by_seed({"episode_return": [math.nan, math.inf, 2.0]})})
+    metrics.append(
+        path,
+        {
+            "iteration": 1,
+            "step": 8,
+            **metrics.by_seed({"episode_return": [math.nan, math.inf, 2.0]}),
+        },
+    )
 
     def refuse(constant):
         raise AssertionError(constant)
@@ -98,7 +111,11 @@ def test_truncate_drops_later_lines_and_keeps_the_bytes_of_earlier_ones(tmp_path
 
 
 def test_curve_takes_the_lines_that_hold_the_metric():
-    rows = [{"step": 0, "a": [1.0, None]}, {"step": 5, "b": [0.0, 0.0]}, {"step": 9, "a": [2.0, 4.0]}]
+    rows = [
+        {"step": 0, "a": [1.0, None]},
+        {"step": 5, "b": [0.0, 0.0]},
+        {"step": 9, "a": [2.0, 4.0]},
+    ]
     step, values = metrics.curve(rows, "a")
     np.testing.assert_array_equal(step, [0.0, 9.0])
     np.testing.assert_array_equal(values, [[1.0, 2.0], [np.nan, 4.0]])
@@ -106,16 +123,32 @@ def test_curve_takes_the_lines_that_hold_the_metric():
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_strict_reaches_into_containers(value):
-    assert metrics.strict({"a": [value, (1, value)], "b": "text"}) == {"a": [None, [1, None]], "b": "text"}
+    assert metrics.strict({"a": [value, (1, value)], "b": "text"}) == {
+        "a": [None, [1, None]],
+        "b": "text",
+    }
 
 
 def test_improvement_interval_narrows_with_the_seeds():
-    few, many = (metrics.improvement_interval(np.arange(n) + 0.6 * n, np.arange(n)) for n in (4, 64))
-    assert few[0] < many[0] < metrics.probability_of_improvement(np.arange(64) + 38.4, np.arange(64)) < many[1] < few[1]
+    few, many = (
+        metrics.improvement_interval(np.arange(n) + 0.6 * n, np.arange(n)) for n in (4, 64)
+    )
+    assert (
+        few[0]
+        < many[0]
+        < metrics.probability_of_improvement(np.arange(64) + 38.4, np.arange(64))
+        < many[1]
+        < few[1]
+    )
     assert metrics.improvement_interval([1.0, 2.0], [0.0]) == (1.0, 1.0)
     assert np.isnan(metrics.improvement_interval([1.0, 2.0], [np.nan])).all()
 
 
 def test_performance_profile_counts_a_missing_score_as_above_nothing():
-    np.testing.assert_array_equal(metrics.performance_profile([1.0, np.nan], [0.0, 1.0]), [0.5, 0.0])
-    assert metrics.performance_profile(np.ones((2, 5)), [0.0, 1.0]).tolist() == [[1.0] * 5, [0.0] * 5]
+    np.testing.assert_array_equal(
+        metrics.performance_profile([1.0, np.nan], [0.0, 1.0]), [0.5, 0.0]
+    )
+    assert metrics.performance_profile(np.ones((2, 5)), [0.0, 1.0]).tolist() == [
+        [1.0] * 5,
+        [0.0] * 5,
+    ]

@@ -7,7 +7,9 @@ import pytest
 from jaxrl_po import minibatches
 
 
-@pytest.mark.parametrize(("rows", "num_minibatches"), [(64, 4), (512, 4), (20480, 4), (12, 3), (7, 7), (128, 1)])
+@pytest.mark.parametrize(
+    ("rows", "num_minibatches"), [(64, 4), (512, 4), (20480, 4), (12, 3), (7, 7), (128, 1)]
+)
 def test_each_row_is_dealt_once(rows, num_minibatches):
     order = minibatches.shuffle(jax.random.key(0), rows, num_minibatches)
     assert order.shape == (num_minibatches, rows // num_minibatches)
@@ -15,7 +17,9 @@ def test_each_row_is_dealt_once(rows, num_minibatches):
 
 
 def test_shuffles_differ_between_keys_and_are_uniform():
-    orders = jax.vmap(lambda key: minibatches.shuffle(key, 16, 4))(jax.random.split(jax.random.key(0), 4000))
+    orders = jax.vmap(lambda key: minibatches.shuffle(key, 16, 4))(
+        jax.random.split(jax.random.key(0), 4000)
+    )
     minibatch_of_row_3 = np.asarray((orders == 3).any(-1).argmax(-1))
     counts = np.bincount(minibatch_of_row_3, minlength=4)
     # Binomial(4000, 1/4): standard deviation 27; five of them.
@@ -23,7 +27,9 @@ def test_shuffles_differ_between_keys_and_are_uniform():
 
 
 def test_permutation_is_uniform():
-    perms = jax.vmap(lambda key: minibatches.permutation(key, 5))(jax.random.split(jax.random.key(1), 6000))
+    perms = jax.vmap(lambda key: minibatches.permutation(key, 5))(
+        jax.random.split(jax.random.key(1), 6000)
+    )
     _, counts = np.unique(np.asarray(perms), axis=0, return_counts=True)
     assert len(counts) == 120
     # Chi-square with 119 degrees of freedom: mean 119, standard deviation 15.4.

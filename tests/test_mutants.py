@@ -1,6 +1,7 @@
 """A fixed sample of the mutants of each numerical module: its tests notice nine of ten. `tests/mutants.py` runs them all.
 
-The named wrong programs, each a mistake that somebody made or nearly, are noticed without exception.
+The named wrong programs, each a mistake that somebody made or nearly, are noticed without
+exception.
 """
 
 import subprocess
@@ -25,7 +26,11 @@ def test_nine_of_ten_mutants_are_killed(module):
 @pytest.mark.timeout(3600)
 def test_every_wrong_program_is_killed():
     done = subprocess.run(
-        [sys.executable, mutants.__file__, "--wrong"], capture_output=True, text=True, timeout=3500, check=False
+        [sys.executable, mutants.__file__, "--wrong"],
+        capture_output=True,
+        text=True,
+        timeout=3500,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import networks
+from jaxrl_po.control import networks
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (64, 2), (3, 17), (5, 1), (1, 5), (1, 1), (3, 3, 2, 8)])
+@pytest.mark.parametrize(
+    "shape", [(64, 64), (64, 2), (3, 17), (5, 1), (1, 5), (1, 1), (3, 3, 2, 8)]
+)
 def test_orthogonal_for_every_shape(shape):
     w = networks.orthogonal(2.0)(jax.random.key(0), shape, jnp.float32)
     assert w.shape == shape
@@ -25,7 +27,8 @@ def test_dtype_is_the_one_asked_for():
     assert w.dtype == jnp.bfloat16
 
 
-# A hang inside XLA never returns to the interpreter, where a signal would be handled: only a thread can end it.
+# A hang inside XLA never returns to the interpreter, where a signal would be handled: only a thread
+# can end it.
 @pytest.mark.timeout(120, method="thread")
 def test_six_matrices_under_32_vmapped_seeds():
     """Several QR factorisations in one vmapped program hang on the CPU; ours must come back, each matrix as it is alone."""
@@ -63,7 +66,8 @@ def test_haar_moments():
     """
     n, count = 4, 8192
     w = many(count, n, seed=2)
-    # Five standard errors of each mean: sd(w) = 1/2, sd(w²) = √(1/8 − 1/16) = 1/4; tr² has variance 2 at n = 4 (E tr⁴ = 3).
+    # Five standard errors of each mean: sd(w) = 1/2, sd(w²) = √(1/8 − 1/16) = 1/4; tr² has variance
+    # 2 at n = 4 (E tr⁴ = 3).
     error = 5 / math.sqrt(count)
     np.testing.assert_allclose(w.mean(0), np.zeros((n, n)), atol=error / 2)
     np.testing.assert_allclose(np.square(w).mean(0), np.full((n, n), 1 / n), atol=error / 4)
@@ -105,9 +109,14 @@ def test_layers_have_the_scales_of_ppo():
 @pytest.mark.parametrize("batch", [(), (4,), (2, 4)])
 def test_heads_keep_the_batch_shape(batch):
     observation = jnp.zeros((*batch, 5))
-    modules = (policy(networks.CategoricalHead(3)), policy(networks.GaussianHead(2)), networks.Critic(networks.Torso((8,))))
+    modules = (
+        policy(networks.CategoricalHead(3)),
+        policy(networks.GaussianHead(2)),
+        networks.Critic(networks.Torso((8,))),
+    )
     categorical, gaussian, value = (
-        jax.eval_shape(module.init_with_output, jax.random.key(0), observation)[0] for module in modules
+        jax.eval_shape(module.init_with_output, jax.random.key(0), observation)[0]
+        for module in modules
     )
     assert isinstance(categorical, Categorical)
     assert isinstance(gaussian, DiagonalGaussian)
@@ -124,7 +133,10 @@ def test_log_std_is_a_parameter_that_no_observation_moves():
         distribution, params = module.init_with_output(jax.random.key(0), observation)
         return distribution.mean, distribution.log_std, params["params"]["head"]["log_std"]
 
-    (mean, log_std, param), (other_mean, other_log_std, _) = spread(jnp.ones(5)), spread(-2.0 * jnp.ones(5))
+    (mean, log_std, param), (other_mean, other_log_std, _) = (
+        spread(jnp.ones(5)),
+        spread(-2.0 * jnp.ones(5)),
+    )
     assert np.any(mean != other_mean)
     for x in (log_std, other_log_std, param):
         np.testing.assert_array_equal(x, np.full(2, -0.5, np.float32))
@@ -144,7 +156,9 @@ def test_convolution_equals_xlas():
     output, params = networks.Convolution(4).init_with_output(jax.random.key(1), image)
     layer = params["params"]["Dense_0"]
     kernel = layer["kernel"].reshape(3, 3, 3, 4)
-    expected = jax.lax.conv_general_dilated(image, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    expected = jax.lax.conv_general_dilated(
+        image, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
     assert output.shape == (2, 3, 4, 4)
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
@@ -152,7 +166,9 @@ def test_convolution_equals_xlas():
 def test_torso_convolves_images_only_when_asked():
     image = jnp.zeros((2, 10, 10, 4))
     shapes = [
-        jax.eval_shape(networks.Torso((8,), jnp.tanh, 3, channels).init, jax.random.key(0), image)["params"]
+        jax.eval_shape(networks.Torso((8,), jnp.tanh, 3, channels).init, jax.random.key(0), image)[
+            "params"
+        ]
         for channels in (0, 16)
     ]
     assert shapes[0]["Dense_0"]["kernel"].shape == (400, 8)

@@ -8,17 +8,23 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# Iterations and data on which no line of a notebook depends, and what `make test` takes in their place.
+# Iterations and data on which no line of a notebook depends, and what `make test` takes in their
+# place.
 SHORTER = {
     "02_trust_regions": {"ITERATIONS, CRITIC = 30,": "ITERATIONS, CRITIC = 4,"},
-    "03_groups": {"iterations=60": "iterations=6", "zip((2, 8, 32), (ORANGE, BLUE, PURPLE)": "zip((8,), (BLUE,)"},
+    "03_groups": {
+        "iterations=60": "iterations=6",
+        "zip((2, 8, 32), (ORANGE, BLUE, PURPLE)": "zip((8,), (BLUE,)",
+    },
     "05_four_models": {"length=30": "length=4", "comparisons=4096": "comparisons=1024"},
 }
 
 
 def shorten(notebook, name):
     for long, short in SHORTER.get(name, {}).items():
-        (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and long in cell.source)
+        (cell,) = (
+            cell for cell in notebook.cells if cell.cell_type == "code" and long in cell.source
+        )
         cell.source = cell.source.replace(long, short)
 
 
@@ -27,18 +33,24 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.timeout(600)  # dozens of programs, compiled by a process of its own
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["shorter", "whole"])
+@pytest.mark.parametrize(
+    "whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["shorter", "whole"]
+)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_from_top_to_bottom(path, whole, monkeypatch):
     """Every line of it: each cell within 240 s, in a kernel of its own that stands in the root of the repository."""
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    )
     notebook = nbformat.read(path, as_version=4)
     if not whole:
         shorten(notebook, path.stem)
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
+    NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
     printed = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in printed if output.get("name") == "stderr"], "a cell warned"
     assert any("image/png" in output.get("data", {}) for output in printed)
@@ -52,4 +64,8 @@ def test_notebook_is_small_and_clean(path):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert cell.execution_count is None
-            assert {output.output_type for output in cell.outputs} <= {"stream", "display_data", "execute_result"}
+            assert {output.output_type for output in cell.outputs} <= {
+                "stream",
+                "display_data",
+                "execute_result",
+            }

@@ -7,20 +7,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import language, parallel
+from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo, gspo, ppo
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.learner import recompute_log_prob
-from jaxrl_po.parallel import Placement
+from jaxrl_po.run import parallel
+from jaxrl_po.run.parallel import Placement
 
 TASK = language.tasks.addition(2)
-SIZES = language.ModelSettings(width=16, layers=2, heads=2, kv_heads=1, mlp_width=16, dtype="bfloat16")
+SIZES = language.ModelSettings(
+    width=16, layers=2, heads=2, kv_heads=1, mlp_width=16, dtype="bfloat16"
+)
 POLICY, CRITIC = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
 
 
 def make(module=gspo, config=None, *, axis_name=None, critic=None, **options):
     problem = language.make_problem(
-        TASK, POLICY, num_prompts=8, group_size=4, process_reward=True, critic=critic, axis_name=axis_name, **options
+        TASK,
+        POLICY,
+        num_prompts=8,
+        group_size=4,
+        process_reward=True,
+        critic=critic,
+        axis_name=axis_name,
+        **options,
     )
     problem = imprecise(problem)
     config = as_arrays(module.Config(learning_rate=1e-30) if config is None else config)
@@ -33,7 +43,9 @@ def imprecise(problem):
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
         off = 0.01 * jnp.sin(1e4 * batch.log_prob)
-        return collector, batch._replace(log_prob=batch.log_prob + off, sampler_log_prob=batch.log_prob + off)
+        return collector, batch._replace(
+            log_prob=batch.log_prob + off, sampler_log_prob=batch.log_prob + off
+        )
 
     return problem._replace(collect=collect)
 
@@ -48,7 +60,11 @@ def first_step(*arguments, **options):
 def test_cached_and_whole_passes_differ_and_the_learners_own_are_taken():
     """A clip of 3e-4 is narrower than the rounding of bfloat16: most sequences would lie outside before any step."""
     _, _, _, metrics = first_step()
-    assert float(metrics["clip_fraction_low"].value()) == float(metrics["clip_fraction_high"].value()) == 0.0
+    assert (
+        float(metrics["clip_fraction_low"].value())
+        == float(metrics["clip_fraction_high"].value())
+        == 0.0
+    )
     assert abs(float(metrics["kl"].value())) < 1e-9
     assert 1e-5 < float(metrics["sampler_kl"].value()) < 1e-4
     assert 1.005 < float(metrics["sampler_max_ratio"].value()) < 1.02
@@ -62,7 +78,9 @@ def test_auto_computes_again_only_where_precision_asks_for_it():
     in_float32 = SIZES.build(TASK.tokenizer.size).clone(dtype=jnp.dtype("float32"))
     sizes = {"num_prompts": 2, "group_size": 2}
     assert language.make_problem(TASK, in_float32, **sizes).exact_sampler
-    assert not language.make_problem(TASK, in_float32, old_log_prob="learner", **sizes).exact_sampler
+    assert not language.make_problem(
+        TASK, in_float32, old_log_prob="learner", **sizes
+    ).exact_sampler
     assert not language.make_problem(TASK, POLICY, **sizes).exact_sampler
     with pytest.raises(ConfigError, match="old_log_prob must be one of auto, sampler, learner"):
         language.make_problem(TASK, POLICY, old_log_prob="both", **sizes)
@@ -72,22 +90,36 @@ def test_auto_computes_again_only_where_precision_asks_for_it():
 def test_what_is_recomputed_and_what_is_logged(num_parts):
     """In float32, with a sampler that is off by a known amount."""
     model = SIZES.build(TASK.tokenizer.size).clone(dtype=jnp.dtype("float32"))
-    problem = language.make_problem(TASK, model, num_prompts=8, group_size=4, old_log_prob="learner")
+    problem = language.make_problem(
+        TASK, model, num_prompts=8, group_size=4, old_log_prob="learner"
+    )
     params, collector = jax.jit(problem.init)(jax.random.key(0))
     _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
     own, off = batch.log_prob, 0.01 * jax.random.normal(jax.random.key(2), batch.mask.shape)
     old = jnp.arange(32) % 4 == 0
-    batch = batch._replace(age=old.astype(jnp.int32), log_prob=own + off, sampler_log_prob=own + off)
-    again, metrics = jax.jit(lambda batch: recompute_log_prob(problem, params, batch, num_parts=num_parts, axis_name=None))(
-        batch
+    batch = batch._replace(
+        age=old.astype(jnp.int32), log_prob=own + off, sampler_log_prob=own + off
     )
+    again, metrics = jax.jit(
+        lambda batch: recompute_log_prob(
+            problem, params, batch, num_parts=num_parts, axis_name=None
+        )
+    )(batch)
     fresh = np.asarray(batch.mask & ~old[:, None])
-    np.testing.assert_allclose(np.asarray(again.log_prob)[fresh], np.asarray(own)[fresh], rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(again.log_prob[old], batch.log_prob[old])  # the parameters that drew these are gone
+    np.testing.assert_allclose(
+        np.asarray(again.log_prob)[fresh], np.asarray(own)[fresh], rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_array_equal(
+        again.log_prob[old], batch.log_prob[old]
+    )  # the parameters that drew these are gone
     np.testing.assert_array_equal(again.sampler_log_prob, batch.sampler_log_prob)
     distance = -np.asarray(off, np.float64)[fresh]
-    np.testing.assert_allclose(metrics["sampler_kl"].value(), np.mean(np.expm1(distance) - distance), rtol=1e-2)
-    np.testing.assert_allclose(metrics["sampler_max_ratio"].value(), np.exp(np.abs(distance).max()), rtol=1e-4)
+    np.testing.assert_allclose(
+        metrics["sampler_kl"].value(), np.mean(np.expm1(distance) - distance), rtol=1e-2
+    )
+    np.testing.assert_allclose(
+        metrics["sampler_max_ratio"].value(), np.exp(np.abs(distance).max()), rtol=1e-4
+    )
 
 
 def graded(problem):
@@ -95,7 +127,9 @@ def graded(problem):
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
-        return collector, batch._replace(score=batch.log_prob.sum(axis=1).reshape(batch.score.shape))
+        return collector, batch._replace(
+            score=batch.log_prob.sum(axis=1).reshape(batch.score.shape)
+        )
 
     return problem._replace(collect=collect)
 
@@ -103,7 +137,11 @@ def graded(problem):
 def test_a_surplus_keeps_what_its_sampler_gave():
     """Of dynamic sampling in bfloat16: rows of the last update are weighed by the policy that drew them."""
     problem = graded(make()[0])
-    config = as_arrays(dapo.Config(carry_surplus=True, train_prompts=12, learning_rate=1e-2, overlong_filtering=False))
+    config = as_arrays(
+        dapo.Config(
+            carry_surplus=True, train_prompts=12, learning_rate=1e-2, overlong_filtering=False
+        )
+    )
     learner = dapo.make(config, problem)
     state, ages = jax.jit(learner.init)(jax.random.key(0)), []
     sample, update = jax.jit(learner.step.sample), jax.jit(learner.step.update)
@@ -116,7 +154,11 @@ def test_a_surplus_keeps_what_its_sampler_gave():
         state, metrics = update(state, batch)
         assert 0.0 < float(metrics["sampler_kl"].metric()) < 1e-2
         assert float(metrics["skipped"].value()) == 0.0
-    assert ages == [0, 16, 0]  # two batches of 8 groups leave 4 of 12; with these one batch is enough, and leaves none
+    assert ages == [
+        0,
+        16,
+        0,
+    ]  # two batches of 8 groups leave 4 of 12; with these one batch is enough, and leaves none
 
 
 @pytest.mark.parametrize(("module", "critic"), [(ppo, CRITIC), (grpo, None)], ids=["ppo", "grpo"])

@@ -14,7 +14,9 @@ from jaxrl_po.algorithms import a2c, grpo, ppo
 
 def test_decay_counts_iterations():
     assert optimizers.decay(jnp.int32(7), 0) == 1.0
-    np.testing.assert_allclose([optimizers.decay(jnp.int32(t), 10) for t in (0, 5, 10, 20)], [1.0, 0.5, 0.0, 0.0])
+    np.testing.assert_allclose(
+        [optimizers.decay(jnp.int32(t), 10) for t in (0, 5, 10, 20)], [1.0, 0.5, 0.0, 0.0]
+    )
 
 
 def test_flat_adam_equals_leafwise_adam():
@@ -25,8 +27,16 @@ def test_flat_adam_equals_leafwise_adam():
     got, _ = flat.update(gradient, flat.init(params), params)
     large = optimizers.adam(0.1, max_grad_norm=0.5, flat_up_to=9)  # of ten parameters
     assert [leaf.shape for leaf in jax.tree.leaves(flat.init(params))] == [(), (10,), (10,)]
-    assert [leaf.shape for leaf in jax.tree.leaves(large.init(params))] == [(), (2, 3), (4,), (2, 3), (4,)]
-    chex.assert_trees_all_close(got, large.update(gradient, large.init(params), params)[0], rtol=1e-6)
+    assert [leaf.shape for leaf in jax.tree.leaves(large.init(params))] == [
+        (),
+        (2, 3),
+        (4,),
+        (2, 3),
+        (4,),
+    ]
+    chex.assert_trees_all_close(
+        got, large.update(gradient, large.init(params), params)[0], rtol=1e-6
+    )
     want, _ = leafwise.update(gradient, leafwise.init(params), params)
     chex.assert_trees_all_close(got, want, rtol=1e-5)
 
@@ -45,7 +55,9 @@ MANY = {"num_epochs": 2, "num_minibatches": 2}
 )
 def test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps(module, config):
     """An optimizer that proposes 1 for each parameter, whatever the gradient, shows the scale of every step."""
-    always = optax.GradientTransformation(lambda params: (), lambda g, s, p=None: (jax.tree.map(jnp.ones_like, g), s))
+    always = optax.GradientTransformation(
+        lambda params: (), lambda g, s, p=None: (jax.tree.map(jnp.ones_like, g), s)
+    )
     problem = tabular_problem(num_prompts=4, group_size=4 if module is grpo else 1)
     learner = module.make(config, problem, optimizer=always)
     state = learner.init(jax.random.key(0))
@@ -54,5 +66,7 @@ def test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps(mo
         after, metrics = step(state._replace(step=jnp.int32(k)))
         assert float(metrics["updates"].value()) == 1.0
         scale = max(0.0, 1 - k / 8) * (min(1.0, (k + 1) / 4) if module is grpo else 1.0)
-        for new, old in zip(*(jax.tree.leaves(s.params.policy) for s in (after, state)), strict=True):
+        for new, old in zip(
+            *(jax.tree.leaves(s.params.policy) for s in (after, state)), strict=True
+        ):
             np.testing.assert_allclose(new - old, gradient_steps * scale, rtol=1e-5, atol=1e-5)

@@ -1,10 +1,10 @@
-"""`experiments/overoptimisation.py`: what its table says of its curves, and bad input."""
+"""`experiments/studies/overoptimisation.py`: what its table says of its curves, and bad input."""
 
 import numpy as np
 import overoptimisation
 import pytest
 
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run.flags import UsageError
 
 
 def curves():
@@ -46,7 +46,10 @@ def test_table_tells_the_end_of_each_run():
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--coefficients=1,x", "--coefficients must be numbers from 0, separated by commas, got '1,x'"),
+        (
+            "--coefficients=1,x",
+            "--coefficients must be numbers from 0, separated by commas, got '1,x'",
+        ),
         ("--coefficients=-1", "--coefficients must be numbers from 0"),
         ("--comparisons=100", "--comparisons must be a multiple of 64, got 100"),
         ("--flip=0.5", r"--flip must lie in \[0, 0.5\), got 0.5"),
@@ -61,11 +64,20 @@ def test_bad_input_is_named(tmp_path, argument, message):
 
 @pytest.mark.slow
 def test_a_small_measurement(tmp_path, capsys):
-    sizes = ["--coefficients=1,0", "--seeds=2", "--iterations=40", "--width=16", "--comparisons=512", "--devices=1"]
+    sizes = [
+        "--coefficients=1,0",
+        "--seeds=2",
+        "--iterations=40",
+        "--width=16",
+        "--comparisons=512",
+        "--devices=1",
+    ]
     assert overoptimisation.main([*sizes, f"--out={tmp_path}"]) == 0
     assert (tmp_path / "overoptimisation.png").read_bytes().startswith(b"\x89PNG")
     saved = np.load(tmp_path / "curves.npz")
     assert saved["accuracy"].shape == (2, 2, 40)
     assert saved["betas"].tolist() == [1.0, 0.0]
-    np.testing.assert_array_equal(saved["accuracy"][:, 0, 0], saved["accuracy"][:, 1, 0])  # the same start
+    np.testing.assert_array_equal(
+        saved["accuracy"][:, 0, 0], saved["accuracy"][:, 1, 0]
+    )  # the same start
     assert "warm start" in capsys.readouterr().out

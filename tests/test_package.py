@@ -19,7 +19,7 @@ SMOKE = """
 import importlib, pkgutil
 import gymnax, jax, jaxrl_po
 for module in pkgutil.walk_packages(jaxrl_po.__path__, "jaxrl_po."):
-    if module.name not in ("jaxrl_po.reasoning", "jaxrl_po.scoring_worker"):
+    if module.name not in ("jaxrl_po.run.reasoning", "jaxrl_po.run.scoring_worker"):
         importlib.import_module(module.name)
 from jaxrl_po import control, language
 from jaxrl_po.algorithms import grpo, ppo, trpo
@@ -50,11 +50,24 @@ def lowest(requirements):
 def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     source = tmp_path_factory.mktemp("source") / "jaxrl_po"
-    # A copy: what an earlier build left beside the package would go into the wheel, and this one would leave something.
-    shutil.copytree(ROOT / "jaxrl_po", source / "jaxrl_po", ignore=shutil.ignore_patterns("__pycache__"))
+    # A copy: what an earlier build left beside the package would go into the wheel, and this one
+    # would leave something.
+    shutil.copytree(
+        ROOT / "jaxrl_po", source / "jaxrl_po", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, source]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        out,
+        source,
+    ]
     subprocess.run(command, check=True, timeout=300)
     (found,) = out.glob("*.whl")
     return found
@@ -68,7 +81,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name for name in names if name.endswith(".py")} == source
     assert "jaxrl_po/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert {name.split("/")[0] for name in names} == {"jaxrl_po", f"jaxrl_po-{__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "jaxrl_po",
+        f"jaxrl_po-{__version__}.dist-info",
+    }
 
 
 @pytest.mark.slow
@@ -77,22 +93,53 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 def test_a_wheel_works_in_an_empty_environment(wheel, tmp_path, versions):
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    given = {"lowest": lowest(PROJECT["dependencies"]), "tested": ["--constraint", ROOT / "constraints.txt"], "newest": []}
-    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel, *given[versions]], check=True, timeout=900)
+    given = {
+        "lowest": lowest(PROJECT["dependencies"]),
+        "tested": ["--constraint", ROOT / "constraints.txt"],
+        "newest": [],
+    }
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", wheel, *given[versions]],
+        check=True,
+        timeout=900,
+    )
     subprocess.run([python, "-m", "pip", "check"], check=True, timeout=60)
-    done = subprocess.run([python, "-c", SMOKE], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [python, "-c", SMOKE],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith(str(tmp_path / "venv"))
     if versions == "lowest":
-        shown = subprocess.run([python, "-m", "pip", "show", "jax"], capture_output=True, text=True, check=True, timeout=60)
+        shown = subprocess.run(
+            [python, "-m", "pip", "show", "jax"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
         assert "Version: 0.10.0" in shown.stdout
 
 
 def test_versions_agree():
     assert re.search(r"^## \[", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
-    constraints = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    constraints = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
     for requirement in PROJECT["dependencies"]:
         name, floor = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
-        tested = next(version for known, version in constraints.items() if known.lower().replace("_", "-") == name)
-        assert [int(x) for x in re.findall(r"\d+", tested)] >= [int(x) for x in floor.split(".")], name
+        tested = next(
+            version
+            for known, version in constraints.items()
+            if known.lower().replace("_", "-") == name
+        )
+        assert [int(x) for x in re.findall(r"\d+", tested)] >= [int(x) for x in floor.split(".")], (
+            name
+        )

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import control, parallel
+from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
 from jaxrl_po.config import ConfigError
-from jaxrl_po.parallel import Placement
+from jaxrl_po.run import parallel
+from jaxrl_po.run.parallel import Placement
 
 
 @pytest.mark.parametrize(
@@ -101,19 +102,34 @@ def test_whoever_cuts_parameters_leaves_the_device_axis_to_the_compiler():
 
 def test_description_says_what_lies_where():
     assert "1 device" in Placement(3, 1, 1).describe()
-    assert "8 devices (seed 1 × data 4 × model 2), parameters cut over model" in Placement(2, 1, 4, 2).describe()
-    assert "parameters cut over data and model" in Placement(2, 1, 4, 2, shard_params=True).describe()
+    assert (
+        "8 devices (seed 1 × data 4 × model 2), parameters cut over model"
+        in Placement(2, 1, 4, 2).describe()
+    )
+    assert (
+        "parameters cut over data and model" in Placement(2, 1, 4, 2, shard_params=True).describe()
+    )
     assert "4 on each" in Placement(8, 2, 1).describe()
     assert "sharded over 4" in Placement(1, 1, 4).describe()
-    assert "2 shares of 3, the rows of each sharded over 4 devices, 8 in all" in Placement(6, 2, 4).describe()
+    assert (
+        "2 shares of 3, the rows of each sharded over 4 devices, 8 in all"
+        in Placement(6, 2, 4).describe()
+    )
 
 
 def test_state_lies_where_the_placement_says():
     placement = Placement(2, 2, 2)
-    problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=8, num_steps=4, axis_name=placement.axis_name)
-    learner = parallel.over_devices(ppo.make(ppo.Config(axis_name=placement.axis_name, num_minibatches=1), problem), placement)
+    problem = control.make_problem(
+        gymnax.make("CartPole-v1")[0], num_envs=8, num_steps=4, axis_name=placement.axis_name
+    )
+    learner = parallel.over_devices(
+        ppo.make(ppo.Config(axis_name=placement.axis_name, num_minibatches=1), problem), placement
+    )
     state = jax.jit(learner.init)(jax.random.split(jax.random.key(0), 2))
-    observation, kernel = state.collector.sharded["environments"].observation, jax.tree.leaves(state.params)[0]
+    observation, kernel = (
+        state.collector.sharded["environments"].observation,
+        jax.tree.leaves(state.params)[0],
+    )
     assert observation.sharding.shard_shape(observation.shape) == (1, 4, 4)
     assert kernel.sharding.shard_shape(kernel.shape)[0] == 1
     assert len(kernel.sharding.device_set) == 4
@@ -127,7 +143,11 @@ def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
     state, metrics = jax.jit(stacked.step)(jax.jit(stacked.init)(keys))
     alone, _ = jax.jit(learner.step)(jax.jit(learner.init)(keys[0]))
     assert metrics["kl"].total.shape == (1,)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-8), state.params, alone.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-8),
+        state.params,
+        alone.params,
+    )
     assert jnp.array_equal(state.step, jnp.array([1]))
 
 
@@ -138,7 +158,11 @@ def test_processes_share_the_devices_evenly():
 
 def test_pmap_steps_seeds_and_rows():
     """`jax.pmap` over `step`, with a seed on each device or the rows of one seed cut in two, is what one device computes."""
-    config, env, devices = ppo.Config(num_minibatches=1, num_epochs=1), gymnax.make("CartPole-v1")[0], jax.devices()[:2]
+    config, env, devices = (
+        ppo.Config(num_minibatches=1, num_epochs=1),
+        gymnax.make("CartPole-v1")[0],
+        jax.devices()[:2],
+    )
 
     def make(axis_name):
         problem = control.make_problem(env, num_envs=8, num_steps=4, axis_name=axis_name)
@@ -153,16 +177,28 @@ def test_pmap_steps_seeds_and_rows():
 
     first = jax.tree.map(lambda x: x[0], start)
     copies = jax.tree.map(lambda x: jnp.stack([x, x]), first)
-    halves = jax.tree.map(lambda x: x.reshape(2, x.shape[0] // 2, *x.shape[1:]), first.collector.sharded)
+    halves = jax.tree.map(
+        lambda x: x.reshape(2, x.shape[0] // 2, *x.shape[1:]), first.collector.sharded
+    )
     copies = copies._replace(collector=copies.collector._replace(sharded=halves))
     state, metrics = jax.pmap(make("data").step, axis_name="data", devices=devices)(copies)
     for device in range(2):
         one = jax.tree.map(operator.itemgetter(device), (state.params, metrics["kl"]))
-        chex.assert_trees_all_close(one, jax.tree.map(operator.itemgetter(0), want), rtol=1e-4, atol=1e-5)
+        chex.assert_trees_all_close(
+            one, jax.tree.map(operator.itemgetter(0), want), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_several_processes_use_all_devices(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert parallel.choose("auto", num_seeds=2, num_rows=8, mesh="seed:2,data:4", num_processes=2).num_devices == 8
-    with pytest.raises(ConfigError, match=r"devices must be all 8 of the 2 processes, got 6: let them divide the 6 seeds"):
+    assert (
+        parallel.choose(
+            "auto", num_seeds=2, num_rows=8, mesh="seed:2,data:4", num_processes=2
+        ).num_devices
+        == 8
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"devices must be all 8 of the 2 processes, got 6: let them divide the 6 seeds",
+    ):
         parallel.choose("auto", num_seeds=6, num_rows=5, num_processes=2)

@@ -2,12 +2,15 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jaxrl_po import metrics, plotting
+from jaxrl_po.run import metrics, plotting
 
 ROWS = [
-    {"step": step, **metrics.by_seed({"episode_return": np.array([10.0, 20.0, 30.0, 90.0]) + step})} for step in (0, 100, 200)
+    {"step": step, **metrics.by_seed({"episode_return": np.array([10.0, 20.0, 30.0, 90.0]) + step})}
+    for step in (0, 100, 200)
 ]
-PANEL = plotting.Panel(ROWS, (plotting.Series("episode_return", "training"),), "title", "environment steps", "return")
+PANEL = plotting.Panel(
+    ROWS, (plotting.Series("episode_return", "training"),), "title", "environment steps", "return"
+)
 
 
 def draw(panel):
@@ -33,7 +36,11 @@ def test_every_seed_is_drawn_and_the_band_holds_the_line():
 
 def test_no_curve_is_left_out_where_the_colours_are_used_up():
     names = [f"run {i}" for i in range(10)]
-    axes = draw(PANEL._replace(series=tuple(plotting.Series("episode_return", name) for name in names), seeds=False))
+    axes = draw(
+        PANEL._replace(
+            series=tuple(plotting.Series("episode_return", name) for name in names), seeds=False
+        )
+    )
     bold = [line for line in axes.get_lines() if line.get_linewidth() > 2]
     assert [line.get_label() for line in bold] == names
     assert len({(line.get_color(), line.get_linestyle()) for line in bold}) == len(names)
@@ -41,7 +48,11 @@ def test_no_curve_is_left_out_where_the_colours_are_used_up():
 
 def test_axes_and_legend_say_what_is_shown():
     axes = draw(PANEL._replace(target=20.0))
-    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left") or axes.get_title()) == (
+    assert (
+        axes.get_xlabel(),
+        axes.get_ylabel(),
+        axes.get_title(loc="left") or axes.get_title(),
+    ) == (
         "environment steps",
         "return",
         "title",
@@ -53,7 +64,9 @@ def test_axes_and_legend_say_what_is_shown():
 
 def test_a_curve_without_seeds_has_no_band_to_speak_of():
     rows = [{"step": step, "ratio": [1.0 + step]} for step in (1, 2, 4)]
-    axes = draw(plotting.Panel(rows, (plotting.Series("ratio", "ppo"),), "title", "devices", "ratio"))
+    axes = draw(
+        plotting.Panel(rows, (plotting.Series("ratio", "ppo"),), "title", "devices", "ratio")
+    )
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ppo"]
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
 

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import AlwaysTerminated, AlwaysTruncated, CueReward, MatchCue, MatchCueContinuous, NanReward, tabular_problem
+from probes import (
+    AlwaysTerminated,
+    AlwaysTruncated,
+    CueReward,
+    MatchCue,
+    MatchCueContinuous,
+    NanReward,
+    tabular_problem,
+)
 
 from jaxrl_po import control, divergences
 from jaxrl_po.algorithms import actor_critic, ppo, reference
@@ -24,7 +32,9 @@ def train(env, config, iterations, *, num_envs=16, num_steps=20, **options):
 
     @jax.jit
     def run(key):
-        return jax.lax.scan(lambda state, _: learner.step(state), learner.init(key), None, length=iterations)
+        return jax.lax.scan(
+            lambda state, _: learner.step(state), learner.init(key), None, length=iterations
+        )
 
     state, metrics = run(jax.random.key(0))
     return problem, state, metrics
@@ -53,7 +63,9 @@ def test_critic_reads_the_observation():
 
 def test_policy_learns_the_cue():
     problem, state, _ = train(MatchCue(), FAST, 40)
-    probabilities = jax.nn.softmax(problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[0].logits)
+    probabilities = jax.nn.softmax(
+        problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[0].logits
+    )
     assert float(probabilities[0, 0]) > 0.95
     assert float(probabilities[1, 1]) > 0.95
 
@@ -65,9 +77,19 @@ def test_continuous_policy_learns_the_mean():
 
 
 def test_cart_pole_improves():
-    problem, state, _ = train(gymnax.make("CartPole-v1")[0], ppo.Config(learning_rate=1e-3), 12, num_envs=16, num_steps=128)
-    evaluate = jax.jit(control.make_evaluate(gymnax.make("CartPole-v1")[0], problem, num_episodes=16))
-    assert float(evaluate(state.params, state.collector, jax.random.key(1))["return"].mean()) > 195.0
+    problem, state, _ = train(
+        gymnax.make("CartPole-v1")[0],
+        ppo.Config(learning_rate=1e-3),
+        12,
+        num_envs=16,
+        num_steps=128,
+    )
+    evaluate = jax.jit(
+        control.make_evaluate(gymnax.make("CartPole-v1")[0], problem, num_episodes=16)
+    )
+    assert (
+        float(evaluate(state.params, state.collector, jax.random.key(1))["return"].mean()) > 195.0
+    )
 
 
 def test_nan_rewards_skip_every_update():
@@ -114,16 +136,24 @@ def test_price_of_a_token_by_hand():
     frozen = jax.tree.map(lambda x: x + 0.3, params.policy)
     batch = TABLE.collect(params, collector, jax.random.key(1))[1]
     assert not batch.mask.all()
-    state = steps(ppo.Config(), 0)[0][0]._replace(reference_params=frozen, kl_coefficient=jnp.float32(0.7))
+    state = steps(ppo.Config(), 0)[0][0]._replace(
+        reference_params=frozen, kl_coefficient=jnp.float32(0.7)
+    )
 
     def rewards(state, batch):
         return Samples((), (), (), batch.reward, (), (), (), batch.mask)
 
     policy = actor_critic.policy_of(TABLE)
-    charged = reference.beside(rewards, policy, reward_kl=divergences.k1, coefficient=lambda state: state.kl_coefficient)
+    charged = reference.beside(
+        rewards, policy, reward_kl=divergences.k1, coefficient=lambda state: state.kl_coefficient
+    )
     got = charged(state, batch)
-    log_softmax = [np.asarray(jax.nn.log_softmax(policy(p, batch).logits)) for p in (params.policy, frozen)]
-    now, before = (np.take_along_axis(x, np.asarray(batch.action)[..., None], -1)[..., 0] for x in log_softmax)
+    log_softmax = [
+        np.asarray(jax.nn.log_softmax(policy(p, batch).logits)) for p in (params.policy, frozen)
+    ]
+    now, before = (
+        np.take_along_axis(x, np.asarray(batch.action)[..., None], -1)[..., 0] for x in log_softmax
+    )
     want = np.where(batch.mask, batch.reward - 0.7 * (now - before), batch.reward)
     np.testing.assert_allclose(got.advantage, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got.reference_log_prob, before, rtol=1e-5, atol=1e-6)
@@ -144,7 +174,9 @@ def test_the_reference_is_the_initial_policy_and_stays():
     assert float(metrics[0]["reference_kl"].value()) == pytest.approx(0.0, abs=1e-6)
     assert abs(float(metrics[1]["reference_kl"].value())) > 1e-3
     without, _ = steps(dataclasses.replace(REFERRED, use_reference=False), 2)
-    policies = [[np.asarray(jax.tree.leaves(s.params.policy)[0]) for s in run] for run in (states, without)]
+    policies = [
+        [np.asarray(jax.tree.leaves(s.params.policy)[0]) for s in run] for run in (states, without)
+    ]
     np.testing.assert_allclose(policies[0][1], policies[1][1], rtol=1e-5, atol=1e-6)
     assert np.abs(policies[0][2] - policies[1][2]).max() > 1e-5
 
@@ -152,14 +184,20 @@ def test_the_reference_is_the_initial_policy_and_stays():
 @pytest.mark.parametrize(("target", "second"), [(1e-6, 1.02), (1e6, 0.98)])
 def test_the_price_adapts_both_ways(target, second):
     """At the reference the KL is 0 and β falls by its most, 0.1 · 0.2; after a step the KL is above the low target."""
-    states, metrics = steps(dataclasses.replace(REFERRED, adapt_reference_kl=True, reference_target_kl=target), 2)
+    states, metrics = steps(
+        dataclasses.replace(REFERRED, adapt_reference_kl=True, reference_target_kl=target), 2
+    )
     betas = [float(state.kl_coefficient) for state in states]
     np.testing.assert_allclose(betas, [0.05, 0.05 * 0.98, 0.05 * 0.98 * second], rtol=1e-5)
-    np.testing.assert_allclose([m["reference_kl_coefficient"].value() for m in metrics], betas[:2], rtol=1e-6)
+    np.testing.assert_allclose(
+        [m["reference_kl_coefficient"].value() for m in metrics], betas[:2], rtol=1e-6
+    )
 
 
 def test_a_fixed_penalty_beside_an_adapted_price_keeps_its_own_coefficient():
-    config = dataclasses.replace(REFERRED, adapt_reference_kl=True, penalty="fixed", kl_coefficient=3.0)
+    config = dataclasses.replace(
+        REFERRED, adapt_reference_kl=True, penalty="fixed", kl_coefficient=3.0
+    )
     states, metrics = steps(config, 2)
     assert [float(m["kl_coefficient"].value()) for m in metrics] == [3.0, 3.0]
     assert float(states[1].kl_coefficient) == pytest.approx(0.05 * 0.98)

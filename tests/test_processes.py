@@ -16,10 +16,10 @@ import pytest
 import tiny
 from scripts import surroundings
 
-from jaxrl_po import processes
-from jaxrl_po.checkpoint import Store
-from jaxrl_po.flags import UsageError
-from jaxrl_po.metrics import read
+from jaxrl_po.run import processes
+from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 CONTROL = [
@@ -50,8 +50,20 @@ LANGUAGE = [
     "--warm_start.steps=2",
     "--warm_start.batch_size=4",
 ]
-GLOO = re.compile(r"(\s|\d|\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer ranks|is :)*")
-CLUSTERS = ("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "MEGASCALE_", "JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+GLOO = re.compile(
+    r"(\s|\d|\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer "
+    r"ranks|is :)*"
+)
+CLUSTERS = (
+    "SLURM_",
+    "OMPI_",
+    "KUBERNETES_",
+    "TPU_",
+    "MEGASCALE_",
+    "JAX_COORDINATOR",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +114,19 @@ def started(script, arguments, environment, count=2, timeout=120, apart=()):
 def finish(running, limit=200):
     """Status, standard output without what gloo says, and errors of each process.
 
-    Gloo connects in threads that write their sentence piece by piece, so that one may come in the middle of another.
+    Gloo connects in threads that write their sentence piece by piece, so that one may come in the
+    middle of another.
     """
     ends = []
     for process in running:
         output, errors = process.communicate(timeout=limit)
-        ends.append((process.returncode, [line for line in output.splitlines() if not GLOO.fullmatch(line)], errors))
+        ends.append(
+            (
+                process.returncode,
+                [line for line in output.splitlines() if not GLOO.fullmatch(line)],
+                errors,
+            )
+        )
     return ends
 
 
@@ -120,7 +139,14 @@ def run(script, arguments, environment, **several):
 
 def lines(out):
     rows = read(out / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith(("time/", "memory/peak"))} for row in rows]
+    return [
+        {
+            name: value
+            for name, value in row.items()
+            if not name.startswith(("time/", "memory/peak"))
+        }
+        for row in rows
+    ]
 
 
 def last(out):
@@ -134,7 +160,11 @@ def assert_equal_runs(one, other, tolerance):
         assert list(row) == list(twin)
         for name, value in row.items():
             np.testing.assert_allclose(
-                np.asarray(value, np.float64), np.asarray(twin[name], np.float64), rtol=tolerance, atol=tolerance, err_msg=name
+                np.asarray(value, np.float64),
+                np.asarray(twin[name], np.float64),
+                rtol=tolerance,
+                atol=tolerance,
+                err_msg=name,
             )
     (iteration, state), (_, twin) = last(one), last(other)
     assert state.keys() == twin.keys()
@@ -163,7 +193,9 @@ def test_the_first_process_writes_and_the_others_are_silent(pair):
     out, ends = pair
     assert ends[0][1][-1].endswith(f"done, results in {out / 'two'}")
     assert ends[1][1] == []
-    assert {path.name for path in (out / "two").iterdir()} == {path.name for path in (out / "one").iterdir()}
+    assert {path.name for path in (out / "two").iterdir()} == {
+        path.name for path in (out / "one").iterdir()
+    }
     config = json.loads((out / "two" / "config.json").read_text())
     assert config["resolved"]["device"] == "8 × cpu in 2 processes"
     assert "process_id" not in config
@@ -172,16 +204,26 @@ def test_the_first_process_writes_and_the_others_are_silent(pair):
 def test_what_each_device_holds_is_told(pair):
     out, ends = pair
     told = next(line for line in ends[0][1] if "a device holds" in line)
-    assert told.startswith("2 seeds in 2 shares of 1, the rows of each sharded over 4 devices, 8 in all; a device holds ")
+    assert told.startswith(
+        "2 seeds in 2 shares of 1, the rows of each sharded over 4 devices, 8 in all; a "
+        "device holds "
+    )
     first = read(out / "two" / "metrics.jsonl")[0]
     assert 0 < first["memory/state_bytes"] < first["memory/peak_bytes"]
 
 
-def test_a_signal_to_one_process_saves_and_ends_all_and_another_number_of_devices_goes_on(pair, environment, tmp_path):
+def test_a_signal_to_one_process_saves_and_ends_all_and_another_number_of_devices_goes_on(
+    pair, environment, tmp_path
+):
     flags = [*CONTROL, f"--out={tmp_path / 'run'}"]
     long = f"--total_steps={150 * STEPS}"
-    with started("control", [*flags, long, "--mesh=seed:2,data:4", "--checkpoint_every=1000"], environment) as running:
-        while all(process.poll() is None for process in running) and len(read(tmp_path / "run" / "metrics.jsonl")) < 3:
+    with started(
+        "control", [*flags, long, "--mesh=seed:2,data:4", "--checkpoint_every=1000"], environment
+    ) as running:
+        while (
+            all(process.poll() is None for process in running)
+            and len(read(tmp_path / "run" / "metrics.jsonl")) < 3
+        ):
             time.sleep(0.05)
         running[1].send_signal(signal.SIGTERM)
         ends = finish(running)
@@ -202,15 +244,23 @@ def test_processes_that_disagree_all_end_and_say_where(environment, tmp_path):
     for status, output, errors in ends:
         assert (status, output) == (2, [])
         assert errors == (
-            "error: --config.gamma must be the same in all processes, but is 0.99 in process 0 and 0.9 in process 1\n"
+            "error: --config.gamma must be the same in all processes, but is 0.99 in "
+            "process 0 and 0.9 in process 1\n"
         )
     assert not (tmp_path / "new").exists()
 
 
 def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
     port = free_port()
-    command = [sys.executable, str(EXPERIMENTS / "control.py"), *join(2, 1, port, timeout=2), f"--out={tmp_path / 'new'}"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    command = [
+        sys.executable,
+        str(EXPERIMENTS / "control.py"),
+        *join(2, 1, port, timeout=2),
+        f"--out={tmp_path / 'new'}",
+    ]
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert ended.returncode == 2
     assert ended.stderr.startswith(
         "error: --distributed: not all processes met within --coordinator_timeout=2 s; "
@@ -222,21 +272,36 @@ def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
 
 
 def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / "control.py"), "--distributed", f"--out={tmp_path / 'new'}"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    command = [
+        sys.executable,
+        str(EXPERIMENTS / "control.py"),
+        "--distributed",
+        f"--out={tmp_path / 'new'}",
+    ]
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: --distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI)")
+    assert ended.stderr.startswith(
+        "error: --distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI)"
+    )
     assert "give --coordinator=host:port, --num_processes and --process_id" in ended.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"coordinator": "somewhere"}, r"--coordinator must read like host:port, e\.g\. 10\.0\.0\.1:1234, got 'somewhere'"),
+        (
+            {"coordinator": "somewhere"},
+            r"--coordinator must read like host:port, e\.g\. 10\.0\.0\.1:1234, got 'somewhere'",
+        ),
         ({"coordinator": "host:port"}, r"--coordinator must read like host:port"),
         ({"coordinator": "host:70000"}, r"--coordinator must read like host:port"),
         ({"coordinator": ":1234"}, r"--coordinator must read like host:port"),
-        ({"num_processes": 2, "process_id": 2}, r"--process_id=2 must be below --num_processes=2; the first is 0"),
+        (
+            {"num_processes": 2, "process_id": 2},
+            r"--process_id=2 must be below --num_processes=2; the first is 0",
+        ),
     ],
 )
 def test_bad_flags_are_named_before_anything_is_waited_for(arguments, message):
@@ -261,16 +326,28 @@ def test_two_processes_equal_one_on_language(environment, tmp_path):
     run("language", [*flags, f"--out={tmp_path / 'one'}"], environment, count=1)
     run("language", [*flags, f"--out={tmp_path / 'two'}"], environment)
     assert assert_equal_runs(tmp_path / "one", tmp_path / "two", 1e-5) == 3
-    assert (tmp_path / "one" / "samples.jsonl").read_bytes() == (tmp_path / "two" / "samples.jsonl").read_bytes()
+    assert (tmp_path / "one" / "samples.jsonl").read_bytes() == (
+        tmp_path / "two" / "samples.jsonl"
+    ).read_bytes()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_from_what_is_saved(environment, tmp_path, victim):
-    flags = [*CONTROL, f"--out={tmp_path / 'run'}", "--mesh=seed:2,data:4", f"--total_steps={150 * STEPS}"]
+def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_from_what_is_saved(
+    environment, tmp_path, victim
+):
+    flags = [
+        *CONTROL,
+        f"--out={tmp_path / 'run'}",
+        "--mesh=seed:2,data:4",
+        f"--total_steps={150 * STEPS}",
+    ]
     with started("control", flags, environment, timeout=10) as running:
-        while all(process.poll() is None for process in running) and len(read(tmp_path / "run" / "metrics.jsonl")) < 4:
+        while (
+            all(process.poll() is None for process in running)
+            and len(read(tmp_path / "run" / "metrics.jsonl")) < 4
+        ):
             time.sleep(0.05)
         running[victim].kill()
         begun = time.monotonic()

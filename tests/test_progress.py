@@ -1,21 +1,27 @@
 import pytest
 from rich.console import Console
 
-from jaxrl_po.progress import Progress, clock
+from jaxrl_po.run.progress import Progress, clock
 
 ROW = {"step": 1_500, "episode_return/iqm": 42.25, "time/steps_per_second": 250_000.0}
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys):
-    with Progress("ppo on X", 20_000, unit="steps", watch=("episode_return", "greedy_return")) as progress:
+    with Progress(
+        "ppo on X", 20_000, unit="steps", watch=("episode_return", "greedy_return")
+    ) as progress:
         progress.phase("compiling")
         progress.update(ROW, 75.0)
-        progress.update({"step": 3_000, "episode_return/iqm": float("nan"), "greedy_return/iqm": 50.0}, float("inf"))
+        progress.update(
+            {"step": 3_000, "episode_return/iqm": float("nan"), "greedy_return/iqm": 50.0},
+            float("inf"),
+        )
         progress.tell("done [brackets stay]")
     assert capsys.readouterr().out.splitlines() == [
         "ppo on X: compiling",
         "ppo on X: 1,500/20,000 steps  episode return 42.25  250,000 steps/s  1:15 left",
-        "ppo on X: 3,000/20,000 steps  episode return 42.25  greedy return 50",  # NaN leaves the last number standing
+        # NaN leaves the last number standing
+        "ppo on X: 3,000/20,000 steps  episode return 42.25  greedy return 50",
         "done [brackets stay]",
     ]
 
@@ -29,7 +35,9 @@ def test_quiet_shows_nothing(capsys):
 
 
 def test_a_bar_on_a_terminal(monkeypatch, capsys):
-    monkeypatch.setattr("jaxrl_po.progress.Console", lambda: Console(force_terminal=True, width=160))
+    monkeypatch.setattr(
+        "jaxrl_po.run.progress.Console", lambda: Console(force_terminal=True, width=160)
+    )
     with Progress("ppo on X", 20_000, watch=("episode_return",)) as progress:
         progress.phase("compiling")
         progress._bar.refresh()
@@ -40,6 +48,8 @@ def test_a_bar_on_a_terminal(monkeypatch, capsys):
     assert "1:15 left" in shown
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0:00"), (59.9, "0:59"), (60.0, "1:00"), (6000.0, "100:00")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0:00"), (59.9, "0:59"), (60.0, "1:00"), (6000.0, "100:00")]
+)
 def test_clock(seconds, text):
     assert clock(seconds) == text

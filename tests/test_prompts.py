@@ -6,14 +6,18 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_po import language, prompts
+from jaxrl_po import language
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run import prompts
 
 ROWS = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i % 3} for i in range(40)]
 
 
 def write(path, rows=ROWS):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows),
+        encoding="utf-8",
+    )
     return str(path)
 
 
@@ -27,8 +31,12 @@ def test_the_task_draws_each_split_and_knows_its_answers(task):
     assert task.tokenizer.characters == "+0123456789="
     drawn = {}
     for held_out in (False, True):
-        drawn[held_out] = jax.vmap(lambda key, out=held_out: task.sample(key, out))(jax.random.split(jax.random.key(0), 200))
-    texts = {out: {task.tokenizer.decode(row.tolist()) for row in of.tokens} for out, of in drawn.items()}
+        drawn[held_out] = jax.vmap(lambda key, out=held_out: task.sample(key, out))(
+            jax.random.split(jax.random.key(0), 200)
+        )
+    texts = {
+        out: {task.tokenizer.decode(row.tolist()) for row in of.tokens} for out, of in drawn.items()
+    }
     assert len(texts[False]) > 20
     assert len(texts[True]) > 3
     assert not texts[False] & texts[True]
@@ -40,20 +48,28 @@ def test_the_task_draws_each_split_and_knows_its_answers(task):
     np.testing.assert_array_equal(jax.vmap(task.score)(train.problem, answers.at[:, 0].add(1)), 0.0)
     columns = task.columns(train.problem)
     assert list(columns) == ["answer", "level"]
-    for tokens, answer, level in zip(train.tokens, columns["answer"], columns["level"], strict=True):
+    for tokens, answer, level in zip(
+        train.tokens, columns["answer"], columns["level"], strict=True
+    ):
         i = int(task.tokenizer.decode(tokens.tolist()).split("+")[0])
         assert (answer, level) == (str(2 * i), i % 3)
 
 
 def test_a_warm_start_and_an_evaluation_work_as_for_any_task(task):
-    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(task.tokenizer.size)
+    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
+        task.tokenizer.size
+    )
     warm = language.WarmStart(steps=2, batch_size=4)
-    problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm, verify=False)
+    problem = language.make_problem(
+        task, model, num_prompts=2, group_size=2, warm=warm, verify=False
+    )
     params, collector = jax.eval_shape(problem.init, jax.random.key(0))
     _, batch = jax.eval_shape(problem.collect, params, collector, jax.random.key(1))
     assert batch.inputs.problem.shape == (4,)
     evaluate = language.make_evaluate(task, model, num_prompts=4)
-    assert jax.eval_shape(evaluate, params, collector, jax.random.key(0))["greedy_accuracy"].shape == (4,)
+    assert jax.eval_shape(evaluate, params, collector, jax.random.key(0))[
+        "greedy_accuracy"
+    ].shape == (4,)
 
 
 def test_a_split_follows_the_prompt_alone():
@@ -69,11 +85,17 @@ def test_a_split_follows_the_prompt_alone():
     [
         ('{"prompt": "1+1=", "answer": "2"', r"rows.jsonl line 3 is not JSON: .*delimiter"),
         ('["1+1=", "2"]', "line 3 must be an object with prompt and answer, got list"),
-        ('{"prompt": "1+1=", "level": 0}', "line 3 lacks the column 'answer'; it has 'prompt', 'level'"),
+        (
+            '{"prompt": "1+1=", "level": 0}',
+            "line 3 lacks the column 'answer'; it has 'prompt', 'level'",
+        ),
         ('{"answer": "2"}', "line 3 lacks the column 'prompt'"),
         ('{"prompt": "1+1=", "answer": 2, "level": 0}', "line 3: answer must be text, got 2"),
         ('{"prompt": "", "answer": "2", "level": 0}', "line 3: prompt must not be empty"),
-        ('{"prompt": "1+1=", "answer": "2"}', "line 3 must have the columns of .*line 1: 'level' stands in one of them only"),
+        (
+            '{"prompt": "1+1=", "answer": "2"}',
+            "line 3 must have the columns of .*line 1: 'level' stands in one of them only",
+        ),
         (
             '{"prompt": "1+1=", "answer": "2", "level": 0, "completions": 1}',
             "line 3: the column 'completions' must have another",
@@ -91,16 +113,27 @@ def test_other_bad_input(tmp_path):
     with pytest.raises(ConfigError, match="holds no prompts"):
         prompts.read_jsonl(write(tmp_path / "empty.jsonl", [""]))
     rows = prompts.read_jsonl(write(tmp_path / "rows.jsonl"))
-    with pytest.raises(ConfigError, match=r"test_fraction=0.001 leaves 40 prompts to train on and 0"):
+    with pytest.raises(
+        ConfigError, match=r"test_fraction=0.001 leaves 40 prompts to train on and 0"
+    ):
         prompts.split(rows, 0.001)
     other = prompts.read_jsonl(write(tmp_path / "other.jsonl", [{**ROWS[7], "answer": "15"}]))
     with pytest.raises(
-        ConfigError, match=r"other.jsonl line 1: the test prompt '7\+7=' is a training prompt .*rows.jsonl line 8"
+        ConfigError,
+        match=(
+            r"other.jsonl line 1: the test prompt '7\+7=' is a training prompt .*rows.jsonl "
+            r"line 8"
+        ),
     ):
         prompts.make_task("doubles", rows, other)
-    with pytest.raises(ConfigError, match=r"rows.jsonl line 11: the prompt has 6 tokens, more than 5"):
+    with pytest.raises(
+        ConfigError, match=r"rows.jsonl line 11: the prompt has 6 tokens, more than 5"
+    ):
         prompts.make_task("doubles", rows[:20], rows[20:], max_prompt_length=5)
-    with pytest.raises(ConfigError, match=r"rows.jsonl line 10: character '9' of its prompt is not among '012345678\+='"):
+    with pytest.raises(
+        ConfigError,
+        match=r"rows.jsonl line 10: character '9' of its prompt is not among '012345678\+='",
+    ):
         prompts.make_task("doubles", rows[:20], rows[20:], characters="012345678+=")
     pair = [language.tasks.Example("a", "b")]
     with pytest.raises(ConfigError, match="must share no prompt, but both hold 'a'"):

@@ -7,13 +7,13 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import control
 import jax
 import pytest
 from tiny import CONTROL
 
-from jaxrl_po import provenance
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run import provenance
+from jaxrl_po.run.commands import control
+from jaxrl_po.run.flags import UsageError
 from jaxrl_po.version import __version__
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
@@ -41,14 +41,20 @@ def commit(package):
 
 
 def test_what_is_told():
-    told = provenance.describe("3 seeds on 1 device", EXPERIMENTS)
+    told = provenance.describe("3 seeds on 1 device")
     assert told["placement"] == "3 seeds on 1 device"
     assert told["device"] == f"{jax.device_count()} × cpu"
     assert told["xla_flags"] == os.environ["XLA_FLAGS"]
     assert told["jax_config"]["jax_enable_x64"] is False
-    packages = {name: version(name) for name in ("jax", "jaxlib", "numpy", "flax", "optax", "gymnax")}
-    assert told["versions"] == {"python": sys.version.split()[0], "jaxrl_po": __version__, **packages}
-    assert told["source"] == provenance.source(EXPERIMENTS.parent / "jaxrl_po", EXPERIMENTS)
+    packages = {
+        name: version(name) for name in ("jax", "jaxlib", "numpy", "flax", "optax", "gymnax")
+    }
+    assert told["versions"] == {
+        "python": sys.version.split()[0],
+        "jaxrl_po": __version__,
+        **packages,
+    }
+    assert told["source"] == provenance.source(EXPERIMENTS.parent / "jaxrl_po")
     assert told["cores"] >= 1
     assert told["processor"]
 
@@ -89,7 +95,12 @@ def test_the_digest_changes_with_a_file_and_with_its_name(package):
     assert len({before, changed, provenance.source(package)}) == 3
 
 
-NOW = {"device": "2 × cpu", "versions": {"jax": "2", "numpy": "1"}, "source": "aa", "revision": {"commit": "c", "dirty": False}}
+NOW = {
+    "device": "2 × cpu",
+    "versions": {"jax": "2", "numpy": "1"},
+    "source": "aa",
+    "revision": {"commit": "c", "dirty": False},
+}
 
 
 def test_a_run_keeps_what_it_was_begun_under():
@@ -109,11 +120,19 @@ def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
     provenance.require_same(NOW | {"revision": None}, NOW, "runs/x")  # the same code
     other = NOW | {"device": "1 × cpu", "versions": {"jax": "1", "numpy": "1"}}
     with pytest.raises(
-        UsageError, match=r"run in runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. Resume it there"
+        UsageError,
+        match=(
+            r"run in runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. Resume it "
+            r"there"
+        ),
     ):
         provenance.require_same(NOW, other, "runs/x")
     with pytest.raises(UsageError, match="there differ source: None → aa"):
-        provenance.require_same(NOW, {"iterations": 3, **{name: NOW[name] for name in NOW if name != "source"}}, "runs/x")
+        provenance.require_same(
+            NOW,
+            {"iterations": 3, **{name: NOW[name] for name in NOW if name != "source"}},
+            "runs/x",
+        )
 
 
 def test_xla_is_asked_before_the_backend_starts(monkeypatch):
@@ -131,12 +150,17 @@ def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
     provenance.ask_for_determinism()  # the backend of the tests runs, and it is a CPU
     assert os.environ["XLA_FLAGS"] == before
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with pytest.raises(UsageError, match="runs already: start Python with XLA_FLAGS=--xla_gpu_deterministic_ops=true"):
+    with pytest.raises(
+        UsageError,
+        match="runs already: start Python with XLA_FLAGS=--xla_gpu_deterministic_ops=true",
+    ):
         provenance.ask_for_determinism()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops")
     provenance.ask_for_determinism()  # in time, by hand
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
-    with pytest.raises(UsageError, match="must not be contradicted by --xla_gpu_deterministic_ops=false"):
+    with pytest.raises(
+        UsageError, match="must not be contradicted by --xla_gpu_deterministic_ops=false"
+    ):
         provenance.ask_for_determinism()
     assert jax.config.jax_num_cpu_devices == count
 
@@ -144,8 +168,17 @@ def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
 def test_xla_hears_it(tmp_path):
     """In the first program that the environments' package compiles, long before a chunk; XLA itself says what it was told."""
     dump = tmp_path / "xla"
-    environment = os.environ | {"XLA_FLAGS": f"--xla_dump_to={dump}", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    command = [sys.executable, str(EXPERIMENTS / "control.py"), "--deterministic", "--env=none", f"--out={tmp_path / 'run'}"]
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_dump_to={dump}",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+    command = [
+        sys.executable,
+        str(EXPERIMENTS / "control.py"),
+        "--deterministic",
+        "--env=none",
+        f"--out={tmp_path / 'run'}",
+    ]
     process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert process.returncode == 2
     assert "--env has no 'none'" in process.stderr
@@ -154,7 +187,9 @@ def test_xla_hears_it(tmp_path):
     assert all("xla_gpu_deterministic_ops: true" in text for text in options)
 
 
-def test_a_run_of_an_earlier_version_is_refused_before_anything_is_written(tmp_path, no_compilation):
+def test_a_run_of_an_earlier_version_is_refused_before_anything_is_written(
+    tmp_path, no_compilation
+):
     config = {"script": "control", "resolved": {"versions": {"jaxrl_po": "0.1.0"}}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match=r"--out=\S+ is of jaxrl_po 0\.1\.0.*--init_from"):

@@ -1,7 +1,8 @@
 """Random numbers: what ought to be drawn apart is drawn apart, and what ought to be common is common.
 
-Where the wrong key would pass unseen, one side is drawn exactly as the other is: an environment that names the action which the
-sampler would draw with the environment's key, a task that names the token.
+Where the wrong key would pass unseen, one side is drawn exactly as the other is: an environment
+that names the action which the sampler would draw with the environment's key, a task that names the
+token.
 """
 
 import functools
@@ -52,7 +53,9 @@ def uniform(observation):
 def test_the_noise_of_actions_is_not_that_of_the_environment():
     environment = control.adapt(Guess())
     envs = unroll.start(environment, jax.random.key(0), jnp.arange(64, dtype=jnp.int32))
-    segment = jax.jit(lambda key: unroll.unroll(environment, uniform, envs, key, num_steps=32)[1])(jax.random.key(1))
+    segment = jax.jit(lambda key: unroll.unroll(environment, uniform, envs, key, num_steps=32)[1])(
+        jax.random.key(1)
+    )
     assert float(segment.transition.reward.mean()) == pytest.approx(1 / ACTIONS, abs=0.05)
     counts = np.bincount(np.ravel(segment.action), minlength=ACTIONS)
     np.testing.assert_allclose(counts / counts.sum(), 1 / ACTIONS, atol=0.04)
@@ -61,7 +64,14 @@ def test_the_noise_of_actions_is_not_that_of_the_environment():
 
 
 def test_nor_in_an_evaluation_that_samples():
-    play = functools.partial(unroll.episodes, control.adapt(Guess()), uniform, num_episodes=64, max_steps=16, greedy=False)
+    play = functools.partial(
+        unroll.episodes,
+        control.adapt(Guess()),
+        uniform,
+        num_episodes=64,
+        max_steps=16,
+        greedy=False,
+    )
     returns, lengths = jax.jit(play)(jax.random.key(0))
     assert set(np.ravel(lengths).tolist()) == {16.0}
     assert float(returns.mean()) == pytest.approx(16 / ACTIONS, abs=0.7)
@@ -79,7 +89,13 @@ class Noisy(Guess):
 def test_the_branches_of_a_state_share_their_noise_and_states_do_not(num_branches):
     """In the first step a branch differs by its action and in no bit otherwise; then all of them play alike."""
     problem = control.make_vine(
-        Noisy(), num_envs=3, num_steps=4, num_states=2, num_branches=num_branches, horizon=3, discount=0.5
+        Noisy(),
+        num_envs=3,
+        num_steps=4,
+        num_states=2,
+        num_branches=num_branches,
+        horizon=3,
+        discount=0.5,
     )
     batch = jax.jit(lambda key: problem.collect(*problem.init(key), key)[1])(jax.random.key(0))
     score, action = np.asarray(batch.score), np.asarray(batch.action).reshape(batch.score.shape)
@@ -92,7 +108,9 @@ def test_the_branches_of_a_state_share_their_noise_and_states_do_not(num_branche
 
 
 TASK = language.tasks.addition(1, zero_pad=False)
-MODEL = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(TASK.tokenizer.size)
+MODEL = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
+    TASK.tokenizer.size
+)
 
 
 def test_the_noise_of_completions_is_not_that_of_prompts():
@@ -101,10 +119,14 @@ def test_the_noise_of_completions_is_not_that_of_prompts():
 
     def sample(key, held_out):
         prompt = TASK.sample(jax.random.key(0), held_out)
-        first = jax.random.fold_in(jax.random.fold_in(key, 0), 0)  # member 0, token 0, see `sampling.generate`
+        first = jax.random.fold_in(
+            jax.random.fold_in(key, 0), 0
+        )  # member 0, token 0, see `sampling.generate`
         return prompt._replace(problem=jax.random.categorical(first, jnp.zeros(size)))
 
-    task = TASK._replace(sample=sample, score=lambda answer, tokens: (tokens[0] == answer).astype(float), parses=None)
+    task = TASK._replace(
+        sample=sample, score=lambda answer, tokens: (tokens[0] == answer).astype(float), parses=None
+    )
     task = task._replace(stratum=None, strata=0)
     problem = language.make_problem(task, MODEL, num_prompts=64, group_size=2)
     answer = language.evaluation.make_answer(task, MODEL, num_prompts=64)
@@ -113,7 +135,9 @@ def test_the_noise_of_completions_is_not_that_of_prompts():
     def scores(key):
         params, collector = problem.init(key)
         indifferent = jax.tree.map(jnp.zeros_like, params)
-        return problem.collect(indifferent, collector, key)[1].score, answer(indifferent.policy, key, 2).score
+        return problem.collect(indifferent, collector, key)[1].score, answer(
+            indifferent.policy, key, 2
+        ).score
 
     for score in scores(jax.random.key(1)):
         assert float(score[:, 0].mean()) < 0.5
@@ -130,12 +154,18 @@ def test_every_epoch_is_shuffled_anew_and_deals_out_every_row():
         count, kept = state
         return jnp.zeros_like(gradient), (count + 1, kept.at[count].set(gradient))
 
-    recorder = optax.GradientTransformation(lambda params: (jnp.int32(0), jnp.zeros((epochs * parts, rows))), keep)
-    update = jax.jit(updates.gradient_update(loss, recorder, num_epochs=epochs, num_minibatches=parts))
+    recorder = optax.GradientTransformation(
+        lambda params: (jnp.int32(0), jnp.zeros((epochs * parts, rows))), keep
+    )
+    update = jax.jit(
+        updates.gradient_update(loss, recorder, num_epochs=epochs, num_minibatches=parts)
+    )
     zeros = jnp.zeros(rows)
     seen = set()
     for key in (0, 1):
-        _, (count, kept), _ = update(zeros, recorder.init(zeros), {"x": jnp.eye(rows)}, jax.random.key(key))
+        _, (count, kept), _ = update(
+            zeros, recorder.init(zeros), {"x": jnp.eye(rows)}, jax.random.key(key)
+        )
         assert int(count) == epochs * parts
         dealt = np.asarray(kept).reshape(epochs, parts, rows) > 0
         np.testing.assert_array_equal(dealt.sum(1), 1)
@@ -155,12 +185,20 @@ def test_no_key_is_used_twice():
         return state._replace(opt_state=jax.random.key_data(key)), {}
 
     def estimate(state, batch):
-        return Samples(batch.inputs, batch.action, batch.log_prob, batch.reward, (), (), (), batch.mask)
+        return Samples(
+            batch.inputs, batch.action, batch.log_prob, batch.reward, (), (), (), batch.mask
+        )
 
     own = problem._replace(init=lambda key: (params, jax.random.key_data(key)), collect=collect)
-    made = learner.make(own, estimate=estimate, improve=improve, init_optimizer=lambda params: jnp.zeros(2, jnp.uint32))
+    made = learner.make(
+        own,
+        estimate=estimate,
+        improve=improve,
+        init_optimizer=lambda params: jnp.zeros(2, jnp.uint32),
+    )
     state, step = made.init(jax.random.key(0)), jax.jit(made.step)
-    # By position: parameters, optimizer, reference, coefficient, what collecting carries, key, step.
+    # By position: parameters, optimizer, reference, coefficient, what collecting carries, key,
+    # step.
     keys = [state[4], jax.random.key_data(state.key)]
     for _ in range(4):
         state, _ = step(state)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from jaxrl_po import prompts
-from jaxrl_po.scoring import Worker
+from jaxrl_po.run import prompts
+from jaxrl_po.run.scoring import Worker
 
-reasoning = pytest.importorskip("jaxrl_po.reasoning", exc_type=ImportError)
+reasoning = pytest.importorskip("jaxrl_po.run.reasoning", exc_type=ImportError)
 
 
 def test_items_are_rows_and_are_scored_again():
@@ -15,15 +15,19 @@ def test_items_are_rows_and_are_scored_again():
     columns = task.columns(range(len(items)))
     rows = [row.columns for row in (*train, *test)]
     texts = [row["prompt"] for row in rows]
-    worker = Worker("jaxrl_po.reasoning:score_answer", 60.0)
+    worker = Worker("jaxrl_po.run.reasoning:score_answer", 60.0)
     try:
         for completions, expected in ((columns["answer"], 1.0), (["x"] * 60, 0.0)):
-            worker.ask({"prompts": texts, "completions": completions, "completion_ids": [], **columns}, 60)
+            worker.ask(
+                {"prompts": texts, "completions": completions, "completion_ids": [], **columns}, 60
+            )
             assert worker.take().values.tolist() == [expected] * 60
         # A data set whose parser runs what the model wrote.
         [item] = reasoning.items("countdown", seed=1, size=1, options={})
         row = {name: [value] for name, value in item.items() if name != "prompt"}
-        worker.ask({"prompts": [item["prompt"]], "completions": ["1+1"], "completion_ids": [], **row}, 1)
+        worker.ask(
+            {"prompts": [item["prompt"]], "completions": ["1+1"], "completion_ids": [], **row}, 1
+        )
         assert "tried to run text as code" in worker.take().why
     finally:
         worker.close()

@@ -1,5 +1,4 @@
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -9,19 +8,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxrl_po import control, rendering
-from jaxrl_po.flags import UsageError
-from jaxrl_po.rendering import Episode
+from jaxrl_po import control
+from jaxrl_po.run import rendering
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.rendering import Episode
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 ANGLES = np.array([[0.3, -0.5], [1.2, 2.0], [-2.0, 0.7], [3.0, -1.0]])
-ACROBOT = np.column_stack([np.cos(ANGLES[:, 0]), np.sin(ANGLES[:, 0]), np.cos(ANGLES[:, 1]), np.sin(ANGLES[:, 1]), ANGLES])
+ACROBOT = np.column_stack(
+    [np.cos(ANGLES[:, 0]), np.sin(ANGLES[:, 0]), np.cos(ANGLES[:, 1]), np.sin(ANGLES[:, 1]), ANGLES]
+)
 RANDOM = np.random.default_rng(0)
 CASES = {
-    "cart_pole": (rendering.cart_pole, np.array([[0.0, 0, 0.1, 0], [1.0, 0, 0.1, 0], [1.0, 0, -0.2, 0], [-2.4, 0, 0, 0]])),
+    "cart_pole": (
+        rendering.cart_pole,
+        np.array([[0.0, 0, 0.1, 0], [1.0, 0, 0.1, 0], [1.0, 0, -0.2, 0], [-2.4, 0, 0, 0]]),
+    ),
     "pendulum": (rendering.pendulum, ACROBOT[:, :3]),
     "acrobot": (rendering.acrobot, ACROBOT),
-    "mountain_car": (partial(rendering.mountain_car, goal=0.5), np.array([[-1.2, 0], [-0.5, 0], [0.1, 0], [0.6, 0]])),
+    "mountain_car": (
+        partial(rendering.mountain_car, goal=0.5),
+        np.array([[-1.2, 0], [-0.5, 0], [0.1, 0], [0.6, 0]]),
+    ),
     "channels": (rendering.grid, np.eye(400)[:4].reshape(4, 10, 10, 4)),
     "cells": (rendering.grid, np.eye(50)[[0, 7, 30, 49]].reshape(4, 10, 5)),
     "components": (rendering.components, RANDOM.normal(size=(3, 6))),
@@ -33,7 +41,11 @@ CASES = {
 
 def episode(observation, action=None):
     steps = len(observation) - 1
-    return Episode(observation, np.zeros(steps, np.int32) if action is None else action, np.ones(steps, np.float32))
+    return Episode(
+        observation,
+        np.zeros(steps, np.int32) if action is None else action,
+        np.ones(steps, np.float32),
+    )
 
 
 def stage(picture):
@@ -56,16 +68,35 @@ def test_every_moment_is_a_picture_of_its_own(name):
 
 def test_components_take_actions_of_any_shape():
     actions = RANDOM.normal(size=(2, 2, 2))
-    assert len(list(rendering.frames(rendering.components, episode(np.zeros((3, 2)), actions), title="", width=120))) == 3
+    assert (
+        len(
+            list(
+                rendering.frames(
+                    rendering.components, episode(np.zeros((3, 2)), actions), title="", width=120
+                )
+            )
+        )
+        == 3
+    )
 
 
 def test_the_pole_leans_to_the_side_of_its_angle():
     right, left = (
-        next(rendering.frames(rendering.cart_pole, episode(np.array([[0.0, 0.0, angle, 0.0]])), title="", width=240))
+        next(
+            rendering.frames(
+                rendering.cart_pole,
+                episode(np.array([[0.0, 0.0, angle, 0.0]])),
+                title="",
+                width=240,
+            )
+        )
         for angle in (0.5, -0.5)
     )
     accent = np.array(rendering.to_rgb(rendering.ACCENT)) * 255
-    columns = [np.flatnonzero((np.abs(picture - accent) < 3).all(axis=2).any(axis=0)).mean() for picture in (right, left)]
+    columns = [
+        np.flatnonzero((np.abs(picture - accent) < 3).all(axis=2).any(axis=0)).mean()
+        for picture in (right, left)
+    ]
     assert columns[0] > 125
     assert columns[1] < 115
 
@@ -73,7 +104,10 @@ def test_the_pole_leans_to_the_side_of_its_angle():
 def test_the_first_channel_lies_on_top():
     both, first = np.zeros((2, 1, 3, 3, 2), np.float32)
     both[0, 1, 1], first[0, 1, 1, 0] = 1.0, 1.0
-    pictures = [next(rendering.frames(rendering.grid, episode(each), title="", width=120)) for each in (both, first)]
+    pictures = [
+        next(rendering.frames(rendering.grid, episode(each), title="", width=120))
+        for each in (both, first)
+    ]
     np.testing.assert_array_equal(*pictures)
 
 
@@ -92,28 +126,34 @@ def test_a_gif_holds_every_frame_and_its_time(tmp_path):
 
 @pytest.fixture(scope="module")
 def script():
-    sys.path.insert(0, str(EXPERIMENTS))
-    try:
-        import render
+    from jaxrl_po.run.commands import render
 
-        yield render
-    finally:
-        sys.path.remove(str(EXPERIMENTS))
+    return render
 
 
 @pytest.fixture(scope="module")
 def run(script, tmp_path_factory):
     """A run of `control.py` that is over at once."""
-    jax.local_device_count()  # the script would choose the number of devices of a backend that does not run yet
+    # the script would choose the number of devices of a backend that does not run yet
+    jax.local_device_count()
     out = tmp_path_factory.mktemp("runs") / "cartpole"
-    sizes = ["--problem.num_envs=4", "--problem.num_steps=8", "--problem.width=8", "--problem.normalize_observations"]
+    sizes = [
+        "--problem.num_envs=4",
+        "--problem.num_steps=8",
+        "--problem.width=8",
+        "--problem.normalize_observations",
+    ]
     flags = ["--algorithm=a2c", "--seeds=2", "--devices=1", "--total_steps=64", "--eval_episodes=2"]
     assert script.control.main([*flags, *sizes, f"--out={out}"]) == 0
     return out
 
 
 def snapshot(path):
-    return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in path.rglob("*") if file.is_file()}
+    return {
+        file: (file.stat().st_mtime_ns, file.read_bytes())
+        for file in path.rglob("*")
+        if file.is_file()
+    }
 
 
 def test_an_episode_of_a_run(script, run, tmp_path, capsys):
@@ -132,15 +172,20 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
     with Image.open(out) as gif:
         assert (gif.n_frames, gif.size) == (length + 1, (160, 120))
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"a2c on CartPole-v1, seed 1, latest checkpoint (iteration 2): {length} steps, return {length}, see {out}"
+        f"a2c on CartPole-v1, seed 1, latest checkpoint (iteration 2): {length} steps, "
+        f"return {length}, see {out}"
     )
 
 
 def test_an_episode_ends_where_the_environment_or_the_flag_says(script, run):
-    player = script.restore(script.Options(run=str(run)), script.earlier.read(script.control.SCRIPT, "run", str(run)))
+    player = script.restore(
+        script.Options(run=str(run)), script.earlier.read(script.control.SCRIPT, "run", str(run))
+    )
     whole = script.play(player, jax.random.key(0), max_steps=100, greedy=False)
     assert len(whole.observation) == len(whole.action) + 1 == len(whole.reward) + 1
-    inside = (np.abs(whole.observation[:, 0]) <= 2.4) & (np.abs(whole.observation[:, 2]) <= np.radians(12))
+    inside = (np.abs(whole.observation[:, 0]) <= 2.4) & (
+        np.abs(whole.observation[:, 2]) <= np.radians(12)
+    )
     assert inside[:-1].all()
     assert not inside[-1]
     short = script.play(player, jax.random.key(0), max_steps=5, greedy=False)
@@ -172,17 +217,29 @@ def test_a_place_that_cannot_be_written_is_told_of(script, run):
         (["--run="], r"--run must name the folder"),
         (["--run={tmp}"], r"--run=.* holds no config\.json"),
         (["--run={tmp}/absent"], r"--run=.* holds no config\.json"),
-        (["--run={tmp}/language"], r"--run=.* must be the folder of a run of control\.py, not of language\.py"),
+        (
+            ["--run={tmp}/language"],
+            r"--run=.* must be the folder of a run of jaxrl-po control, not of jaxrl-po language",
+        ),
         (["--run={tmp}/damaged"], r"--run=.* holds a config\.json that is damaged"),
-        (["--run={tmp}/other"], r"--run=.* does not suit this version of the library: --algorithm has no 'vpg'"),
-        (["--run={tmp}/wider"], r"--run=.* does not suit this version of the library: the checkpoint holds"),
+        (
+            ["--run={tmp}/other"],
+            r"--run=.* does not suit this version of the library: --algorithm has no 'vpg'",
+        ),
+        (
+            ["--run={tmp}/wider"],
+            r"--run=.* does not suit this version of the library: the checkpoint holds",
+        ),
         (["--run={tmp}/early"], r"--checkpoint=best: --run=.* holds no intact checkpoint"),
         (["--seed_index=2"], r"--seed_index=2 must be below 2, the seeds of --run="),
         (["--seed_index=-1"], r"--seed_index must lie in \[0, inf\), got -1"),
         (["--checkpoint=worst"], r"--checkpoint must be one of best, latest"),
         (["--out={tmp}/a.png"], r"--out=.* must be a file whose name ends in \.gif"),
         (["--out={tmp}/folder.gif"], r"--out=.* must be a file whose name ends in \.gif"),
-        (["--out={tmp}/file/a.gif"], r"--out=.* must be a file that can be written; .*file is no folder"),
+        (
+            ["--out={tmp}/file/a.gif"],
+            r"--out=.* must be a file that can be written; .*file is no folder",
+        ),
         (["--fps=51"], r"--fps must lie in \[0, 50\] frames, got 51"),
         (["--sead=1"], r"--sead is not a flag; did you mean --seed\?"),
     ],

@@ -25,11 +25,18 @@ BUDGET = 5
 
 
 def fit(params, key, settings=FEW):
-    return reward_model.fit(JUDGE, TASK, POLICY, params, key, settings=settings, max_new_tokens=BUDGET)
+    return reward_model.fit(
+        JUDGE, TASK, POLICY, params, key, settings=settings, max_new_tokens=BUDGET
+    )
 
 
 def make(fit=fit, **options):
-    sizes = {"num_prompts": 6, "group_size": 2, "critic": CRITIC, "max_new_tokens": BUDGET} | options
+    sizes = {
+        "num_prompts": 6,
+        "group_size": 2,
+        "critic": CRITIC,
+        "max_new_tokens": BUDGET,
+    } | options
     return language.learned_reward(language.make_problem(TASK, POLICY, **sizes), TASK, JUDGE, fit)
 
 
@@ -37,12 +44,19 @@ def make(fit=fit, **options):
 def collected():
     problem = make()
     params, collector = jax.jit(problem.init)(jax.random.key(0))
-    return problem, params, collector, jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    return (
+        problem,
+        params,
+        collector,
+        jax.jit(problem.collect)(params, collector, jax.random.key(1)),
+    )
 
 
 def test_loss_by_hand():
     """r_w = 2, r_l = ½: −log σ(1.5) = .2014, of gradient −σ(−1.5) = −.1824 by r_w and the opposite by r_l."""
-    value, gradient = jax.value_and_grad(losses.bradley_terry, argnums=(0, 1))(jnp.float32(2.0), jnp.float32(0.5))
+    value, gradient = jax.value_and_grad(losses.bradley_terry, argnums=(0, 1))(
+        jnp.float32(2.0), jnp.float32(0.5)
+    )
     np.testing.assert_allclose(value, 0.2014133, rtol=1e-5)
     np.testing.assert_allclose(gradient, [-0.1824255, 0.1824255], rtol=1e-5)
     assert np.isfinite(losses.bradley_terry(jnp.float32(-1e4), jnp.float32(1e4)))
@@ -51,7 +65,9 @@ def test_loss_by_hand():
 @functools.cache
 def pairs(flip):
     params = POLICY.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
-    compare = functools.partial(reward_model.compare, TASK, POLICY, params, flip=flip, demonstrations=0.5)
+    compare = functools.partial(
+        reward_model.compare, TASK, POLICY, params, flip=flip, demonstrations=0.5
+    )
     return jax.jit(lambda key: compare(key, 512, max_new_tokens=BUDGET))(jax.random.key(1))
 
 
@@ -64,7 +80,9 @@ def rights(pairs):
         a, b = prompt.split("+")
         return TASK.tokenizer.eos in tokens and answer == str(int(a) + int(b))[::-1]
 
-    return np.array([[right(np.asarray(tokens)) for tokens in pair] for pair in np.asarray(pairs.inputs.tokens)])
+    return np.array(
+        [[right(np.asarray(tokens)) for tokens in pair] for pair in np.asarray(pairs.inputs.tokens)]
+    )
 
 
 def test_the_verifier_prefers_the_right_answer_and_errs_as_often_as_it_should():
@@ -78,14 +96,22 @@ def test_the_verifier_prefers_the_right_answer_and_errs_as_often_as_it_should():
 
 def test_masks_of_pairs_end_with_eos():
     tokens, mask = np.asarray(pairs(0.0).inputs.tokens)[..., -BUDGET:], np.asarray(pairs(0.0).mask)
-    first = np.where((tokens == TASK.tokenizer.eos).any(-1), (tokens == TASK.tokenizer.eos).argmax(-1) + 1, BUDGET)
+    first = np.where(
+        (tokens == TASK.tokenizer.eos).any(-1),
+        (tokens == TASK.tokenizer.eos).argmax(-1) + 1,
+        BUDGET,
+    )
     np.testing.assert_array_equal(mask.sum(-1), first)
     np.testing.assert_array_equal(mask, np.arange(BUDGET) < first[..., None])
 
 
 def test_it_learns_the_order_of_the_verifier_on_fresh_pairs_and_is_normalised():
-    settings = language.Preferences(comparisons=2048, batch_size=64, epochs=6, flip=0.1, demonstrations=0.5, learning_rate=1e-2)
-    params = ActorCritic(POLICY.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)))
+    settings = language.Preferences(
+        comparisons=2048, batch_size=64, epochs=6, flip=0.1, demonstrations=0.5, learning_rate=1e-2
+    )
+    params = ActorCritic(
+        POLICY.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+    )
     fitted = jax.jit(functools.partial(fit, settings=settings))(params, jax.random.key(0))
     assert float(fitted.accuracy) > 0.9
     output = jax.jit(lambda p: reward_model.rate_pairs(JUDGE, p, pairs(0.25)))(fitted.params)
@@ -106,13 +132,19 @@ def test_reward_is_that_of_the_last_token_and_nowhere_else():
         want = np.zeros(BUDGET)
         want[length[row] - 1] = (output[0, -1, 0] - fitted.mean) / fitted.std
         np.testing.assert_allclose(batch.reward[row], want, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(batch.metrics["reward_model"].value(), batch.reward.sum(1).mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        batch.metrics["reward_model"].value(), batch.reward.sum(1).mean(), rtol=1e-5
+    )
 
 
 def test_score_stays_that_of_the_verifier():
     _, params, collector, (_, batch) = collected()
-    inside = language.make_problem(TASK, POLICY, num_prompts=6, group_size=2, critic=CRITIC, max_new_tokens=BUDGET)
-    _, verified = jax.jit(inside.collect)(params, collector._replace(replicated={}), jax.random.key(1))
+    inside = language.make_problem(
+        TASK, POLICY, num_prompts=6, group_size=2, critic=CRITIC, max_new_tokens=BUDGET
+    )
+    _, verified = jax.jit(inside.collect)(
+        params, collector._replace(replicated={}), jax.random.key(1)
+    )
     np.testing.assert_array_equal(batch.score, verified.score)
     np.testing.assert_array_equal(batch.inputs.tokens, verified.inputs.tokens)
     chex.assert_trees_all_equal(batch.metrics["accuracy"], verified.metrics["accuracy"])
@@ -120,14 +152,20 @@ def test_score_stays_that_of_the_verifier():
 
 def test_padding_cannot_change_the_reward():
     _, _, collector, (_, batch) = collected()
-    rate = jax.jit(functools.partial(reward_model.rate, JUDGE, collector.replicated["reward_model"].params))
+    rate = jax.jit(
+        functools.partial(reward_model.rate, JUDGE, collector.replicated["reward_model"].params)
+    )
     want = rate(batch.inputs, batch.mask)
-    behind = jnp.concatenate([jnp.zeros((len(want), TASK.prompt_length), bool), ~batch.mask], axis=1)
+    behind = jnp.concatenate(
+        [jnp.zeros((len(want), TASK.prompt_length), bool), ~batch.mask], axis=1
+    )
     before = jnp.arange(behind.shape[1])[None, :] < batch.inputs.pad[:, None]
     assert behind.any()
     assert before.any()
     garbage = jnp.where(behind | before, 7, batch.inputs.tokens)
-    np.testing.assert_allclose(rate(Sequences(garbage, batch.inputs.pad), batch.mask), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        rate(Sequences(garbage, batch.inputs.pad), batch.mask), want, rtol=1e-5, atol=1e-6
+    )
     shifted = Sequences(jnp.pad(batch.inputs.tokens, ((0, 0), (3, 0))), batch.inputs.pad + 3)
     np.testing.assert_allclose(rate(shifted, batch.mask), want, rtol=1e-4, atol=1e-5)
 
@@ -143,7 +181,9 @@ def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
     assert float(metrics["signal"].value()) == 1.0
     assert {"accuracy", "reward_model", "reward_model_accuracy"} <= metrics.keys()
     assert np.isfinite(metrics["reward_model"].metric())
-    assert not np.array_equal(jax.tree.leaves(after.params.policy)[0], jax.tree.leaves(state.params.policy)[0])
+    assert not np.array_equal(
+        jax.tree.leaves(after.params.policy)[0], jax.tree.leaves(state.params.policy)[0]
+    )
 
 
 def test_a_model_that_was_fitted_before():
@@ -155,16 +195,18 @@ def test_a_model_that_was_fitted_before():
 
 def test_bad_models_are_named():
     problem = language.make_problem(TASK, POLICY, num_prompts=2, group_size=1)
-    with pytest.raises(ConfigError, match="reward_model: vocabulary must be 14, that of 2-digit addition, got 15"):
+    with pytest.raises(
+        ConfigError, match="reward_model: vocabulary must be 14, that of 2-digit addition, got 15"
+    ):
         language.learned_reward(problem, TASK, SIZES.build(15, outputs=1), fit)
     with pytest.raises(ConfigError, match="reward_model must have outputs = 1, got 0"):
         language.learned_reward(problem, TASK, POLICY, fit)
     _, _, collector, _ = collected()
     other = SIZES.build(TASK.tokenizer.size, outputs=1)
     with pytest.raises(ConfigError, match="reward_model must be parameters of the model"):
-        language.learned_reward(problem, TASK, other, lambda params, key: collector.replicated["reward_model"]).init(
-            jax.random.key(0)
-        )
+        language.learned_reward(
+            problem, TASK, other, lambda params, key: collector.replicated["reward_model"]
+        ).init(jax.random.key(0))
 
 
 @pytest.mark.parametrize(

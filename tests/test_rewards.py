@@ -25,7 +25,9 @@ def test_matches_the_three_cases_of_the_paper():
     for max_length, cache in [(7, 3), (7, 1), (7, 7)]:
         lengths = range(12)
         want = [paper(n, max_length, cache) for n in lengths]
-        np.testing.assert_allclose(soft_overlong(jnp.array(lengths), max_length=max_length, cache=cache), want, rtol=1e-6)
+        np.testing.assert_allclose(
+            soft_overlong(jnp.array(lengths), max_length=max_length, cache=cache), want, rtol=1e-6
+        )
 
 
 def test_float32_from_integer_lengths_and_any_shape():

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import memory, programs, runner
-from jaxrl_po.checkpoint import Store
 from jaxrl_po.masked import Mean
-from jaxrl_po.metrics import read
-from jaxrl_po.programs import Job
-from jaxrl_po.runner import Diverged
+from jaxrl_po.run import memory, programs, runner
+from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.metrics import read
+from jaxrl_po.run.programs import Job
+from jaxrl_po.run.runner import Diverged
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 
 SEEDS = 3
@@ -31,16 +31,28 @@ def toy(poison=None, work=0):
 
     def init(key):
         params = ActorCritic(jax.random.normal(key, (4,)))
-        return TrainState(params, (), (), jnp.float32(0.0), CollectorState({}), jax.random.fold_in(key, 1), jnp.int32(0))
+        return TrainState(
+            params,
+            (),
+            (),
+            jnp.float32(0.0),
+            CollectorState({}),
+            jax.random.fold_in(key, 1),
+            jnp.int32(0),
+        )
 
     def step(state, seed):
         key, noise_key = jax.random.split(state.key)
         params = ActorCritic(0.9 * state.params.policy + jax.random.normal(noise_key, (4,)))
         busy = jax.lax.fori_loop(0, work, lambda i, x: jnp.sin(x + i), jnp.ones(64)).sum()
-        skipped = jnp.float32(0.0) if poison is None else poison(state.step, seed).astype(jnp.float32)
+        skipped = (
+            jnp.float32(0.0) if poison is None else poison(state.step, seed).astype(jnp.float32)
+        )
         metrics = {
             "size": Mean(jnp.square(params.policy).sum() + 0.0 * busy, jnp.float32(4.0)),
-            "step": Mean(-jnp.ones(()), jnp.float32(1.0)),  # the line's own field of this name comes first
+            "step": Mean(
+                -jnp.ones(()), jnp.float32(1.0)
+            ),  # the line's own field of this name comes first
             "skipped": Mean(2.0 * skipped, jnp.float32(2.0)),
         }
         return state._replace(params=params, key=key, step=state.step + 1), metrics
@@ -92,7 +104,9 @@ def run(path, reporter=None, resume=False, **changes):
 def lines(path):
     """The lines without what the clock says."""
     rows = read(path / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
+    ]
 
 
 def bits(state):
@@ -134,14 +148,21 @@ def test_a_line_holds_every_seed_both_aggregates_and_the_clock_apart(whole):
 
 def test_latest_and_best_are_kept_apart(whole):
     path, outcome = whole
-    scores = {row["iteration"]: row["greedy_return/mean"] for row in lines(path) if "greedy_return" in row}
-    with Store(path / "checkpoints" / "best") as best, Store(path / "checkpoints" / "latest") as latest:
+    scores = {
+        row["iteration"]: row["greedy_return/mean"] for row in lines(path) if "greedy_return" in row
+    }
+    with (
+        Store(path / "checkpoints" / "best") as best,
+        Store(path / "checkpoints" / "latest") as latest,
+    ):
         assert best.iterations() == [max(scores, key=scores.get)]
         assert latest.iterations() == [20, 23]
         iteration, state = latest.load(outcome.state)
         assert bits(state) == bits(outcome.state)
         _, state = best.load(outcome.state)
-        assert float(greedy(state)["greedy_return"].mean()) == pytest.approx(max(scores.values()), rel=1e-6)
+        assert float(greedy(state)["greedy_return"].mean()) == pytest.approx(
+            max(scores.values()), rel=1e-6
+        )
     assert iteration == 23
 
 
@@ -164,8 +185,12 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path, wh
 
 def test_lines_after_the_checkpoint_are_written_again(tmp_path, whole):
     run(tmp_path, iterations=10)
-    with (tmp_path / "metrics.jsonl").open("a") as file:  # as a kill between a line and its checkpoint leaves it
-        file.write('{"iteration": 15, "step": 150, "greedy_return/mean": 1e9}\n{"iteration": 20, "st')
+    with (tmp_path / "metrics.jsonl").open(
+        "a"
+    ) as file:  # as a kill between a line and its checkpoint leaves it
+        file.write(
+            '{"iteration": 15, "step": 150, "greedy_return/mean": 1e9}\n{"iteration": 20, "st'
+        )
     outcome = run(tmp_path, resume=True)
     assert lines(tmp_path) == lines(whole[0])
     assert bits(outcome.state) == bits(whole[1].state)
@@ -204,9 +229,13 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_back(tmp_path, whole):
 
 
 def test_a_seed_that_only_skips_stops_the_run(tmp_path):
-    # seed 1 skips every update from step 12 on: the fourth in a row is iteration 16 (counted from 1)
+    # seed 1 skips every update from step 12 on: the fourth in a row is iteration 16 (counted from
+    # 1)
     learner = toy(lambda step, seed: (seed == 1) & (step >= 12))
-    with pytest.raises(Diverged, match=r"seed 1: .* 4 iterations up to iteration 16 \(step 160\); .* iteration 10, stays"):
+    with pytest.raises(
+        Diverged,
+        match=r"seed 1: .* 4 iterations up to iteration 16 \(step 160\); .* iteration 10, stays",
+    ):
         run(tmp_path, learner=learner, patience=4)
     with Store(tmp_path / "checkpoints" / "latest") as latest:
         assert latest.iterations() == [5, 10]  # none of the bad streak
@@ -228,13 +257,19 @@ def test_a_streak_runs_on_from_chunk_to_chunk():
 
 
 def test_nothing_tried_is_not_a_skip():
-    streak, _ = runner.extend_streaks(np.array([5]), Mean(np.zeros((1, 1)), np.zeros((1, 1))), patience=9)
+    streak, _ = runner.extend_streaks(
+        np.array([5]), Mean(np.zeros((1, 1)), np.zeros((1, 1))), patience=9
+    )
     assert streak.tolist() == [0]
 
 
 def test_memory_does_not_grow_with_the_iterations(tmp_path):
     live = []
-    run(tmp_path, Silent(lambda row: live.append(sum(x.nbytes for x in jax.live_arrays()))), iterations=200)
+    run(
+        tmp_path,
+        Silent(lambda row: live.append(sum(x.nbytes for x in jax.live_arrays()))),
+        iterations=200,
+    )
     assert len(live) == 41
     assert max(live[2:]) <= max(live[:2])
 
@@ -242,7 +277,9 @@ def test_memory_does_not_grow_with_the_iterations(tmp_path):
 def test_what_a_device_holds_is_told_and_kept_in_the_first_line(tmp_path):
     reporter = Silent()
     run(tmp_path, reporter, iterations=5, where="3 seed(s) on 1 device")
-    assert reporter.told[0].startswith("3 seed(s) on 1 device; a device holds 96 bytes of state and at most ")
+    assert reporter.told[0].startswith(
+        "3 seed(s) on 1 device; a device holds 96 bytes of state and at most "
+    )
     first, second = read(tmp_path / "metrics.jsonl")
     # Of each seed four floats, a key of two words, the coefficient and the step.
     assert first["memory/state_bytes"] == SEEDS * (4 * 4 + 8 + 4 + 4)
@@ -251,7 +288,9 @@ def test_what_a_device_holds_is_told_and_kept_in_the_first_line(tmp_path):
 
 
 def test_a_compiler_that_tells_nothing_of_memory(whole):
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), whole[1].state)
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), whole[1].state
+    )
     held = memory.measure(SimpleNamespace(memory_analysis=lambda: None), like)
     assert held.describe() == "a device holds 96 bytes of state"
 
@@ -272,7 +311,9 @@ def test_examples_of_every_evaluation_are_kept(tmp_path, whole):
     assert [(row["iteration"], row["step"], row["seed"]) for row in rows] == [
         (row["iteration"], row["step"], seed) for row in evaluated for seed in range(SEEDS)
     ]
-    np.testing.assert_allclose([row["at"] for row in rows[-SEEDS:]], outcome.state.params.policy[:, :2], rtol=1e-6)
+    np.testing.assert_allclose(
+        [row["at"] for row in rows[-SEEDS:]], outcome.state.params.policy[:, :2], rtol=1e-6
+    )
     assert lines(tmp_path) == lines(whole[0])  # showing changes nothing
     assert not (whole[0] / "samples.jsonl").exists()
 
@@ -281,12 +322,20 @@ def test_a_resumed_run_loses_and_doubles_no_example(tmp_path):
     run(tmp_path / "whole", examples=EXAMPLES)
     cut = tmp_path / "cut"
     run(cut, examples=EXAMPLES, iterations=10)
-    with (cut / "samples.jsonl").open("a") as file:  # as a kill between the examples and their checkpoint leaves it
-        file.write('{"iteration": 20, "step": 200, "seed": 0, "at": [0.0, 0.0]}\n{"iteration": 20, "st')
+    with (cut / "samples.jsonl").open(
+        "a"
+    ) as file:  # as a kill between the examples and their checkpoint leaves it
+        file.write(
+            '{"iteration": 20, "step": 200, "seed": 0, "at": [0.0, 0.0]}\n{"iteration": 20, "st'
+        )
     run(cut, examples=EXAMPLES, resume=True)
-    assert (cut / "samples.jsonl").read_bytes() == (tmp_path / "whole" / "samples.jsonl").read_bytes()
+    assert (cut / "samples.jsonl").read_bytes() == (
+        tmp_path / "whole" / "samples.jsonl"
+    ).read_bytes()
     run(cut, examples=EXAMPLES)  # afresh, not resumed
-    assert (cut / "samples.jsonl").read_bytes() == (tmp_path / "whole" / "samples.jsonl").read_bytes()
+    assert (cut / "samples.jsonl").read_bytes() == (
+        tmp_path / "whole" / "samples.jsonl"
+    ).read_bytes()
 
 
 def test_one_program_serves_every_chunk_and_every_length(tmp_path):
@@ -370,7 +419,11 @@ def test_a_second_interrupt_leaves_at_once(tmp_path):
 if __name__ == "__main__":
     out = Path(sys.argv[1])
     out.mkdir(exist_ok=True)
-    sizes = {"iterations": 10**6, "work": 30_000} if "--slow" in sys.argv else {"iterations": 400, "work": 2_000}
+    sizes = (
+        {"iterations": 10**6, "work": 30_000}
+        if "--slow" in sys.argv
+        else {"iterations": 400, "work": 2_000}
+    )
     outcome = runner.run(
         job(learner=toy(work=sizes["work"]), iterations=sizes["iterations"], log_every=10),
         out,

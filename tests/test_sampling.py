@@ -34,7 +34,9 @@ class Script:
 
 def countdown():
     """Says k − 1 after k, and EOS = 1 after 2, with certainty."""
-    return Script(np.where(np.arange(VOCABULARY)[:, None] - 1 == np.arange(VOCABULARY), 0.0, -np.inf))
+    return Script(
+        np.where(np.arange(VOCABULARY)[:, None] - 1 == np.arange(VOCABULARY), 0.0, -np.inf)
+    )
 
 
 def ending(*tokens):
@@ -47,23 +49,39 @@ def parameters():
     generator = np.random.default_rng(0)
     shapes = jax.eval_shape(MODEL.init, jax.random.key(0), PROMPT, PADDING)
     return jax.tree.map(
-        lambda leaf: jnp.asarray(2 * generator.normal(size=leaf.shape) / leaf.shape[0] ** 0.5, leaf.dtype), shapes
+        lambda leaf: jnp.asarray(
+            2 * generator.normal(size=leaf.shape) / leaf.shape[0] ** 0.5, leaf.dtype
+        ),
+        shapes,
     )
 
 
 @functools.cache
 def sampler(model=MODEL, **options):
-    options = {"group_size": 1, "max_new_tokens": BUDGET, "temperature": 1.0, "eos": EOS, "pad_token": PAD} | options
+    options = {
+        "group_size": 1,
+        "max_new_tokens": BUDGET,
+        "temperature": 1.0,
+        "eos": EOS,
+        "pad_token": PAD,
+    } | options
     return jax.jit(functools.partial(generate, model, **options))
 
 
 def test_golden_end_of_completions():
     """EOS counts, only PAD follows, and a row without EOS in its budget has not ended."""
     completions = sampler(countdown())((), *ending(2, 4, 6, 9), KEYS)
-    assert completions.tokens.tolist() == [[1, 0, 0, 0, 0], [3, 2, 1, 0, 0], [5, 4, 3, 2, 1], [8, 7, 6, 5, 4]]
+    assert completions.tokens.tolist() == [
+        [1, 0, 0, 0, 0],
+        [3, 2, 1, 0, 0],
+        [5, 4, 3, 2, 1],
+        [8, 7, 6, 5, 4],
+    ]
     assert completions.length.tolist() == [1, 3, 5, 5]
     assert completions.ended.tolist() == [True, True, True, False]
-    np.testing.assert_array_equal(completions.log_prob, np.zeros((4, BUDGET)))  # certainty before the end, nothing after
+    np.testing.assert_array_equal(
+        completions.log_prob, np.zeros((4, BUDGET))
+    )  # certainty before the end, nothing after
 
 
 def test_a_generated_pad_is_a_token_and_not_the_end():
@@ -90,17 +108,27 @@ def test_prompt_is_read_once_for_each_group_and_the_loop_ends_with_the_last_row(
     jax.effects_barrier()
     assert completions.tokens.shape == (6, BUDGET)
     assert model.shapes == [(2, 3), (6, 1)]  # two prompts of three tokens, then steps of six rows
-    assert sorted(map(int, model.calls)) == [0, 3, 4]  # the longest completion has three tokens: two steps after the prompt
+    assert sorted(map(int, model.calls)) == [
+        0,
+        3,
+        4,
+    ]  # the longest completion has three tokens: two steps after the prompt
 
 
 def test_vmap_keeps_what_has_ended():
     """Under vmap every lane runs until the slowest ends."""
     one, two = ending(2, 3), ending(4, 9)
     run = functools.partial(sampler(countdown()), ())
-    together = jax.vmap(run, in_axes=(0, 0, None))(*map(jnp.stack, zip(one, two, strict=True)), KEYS[:2])
+    together = jax.vmap(run, in_axes=(0, 0, None))(
+        *map(jnp.stack, zip(one, two, strict=True)), KEYS[:2]
+    )
     for lane, prompts in enumerate((one, two)):
         alone = run(*prompts, KEYS[:2])
-        jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x, lane=lane: x[lane], together), alone)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            jax.tree.map(lambda x, lane=lane: x[lane], together),
+            alone,
+        )
 
 
 def reference(prompt, pad, key, member, temperature, *, greedy=False):
@@ -111,13 +139,21 @@ def reference(prompt, pad, key, member, temperature, *, greedy=False):
         # Filling on the right keeps one compiled shape; nothing reads ahead.
         filled = jnp.array([tokens + [PAD] * (PROMPT.shape[1] + BUDGET - len(tokens))])
         logits = whole_pass(filled)[0, len(tokens) - 1] / temperature
-        token = int(jnp.argmax(logits)) if greedy else int(jax.random.categorical(jax.random.fold_in(key, t), logits))
+        token = (
+            int(jnp.argmax(logits))
+            if greedy
+            else int(jax.random.categorical(jax.random.fold_in(key, t), logits))
+        )
         tokens.append(token)
         log_probs.append(float(jax.nn.log_softmax(logits)[token]))
         if token == EOS:
             break
     length = len(log_probs)
-    return tokens[-length:] + [PAD] * (BUDGET - length), log_probs + [0.0] * (BUDGET - length), length
+    return (
+        tokens[-length:] + [PAD] * (BUDGET - length),
+        log_probs + [0.0] * (BUDGET - length),
+        length,
+    )
 
 
 @jax.jit
@@ -128,11 +164,15 @@ def whole_pass(tokens):
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.7, False), (1.3, False), (1.0, True)])
 def test_shared_prompt_and_cache_equal_whole_passes_for_each_sample(temperature, greedy):
     """Ragged prompts, grouped queries. Also fixes which key draws which token."""
-    completions = sampler(group_size=3, temperature=temperature, greedy=greedy)(parameters(), PROMPT, PADDING, KEYS)
+    completions = sampler(group_size=3, temperature=temperature, greedy=greedy)(
+        parameters(), PROMPT, PADDING, KEYS
+    )
     lengths = set()
     for row in range(12):
         group, member = divmod(row, 3)
-        want = reference(PROMPT[group], PADDING[group], KEYS[group], member, temperature, greedy=greedy)
+        want = reference(
+            PROMPT[group], PADDING[group], KEYS[group], member, temperature, greedy=greedy
+        )
         assert completions.tokens[row].tolist() == want[0]
         np.testing.assert_allclose(completions.log_prob[row], want[1], atol=1e-4)
         assert int(completions.length[row]) == want[2]
@@ -145,7 +185,9 @@ def test_halves_of_the_prompts_give_the_completions_of_the_whole():
     whole = run(PROMPT, PADDING, KEYS)
     halves = [run(PROMPT[half], PADDING[half], KEYS[half]) for half in (slice(0, 2), slice(2, 4))]
     np.testing.assert_array_equal(whole.tokens, np.concatenate([half.tokens for half in halves]))
-    np.testing.assert_allclose(whole.log_prob, np.concatenate([half.log_prob for half in halves]), atol=1e-5)
+    np.testing.assert_allclose(
+        whole.log_prob, np.concatenate([half.log_prob for half in halves]), atol=1e-5
+    )
 
 
 def test_members_keys_and_positions_draw_independently():
@@ -155,7 +197,11 @@ def test_members_keys_and_positions_draw_independently():
     tokens = run((), *ending(5, 5, 5, 5), KEYS).tokens
     assert len({tuple(row) for row in tokens.tolist()}) > 190
     other = run((), *ending(5, 5, 5, 5), jax.random.split(jax.random.key(6), 4)).tokens
-    for one, two in ((tokens, other), (tokens[:100], tokens[100:]), (tokens[:, 1:], tokens[:, :-1])):
+    for one, two in (
+        (tokens, other),
+        (tokens[:100], tokens[100:]),
+        (tokens[:, 1:], tokens[:, :-1]),
+    ):
         assert 0.03 < float((one == two).mean()) < 0.2
 
 
@@ -169,12 +215,16 @@ def test_temperature_is_that_of_the_distribution():
         first = np.asarray(completions.tokens) == 2
         p = odds / (1 + odds)
         assert abs(first.mean() - p) < 5 * (p * (1 - p) / 4000) ** 0.5
-        np.testing.assert_allclose(completions.log_prob, np.log(np.where(first, p, 1 - p)), rtol=1e-4)
+        np.testing.assert_allclose(
+            completions.log_prob, np.log(np.where(first, p, 1 - p)), rtol=1e-4
+        )
 
 
 def kept(probabilities, top_k, top_p):
     """The kept tokens, one at a time from the most likely on, in float64."""
-    order = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))[: top_k or None]
+    order = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))[
+        : top_k or None
+    ]
     mass, chosen = sum(probabilities[token] for token in order), []
     for token in order:
         chosen.append(token)
@@ -192,7 +242,11 @@ def test_truncation_equals_a_plain_reference(top_k, top_p):
     logits[15:, :4] = -np.inf
     result = np.asarray(jax.jit(functools.partial(truncate, top_k=top_k, top_p=top_p))(logits))
     for row, got in zip(logits.astype(np.float64), result, strict=True):
-        chosen = [token for token in kept(np.exp(row) / np.exp(row).sum(), top_k, top_p) if np.isfinite(row[token])]
+        chosen = [
+            token
+            for token in kept(np.exp(row) / np.exp(row).sum(), top_k, top_p)
+            if np.isfinite(row[token])
+        ]
         assert np.flatnonzero(np.isfinite(got)).tolist() == sorted(chosen)
         np.testing.assert_array_equal(got[chosen], row[chosen].astype(np.float32))
         assert np.isfinite(got[row.argmax()])
@@ -213,18 +267,29 @@ def test_top_p_is_of_what_top_k_left():
     assert np.isfinite(truncate(logits, top_p=0.5)).tolist() == [True, True, False, False]
 
 
-@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.8, "temperature": 1.3}])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.8, "temperature": 1.3}]
+)
 def test_truncation_is_that_of_the_samples_and_not_of_their_log_probs(options):
     """Samples are those of μ = π 1[S] / π(S), first and later tokens; recorded is log π."""
     table = np.random.default_rng(1).normal(size=(VOCABULARY, VOCABULARY)) * 2
     table[:, EOS] = -np.inf
-    completions = sampler(Script(table), group_size=4000, max_new_tokens=2, **options)((), *ending(5), KEYS[:1])
+    completions = sampler(Script(table), group_size=4000, max_new_tokens=2, **options)(
+        (), *ending(5), KEYS[:1]
+    )
     tokens = np.asarray(completions.tokens)
     logits = table / options.get("temperature", 1.0)
     policy = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(completions.log_prob[:, 0], np.log(policy[5, tokens[:, 0]]), rtol=1e-4)
-    np.testing.assert_allclose(completions.log_prob[:, 1], np.log(policy[tokens[:, 0], tokens[:, 1]]), rtol=1e-4)
-    for before, after in [(5, tokens[:, 0]), *((t, tokens[tokens[:, 0] == t, 1]) for t in np.unique(tokens[:, 0]))]:
+    np.testing.assert_allclose(
+        completions.log_prob[:, 0], np.log(policy[5, tokens[:, 0]]), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        completions.log_prob[:, 1], np.log(policy[tokens[:, 0], tokens[:, 1]]), rtol=1e-4
+    )
+    for before, after in [
+        (5, tokens[:, 0]),
+        *((t, tokens[tokens[:, 0] == t, 1]) for t in np.unique(tokens[:, 0])),
+    ]:
         chosen = kept(policy[before], options.get("top_k", 0), options.get("top_p", 1.0))
         assert set(after) <= set(chosen)
         for token in chosen:
@@ -250,7 +315,9 @@ def test_truncation_keeps_the_meaning_of_the_end():
 
 def test_the_most_likely_alone_is_greedy():
     greedy = sampler(greedy=True)(parameters(), PROMPT, PADDING, KEYS)
-    jax.tree.map(np.testing.assert_array_equal, sampler(top_k=1)(parameters(), PROMPT, PADDING, KEYS), greedy)
+    jax.tree.map(
+        np.testing.assert_array_equal, sampler(top_k=1)(parameters(), PROMPT, PADDING, KEYS), greedy
+    )
 
 
 def test_switched_off_nothing_is_sorted():

@@ -2,17 +2,17 @@
 
 import json
 
-import benchmark_control
-import benchmark_scaling
-import comparison
 import jax
 import pytest
-import scale
 from probes import tabular_problem
 
+from experiments.benchmarks import control as benchmark_control
+from experiments.benchmarks import scale as scale
+from experiments.benchmarks import scaling as benchmark_scaling
 from jaxrl_po.algorithms import rloo
-from jaxrl_po.flags import UsageError
 from jaxrl_po.language import ModelSettings
+from jaxrl_po.run import comparison
+from jaxrl_po.run.flags import UsageError
 
 TINY = {"tiny": ModelSettings(width=16, layers=1, heads=2, kv_heads=2, mlp_width=32)}
 
@@ -25,13 +25,23 @@ def started_backend():
 
 def test_paper_agrees_with_the_compiler(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scale, "SIZES", TINY)
-    small = ["--sizes=tiny", "--devices=1,4", "--model=1", "--prompts=1", "--group_size=2", "--new_tokens=8"]
+    small = [
+        "--sizes=tiny",
+        "--devices=1,4",
+        "--model=1",
+        "--prompts=1",
+        "--group_size=2",
+        "--new_tokens=8",
+    ]
     assert scale.main([*small, "--compile=tiny:4:1", f"--out={tmp_path}"]) == 0
     one, four = json.loads((tmp_path / "scale.json").read_text())["rows"]
     state = sum(four["memory"][name] for name in ("params", "optimizer", "reference"))
-    assert state <= four["compiled"]["state"] <= state + 64  # and the random key, the step, the prompts' numbers
+    assert (
+        state <= four["compiled"]["state"] <= state + 64
+    )  # and the random key, the step, the prompts' numbers
     assert four["compiled"]["all_gather"] == four["communication"]["all_gather"] > 0
-    # A quarter each but for the scales of the norms (and Adam's moments, one flat vector for so small a model).
+    # A quarter each but for the scales of the norms (and Adam's moments, one flat vector for so
+    # small a model).
     assert 4 * four["memory"]["params"] - one["memory"]["params"] == 3 * 4 * 3 * 16
     assert one["communication"] == {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 0}
     assert one["compiled"] is None
@@ -58,8 +68,14 @@ def test_tensor_parallel_cuts_what_is_gathered_and_costs_sums(monkeypatch):
         ([], "--out must name a folder"),
         (["--out=x", "--devices=8", "--sizes=2B"], "--sizes has no '2B'"),
         (["--out=x", "--devices=8", "--model=3"], "--model=3 must divide --devices=8"),
-        (["--out=x", "--devices=8", "--sizes=10M", "--compile=10M:4:1"], "--compile=10M:4:1 is none of 10M:8:1, 10M:8:4"),
-        (["--out=x", "--devices=8", "--sizes=10M", "--model=8"], "8 devices must divide the 4 heads of 10M"),
+        (
+            ["--out=x", "--devices=8", "--sizes=10M", "--compile=10M:4:1"],
+            "--compile=10M:4:1 is none of 10M:8:1, 10M:8:4",
+        ),
+        (
+            ["--out=x", "--devices=8", "--sizes=10M", "--model=8"],
+            "8 devices must divide the 4 heads of 10M",
+        ),
     ],
 )
 def test_scale_names_what_does_not_fit(arguments, message):
@@ -69,7 +85,10 @@ def test_scale_names_what_does_not_fit(arguments, message):
 
 def test_weak_scaling_takes_turns_and_leaves_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
     def small(options, devices, axis_name):
-        return rloo.make(rloo.Config(axis_name=axis_name), tabular_problem(num_prompts=2 * devices, group_size=2, dense=False))
+        return rloo.make(
+            rloo.Config(axis_name=axis_name),
+            tabular_problem(num_prompts=2 * devices, group_size=2, dense=False),
+        )
 
     monkeypatch.setattr(benchmark_scaling, "WORK", {"rloo": small})
     assert benchmark_scaling.main(["--devices=1,2", "--iterations=2", f"--out={tmp_path}"]) == 0
@@ -82,7 +101,9 @@ def test_weak_scaling_takes_turns_and_leaves_a_table_and_a_picture(tmp_path, mon
 
 def test_weak_scaling_gives_each_device_the_same_work():
     options = benchmark_scaling.Options()
-    for make, leaf in zip(benchmark_scaling.WORK.values(), (options.envs, options.prompts), strict=True):
+    for make, leaf in zip(
+        benchmark_scaling.WORK.values(), (options.envs, options.prompts), strict=True
+    ):
         shapes = jax.eval_shape(make(options, 3, None).init, jax.random.key(0))
         assert jax.tree.leaves(shapes.collector.sharded)[0].shape[0] == 3 * leaf
 
@@ -90,7 +111,11 @@ def test_weak_scaling_gives_each_device_the_same_work():
 def test_the_table_says_what_is_gained():
     result = {"plain": 1.0, "seconds": {1: 1.0, 2: 1.25, 4: 2.5}, "overhead": 0.03}
     lines = benchmark_scaling.table({"ppo": result}, 2).splitlines()
-    assert [line.split()[-2:] for line in lines[1:4]] == [["1.00×", "100%"], ["1.60×", "80%"], ["1.60×", "80%"]]
+    assert [line.split()[-2:] for line in lines[1:4]] == [
+        ["1.00×", "100%"],
+        ["1.60×", "80%"],
+        ["1.60×", "80%"],
+    ]
     assert "costs +3.0%" in lines[4]
 
 
@@ -104,7 +129,11 @@ def test_turns_run_there_and_back_and_the_first_does_not_count():
 def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys):
     seconds = {"ppo": [0.5, 0.3], "trpo": [0.7, 0.7], "collect": [0.2, 0.2]}
     monkeypatch.setattr(comparison, "stepper", lambda step, state: 0.0)
-    monkeypatch.setattr(comparison, "in_turns", lambda clocks, rounds: {name: seconds[name][:rounds] for name in clocks})
+    monkeypatch.setattr(
+        comparison,
+        "in_turns",
+        lambda clocks, rounds: {name: seconds[name][:rounds] for name in clocks},
+    )
     assert benchmark_control.main(["--updates=2", "--envs=2", "--steps=8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ppo_ms": 200.0, "trpo_ms": 500.0, "ratio": 2.5}
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
-from jaxrl_po.scoring import HostScore, Reward, RewardError, Worker
+from jaxrl_po.run.scoring import HostScore, Reward, RewardError, Worker
 from jaxrl_po.types import Batch
 
 HERE = Path(__file__).parent / "reward_functions.py"
@@ -21,7 +21,10 @@ def of(name, weight=1.0):
 
 def rows(texts, length, *, left=False):
     tokens = [TASK.tokenizer.encode(text) for text in texts]
-    return np.array([[0] * (length - len(t)) + t if left else t + [0] * (length - len(t)) for t in tokens], np.int32)
+    return np.array(
+        [[0] * (length - len(t)) + t if left else t + [0] * (length - len(t)) for t in tokens],
+        np.int32,
+    )
 
 
 def batch_of(prompts, completions, *, seeds=1):
@@ -59,14 +62,20 @@ COMPLETIONS = ["30", "31", "81", "8+1"]  # the last one has no EOS
 
 def score(*rewards, first=False, seeds=1, told=None, columns=None, **options):
     with HostScore(rewards, TASK._replace(columns=columns), **options) as give:
-        return give(batch_of(PROMPTS, COMPLETIONS, seeds=seeds), first=first, tell=(told if told is not None else []).append)
+        return give(
+            batch_of(PROMPTS, COMPLETIONS, seeds=seeds),
+            first=first,
+            tell=(told if told is not None else []).append,
+        )
 
 
 def test_scores_weights_and_the_last_token():
     batch, means = score(of("exact", 2.0), of("digits", 0.5), seeds=2)
     np.testing.assert_array_equal(batch.score, [[[1, 0], [1, 0]]] * 2)
     np.testing.assert_allclose(batch.reward.sum(axis=2), [[2.5, 0.5, 2.5, 0.0]] * 2)
-    np.testing.assert_array_equal(batch.reward != 0, batch.terminated & (batch.reward.sum(axis=2) > 0)[..., None])
+    np.testing.assert_array_equal(
+        batch.reward != 0, batch.terminated & (batch.reward.sum(axis=2) > 0)[..., None]
+    )
     assert batch.reward.dtype == batch.score.dtype == np.float32
     values = {name: float(mean.value()[1]) for name, mean in means.items()}
     told = {"accuracy": 0.5, "dead_groups": 0.0, "reward_failures": 0.0}
@@ -77,12 +86,16 @@ def test_the_accuracy_is_the_one_that_is_named():
     batch, means = score(of("exact"), of("digits"), accuracy="digits")
     np.testing.assert_array_equal(batch.score, [[[1, 1], [1, 0]]])
     assert float(means["accuracy"].value()[0]) == 0.75
-    assert float(means["dead_groups"].value()[0]) == 0.5  # both members of the first group are digits
+    assert (
+        float(means["dead_groups"].value()[0]) == 0.5
+    )  # both members of the first group are digits
 
 
 def test_a_function_is_given_columns_and_ids():
     batch, _ = score(of("columns_of"))
-    other, _ = score(of("columns_of"), columns=lambda problem: {"answer": ["31" for _ in problem[0]]})
+    other, _ = score(
+        of("columns_of"), columns=lambda problem: {"answer": ["31" for _ in problem[0]]}
+    )
     np.testing.assert_array_equal(other.score, [[[0, 1], [0, 0]]])
     np.testing.assert_array_equal(batch.score, [[[1, 0], [1, 0]]])
 
@@ -102,7 +115,9 @@ FAILURES = {
 @pytest.mark.parametrize("name", FAILURES)
 def test_failures_score_0_are_counted_and_told_once(name):
     told = []
-    with HostScore([of(name), of("exact", 0.25)], TASK, timeout=0.5 if name == "hangs" else 30.0) as give:
+    with HostScore(
+        [of(name), of("exact", 0.25)], TASK, timeout=0.5 if name == "hangs" else 30.0
+    ) as give:
         for _ in range(1 if name == "hangs" else 2):
             batch, means = give(batch_of(PROMPTS, COMPLETIONS), first=False, tell=told.append)
         with pytest.raises(RewardError, match=f"reward_functions.py:{name} .*first batch"):
@@ -110,7 +125,9 @@ def test_failures_score_0_are_counted_and_told_once(name):
     failed = [1, 1, 0, 0] if name == "nan" else [1, 1, 1, 1]
     kept = 1.0 - np.array(failed, np.float32)
     np.testing.assert_array_equal(batch.score.ravel(), kept)
-    np.testing.assert_array_equal(batch.reward.sum(axis=2)[0], kept + 0.25 * np.array([1, 0, 1, 0]))  # the other one stays
+    np.testing.assert_array_equal(
+        batch.reward.sum(axis=2)[0], kept + 0.25 * np.array([1, 0, 1, 0])
+    )  # the other one stays
     assert float(means["reward_failures"].value()[0]) == np.mean(failed)
     assert len(told) == 1
     assert f"reward_functions.py:{name} {FAILURES[name]}" in told[0]
@@ -127,7 +144,9 @@ def test_what_stands_in_the_data_set_may_run(tmp_path):
     )
     for name, failed in (("own", 0.0), ("theirs", 1.0)):
         told = []
-        _, means = score(Reward(f"{path}:{name}"), columns=lambda problem: {"answer": ["1 + 1"] * 4}, told=told)
+        _, means = score(
+            Reward(f"{path}:{name}"), columns=lambda problem: {"answer": ["1 + 1"] * 4}, told=told
+        )
         assert float(means["reward_failures"].value()[0]) == failed, told
 
 
@@ -170,7 +189,11 @@ def test_what_cannot_be_loaded_is_named(tmp_path, source, match):
         ([Reward("nowhere.py:exact")], {}, "there is no file nowhere.py"),
         ([of("exact"), of("exact")], {}, "exact twice"),
         ([of("exact", float("nan"))], {}, "reward_weights must be finite"),
-        ([of("exact")], {"accuracy": "format"}, "reward_accuracy must be one of exact, got 'format'"),
+        (
+            [of("exact")],
+            {"accuracy": "format"},
+            "reward_accuracy must be one of exact, got 'format'",
+        ),
         ([of("exact")], {"timeout": 0.0}, "reward_timeout must be above 0 s"),
     ],
 )

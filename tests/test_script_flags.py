@@ -1,17 +1,15 @@
 """What a script makes of its flags before anything compiles."""
 
-import common
-import control
 import jax
-import language
 import pytest
 import tiny
 from scripts import finish, start
 
-from jaxrl_po import flags
 from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo
-from jaxrl_po.flags import UsageError
+from jaxrl_po.run import flags, launch, methods
+from jaxrl_po.run.commands import control, language
+from jaxrl_po.run.flags import UsageError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,22 +25,50 @@ def started_backend():
         ("control", "--algorithm=pppo", r"--algorithm has no 'pppo'; did you mean ppo\?"),
         ("control", "--env=CartPol-v1", r"--env has no 'CartPol-v1'; did you mean CartPole-v1\?"),
         ("control", "--sead=1", r"--sead is not a flag; did you mean --seed\?"),
-        ("control", "--config.learning_rat=1", r"--config\.learning_rat is not a flag; did you mean --config\.learning_rate\?"),
+        (
+            "control",
+            "--config.learning_rat=1",
+            r"--config\.learning_rat is not a flag; did you mean --config\.learning_rate\?",
+        ),
         ("control", "--problem.temperature=1", r"--problem\.temperature is not a flag"),
         ("control", "--config.gamma=1.5", r"--config\.gamma must lie in \[0, 1\], got 1\.5"),
         ("control", "--config.gamma=nan", r"--config\.gamma must lie in \[0, 1\], got nan"),
         ("control", "--config.lambda_=-0.1", r"--config\.lambda_ must lie in \[0, 1\], got -0\.1"),
         ("control", "--config.epsilon_low=1", r"--config\.epsilon_low must lie in"),
         ("control", "--config.epsilon_high=1", r"--config\.epsilon_high must lie in"),
-        ("control", "--config.learning_rate=-1", r"--config\.learning_rate must lie in \(0, inf\), got -1"),
-        ("control", "--config.target_kl=0.5", r"--config\.target_kl has no effect unless early_stop is on"),
-        ("control", "--config.num_minibatches=3", r"--config\.num_minibatches .* must divide the 32 rows"),
-        ("control", "--config.num_minibatches=0", r"--config\.num_minibatches must lie in \[1, inf\), got 0"),
+        (
+            "control",
+            "--config.learning_rate=-1",
+            r"--config\.learning_rate must lie in \(0, inf\), got -1",
+        ),
+        (
+            "control",
+            "--config.target_kl=0.5",
+            r"--config\.target_kl has no effect unless early_stop is on",
+        ),
+        (
+            "control",
+            "--config.num_minibatches=3",
+            r"--config\.num_minibatches .* must divide the 32 rows",
+        ),
+        (
+            "control",
+            "--config.num_minibatches=0",
+            r"--config\.num_minibatches must lie in \[1, inf\), got 0",
+        ),
         ("control", "--problem.num_envs=-4", r"--problem\.num_envs must lie in \[1, inf\), got -4"),
-        ("control", "--problem.initial_log_std=0.5", r"--problem\.initial_log_std applies to continuous actions only"),
+        (
+            "control",
+            "--problem.initial_log_std=0.5",
+            r"--problem\.initial_log_std applies to continuous actions only",
+        ),
         ("control", "--problem.activation=tan", r"--problem\.activation must be one of tanh"),
         ("control", "--seeds=0", r"--seeds must lie in \[1, inf\) seeds, got 0"),
-        ("control", "--total_steps=31", r"--total_steps=31 must be 0 or at least 32, the environment steps of one iteration"),
+        (
+            "control",
+            "--total_steps=31",
+            r"--total_steps=31 must be 0 or at least 32, the environment steps of one iteration",
+        ),
         ("control", "--total_steps=-1", r"--total_steps must lie in \[0, inf\), got -1"),
         ("control", "--total_steps=1e6", r"--total_steps must be an integer, got '1e6'"),
         ("control", "--devices=none", r"--devices must be 'auto' or a positive number, got 'none'"),
@@ -51,7 +77,7 @@ def started_backend():
         (
             "control",
             "--devices=auto --mesh=model:2",
-            r"--mesh=model:2: model is for language\.py; the networks of control\.py are",
+            r"--mesh=model:2: model is for jaxrl-po language; the networks of jaxrl-po control are",
         ),
         ("control", "--shard_params", r"--shard_params is not a flag"),
         (
@@ -70,44 +96,104 @@ def started_backend():
             r"--model\.width=6 must be a multiple of 4, the devices of the data axis",
         ),
         ("control", "--eval_every=0", r"--eval_every must lie in \[1, inf\) lines, got 0"),
-        ("control", "--coordinator=host:1234", r"--coordinator has no effect unless --distributed is given"),
-        ("control", "--num_processes=2", r"--num_processes has no effect unless --distributed is given"),
+        (
+            "control",
+            "--coordinator=host:1234",
+            r"--coordinator has no effect unless --distributed is given",
+        ),
+        (
+            "control",
+            "--num_processes=2",
+            r"--num_processes has no effect unless --distributed is given",
+        ),
         ("control", "--process_id=0", r"--process_id has no effect unless --distributed is given"),
-        ("control", "--coordinator_timeout=5", r"--coordinator_timeout has no effect unless --distributed is given"),
-        ("control", "--distributed --num_processes=-1", r"--num_processes must lie in \[0, inf\), got -1"),
-        ("control", "--distributed --process_id=-2", r"--process_id must lie in \[-1, inf\), got -2"),
-        ("control", "--distributed --coordinator_timeout=0", r"--coordinator_timeout must lie in \[1, inf\) seconds, got 0"),
+        (
+            "control",
+            "--coordinator_timeout=5",
+            r"--coordinator_timeout has no effect unless --distributed is given",
+        ),
+        (
+            "control",
+            "--distributed --num_processes=-1",
+            r"--num_processes must lie in \[0, inf\), got -1",
+        ),
+        (
+            "control",
+            "--distributed --process_id=-2",
+            r"--process_id must lie in \[-1, inf\), got -2",
+        ),
+        (
+            "control",
+            "--distributed --coordinator_timeout=0",
+            r"--coordinator_timeout must lie in \[1, inf\) seconds, got 0",
+        ),
         ("language", "--distributed --coordinator=host", r"--coordinator must read like host:port"),
         ("control", "--out=", r"--out must name a folder"),
         ("control", "--overwrite --resume", r"--resume and --overwrite exclude each other"),
         ("control", "extra", r"'extra' is not a flag"),
         ("language", "--task=adition", r"--task has no 'adition'; did you mean addition\?"),
         ("language", "--problem.top_p=0", r"--problem\.top_p must lie in \(0, 1\], got 0"),
-        ("language", "--problem.top_k=15", r"--problem\.top_k must be at most 14, the vocabulary, got 15"),
+        (
+            "language",
+            "--problem.top_k=15",
+            r"--problem\.top_k must be at most 14, the vocabulary, got 15",
+        ),
         ("language", "--eval_samples=-1", r"--eval_samples must lie in \[0, inf\) samples, got -1"),
         ("language", "--show=-1", r"--show must lie in \[0, inf\) prompts, got -1"),
         ("language", "--env=CartPole-v1", r"--env is not a flag"),
-        ("language", "--task.num_digits=10", r"--task\.num_digits must lie in \[1, 9\] digits, got 10"),
-        ("language", "--problem.temperature=0", r"--problem\.temperature must lie in \(0, inf\), got 0"),
+        (
+            "language",
+            "--task.num_digits=10",
+            r"--task\.num_digits must lie in \[1, 9\] digits, got 10",
+        ),
+        (
+            "language",
+            "--problem.temperature=0",
+            r"--problem\.temperature must lie in \(0, inf\), got 0",
+        ),
         ("language", "--problem.max_new_tokens=2", r"--problem\.max_new_tokens must be at least 3"),
-        ("language", "--model.heads=3", r"--model\.width / heads must be an even whole number, got 8 / 3"),
+        (
+            "language",
+            "--model.heads=3",
+            r"--model\.width / heads must be an even whole number, got 8 / 3",
+        ),
         ("language", "--model.kv_heads=3", r"--model\.kv_heads must divide heads = 2, got 3"),
-        ("language", "--total_steps=7", r"--total_steps=7 must be 0 or at least 8, the completions of one iteration"),
-        ("language", "--reward=modle", r"--reward=modle must be verifier, model, or functions .*did you mean model\?"),
+        (
+            "language",
+            "--total_steps=7",
+            r"--total_steps=7 must be 0 or at least 8, the completions of one iteration",
+        ),
+        (
+            "language",
+            "--reward=modle",
+            r"--reward=modle must be verifier, model, or functions .*did you mean model\?",
+        ),
         ("language", "--reward_model.width=8", r"--reward_model\.width is not a flag"),
-        ("language", "--reward=model --preferences.flip=0.5", r"--preferences\.flip must lie in \[0, 0\.5\), got 0\.5"),
+        (
+            "language",
+            "--reward=model --preferences.flip=0.5",
+            r"--preferences\.flip must lie in \[0, 0\.5\), got 0\.5",
+        ),
         (
             "language",
             "--reward=model --preferences.comparisons=100",
             r"--preferences\.batch_size must divide comparisons = 100",
         ),
-        ("language", "--reward=model --reward_model.heads=3", r"--reward_model\.width / heads must be"),
+        (
+            "language",
+            "--reward=model --reward_model.heads=3",
+            r"--reward_model\.width / heads must be",
+        ),
         (
             "language",
             "--reward=model --problem.process_reward=true",
             r"--problem\.process_reward has no effect with --reward=model",
         ),
-        ("language", "--warm_start.steps=-1", r"--warm_start\.steps must lie in \[0, inf\) steps, got -1"),
+        (
+            "language",
+            "--warm_start.steps=-1",
+            r"--warm_start\.steps must lie in \[0, inf\) steps, got -1",
+        ),
         (
             "language",
             "--warm_start.steps=0 --warm_start.accuracy=0.4",
@@ -116,7 +202,10 @@ def started_backend():
     ],
 )
 def test_bad_input_ends_before_compiling_and_leaves_no_folder(tmp_path, script, argument, message):
-    main, small = {"control": (control.main, tiny.CONTROL), "language": (language.main, tiny.LANGUAGE)}[script]
+    main, small = {
+        "control": (control.main, tiny.CONTROL),
+        "language": (language.main, tiny.LANGUAGE),
+    }[script]
     with pytest.raises(UsageError, match=f"^{message}") as caught:
         main([*small, f"--out={tmp_path / 'new'}", *argument.split()])
     assert "\n" not in str(caught.value)
@@ -126,17 +215,29 @@ def test_bad_input_ends_before_compiling_and_leaves_no_folder(tmp_path, script, 
 def test_help_lists_every_field_with_its_default(capsys):
     assert control.main(["--help"]) == 0
     text = capsys.readouterr().out
-    for flag in ("--total_steps=500000", "--config.learning_rate=0.0003", "--config.target_kl=0.02", "--problem.num_envs=64"):
+    for flag in (
+        "--total_steps=500000",
+        "--config.learning_rate=0.0003",
+        "--config.target_kl=0.02",
+        "--problem.num_envs=64",
+    ):
         assert f"  {flag}\n" in text
     assert "nats" in text
     assert language.main(["--algorithm=ppo", "-h"]) == 0
     text = capsys.readouterr().out
-    for flag in ("--task.num_digits=", "--model.width=", "--warm_start.steps=", "--problem.temperature="):
+    for flag in (
+        "--task.num_digits=",
+        "--model.width=",
+        "--warm_start.steps=",
+        "--problem.temperature=",
+    ):
         assert f"  {flag}" in text
 
 
 def test_the_process_ends_with_status_2_and_one_line(tmp_path):
-    status, output, errors = finish(start("control", "--config.gama=0.9", f"--out={tmp_path / 'new'}"))
+    status, output, errors = finish(
+        start("control", "--config.gama=0.9", f"--out={tmp_path / 'new'}")
+    )
     assert (status, output) == (2, "")
     assert errors == "error: --config.gama is not a flag; did you mean --config.gamma?\n"
 
@@ -164,9 +265,15 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch):
         built.append(records["config"].decay_iterations)
         return build(records, *arguments)
 
-    script = control.SCRIPT._replace(build=spy, defaults=lambda options: {"config.decay_iterations": 7})
+    script = control.SCRIPT._replace(
+        build=spy, defaults=lambda options: {"config.decay_iterations": 7}
+    )
     monkeypatch.setattr(control, "SCRIPT", script)
-    for arguments, want in (([], 100), (["--total_steps=32"], 1), (["--config.decay_iterations=500"], 500)):
+    for arguments, want in (
+        ([], 100),
+        (["--total_steps=32"], 1),
+        (["--config.decay_iterations=500"], 500),
+    ):
         with pytest.raises(AssertionError, match="compiled"):
             control.main([*tiny.CONTROL, *arguments, f"--out={tmp_path / str(want)}"])
         assert built[-1] == want
@@ -176,13 +283,18 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "want"),
     [
-        (["--algorithm=dapo"], 4),  # an answer of 3 tokens, and the last fifth of 4, rounded up to 1, is punished
+        (
+            ["--algorithm=dapo"],
+            4,
+        ),  # an answer of 3 tokens, and the last fifth of 4, rounded up to 1, is punished
         (["--algorithm=dapo", "--config.soft_overlong=false"], 0),
         (["--algorithm=dapo", "--problem.max_new_tokens=9"], 9),
         (["--algorithm=grpo"], 0),
     ],
 )
-def test_overlong_shaping_does_not_punish_the_longest_right_answer(tmp_path, monkeypatch, arguments, want):
+def test_overlong_shaping_does_not_punish_the_longest_right_answer(
+    tmp_path, monkeypatch, arguments, want
+):
     asked, make_problem = [], language_lib.make_problem
 
     def spy(*positional, **named):
@@ -191,16 +303,22 @@ def test_overlong_shaping_does_not_punish_the_longest_right_answer(tmp_path, mon
 
     monkeypatch.setattr(language_lib, "make_problem", spy)
     with pytest.raises(AssertionError, match="compiled"):
-        language.main(["--task.num_digits=1", "--devices=1", *arguments, f"--out={tmp_path / 'run'}"])
+        language.main(
+            ["--task.num_digits=1", "--devices=1", *arguments, f"--out={tmp_path / 'run'}"]
+        )
     assert asked == [want]
 
 
 @pytest.mark.usefixtures("no_compilation")
 def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch):
     asked, make = [], dapo.make
-    monkeypatch.setattr(dapo, "make", lambda config, problem: asked.append(config) or make(config, problem))
+    monkeypatch.setattr(
+        dapo, "make", lambda config, problem: asked.append(config) or make(config, problem)
+    )
     with pytest.raises(AssertionError, match="compiled"):
-        control.main(["--algorithm=dapo", "--devices=1", "--total_steps=100000", f"--out={tmp_path / 'run'}"])
+        control.main(
+            ["--algorithm=dapo", "--devices=1", "--total_steps=100000", f"--out={tmp_path / 'run'}"]
+        )
     assert (asked[0].soft_overlong, asked[0].overlong_filtering) == (False, False)
 
 
@@ -208,10 +326,14 @@ def scripts_with_defaults():
     """Every script, algorithm and (of control) environment for which defaults of its own are set."""
     tuned = {(path.parent.name, path.stem) for path in control.CONFIGS.glob("*/*.json")}
     runs = [
-        (control.SCRIPT, [f"--algorithm={name}", f"--env={env}"]) for name, env in sorted(tuned | {("dapo", "Catch-bsuite")})
+        (control.SCRIPT, [f"--algorithm={name}", f"--env={env}"])
+        for name, env in sorted(tuned | {("dapo", "Catch-bsuite")})
     ]
-    of_algorithm = [[f"--algorithm={name}"] for name in common.ALGORITHMS]
-    rewarded = [["--algorithm=ppo", "--reward=model"], ["--algorithm=dapo", "--reward=rewards.py:near"]]
+    of_algorithm = [[f"--algorithm={name}"] for name in methods.ALGORITHMS]
+    rewarded = [
+        ["--algorithm=ppo", "--reward=model"],
+        ["--algorithm=dapo", "--reward=rewards.py:near"],
+    ]
     runs += [(language.SCRIPT, run) for run in (*of_algorithm, *rewarded)]
     return runs
 
@@ -226,22 +348,28 @@ def other_values(field):
 
 
 @pytest.mark.parametrize(
-    ("script", "run"), scripts_with_defaults(), ids=lambda part: " ".join(part) if isinstance(part, list) else part.name
+    ("script", "run"),
+    scripts_with_defaults(),
+    ids=lambda part: " ".join(part) if isinstance(part, list) else part.name,
 )
 def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
     """What nobody asked for cannot be asked back."""
     options = flags.parse(run, {"": script.options})[""]
-    common.parse(script, run, {})
+    launch.parse(script, run, {})
     refused = {}
-    for prefix, record in common.sections_of(script, options).items():
+    for prefix, record in launch.sections_of(script, options).items():
         for field in flags.settable(record) if prefix else ():
             name = flags.join(prefix, field.name)
             for value in other_values(field):
                 try:
-                    common.parse(script, [*run, f"--{name}={flags.shown(value)}"], {})
+                    launch.parse(script, [*run, f"--{name}={flags.shown(value)}"], {})
                 except UsageError as error:
                     refused[name] = str(error)
-    assert not {name: error for name, error in refused.items() if "has no effect" in error and f"--{name} " not in error}
+    assert not {
+        name: error
+        for name, error in refused.items()
+        if "has no effect" in error and f"--{name} " not in error
+    }
 
 
 @pytest.mark.usefixtures("no_compilation")
@@ -264,6 +392,17 @@ def test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from
     language.main([*tiny.LANGUAGE, "--total_steps=0", "--warm_start.accuracy=0.75", f"--out={out}"])
     with pytest.raises(UsageError, match=r"^--warm_start\.steps=0 must be 2, as in the run"):
         language.main([*tiny.LANGUAGE, f"--out={out}", "--resume", "--warm_start.steps=0"])
-    control.main([*tiny.CONTROL, "--total_steps=0", "--config.lambda_=0.5", f"--out={tmp_path / 'control'}"])
-    with pytest.raises(UsageError, match=r"^--config\.estimator=monte_carlo must be gae, as in the run"):
-        control.main([*tiny.CONTROL, f"--out={tmp_path / 'control'}", "--resume", "--config.estimator=monte_carlo"])
+    control.main(
+        [*tiny.CONTROL, "--total_steps=0", "--config.lambda_=0.5", f"--out={tmp_path / 'control'}"]
+    )
+    with pytest.raises(
+        UsageError, match=r"^--config\.estimator=monte_carlo must be gae, as in the run"
+    ):
+        control.main(
+            [
+                *tiny.CONTROL,
+                f"--out={tmp_path / 'control'}",
+                "--resume",
+                "--config.estimator=monte_carlo",
+            ]
+        )

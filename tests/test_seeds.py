@@ -17,7 +17,9 @@ SEEDS, ITERATIONS = 8, 3
 def make_train():
     """A new function each time, as each process of its own would compile it."""
     task = language.tasks.addition(2)
-    model = language.ModelSettings(width=32, layers=2, heads=4, kv_heads=4, mlp_width=64).build(task.tokenizer.size)
+    model = language.ModelSettings(width=32, layers=2, heads=4, kv_heads=4, mlp_width=64).build(
+        task.tokenizer.size
+    )
     problem = language.make_problem(
         task, model, num_prompts=16, group_size=8, warm=language.WarmStart(steps=100, batch_size=64)
     )
@@ -55,7 +57,9 @@ def test_vmapped_seeds_equal_single_runs_in_less_time_than_one_after_another():
     begun = time.perf_counter()
     for i, key in enumerate(keys):
         alone = jax.block_until_ready(jax.jit(make_train())(key))
-        chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[i], together), alone, rtol=2e-3, atol=2e-4)
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda x, i=i: x[i], together), alone, rtol=2e-3, atol=2e-4
+        )
     apart = time.perf_counter() - begun
     assert seconds < apart, (seconds, apart)
     print(f"{SEEDS} seeds together {seconds:.1f} s, one after another {apart:.1f} s")

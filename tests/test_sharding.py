@@ -9,17 +9,22 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_po import language, optimizers, parallel, sharding
+from jaxrl_po import language, optimizers
 from jaxrl_po.algorithms import grpo, ppo
-from jaxrl_po.checkpoint import Store
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.parallel import Placement
+from jaxrl_po.run import parallel, sharding
+from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.parallel import Placement
 from jaxrl_po.types import TrainState
 
 TASK = language.tasks.addition(1, zero_pad=False)
 SIZES = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=2, mlp_width=12)
 MOVED = {"grpo": ("policy",), "ppo": ("policy", "value")}
-ALONE, SQUARE, ROW = Placement(1, 1, 1), Placement(1, 1, 2, 2, shard_params=True), Placement(1, 1, 4, shard_params=True)
+ALONE, SQUARE, ROW = (
+    Placement(1, 1, 1),
+    Placement(1, 1, 2, 2, shard_params=True),
+    Placement(1, 1, 4, shard_params=True),
+)
 SEEDS = Placement(2, 2, 2, 1, shard_params=True)
 
 
@@ -27,11 +32,15 @@ def learner(algorithm, placement):
     """Of one seed; Adam leaf by leaf although the model is tiny, so that its moments are cut as well."""
     model, critic = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
     if placement.cuts_params:
-        model, critic = (each.clone(constrain=sharding.rows_over_data(placement)) for each in (model, critic))
+        model, critic = (
+            each.clone(constrain=sharding.rows_over_data(placement)) for each in (model, critic)
+        )
     sizes = {"num_prompts": 8, "group_size": 2, "process_reward": True}
     optimizer = optimizers.adam(1e-2, max_grad_norm=1.0, flat_up_to=0)
     if algorithm == "grpo":
-        return grpo.make(grpo.Config(num_minibatches=2), language.make_problem(TASK, model, **sizes), optimizer)
+        return grpo.make(
+            grpo.Config(num_minibatches=2), language.make_problem(TASK, model, **sizes), optimizer
+        )
     problem = language.make_problem(TASK, model, critic=critic, **sizes)
     return ppo.make(ppo.Config(num_epochs=1, num_minibatches=1), problem, optimizer)
 
@@ -57,12 +66,16 @@ def run(algorithm, placement):
 
 
 def norm(tree):
-    return np.sqrt(sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree)))
+    return np.sqrt(
+        sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree))
+    )
 
 
 def moved(one, seed=0):
     """What the step changed, by role."""
-    return jax.tree.map(lambda a, b: np.asarray(b)[seed] - np.asarray(a)[seed], one.before.params, one.after.params)._asdict()
+    return jax.tree.map(
+        lambda a, b: np.asarray(b)[seed] - np.asarray(a)[seed], one.before.params, one.after.params
+    )._asdict()
 
 
 def held(leaf):
@@ -83,34 +96,57 @@ def held(leaf):
 )
 def test_numbers_are_those_of_one_device(algorithm, placement):
     one, alone = run(algorithm, placement), run(algorithm, ALONE)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b[0]), one.before.params, alone.before.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a[0], b[0]),
+        one.before.params,
+        alone.before.params,
+    )
     want, got = moved(alone), moved(one)
     for role in MOVED[algorithm]:
         assert norm(want[role]) > 0
-        assert norm(jax.tree.map(np.subtract, got[role], want[role])) <= 1e-4 * norm(want[role]), role
+        assert norm(jax.tree.map(np.subtract, got[role], want[role])) <= 1e-4 * norm(want[role]), (
+            role
+        )
 
 
-@pytest.mark.parametrize(("algorithm", "placement"), [("grpo", SQUARE), ("grpo", ROW), ("ppo", SQUARE)], ids=str)
+@pytest.mark.parametrize(
+    ("algorithm", "placement"), [("grpo", SQUARE), ("grpo", ROW), ("ppo", SQUARE)], ids=str
+)
 def test_each_device_holds_its_share_alone(algorithm, placement):
     one = run(algorithm, placement)
     tree = (one.after.params, one.after.reference_params, one.after.opt_state)
-    shares = {jax.tree_util.keystr(path): held(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    shares = {
+        jax.tree_util.keystr(path): held(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
     blocks = [share for name, share in shares.items() if "kernel" in name and "output" not in name]
-    assert len(blocks) == {"grpo": 4, "ppo": 6}[algorithm] * 7  # of the parameters, both moments and the reference
+    assert (
+        len(blocks) == {"grpo": 4, "ppo": 6}[algorithm] * 7
+    )  # of the parameters, both moments and the reference
     assert set(blocks) == {1 / 4}
     ends = {share for name, share in shares.items() if "embedding" in name or "output" in name}
-    assert ends <= {1 / placement.data_devices, 1 / 4}  # a critic's one output is not cut over `model`
-    whole, cut = (x.step.memory_analysis().argument_size_in_bytes for x in (run(algorithm, ALONE), one))
+    assert ends <= {
+        1 / placement.data_devices,
+        1 / 4,
+    }  # a critic's one output is not cut over `model`
+    whole, cut = (
+        x.step.memory_analysis().argument_size_in_bytes for x in (run(algorithm, ALONE), one)
+    )
     assert cut < 0.35 * whole
 
 
 def test_rows_and_seeds_lie_over_their_axes():
     after = run("grpo", SEEDS).after
-    assert after.collector.sharded["prompt_number"].sharding.shard_shape(after.collector.sharded["prompt_number"].shape) == (
+    assert after.collector.sharded["prompt_number"].sharding.shard_shape(
+        after.collector.sharded["prompt_number"].shape
+    ) == (
         1,
         4,
     )
-    assert {leaf.sharding.shard_shape(leaf.shape)[0] for leaf in jax.tree.leaves((after.params, after.step))} == {1}
+    assert {
+        leaf.sharding.shard_shape(leaf.shape)[0]
+        for leaf in jax.tree.leaves((after.params, after.step))
+    } == {1}
 
 
 def test_a_checkpoint_fits_any_mesh(tmp_path):
@@ -122,7 +158,9 @@ def test_a_checkpoint_fits_any_mesh(tmp_path):
             _, loaded = store.load(one.before)
             assert held(loaded.params.policy["params"]["mlp_0"]["up"]["kernel"]) == share
             jax.tree.map(np.testing.assert_array_equal, loaded.params, saved.params)
-            jax.tree.map(np.testing.assert_array_equal, one.step(loaded)[0].params, one.after.params)
+            jax.tree.map(
+                np.testing.assert_array_equal, one.step(loaded)[0].params, one.after.params
+            )
 
 
 def test_rows_are_cut_through_sampling_and_training():
@@ -140,7 +178,9 @@ def test_rows_are_cut_through_sampling_and_training():
 def test_every_matrix_of_the_transformer_is_in_the_table():
     for switches in ({}, {"gated": False, "tied": True, "kv_heads": 1}):
         model = language.ModelSettings(**{**vars(SIZES), **switches}).build(14)
-        params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32), jnp.zeros(1, jnp.int32))
+        params = jax.eval_shape(
+            model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32), jnp.zeros(1, jnp.int32)
+        )
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             logical = LOGICAL_AXES.get(tuple(key.key for key in path[-2:]), ())
             assert len(logical) == (leaf.ndim if leaf.ndim > 1 else 0), path
@@ -150,7 +190,12 @@ def test_what_does_not_divide_stays_whole():
     mesh = parallel.make_mesh(Placement(1, 1, 2, 4))
     path = (jax.tree_util.DictKey("up"), jax.tree_util.DictKey("kernel"))
     rules = sharding.FULLY_SHARDED | sharding.TENSOR_PARALLEL
-    for shape, want in (((8, 8), P("data", "model")), ((7, 8), P(None, "model")), ((8, 6), P("data", None)), ((8,), P())):
+    for shape, want in (
+        ((8, 8), P("data", "model")),
+        ((7, 8), P(None, "model")),
+        ((8, 6), P("data", None)),
+        ((8,), P()),
+    ):
         assert sharding.partition(path, shape, mesh, LOGICAL_AXES, rules) == want
     assert sharding.partition(path[:1], (8, 8), mesh, LOGICAL_AXES, rules) == P()
     assert sharding.partition((), (8, 8), mesh, LOGICAL_AXES, rules) == P()

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tasks as catalogue
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import tasks
 from jaxrl_po.language.tasks.split import make_draw
+from jaxrl_po.run import tasks as catalogue
 
 
 def texts(task, tokens):
@@ -66,12 +66,25 @@ def sum_of_digits(found):
 def cases():
     return {
         "multiplication": Case(
-            tasks.multiplication(3), r"(\d{3})\*(\d{3})=", lambda m: reverse(product(m), 6), pair, scratch=True
+            tasks.multiplication(3),
+            r"(\d{3})\*(\d{3})=",
+            lambda m: reverse(product(m), 6),
+            pair,
+            scratch=True,
         ),
         "multiplication, answer only": Case(
-            tasks.multiplication(4, chain_of_thought=False), r"(\d{4})\*(\d{4})=", lambda m: reverse(product(m), 8), pair
+            tasks.multiplication(4, chain_of_thought=False),
+            r"(\d{4})\*(\d{4})=",
+            lambda m: reverse(product(m), 8),
+            pair,
         ),
-        "sorting": Case(tasks.sorting(6, symbols=3), r"([0-2]{6})=", lambda m: "".join(multiset(m)), multiset, shape="[0-2]+"),
+        "sorting": Case(
+            tasks.sorting(6, symbols=3),
+            r"([0-2]{6})=",
+            lambda m: "".join(multiset(m)),
+            multiset,
+            shape="[0-2]+",
+        ),
         "modular": Case(
             tasks.modular(2, modulus_digits=3),
             r"\((\d{2})\*(\d{2})\+(\d{2})\)%(\d{3})=",
@@ -79,7 +92,11 @@ def cases():
             lambda m: (tuple(sorted((m[1], m[2]))), m[3], m[4]),
         ),
         "binary": Case(
-            tasks.base_conversion(3, base=2), r"(\d{3})=", lambda m: reverse(int(m[1]), 10, 2), lambda m: m[1], shape="[01]+"
+            tasks.base_conversion(3, base=2),
+            r"(\d{3})=",
+            lambda m: reverse(int(m[1]), 10, 2),
+            lambda m: m[1],
+            shape="[01]+",
         ),
         "hexadecimal": Case(
             tasks.base_conversion(9, base=16),
@@ -88,9 +105,19 @@ def cases():
             lambda m: m[1],
             shape="[0-9a-f]+",
         ),
-        "countdown": Case(tasks.countdown(3, max_number=9), r"((?:\d,){2}\d)>(\d{2})=", None, numbers),
-        "countdown, two places": Case(tasks.countdown(4, max_number=15), r"((?:\d\d,){3}\d\d)>(\d{3})=", None, numbers),
-        "running sum": Case(tasks.running_sum(4), r"(\d{4})=", lambda m: str(sum_of_digits(m) % 10), multiset, scratch=True),
+        "countdown": Case(
+            tasks.countdown(3, max_number=9), r"((?:\d,){2}\d)>(\d{2})=", None, numbers
+        ),
+        "countdown, two places": Case(
+            tasks.countdown(4, max_number=15), r"((?:\d\d,){3}\d\d)>(\d{3})=", None, numbers
+        ),
+        "running sum": Case(
+            tasks.running_sum(4),
+            r"(\d{4})=",
+            lambda m: str(sum_of_digits(m) % 10),
+            multiset,
+            scratch=True,
+        ),
         "running sum, terse": Case(
             tasks.running_sum(5, modulus=7, max_filler=0),
             r"(\d{5})=",
@@ -147,20 +174,32 @@ def sampler(name):
         prompts = jax.vmap(lambda key: task.sample(key, held_out))(keys)
         return prompts, jax.vmap(task.demonstrate)(prompts.problem)
 
-    return jax.jit(lambda keys: jax.tree.map(lambda *x: jnp.concatenate(x), draw(keys, False), draw(keys, True)))
+    return jax.jit(
+        lambda keys: jax.tree.map(
+            lambda *x: jnp.concatenate(x), draw(keys, False), draw(keys, True)
+        )
+    )
 
 
 @functools.cache
 def drawn(name, seed=0):
     """`COUNT` prompts and demonstrations of each split, the train split first."""
-    keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), COUNT)  # threefry takes thrice as long to compile
+    keys = jax.random.split(
+        jax.random.key(seed, impl="unsafe_rbg"), COUNT
+    )  # threefry takes thrice as long to compile
     return jax.tree.map(np.asarray, sampler(name)(keys))
 
 
 @functools.cache
 def verifier(name):
     task = cases()[name].task
-    return jax.jit(jax.vmap(lambda problem, tokens: [f(problem, tokens) for f in (task.score, task.credit, task.parses)]))
+    return jax.jit(
+        jax.vmap(
+            lambda problem, tokens: [
+                f(problem, tokens) for f in (task.score, task.credit, task.parses)
+            ]
+        )
+    )
 
 
 @EVERY
@@ -171,7 +210,9 @@ def test_prompts_and_demonstrations_read_back(name):
     assert prompts.tokens.shape == (2 * COUNT, task.prompt_length)
     assert answers.shape == (2 * COUNT, task.answer_length)
     assert prompts.tokens.dtype == answers.dtype == jnp.int32
-    np.testing.assert_array_equal(prompts.tokens == pad, np.arange(task.prompt_length) < prompts.pad[:, None])
+    np.testing.assert_array_equal(
+        prompts.tokens == pad, np.arange(task.prompt_length) < prompts.pad[:, None]
+    )
     is_eos = answers == eos
     np.testing.assert_array_equal(is_eos.sum(axis=1), 1)
     np.testing.assert_array_equal(answers == pad, np.cumsum(is_eos, axis=1) - is_eos == 1)
@@ -179,7 +220,9 @@ def test_prompts_and_demonstrations_read_back(name):
     for prompt, answer in zip(texts(task, prompts.tokens), answers, strict=True):
         assert re.fullmatch(pattern, prompt), prompt
         assert judge(case, prompt, answer) == (True, True), prompt
-    score, credit, parses = verifier(name)(prompts.problem, np.pad(answers, ((0, 0), (0, 3)), constant_values=pad))
+    score, credit, parses = verifier(name)(
+        prompts.problem, np.pad(answers, ((0, 0), (0, 3)), constant_values=pad)
+    )
     assert (score.dtype, credit.dtype, parses.dtype) == (jnp.float32, jnp.float32, bool)
     np.testing.assert_array_equal(score, 1.0)
     np.testing.assert_allclose(credit.sum(axis=1), 1.0, rtol=1e-5)
@@ -188,7 +231,9 @@ def test_prompts_and_demonstrations_read_back(name):
 @EVERY
 def test_splits_share_no_problem(name):
     case, (prompts, _) = cases()[name], drawn(name)
-    problems = [case.problem(re.fullmatch(case.prompt, text)) for text in texts(case.task, prompts.tokens)]
+    problems = [
+        case.problem(re.fullmatch(case.prompt, text)) for text in texts(case.task, prompts.tokens)
+    ]
     train, held_out = set(problems[:COUNT]), set(problems[COUNT:])
     assert not train & held_out
     assert len(held_out) > 1
@@ -212,14 +257,32 @@ def test_verifier_agrees_with_the_host_on_any_tokens(name):
     garbage = rng.integers(0, task.tokenizer.size, rows.shape)
     no_end = np.where(rows == task.tokenizer.eos, task.tokenizer.pad, rows)
     right = wrong = malformed = 0
-    for completions in (rows, changed, removed, inserted, shuffled, np.roll(rows, 1, axis=0), garbage, no_end):
-        score, credit, parses = (np.asarray(x) for x in verifier(name)(prompts.problem, completions.astype(np.int32)))
-        judged = [judge(case, *both) for both in zip(texts(task, prompts.tokens), completions, strict=True)]
+    for completions in (
+        rows,
+        changed,
+        removed,
+        inserted,
+        shuffled,
+        np.roll(rows, 1, axis=0),
+        garbage,
+        no_end,
+    ):
+        score, credit, parses = (
+            np.asarray(x) for x in verifier(name)(prompts.problem, completions.astype(np.int32))
+        )
+        judged = [
+            judge(case, *both)
+            for both in zip(texts(task, prompts.tokens), completions, strict=True)
+        ]
         np.testing.assert_array_equal(np.stack([parses, score == 1.0], axis=1), judged)
         assert set(score.tolist()) <= {0.0, 1.0}
         assert (credit >= 0.0).all()
         assert (credit.sum(axis=1) <= 1.0 + 1e-5).all()
-        right, wrong, malformed = right + score.sum(), wrong + (parses & (score == 0)).sum(), malformed + (~parses).sum()
+        right, wrong, malformed = (
+            right + score.sum(),
+            wrong + (parses & (score == 0)).sum(),
+            malformed + (~parses).sum(),
+        )
     assert min(right, wrong, malformed) > 2 * COUNT / 4  # each of the three was put to it
 
 
@@ -231,12 +294,19 @@ def test_keys_decide_every_task(name):
 def tokens_of(task, text, length=None):
     """A completion: `$` is EOS, `_` padding."""
     ids = task.tokenizer.ids | {"$": task.tokenizer.eos, "_": task.tokenizer.pad}
-    return jnp.array([ids[character] for character in text.ljust(length or task.answer_length, "_")], jnp.int32)
+    return jnp.array(
+        [ids[character] for character in text.ljust(length or task.answer_length, "_")], jnp.int32
+    )
 
 
 def apply(function, task, problem, completions):
     """`score`, `credit` or `parses` of completions of one problem."""
-    rows = jnp.stack([tokens_of(task, text, max(task.answer_length, *map(len, completions))) for text in completions])
+    rows = jnp.stack(
+        [
+            tokens_of(task, text, max(task.answer_length, *map(len, completions)))
+            for text in completions
+        ]
+    )
     return jax.jit(jax.vmap(function, (None, 0)))(problem, rows).tolist()
 
 
@@ -248,10 +318,22 @@ def test_multiplication_by_hand():
     """12 · 34: 12 · 4 = 48, 12 · 30 = 360, together 408, each lowest digit first; a quarter for each, and for the answer."""
     task = tasks.multiplication(2)
     problem = (jnp.uint32(12), jnp.uint32(34))
-    assert jax.jit(task.demonstrate)(problem).tolist() == tokens_of(task, "840+0630:8040#8040$").tolist()
+    assert (
+        jax.jit(task.demonstrate)(problem).tolist()
+        == tokens_of(task, "840+0630:8040#8040$").tolist()
+    )
     # The chain is free, the answer is not.
     right = ["840+0630:8040#8040$", "#8040$", "::99#8040$", "#1#8040$"]
-    wrong = ["8040$", "840+0630:8040#804$", "840+0630:8040#8041$", "#8040", "#8040#$", "$#8040$", "_#8040$", "#8040$#8040$"]
+    wrong = [
+        "8040$",
+        "840+0630:8040#804$",
+        "840+0630:8040#8041$",
+        "#8040",
+        "#8040#$",
+        "$#8040$",
+        "_#8040$",
+        "#8040$#8040$",
+    ]
     assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
     expected = {
         "840+0630:8040#8040$": [(3, 0.25), (8, 0.25), (13, 0.25), (18, 0.25)],
@@ -260,14 +342,18 @@ def test_multiplication_by_hand():
         "840#8040$": [(8, 0.25)],
         "841+0630:8040#8040": [(8, 0.25), (13, 0.25)],
     }
-    for text, credit in zip(expected, apply(task.credit, task, problem, list(expected)), strict=True):
+    for text, credit in zip(
+        expected, apply(task.credit, task, problem, list(expected)), strict=True
+    ):
         assert [(i, x) for i, x in enumerate(credit) if x] == expected[text], text
 
 
 def test_multiplication_of_the_largest():
     """9999² = 99980001, a uint32; the sums so far are 89,991, 989,901, 9,989,001 and 99,980,001 itself."""
     task = tasks.multiplication(4)
-    text = task.tokenizer.decode(jax.jit(task.demonstrate)((jnp.uint32(9999), jnp.uint32(9999))).tolist())
+    text = task.tokenizer.decode(
+        jax.jit(task.demonstrate)((jnp.uint32(9999), jnp.uint32(9999))).tolist()
+    )
     assert text == "19998+019998:109989+0019998:1009899+00019998:10008999#10008999"
     assert len(text) + 1 == task.answer_length
 
@@ -278,7 +364,19 @@ def test_countdown_by_hand():
     problem = tasks.Countdown(jnp.array([3, 7, 2]), jnp.int32(13), tokens_of(task, "32*7+$"))
     right = ["32*7+$", "23*7+$", "732*+$", "723*+$"]
     well_formed = ["72*1-$", "94+$", "37+3+$", "67+$", "372+*$"]
-    malformed = ["32*7+", "32*7+_", "32*7$", "32*+7$", "7+32*$", "$", "32*7+$7", "=32*7+$", "327$", "32*7++$", "3332*7+$"]
+    malformed = [
+        "32*7+",
+        "32*7+_",
+        "32*7$",
+        "32*+7$",
+        "7+32*$",
+        "$",
+        "32*7+$7",
+        "=32*7+$",
+        "327$",
+        "32*7++$",
+        "3332*7+$",
+    ]
     wrong = well_formed + malformed
     assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
     parses = apply(task.parses, task, problem, wrong)
@@ -292,8 +390,13 @@ def test_countdown_by_hand():
 def test_countdown_does_not_overflow():
     """14⁸ = 1,475,789,056 < 2³¹; a product of more, 15 times 99, wraps around and is refused all the same."""
     task = tasks.countdown(8, max_number=14)
-    fourteens = tasks.Countdown(jnp.full(8, 14), jnp.int32(14**8), jnp.zeros(task.answer_length, jnp.int32))
-    assert scores(task, fourteens, ["14" * 8 + "*" * 7 + "$", "14" * 7 + "*" * 6 + "$"]) == [1.0, 0.0]
+    fourteens = tasks.Countdown(
+        jnp.full(8, 14), jnp.int32(14**8), jnp.zeros(task.answer_length, jnp.int32)
+    )
+    assert scores(task, fourteens, ["14" * 8 + "*" * 7 + "$", "14" * 7 + "*" * 6 + "$"]) == [
+        1.0,
+        0.0,
+    ]
     wrapped = np.int64(99) ** 15 % 2**32
     problem = fourteens._replace(target=jnp.int32(np.uint32(wrapped).astype(np.int32)))
     assert scores(task, problem, ["99" * 15 + "*" * 14 + "$"]) == [0.0]
@@ -304,7 +407,15 @@ def test_running_sum_is_free_in_length():
     task = tasks.running_sum(4)
     problem = (jnp.array([3, 1, 4, 1], jnp.uint32), jnp.int32(2))
     assert jax.jit(task.demonstrate)(problem).tolist() == tokens_of(task, "..3489#9$").tolist()
-    right = ["#9$", "3489#9$", "......................#9$", "..3.4.8.9#9$", "#8#9$", "=#9$", "0000#9$"]
+    right = [
+        "#9$",
+        "3489#9$",
+        "......................#9$",
+        "..3.4.8.9#9$",
+        "#8#9$",
+        "=#9$",
+        "0000#9$",
+    ]
     wrong = ["9$", "#9", "#8$", "#09$", "#9#$", "#9.$", "3489#9$.", "_#9$", "$#9$", "#$"]
     assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
     paid, unpaid = apply(task.credit, task, problem, ["34#9$", "3489#8$"])
@@ -352,14 +463,18 @@ def test_sizes_out_of_range(make_task, message):
 
 def test_a_split_that_would_be_empty_is_refused():
     """Of the six multisets of two numbers up to 3 the hash holds out none."""
-    with pytest.raises(ConfigError, match=r"one in 10 \(0\.0% would be\): raise max_number or num_numbers"):
+    with pytest.raises(
+        ConfigError, match=r"one in 10 \(0\.0% would be\): raise max_number or num_numbers"
+    ):
         tasks.countdown(2, max_number=3)
 
 
 def test_malformed_completions_are_counted_apart():
     """An untrained policy: the metric is the share which the host cannot parse; a task that does not tell has none."""
     case = cases()["running sum, terse"]
-    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(case.task.tokenizer.size)
+    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
+        case.task.tokenizer.size
+    )
 
     def collect(task, key):
         problem = language.make_problem(task, model, num_prompts=16, group_size=4)
@@ -367,10 +482,19 @@ def test_malformed_completions_are_counted_apart():
 
     batch = jax.jit(functools.partial(collect, case.task))(jax.random.key(0))
     prompts = texts(case.task, np.asarray(batch.inputs.tokens)[:, : case.task.prompt_length])
-    judged = [judge(case, prompt, row) for prompt, row in zip(prompts, np.asarray(batch.action), strict=True)]
-    np.testing.assert_allclose(batch.metrics["malformed"].value(), 1.0 - np.mean([parses for parses, _ in judged]), rtol=1e-6)
+    judged = [
+        judge(case, prompt, row)
+        for prompt, row in zip(prompts, np.asarray(batch.action), strict=True)
+    ]
+    np.testing.assert_allclose(
+        batch.metrics["malformed"].value(),
+        1.0 - np.mean([parses for parses, _ in judged]),
+        rtol=1e-6,
+    )
     assert batch.metrics["malformed"].value() > batch.metrics["truncated"].value()
-    untold = jax.eval_shape(functools.partial(collect, case.task._replace(parses=None)), jax.random.key(0))
+    untold = jax.eval_shape(
+        functools.partial(collect, case.task._replace(parses=None)), jax.random.key(0)
+    )
     assert "malformed" not in untold.metrics
 
 

@@ -18,7 +18,11 @@ def test_round_trip(pad, eos):
 
 def test_every_id_has_one_meaning():
     tokenizer = make_tokenizer(ALPHABET, pad=3, eos=7)
-    assert sorted([*tokenizer.encode(ALPHABET), 3, 7]) == list(range(tokenizer.size)) == list(range(14))
+    assert (
+        sorted([*tokenizer.encode(ALPHABET), 3, 7])
+        == list(range(tokenizer.size))
+        == list(range(14))
+    )
 
 
 def test_decode_stops_at_the_first_eos_and_leaves_padding_out():

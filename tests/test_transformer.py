@@ -22,7 +22,9 @@ SWITCHES = pytest.mark.parametrize(
 
 
 def tokens_of(batch=3, length=LENGTH):
-    return jnp.asarray(np.random.default_rng(0).integers(VOCABULARY, size=(batch, length)), jnp.int32)
+    return jnp.asarray(
+        np.random.default_rng(0).integers(VOCABULARY, size=(batch, length)), jnp.int32
+    )
 
 
 def build(**switches):
@@ -46,7 +48,8 @@ def logits_of(model, params, tokens, pad=PAD, **options):
 def test_no_gradient_from_the_future_nor_from_padding(kv_heads):
     """d logits[n] / d embedding of token m is zero for m > n and m < pad, and nothing else."""
     model, params = build(vocabulary=LENGTH * VOCABULARY, kv_heads=kv_heads)
-    # Every position has rows of the embedding of its own, so the gradient says which position was read.
+    # Every position has rows of the embedding of its own, so the gradient says which position was
+    # read.
     tokens = jnp.arange(LENGTH)[None, :] * VOCABULARY + tokens_of(batch=1)
     pad = jnp.array([2])
     projection = jnp.asarray(np.random.default_rng(2).normal(size=LENGTH * VOCABULARY), jnp.float32)
@@ -74,12 +77,16 @@ def test_cached_steps_equal_one_pass(switches):
         logits, cache = step(tokens[:, column : column + 1], cache, column)
         pieces.append(logits)
     real = np.arange(LENGTH)[None, :] >= np.asarray(PAD)[:, None]
-    np.testing.assert_allclose(np.concatenate(pieces, axis=1)[real], whole[real], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate(pieces, axis=1)[real], whole[real], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_cache_keeps_key_value_heads_only():
     model, _ = build(kv_heads=2)
-    assert {leaf.shape for leaf in jax.tree.leaves(model.empty_cache(3, LENGTH))} == {(3, 2, LENGTH, 4)}
+    assert {leaf.shape for leaf in jax.tree.leaves(model.empty_cache(3, LENGTH))} == {
+        (3, 2, LENGTH, 4)
+    }
     assert len(model.empty_cache(3, LENGTH)) == 2
 
 
@@ -89,7 +96,9 @@ def test_padding_does_not_matter():
     bare = logits_of(model, params, tokens_of(batch=1, length=4), jnp.array([0]))
     for filler in (0, 5):
         padded = jnp.pad(tokens_of(batch=1, length=4), ((0, 0), (2, 0)), constant_values=filler)
-        np.testing.assert_allclose(logits_of(model, params, padded, jnp.array([2]))[:, 2:], bare, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            logits_of(model, params, padded, jnp.array([2]))[:, 2:], bare, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_position_matters():
@@ -105,18 +114,29 @@ def test_position_matters():
 def test_the_last_outputs_alone_are_those_of_all(switches, layers):
     """Values and gradients; the cache holds the keys and values of every position."""
     model, params = build(**switches, layers=layers)
-    tokens, weights = tokens_of(), jnp.asarray(np.random.default_rng(3).normal(size=(3, 2, VOCABULARY)), jnp.float32)
+    tokens, weights = (
+        tokens_of(),
+        jnp.asarray(np.random.default_rng(3).normal(size=(3, 2, VOCABULARY)), jnp.float32),
+    )
 
     @functools.partial(jax.jit, static_argnames="last")
     def outputs(params, last):
-        logits, cache = model.apply(params, tokens, PAD, model.empty_cache(3, LENGTH) if layers else None, last=last)
+        logits, cache = model.apply(
+            params, tokens, PAD, model.empty_cache(3, LENGTH) if layers else None, last=last
+        )
         return (weights * logits[:, -2:]).sum(), (logits, cache)
 
     gradient = jax.grad(outputs, has_aux=True)
-    (alone, (logits, cache)), (whole, (all_logits, whole_cache)) = (gradient(params, last) for last in (2, 0))
+    (alone, (logits, cache)), (whole, (all_logits, whole_cache)) = (
+        gradient(params, last) for last in (2, 0)
+    )
     assert logits.shape == (3, 2, VOCABULARY)
     np.testing.assert_allclose(logits, all_logits[:, -2:], rtol=1e-5, atol=1e-5)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), (alone, cache), (whole, whole_cache))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
+        (alone, cache),
+        (whole, whole_cache),
+    )
 
 
 def test_grouped_queries_share_their_keys():
@@ -128,7 +148,10 @@ def test_grouped_queries_share_their_keys():
         kernel = params["params"]["attention_0"][name]["kernel"]
         copied["params"]["attention_0"][name]["kernel"] = jnp.tile(kernel, (1, 4))
     np.testing.assert_allclose(
-        logits_of(grouped, params, tokens_of()), logits_of(full, copied, tokens_of()), rtol=1e-4, atol=1e-5
+        logits_of(grouped, params, tokens_of()),
+        logits_of(full, copied, tokens_of()),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -143,9 +166,13 @@ def test_parameter_counts():
     assert parameter_count() == 112 + 112 + 80 + 2 * (1024 + 1152) == 4656
     assert parameter_count(tied=True) == 4656 - 112
     assert parameter_count(gated=False) == 4656 - 2 * 16 * 24
-    assert parameter_count(kv_heads=1) == 4656 - 2 * 2 * 16 * 12  # keys and values of width 4 in place of 16
+    assert (
+        parameter_count(kv_heads=1) == 4656 - 2 * 2 * 16 * 12
+    )  # keys and values of width 4 in place of 16
     assert parameter_count(outputs=1) == 4656 - 112 + 16
-    assert parameter_count(outputs=1, tied=True) == parameter_count(outputs=1)  # a critic has no vocabulary to tie
+    assert parameter_count(outputs=1, tied=True) == parameter_count(
+        outputs=1
+    )  # a critic has no vocabulary to tie
 
 
 def test_rotation_by_hand():
@@ -160,7 +187,10 @@ def test_rotation_by_hand():
 
 def test_rotation_depends_on_the_distance_alone():
     """⟨R_m q, R_n k⟩ is a function of m − n."""
-    q, k = (rotate(jnp.broadcast_to(x, (1, 16, 1, 8)), *turns(16, 8)) for x in jax.random.normal(jax.random.key(0), (2, 8)))
+    q, k = (
+        rotate(jnp.broadcast_to(x, (1, 16, 1, 8)), *turns(16, 8))
+        for x in jax.random.normal(jax.random.key(0), (2, 8))
+    )
 
     def product(m, n):
         return float(jnp.sum(q[0, m] * k[0, n]))
@@ -174,7 +204,9 @@ def test_bfloat16_computes_and_keeps_float32_parameters_and_logits(tied):
     model, params = build(layers=1, tied=tied)
     low, low_params = build(layers=1, tied=tied, dtype=jnp.dtype("bfloat16"))
     assert {leaf.dtype for leaf in jax.tree.leaves(low_params)} == {jnp.dtype("float32")}
-    assert {leaf.dtype for leaf in jax.tree.leaves(low.empty_cache(1, 2))} == {jnp.dtype("bfloat16")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(low.empty_cache(1, 2))} == {
+        jnp.dtype("bfloat16")
+    }
     logits, want = logits_of(low, low_params, tokens_of()), logits_of(model, params, tokens_of())
     assert logits.dtype == jnp.float32
     error = float(jnp.abs(logits - want).max() / jnp.abs(want).max())
@@ -183,7 +215,9 @@ def test_bfloat16_computes_and_keeps_float32_parameters_and_logits(tied):
 
 def test_a_fresh_policy_is_close_to_uniform():
     model = Transformer(**SIZES)
-    log_probs = jax.nn.log_softmax(logits_of(model, jax.jit(model.init)(jax.random.key(0), tokens_of(), PAD), tokens_of()))
+    log_probs = jax.nn.log_softmax(
+        logits_of(model, jax.jit(model.init)(jax.random.key(0), tokens_of(), PAD), tokens_of())
+    )
     entropy = float(-(jnp.exp(log_probs) * log_probs).sum(axis=-1).mean())
     assert 0.99 * math.log(VOCABULARY) < entropy < math.log(VOCABULARY)
 
@@ -199,9 +233,14 @@ def test_remat_keeps_less_and_changes_nothing_else():
         return jnp.square(model.apply(params, tokens, PAD)[0]).mean()
 
     def kept(model):
-        backward = jax.eval_shape(lambda params: jax.vjp(functools.partial(loss, model), params)[1], params)
+        backward = jax.eval_shape(
+            lambda params: jax.vjp(functools.partial(loss, model), params)[1], params
+        )
         return sum(leaf.size for leaf in jax.tree.leaves(backward))
 
-    want, got = (jax.jit(jax.value_and_grad(functools.partial(loss, each)))(params) for each in (model, again))
+    want, got = (
+        jax.jit(jax.value_and_grad(functools.partial(loss, each)))(params)
+        for each in (model, again)
+    )
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=1e-4), got, want)
     assert kept(again) < 0.5 * kept(model)

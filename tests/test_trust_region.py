@@ -30,7 +30,9 @@ VECTOR = {
 
 
 def categorical(params, observations=OBSERVATIONS):
-    return Categorical(observations @ params["w"] + jnp.broadcast_to(params["b"], (len(observations), 4)))
+    return Categorical(
+        observations @ params["w"] + jnp.broadcast_to(params["b"], (len(observations), 4))
+    )
 
 
 def gaussian(params, observations=OBSERVATIONS):
@@ -55,7 +57,9 @@ def dense_fisher(policy):
     precision = jnp.exp(-2.0 * gaussian(PARAMS).log_std)
     # The Fisher matrix of N(m, σ²) is 1/σ² for m and 2 for log σ.
     of_mean = jnp.einsum("sd,sdi,sdj->ij", precision, mean_jacobian, mean_jacobian)
-    return (of_mean + 2.0 * jnp.einsum("sdi,sdj->ij", log_std_jacobian, log_std_jacobian)) / len(OBSERVATIONS)
+    return (of_mean + 2.0 * jnp.einsum("sdi,sdj->ij", log_std_jacobian, log_std_jacobian)) / len(
+        OBSERVATIONS
+    )
 
 
 @pytest.mark.parametrize("policy", [categorical, gaussian])
@@ -76,7 +80,9 @@ def test_kl_and_its_gradient_vanish_at_the_old_parameters(policy):
 
 def test_damping_may_be_traced():
     def product(damping):
-        return trust_region.fisher_vector_product(mean_kl(categorical), PARAMS, VECTOR, damping=damping)["b"]
+        return trust_region.fisher_vector_product(
+            mean_kl(categorical), PARAMS, VECTOR, damping=damping
+        )["b"]
 
     zero, half = jax.vmap(product)(jnp.array([0.0, 0.5]))
     np.testing.assert_allclose(half - zero, 0.5 * VECTOR["b"], rtol=1e-3, atol=1e-6)
@@ -91,9 +97,14 @@ def test_fisher_product_over_devices_adds_the_damping_once():
         count = masked.psum(mask.sum().astype(jnp.float32), axis_name)
 
         def kl(params):
-            return masked.total(Categorical(old).kl(categorical(params, observations)), mask).total / count
+            return (
+                masked.total(Categorical(old).kl(categorical(params, observations)), mask).total
+                / count
+            )
 
-        return trust_region.fisher_vector_product(kl, params, vector, damping=0.1, axis_name=axis_name)
+        return trust_region.fisher_vector_product(
+            kl, params, vector, damping=0.1, axis_name=axis_name
+        )
 
     alone = product(PARAMS, VECTOR, OBSERVATIONS, old, mask, None)
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
@@ -106,7 +117,9 @@ def test_fisher_product_over_devices_adds_the_damping_once():
     )
     on_devices = jax.jit(sharded)(PARAMS, VECTOR, OBSERVATIONS, old, mask)
     for device in range(4):
-        chex.assert_trees_all_close(jax.tree.map(lambda x, d=device: x[d], on_devices), alone, rtol=1e-4, atol=1e-6)
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda x, d=device: x[d], on_devices), alone, rtol=1e-4, atol=1e-6
+        )
         np.testing.assert_array_equal(on_devices["w"][device], on_devices["w"][0])
 
 
@@ -130,7 +143,9 @@ def test_the_product_through_the_distribution_over_devices():
 
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     on_devices = functools.partial(product, axis_name="data")
-    sharded = jax.shard_map(on_devices, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P(), check_vma=False)
+    sharded = jax.shard_map(
+        on_devices, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P(), check_vma=False
+    )
     alone = product(OBSERVATIONS, UNEVEN, None)
     chex.assert_trees_all_close(jax.jit(sharded)(OBSERVATIONS, UNEVEN), alone, rtol=1e-4, atol=1e-6)
 
@@ -138,7 +153,9 @@ def test_the_product_through_the_distribution_over_devices():
 def random_system(size=8, seed=1):
     rng = np.random.default_rng(seed)
     root = rng.normal(size=(size, size))
-    return jnp.asarray(root @ root.T / size + 0.5 * np.eye(size), jnp.float32), jnp.asarray(rng.normal(size=size), jnp.float32)
+    return jnp.asarray(root @ root.T / size + 0.5 * np.eye(size), jnp.float32), jnp.asarray(
+        rng.normal(size=size), jnp.float32
+    )
 
 
 @pytest.mark.parametrize("iterations", [1, 3, 12])
@@ -149,7 +166,9 @@ def test_conjugate_gradient_equals_jax_scipy(iterations):
     np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(residual, jnp.linalg.norm(b - matrix @ x), rtol=1e-3, atol=1e-5)
     if iterations == 12:
-        np.testing.assert_allclose(x, np.linalg.solve(np.float64(matrix), np.float64(b)), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            x, np.linalg.solve(np.float64(matrix), np.float64(b)), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_conjugate_gradient_on_trees():
@@ -162,19 +181,27 @@ def test_conjugate_gradient_on_trees():
 
     tree, _ = trust_region.conjugate_gradient(matvec, split, iterations=5)
     flat, _ = trust_region.conjugate_gradient(lambda v: matrix @ v, b, iterations=5)
-    np.testing.assert_allclose(jnp.concatenate([tree["a"].ravel(), tree["b"]]), flat, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        jnp.concatenate([tree["a"].ravel(), tree["b"]]), flat, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_conjugate_gradient_keeps_half_precision():
-    x, _ = trust_region.conjugate_gradient(lambda v: 2.0 * v, jnp.array([1.0, 3.0], jnp.bfloat16), iterations=2)
+    x, _ = trust_region.conjugate_gradient(
+        lambda v: 2.0 * v, jnp.array([1.0, 3.0], jnp.bfloat16), iterations=2
+    )
     assert x.dtype == jnp.bfloat16
     np.testing.assert_array_equal(x.astype(jnp.float32), [0.5, 1.5])
 
 
 def test_conjugate_gradient_stops_at_the_relative_residual():
     matrix, b = random_system()
-    _, loose = trust_region.conjugate_gradient(lambda v: matrix @ v, 1e3 * b, iterations=50, tolerance=0.1)
-    _, exact = trust_region.conjugate_gradient(lambda v: matrix @ v, 1e3 * b, iterations=50, tolerance=1e-5)
+    _, loose = trust_region.conjugate_gradient(
+        lambda v: matrix @ v, 1e3 * b, iterations=50, tolerance=0.1
+    )
+    _, exact = trust_region.conjugate_gradient(
+        lambda v: matrix @ v, 1e3 * b, iterations=50, tolerance=1e-5
+    )
     norm = float(jnp.linalg.norm(1e3 * b))
     assert 1e-3 * norm < float(loose) <= 0.1 * norm
     assert float(exact) <= 1e-5 * norm
@@ -184,17 +211,29 @@ def test_conjugate_gradient_stops_at_the_relative_residual():
     ("diagonal", "b", "solution", "residual"),
     [
         ([1.0, 4.0], [0.0, 0.0], [0.0, 0.0], 0.0),  # nothing to solve
-        ([2.0, 2.0], [1.0, 3.0], [0.5, 1.5], 0.0),  # the residual reaches 0 exactly after one product
+        (
+            [2.0, 2.0],
+            [1.0, 3.0],
+            [0.5, 1.5],
+            0.0,
+        ),  # the residual reaches 0 exactly after one product
         ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0], 5.0**0.5),  # no curvature: no step
         ([-1.0, -1.0], [3.0, 4.0], [0.0, 0.0], 5.0),  # negative curvature
         ([np.nan, 1.0], [3.0, 4.0], [0.0, 0.0], 5.0),
-        ([2e-38, 200.0], [1.0, 1e-20], [0.0, 0.0], 1.0),  # a residual of 5e19, whose square overflows
+        (
+            [2e-38, 200.0],
+            [1.0, 1e-20],
+            [0.0, 0.0],
+            1.0,
+        ),  # a residual of 5e19, whose square overflows
         ([1e-45, 1e-45], [1e-30, 0.0], [0.0, 0.0], 0.0),  # everything underflows
     ],
 )
 def test_conjugate_gradient_never_divides_by_zero(diagonal, b, solution, residual):
     diagonal, b = jnp.array(diagonal), jnp.array(b)
-    solve = jax.jit(lambda b: trust_region.conjugate_gradient(lambda v: diagonal * v, b, iterations=10))
+    solve = jax.jit(
+        lambda b: trust_region.conjugate_gradient(lambda v: diagonal * v, b, iterations=10)
+    )
     x, norm = solve(b)
     np.testing.assert_allclose(x, solution, rtol=1e-6)
     np.testing.assert_allclose(norm, residual, rtol=1e-6, atol=1e-6)
@@ -207,7 +246,9 @@ def test_conjugate_gradient_under_vmap_equals_alone():
     matrices = jnp.stack([jnp.eye(8), matrix, matrix + jnp.diag(jnp.arange(8.0))])
 
     def solve(matrix, scale):
-        return trust_region.conjugate_gradient(lambda v: matrix @ v, scale * b, iterations=6, tolerance=1e-3)
+        return trust_region.conjugate_gradient(
+            lambda v: matrix @ v, scale * b, iterations=6, tolerance=1e-3
+        )
 
     together, residuals = jax.vmap(solve)(matrices, scales)
     for i in range(3):
@@ -249,7 +290,9 @@ def test_natural_step_moves_the_exact_kl_by_delta():
 
 @pytest.mark.parametrize("curvature", [0.0, -1.0, np.nan, np.inf])
 def test_natural_step_is_zero_without_curvature(curvature):
-    step = trust_region.natural_step({"a": jnp.ones(2)}, lambda v: {"a": curvature * v["a"]}, max_kl=0.01)
+    step = trust_region.natural_step(
+        {"a": jnp.ones(2)}, lambda v: {"a": curvature * v["a"]}, max_kl=0.01
+    )
     np.testing.assert_array_equal(step["a"], [0.0, 0.0])
 
 
@@ -259,7 +302,9 @@ def test_natural_step_of_a_broken_direction_is_zero():
 
 
 def search(evaluate, start=0.0, step=1.0, **options):
-    return jax.jit(lambda p, s: trust_region.line_search(evaluate, p, s, **options))(jnp.float32(start), jnp.float32(step))
+    return jax.jit(lambda p, s: trust_region.line_search(evaluate, p, s, **options))(
+        jnp.float32(start), jnp.float32(step)
+    )
 
 
 def test_full_step_when_it_fits():
@@ -316,7 +361,9 @@ def test_refusal_tells_the_kl_of_the_start_and_how_often_it_tried():
 
 
 def leap(evaluate, start, step):
-    return jax.jit(lambda p, s: trust_region.full_step(evaluate, p, s))(jnp.float32(start), jnp.float32(step))
+    return jax.jit(lambda p, s: trust_region.full_step(evaluate, p, s))(
+        jnp.float32(start), jnp.float32(step)
+    )
 
 
 def test_a_full_step_asks_for_no_gain_and_no_bound():
@@ -325,7 +372,9 @@ def test_a_full_step_asks_for_no_gain_and_no_bound():
     assert bool(info.accepted)
 
 
-@pytest.mark.parametrize("reason", ["nan surrogate", "infinite surrogate", "nan kl", "minus infinite kl", "no step"])
+@pytest.mark.parametrize(
+    "reason", ["nan surrogate", "infinite surrogate", "nan kl", "minus infinite kl", "no step"]
+)
 def test_a_full_step_that_breaks_is_refused(reason):
     evaluate = REFUSED.get(reason, lambda x: (x, x))
     x, info = leap(evaluate, 0.1, 0.0 if reason == "no step" else 1.0)
@@ -345,7 +394,10 @@ def test_line_search_on_trees_and_under_vmap():
         step = jax.tree.map(lambda v: scale * v, VECTOR)
 
         def evaluate(params):
-            change = sum(jnp.vdot(v, p - q) for v, p, q in zip(*map(jax.tree.leaves, (VECTOR, params, PARAMS)), strict=True))
+            change = sum(
+                jnp.vdot(v, p - q)
+                for v, p, q in zip(*map(jax.tree.leaves, (VECTOR, params, PARAMS)), strict=True)
+            )
             return change, mean_kl(categorical)(params)
 
         return trust_region.line_search(evaluate, PARAMS, step, max_kl=0.01, iterations=8)
@@ -359,7 +411,9 @@ def test_line_search_on_trees_and_under_vmap():
         chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[i], together), params, rtol=1e-5)
         assert int(alone.steps) == int(info.steps[i])
         if alone.accepted:
-            expected = jax.tree.map(lambda p, v, s=scale, k=alone.steps: p + 0.8**k * s * v, PARAMS, VECTOR)
+            expected = jax.tree.map(
+                lambda p, v, s=scale, k=alone.steps: p + 0.8**k * s * v, PARAMS, VECTOR
+            )
             chex.assert_trees_all_close(params, expected, rtol=1e-5)
             assert float(alone.kl) <= 0.01
 
@@ -375,7 +429,9 @@ def test_shapes_must_agree():
     with pytest.raises(AssertionError):
         trust_region.fisher_vector_product(lambda x: jnp.sum(x**2), jnp.ones(2), jnp.ones(3))
     with pytest.raises(AssertionError):
-        trust_region.line_search(lambda x: (jnp.sum(x), jnp.sum(x)), jnp.ones(2), jnp.ones(1), max_kl=1.0)
+        trust_region.line_search(
+            lambda x: (jnp.sum(x), jnp.sum(x)), jnp.ones(2), jnp.ones(1), max_kl=1.0
+        )
 
 
 STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
@@ -384,10 +440,20 @@ STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
 def test_the_fisher_stride_counts_rows_over_devices_and_parts():
     """A stride that does not divide the rows of a part began anew in each, and read other rows: another natural step."""
     mask = jnp.asarray(rng.random(40) < 0.8)
-    advantage, action = jnp.asarray(rng.normal(size=40), jnp.float32), jnp.asarray(rng.integers(0, 4, 40))
+    advantage, action = (
+        jnp.asarray(rng.normal(size=40), jnp.float32),
+        jnp.asarray(rng.integers(0, 4, 40)),
+    )
     nothing = jnp.zeros(40)
     samples = Samples(
-        STRIDED, action, categorical(PARAMS, STRIDED).log_prob(action), advantage, nothing, nothing, nothing, mask
+        STRIDED,
+        action,
+        categorical(PARAMS, STRIDED).log_prob(action),
+        advantage,
+        nothing,
+        nothing,
+        nothing,
+        mask,
     )
 
     def update(axis_name=None, num_microbatches=1):
@@ -413,7 +479,9 @@ def test_the_fisher_stride_counts_rows_over_devices_and_parts():
     def matvec(vector):
         return trust_region.fisher_vector_product(kl, PARAMS, vector, damping=0.1)
 
-    uphill = jax.grad(lambda params: -npg.policy_surrogate(categorical(params, STRIDED), samples).value())(PARAMS)
+    uphill = jax.grad(
+        lambda params: -npg.policy_surrogate(categorical(params, STRIDED), samples).value()
+    )(PARAMS)
     direction, _ = trust_region.conjugate_gradient(matvec, uphill, iterations=20)
     step = trust_region.natural_step(direction, matvec, max_kl=0.01)
     chex.assert_trees_all_close(alone, jax.tree.map(jnp.add, PARAMS, step), rtol=1e-3, atol=1e-5)
@@ -459,16 +527,22 @@ def dense_step(stride, damping, max_kl):
         taken = jnp.take_along_axis(log_probs(x), ROWS.action[:, None], 1)[:, 0]
         return jnp.sum(ROWS.mask * taken * ROWS.advantage) / ROWS.mask.sum()
 
-    jacobian, probs = (np.asarray(x, np.float64) for x in (jax.jacobian(log_probs)(flat), jnp.exp(log_probs(flat))))
+    jacobian, probs = (
+        np.asarray(x, np.float64) for x in (jax.jacobian(log_probs)(flat), jnp.exp(log_probs(flat)))
+    )
     weight = np.float64(ROWS.mask) * (np.arange(16) % stride == 0)
     fisher = np.einsum("s,sa,sai,saj->ij", weight / weight.sum(), probs, jacobian, jacobian)
-    damped, uphill = fisher + damping * np.eye(len(flat)), np.asarray(jax.grad(gain)(flat), np.float64)
+    damped, uphill = (
+        fisher + damping * np.eye(len(flat)),
+        np.asarray(jax.grad(gain)(flat), np.float64),
+    )
     x = np.linalg.solve(damped, uphill)
     return np.sqrt(2 * max_kl / (x @ damped @ x)) * x
 
 
 @pytest.mark.parametrize(
-    ("devices", "num_microbatches", "stride"), [(1, 1, 1), (1, 4, 1), (4, 1, 1), (4, 4, 1), (1, 1, 3), (2, 2, 2)]
+    ("devices", "num_microbatches", "stride"),
+    [(1, 1, 1), (1, 4, 1), (4, 1, 1), (4, 4, 1), (1, 1, 3), (2, 2, 2)],
 )
 def test_the_whole_update_is_that_of_the_dense_matrix(devices, num_microbatches, stride):
     def surrogate(distribution, rows):
@@ -493,11 +567,16 @@ def test_the_whole_update_is_that_of_the_dense_matrix(devices, num_microbatches,
 
     mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
     specs = (P(), P(), P("data"))
-    sharded = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=False))
+    sharded = jax.jit(
+        jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=False)
+    )
     for damping, max_kl in ((0.1, 0.01), (0.3, 0.01), (0.1, 0.04)):
         params, metrics = sharded(jnp.float32(damping), jnp.float32(max_kl), ROWS)
         want = dense_step(stride, damping, max_kl)
         for device in range(devices):
-            got = ravel_pytree(jax.tree.map(lambda x, d=device: x[d], params))[0] - ravel_pytree(PARAMS)[0]
+            got = (
+                ravel_pytree(jax.tree.map(lambda x, d=device: x[d], params))[0]
+                - ravel_pytree(PARAMS)[0]
+            )
             np.testing.assert_allclose(got, want, atol=2e-3 * np.abs(want).max())
         np.testing.assert_allclose(metrics["step_size"].value()[0], np.linalg.norm(want), rtol=1e-3)

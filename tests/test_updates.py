@@ -18,13 +18,18 @@ def regression(params, samples):
     """Two means with different denominators, as in a policy and a value loss."""
     error = jnp.square(samples["x"] @ params["w"] - samples["y"])
     loss = masked.total(error, samples["mask"])
-    return (loss, Mean(0.1 * jnp.sum(params["w"] ** 2) * error.shape[0], jnp.float32(error.shape[0]))), {"loss": loss}
+    return (
+        loss,
+        Mean(0.1 * jnp.sum(params["w"] ** 2) * error.shape[0], jnp.float32(error.shape[0])),
+    ), {"loss": loss}
 
 
 def make_samples(rows=32, seed=0):
     rng = np.random.default_rng(seed)
     mask = rng.random(rows) < 0.7
-    mask[: rows // 4] = rng.random(rows // 4) < 0.2  # uneven: shards and microbatches have very different counts
+    mask[: rows // 4] = (
+        rng.random(rows // 4) < 0.2
+    )  # uneven: shards and microbatches have very different counts
     return {
         "x": jnp.asarray(rng.normal(size=(rows, 3)), jnp.float32),
         "y": jnp.asarray(rng.normal(size=rows), jnp.float32),
@@ -38,7 +43,12 @@ PARAMS = {"w": jnp.array([0.3, -0.2, 0.1])}
 def run(samples=None, params=PARAMS, optimizer=None, key=0, **options):
     optimizer = optimizer or optax.sgd(0.1)
     update = jax.jit(updates.gradient_update(regression, optimizer, **options))
-    return update(params, optimizer.init(params), make_samples() if samples is None else samples, jax.random.key(key))
+    return update(
+        params,
+        optimizer.init(params),
+        make_samples() if samples is None else samples,
+        jax.random.key(key),
+    )
 
 
 def test_one_step_is_the_gradient_of_the_divided_sum():
@@ -46,7 +56,9 @@ def test_one_step_is_the_gradient_of_the_divided_sum():
 
     def objective(params):
         error = jnp.square(samples["x"] @ params["w"] - samples["y"])
-        return jnp.sum(error * samples["mask"]) / samples["mask"].sum() + 0.1 * jnp.sum(params["w"] ** 2)
+        return jnp.sum(error * samples["mask"]) / samples["mask"].sum() + 0.1 * jnp.sum(
+            params["w"] ** 2
+        )
 
     gradient = jax.grad(objective)(PARAMS)
     params, _, metrics = run()
@@ -57,7 +69,9 @@ def test_one_step_is_the_gradient_of_the_divided_sum():
 @pytest.mark.parametrize("num_microbatches", [2, 4, 8])
 def test_microbatches_do_not_change_the_update(num_microbatches):
     whole, _, metrics = run(num_epochs=2, num_minibatches=2)
-    split, _, split_metrics = run(num_epochs=2, num_minibatches=2, num_microbatches=num_microbatches)
+    split, _, split_metrics = run(
+        num_epochs=2, num_minibatches=2, num_microbatches=num_microbatches
+    )
     chex.assert_trees_all_close(whole, split, rtol=1e-5)
     chex.assert_trees_all_close(metrics, split_metrics, rtol=1e-4)
 
@@ -83,7 +97,13 @@ def test_devices_do_not_change_the_update(devices, num_minibatches):
         params, opt_state, metrics = update(params, opt_state, samples, key)
         return jax.tree.map(lambda x: x[None], params), masked.psum(metrics, "data")
 
-    sharded = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P("data"), P()), out_specs=(P("data"), P()), check_vma=False)
+    sharded = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(P(), P(), P("data"), P()),
+        out_specs=(P("data"), P()),
+        check_vma=False,
+    )
     params, metrics = jax.jit(sharded)(PARAMS, optimizer.init(PARAMS), samples, jax.random.key(0))
     for device in range(devices):
         np.testing.assert_array_equal(params["w"][device], params["w"][0])
@@ -112,10 +132,14 @@ def test_empty_minibatch_changes_nothing_not_even_momentum():
 def test_non_finite_step_is_skipped_and_counted(poison):
     samples = make_samples()
     samples["y"] = samples["y"].at[jnp.argmax(samples["mask"])].set(poison)
-    params, opt_state, metrics = run(samples, optimizer=optax.adam(0.1), num_epochs=2, num_minibatches=4)
+    params, opt_state, metrics = run(
+        samples, optimizer=optax.adam(0.1), num_epochs=2, num_minibatches=4
+    )
     chex.assert_tree_all_finite((params, opt_state))
     chex.assert_tree_all_finite(metrics)
-    assert float(metrics["skipped"].value()) == pytest.approx(0.25)  # one of the four minibatches of each epoch
+    assert float(metrics["skipped"].value()) == pytest.approx(
+        0.25
+    )  # one of the four minibatches of each epoch
     assert float(metrics["updates"].value()) == pytest.approx(0.75)
     assert not np.array_equal(params["w"], PARAMS["w"])
 
@@ -135,7 +159,9 @@ def test_stop_leaves_out_that_step_and_the_rest():
     losses, params = [], PARAMS
     update = jax.jit(updates.gradient_update(regression, optimizer))
     while True:
-        after, _, metrics = update(params, optimizer.init(params), make_samples(), jax.random.key(0))
+        after, _, metrics = update(
+            params, optimizer.init(params), make_samples(), jax.random.key(0)
+        )
         losses.append(float(metrics["loss"].value()))
         if losses[-1] < 1.0:
             break
@@ -152,7 +178,8 @@ def test_scale_multiplies_the_step():
     optimizer = optax.sgd(0.1)
     update = updates.gradient_update(regression, optimizer)
     full, half = (
-        update(PARAMS, optimizer.init(PARAMS), make_samples(), jax.random.key(0), scale)[0]["w"] - PARAMS["w"]
+        update(PARAMS, optimizer.init(PARAMS), make_samples(), jax.random.key(0), scale)[0]["w"]
+        - PARAMS["w"]
         for scale in (1.0, 0.5)
     )
     np.testing.assert_allclose(0.5 * full, half, rtol=1e-5)

@@ -1,6 +1,12 @@
 """Flags of runs that compile in moments and end in seconds."""
 
-MODEL = ["--model.width=8", "--model.layers=1", "--model.heads=2", "--model.kv_heads=1", "--model.mlp_width=8"]
+MODEL = [
+    "--model.width=8",
+    "--model.layers=1",
+    "--model.heads=2",
+    "--model.kv_heads=1",
+    "--model.mlp_width=8",
+]
 CONTROL = [
     "--seeds=2",
     "--devices=1",

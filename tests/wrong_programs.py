@@ -1,9 +1,10 @@
 """Named wrong programs: mistakes that pass for the real thing until a test asks. `tests/mutants.py --wrong` runs them.
 
-Each is one replacement in the text of one module. The text before must stand there exactly once, so that a program which is
-written otherwise breaks this table and no mistake drops out of it unseen.
+Each is one replacement in the text of one module. The text before must stand there exactly once, so
+that a program which is written otherwise breaks this table and no mistake drops out of it unseen.
 """
 
+import re
 from typing import NamedTuple
 
 
@@ -25,18 +26,38 @@ class Wrong(NamedTuple):
     tests: tuple[str, ...]
 
     def source(self, text: str) -> str:
-        """The module's text with the mistake.
+        """The module's text with the mistake; how the lines are broken does not matter.
 
         Raises:
           ValueError: the text before does not stand there exactly once.
 
         Example:
-          >>> Wrong("sign", "losses", "a - b", "a + b", ()).source("return a - b")
-          'return a + b'
+          >>> Wrong("sign", "losses", "f(a - b, c)", "f(a + b, c)", ()).source("return f(\\n  a - b,\\n  c,\\n)")
+          'return f(a + b, c)'
         """
-        if text.count(self.before) != 1:
-            raise ValueError(f"{self.name}: {self.before!r} stands {text.count(self.before)} times in {self.module}, not once")
-        return text.replace(self.before, self.after)
+        found = list(pattern(self.before).finditer(text))
+        if len(found) != 1:
+            raise ValueError(
+                f"{self.name}: {self.before!r} stands {len(found)} times in {self.module}, not once"
+            )
+        return text[: found[0].start()] + self.after + text[found[0].end() :]
+
+
+def pattern(code: str) -> re.Pattern[str]:
+    """What finds the code however its lines are broken; white space at its ends counts."""
+    inner = code.strip()
+    start, end = code[: len(code) - len(code.lstrip())], code[len(code.rstrip()) :]
+    parts = []
+    for token in re.findall(r"\s+|\w+|[^\w\s]", inner):
+        if token.isspace():
+            parts.append(r"\s+")
+        elif token in "([{":
+            parts.append(re.escape(token) + r"\s*")
+        elif token in ")]}":
+            parts.append(r",?\s*" + re.escape(token))
+        else:
+            parts.append(re.escape(token))
+    return re.compile(re.escape(start) + "".join(parts) + re.escape(end))
 
 
 WRONG = [
@@ -74,13 +95,15 @@ WRONG = [
         "algorithms.actor_critic",
         '"value_loss": config.value_coefficient',
         '"value_loss": 2.0 * config.value_coefficient',
-        ("test_coefficients.py::test_the_value_loss_is_half_the_squared_error_times_its_coefficient",),
+        (
+            "test_coefficients.py::test_the_value_loss_is_half_the_squared_error_times_its_coefficient",
+        ),
     ),
     Wrong(
         "distance to the reference with the other sign",
         "algorithms.group_policy",
-        ", reference.kl_coefficient\n",
-        ", -reference.kl_coefficient\n",
+        " reference.kl_coefficient,\n",
+        " -reference.kl_coefficient,\n",
         ("test_coefficients.py::test_the_penalty_pulls_towards_the_reference_in_proportion[grpo]",),
     ),
     Wrong(
@@ -144,7 +167,9 @@ WRONG = [
         "algorithms.dapo",
         "factor=config.overlong_factor",
         "factor=config.overlong_factor**2",
-        ("test_coefficients.py::test_the_punishment_of_length_is_its_factor_times_the_share_of_the_cache",),
+        (
+            "test_coefficients.py::test_the_punishment_of_length_is_its_factor_times_the_share_of_the_cache",
+        ),
     ),
     Wrong(
         "statistics of the batch in place of the group",
@@ -165,14 +190,18 @@ WRONG = [
         "algorithms.ppo",
         ".value() > config.target_kl",
         ".value() > 1.5 * config.target_kl",
-        ("test_coefficients.py::test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at",),
+        (
+            "test_coefficients.py::test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at",
+        ),
     ),
     Wrong(
         "the penalty adapts to the square of its target",
         "algorithms.ppo",
         "adapt_coefficient(beta, kl, config.target_kl)",
         "adapt_coefficient(beta, kl, config.target_kl**2)",
-        ("test_coefficients.py::test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at",),
+        (
+            "test_coefficients.py::test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at",
+        ),
     ),
     Wrong(
         "the price adapts the wrong way",
@@ -187,14 +216,18 @@ WRONG = [
         "optimizers",
         "optax.scale_by_adam(eps=epsilon), optax.scale(-1.0 * learning_rate)",
         "optax.scale_by_adam(eps=epsilon), optax.scale(learning_rate)",
-        ("test_coefficients.py::test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut[grpo]",),
+        (
+            "test_coefficients.py::test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut[grpo]",
+        ),
     ),
     Wrong(
         "the norm is cut after Adam",
         "optimizers",
         "optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon), optax",
         "optax.scale_by_adam(eps=epsilon), optax.clip_by_global_norm(max_grad_norm), optax",
-        ("test_coefficients.py::test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut[grpo]",),
+        (
+            "test_coefficients.py::test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut[grpo]",
+        ),
     ),
     Wrong(
         "the critic steps by the policy's learning rate",
@@ -208,35 +241,45 @@ WRONG = [
         "algorithms.a2c",
         "optimizers.decay(state.step,",
         "optimizers.decay(16 * state.step,",
-        ("test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[a2c]",),
+        (
+            "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[a2c]",
+        ),
     ),
     Wrong(
         "decay counted in gradient steps in PPO",
         "algorithms.ppo",
         "optimizers.decay(state.step,",
         "optimizers.decay(state.step * config.num_epochs * config.num_minibatches,",
-        ("test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[ppo]",),
+        (
+            "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[ppo]",
+        ),
     ),
     Wrong(
         "decay counted in gradient steps without a critic",
         "algorithms.group_policy",
         "state.step, config.decay_iterations",
         "state.step * config.num_epochs * config.num_minibatches, config.decay_iterations",
-        ("test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[grpo]",),
+        (
+            "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[grpo]",
+        ),
     ),
     Wrong(
         "warm-up counted in gradient steps",
         "algorithms.group_policy",
         "state.step, config.warm_up_iterations",
         "state.step * config.num_epochs * config.num_minibatches, config.warm_up_iterations",
-        ("test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[grpo]",),
+        (
+            "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[grpo]",
+        ),
     ),
     Wrong(
         "every gradient step decays by itself",
         "updates",
         "minibatch_step(carry, minibatch, scale)",
         "minibatch_step(carry, minibatch, scale / num_minibatches)",
-        ("test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[ppo]",),
+        (
+            "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[ppo]",
+        ),
     ),
     # Trust regions.
     Wrong(
@@ -264,7 +307,10 @@ WRONG = [
         "no damping in the length of the step",
         "updates",
         "trust_region.natural_step(direction, matvec,",
-        "trust_region.natural_step(direction, lambda v: jax.tree.map(lambda x, y: x - damping * y, matvec(v), v),",
+        (
+            "trust_region.natural_step(direction, lambda v: jax.tree.map(lambda x, y: x - "
+            "damping * y, matvec(v), v),"
+        ),
         ("test_trust_region.py::test_the_whole_update_is_that_of_the_dense_matrix",),
     ),
     Wrong(
@@ -278,7 +324,10 @@ WRONG = [
         "gradients of devices averaged by their own counts",
         "updates",
         "count = pooled(lambda part: surrogate(policy(params, part), part).count, parts)",
-        "count = minibatches.summed(lambda part: surrogate(policy(params, part), part).count, parts)",
+        (
+            "count = minibatches.summed(lambda part: surrogate(policy(params, part), "
+            "part).count, parts)"
+        ),
         ("test_trust_region.py::test_the_whole_update_is_that_of_the_dense_matrix",),
     ),
     Wrong(
@@ -289,7 +338,11 @@ WRONG = [
         ("test_trust_region.py::test_the_whole_update_is_that_of_the_dense_matrix",),
     ),
     Wrong(
-        "downhill", "updates", "uphill = jax.tree.map(jnp.negative, gradient)", "uphill = gradient", ("test_coefficients.py",)
+        "downhill",
+        "updates",
+        "uphill = jax.tree.map(jnp.negative, gradient)",
+        "uphill = gradient",
+        ("test_coefficients.py",),
     ),
     Wrong(
         "the search shortens by its own factor",
@@ -346,14 +399,18 @@ WRONG = [
         "control.vine",
         "unroll.row_keys(first_key, number)",
         "unroll.row_keys(first_key, jnp.arange(number.shape[0]))",
-        ("test_random_numbers.py::test_the_branches_of_a_state_share_their_noise_and_states_do_not",),
+        (
+            "test_random_numbers.py::test_the_branches_of_a_state_share_their_noise_and_states_do_not",
+        ),
     ),
     Wrong(
         "a vine without common random numbers after it",
         "control.vine",
         "EnvState(number, state,",
         "EnvState(jnp.arange(number.shape[0], dtype=jnp.int32), state,",
-        ("test_random_numbers.py::test_the_branches_of_a_state_share_their_noise_and_states_do_not",),
+        (
+            "test_random_numbers.py::test_the_branches_of_a_state_share_their_noise_and_states_do_not",
+        ),
     ),
     Wrong(
         "collecting and improving with one key",
@@ -446,13 +503,18 @@ WRONG = [
         "control.problem",
         "normalize(collector, transition.final_observation)",
         "normalize(collector, transition.observation)",
-        ("test_control.py::test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode",),
+        (
+            "test_control.py::test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode",
+        ),
     ),
     Wrong(
         "the action that was played beside the log-probability of the one that was drawn",
         "control.problem",
         "action=trajectory.action,",
-        "action=trajectory.action if environment.num_actions else jnp.clip(trajectory.action, -1.0, 1.0),",
+        (
+            "action=trajectory.action if environment.num_actions else "
+            "jnp.clip(trajectory.action, -1.0, 1.0),"
+        ),
         ("test_control.py::test_unclipped_action_is_stored_and_clipped_action_is_played",),
     ),
     Wrong(
@@ -528,7 +590,10 @@ WRONG = [
     Wrong(
         "the log-ratio without its clamp",
         "distributions",
-        "jnp.clip(log_prob.astype(dtype) - old_log_prob.astype(dtype), -MAX_LOG_RATIO, MAX_LOG_RATIO)",
+        (
+            "jnp.clip(log_prob.astype(dtype) - old_log_prob.astype(dtype), -MAX_LOG_RATIO, "
+            "MAX_LOG_RATIO)"
+        ),
         "log_prob.astype(dtype) - old_log_prob.astype(dtype)",
         ("test_distributions.py::test_ratio_is_clamped",),
     ),
@@ -628,7 +693,9 @@ WRONG = [
         "algorithms.group_policy",
         "now = (state.step + 1) % iterations == 0",
         "now = state.step >= 0",
-        ("test_group_policy.py::test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh",),
+        (
+            "test_group_policy.py::test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh",
+        ),
     ),
     Wrong(
         "a shuffle that starts anew on every device",
@@ -655,7 +722,10 @@ WRONG = [
     Wrong(
         "whatever has the shape of a masked slot is zeroed",
         "learner",
-        "return batch._replace(**{name: jax.tree.map(zero, getattr(batch, name)) for name in ZEROED})",
+        (
+            "return batch._replace(**{name: jax.tree.map(zero, getattr(batch, name)) for name "
+            "in ZEROED})"
+        ),
         "like = lambda x: zero(x) if x.shape[:2] == batch.mask.shape else x\n"
         "    return batch._replace(inputs=jax.tree.map(like, batch.inputs))",
         ("test_halves.py::test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it",),
@@ -679,7 +749,9 @@ WRONG = [
         "algorithms.reinforce",
         "advantage = advantage / (advantages.scale_of(mean, std) + 1e-8)",
         "advantage = (advantage - mean) / (std + 1e-8) + mean",
-        ("test_family.py::test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted",),
+        (
+            "test_family.py::test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted",
+        ),
     ),
     Wrong(
         "a std without a floor",
@@ -696,7 +768,9 @@ WRONG = [
         "dynamic_sampling",
         "room = jnp.where(fill.rounds == 0, wanted - filled, 0)",
         "room = jnp.where(fill.rounds == 0, wanted - filled + generated, 0)",
-        ("test_dynamic_sampling.py::test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped",),
+        (
+            "test_dynamic_sampling.py::test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped",
+        ),
     ),
     Wrong(
         "what is carried does not age",
@@ -779,7 +853,10 @@ WRONG = [
         "what a jitted function reads is what all of its outputs depend on",
         "algorithms.actor_critic",
         "_, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))",
-        "is_read = [True for equation in program.jaxpr.eqns if equation.primitive.name in ('jit', 'pjit')]",
+        (
+            "is_read = [True for equation in program.jaxpr.eqns if equation.primitive.name in "
+            "('jit', 'pjit')]"
+        ),
         ("test_family.py::test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body",),
     ),
     Wrong(

@@ -1,6 +1,7 @@
 """A2C, the synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, algorithm S3).
 
-One gradient step on each short rollout: `−log π(a|s) · (R⁽ⁿ⁾ − v(s)) + c_v ½(v(s) − R⁽ⁿ⁾)² − c_e H(π)`, with n-step returns.
+One gradient step on each short rollout:
+`−log π(a|s) · (R⁽ⁿ⁾ − v(s)) + c_v ½(v(s) − R⁽ⁿ⁾)² − c_e H(π)`, with n-step returns.
 """
 
 import jax
@@ -22,16 +23,21 @@ class Config(JointLoss):
     estimator: str = static(N_STEP, "estimator of the advantage", choices=ESTIMATORS)
     normalize_advantage: bool = static(False, "whiten advantages over the whole batch")
     learning_rate: Number = number(7e-4, "RMSProp's step size", within=POSITIVE)
-    entropy_coefficient: Number = number(0.01, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE)
+    entropy_coefficient: Number = number(
+        0.01, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+    )
 
 
-def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
     """A2C on any problem with a critic.
 
     Args:
       config: see `Config`.
       problem: control or language.
-      optimizer: any optax transformation in place of RMSProp behind a gradient-norm clip; it brings its own step size.
+      optimizer: any optax transformation in place of RMSProp behind a gradient-norm clip; it brings
+        its own step size.
 
     Returns:
       The learner.
@@ -45,11 +51,17 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)
-        policy_loss = losses.policy_gradient(distribution.log_prob(samples.action), samples.advantage)
+        policy_loss = losses.policy_gradient(
+            distribution.log_prob(samples.action), samples.advantage
+        )
         value_loss = losses.squared_value(value, samples.target)
-        return actor_critic.joint_loss(config, distribution, samples, policy_loss=policy_loss, value_loss=value_loss)
+        return actor_critic.joint_loss(
+            config, distribution, samples, policy_loss=policy_loss, value_loss=value_loss
+        )
 
-    update = updates.gradient_update(loss, optimizer, num_microbatches=config.num_microbatches, axis_name=config.axis_name)
+    update = updates.gradient_update(
+        loss, optimizer, num_microbatches=config.num_microbatches, axis_name=config.axis_name
+    )
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         rows, scale = problem.rows(samples), optimizers.decay(state.step, config.decay_iterations)

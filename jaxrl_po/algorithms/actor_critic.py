@@ -8,12 +8,30 @@ import jax.numpy as jnp
 import optax
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from jaxrl_po import advantages, divergences, learner, losses, masked, minibatches, optimizers, updates
+from jaxrl_po import (
+    advantages,
+    divergences,
+    learner,
+    losses,
+    masked,
+    minibatches,
+    optimizers,
+    updates,
+)
 from jaxrl_po import config as config_lib
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Number, number, static
 from jaxrl_po.distributions import Distribution, ratio
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, TrainState
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    Learner,
+    Metrics,
+    Problem,
+    PyTree,
+    Samples,
+    TrainState,
+)
 
 MONTE_CARLO, N_STEP, GAE = ESTIMATORS = ("monte_carlo", "n_step", "gae")
 
@@ -36,8 +54,18 @@ class Estimation:
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         config_lib.check(self)
-        config_lib.require(self, "lambda_", self.estimator == GAE, f"estimator is {GAE}, got estimator={self.estimator}")
-        config_lib.require(self, "n", self.estimator == N_STEP, f"estimator is {N_STEP}, got estimator={self.estimator}")
+        config_lib.require(
+            self,
+            "lambda_",
+            self.estimator == GAE,
+            f"estimator is {GAE}, got estimator={self.estimator}",
+        )
+        config_lib.require(
+            self,
+            "n",
+            self.estimator == N_STEP,
+            f"estimator is {N_STEP}, got estimator={self.estimator}",
+        )
 
 
 @config_lib.record
@@ -46,11 +74,18 @@ class JointLoss(Estimation):
 
     learning_rate: Number = number(3e-4, "step size", within=POSITIVE)
     value_coefficient: Number = number(0.5, "weight of ½(v − target)²", within=NON_NEGATIVE)
-    entropy_coefficient: Number = number(0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE)
+    entropy_coefficient: Number = number(
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+    )
     max_grad_norm: Number = number(0.5, "clip of the global gradient norm", within=POSITIVE)
-    num_microbatches: int = static(1, "parts of a minibatch, accumulated to bound memory", within=COUNT)
+    num_microbatches: int = static(
+        1, "parts of a minibatch, accumulated to bound memory", within=COUNT
+    )
     decay_iterations: int = static(
-        0, "length of the linear decay of learning_rate to 0; 0 keeps it", unit="iterations", within=NON_NEGATIVE
+        0,
+        "length of the linear decay of learning_rate to 0; 0 keeps it",
+        unit="iterations",
+        within=NON_NEGATIVE,
     )
 
 
@@ -71,22 +106,31 @@ def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """
     ends = batch.terminated, batch.truncated
     if config.estimator == GAE:
-        gae = jax.vmap(lambda *stream: advantages.gae(*stream, gamma=config.gamma, lambda_=config.lambda_))
+        gae = jax.vmap(
+            lambda *stream: advantages.gae(*stream, gamma=config.gamma, lambda_=config.lambda_)
+        )
         advantage = gae(batch.reward, batch.value, batch.next_value, *ends)
         return advantage, advantage + batch.value
     if config.estimator == N_STEP:
         if config.n > batch.reward.shape[1]:
             raise ConfigError(
-                f"n must be at most {batch.reward.shape[1]}, the steps of one rollout (num_steps), got {config.n}"
+                f"n must be at most {batch.reward.shape[1]}, the steps of one rollout "
+                f"(num_steps), got {config.n}"
             )
-        returns = jax.vmap(lambda *stream: advantages.n_step_returns(*stream, gamma=config.gamma, n=config.n))
+        returns = jax.vmap(
+            lambda *stream: advantages.n_step_returns(*stream, gamma=config.gamma, n=config.n)
+        )
     else:
-        returns = jax.vmap(lambda *stream: advantages.discounted_returns(*stream, gamma=config.gamma))
+        returns = jax.vmap(
+            lambda *stream: advantages.discounted_returns(*stream, gamma=config.gamma)
+        )
     target = returns(batch.reward, batch.next_value, *ends)
     return target - batch.value, target
 
 
-def make_estimate(config: Estimation, *, keep_value: bool = False, keep_proposal: bool = False) -> learner.Estimate:
+def make_estimate(
+    config: Estimation, *, keep_value: bool = False, keep_proposal: bool = False
+) -> learner.Estimate:
     """`estimate(state, batch) -> samples` with advantages, whitened where the config says so, and targets.
 
     Args:
@@ -103,8 +147,21 @@ def make_estimate(config: Estimation, *, keep_value: bool = False, keep_proposal
         value = batch.value if keep_value else ()
         proposal = batch.sampler_log_prob if keep_proposal else None
         if keep_proposal and proposal is None:
-            raise ConfigError("sampler_log_prob must be given by a problem that is not on-policy: it is log μ of the actions")
-        return Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, value, (), batch.mask, proposal)
+            raise ConfigError(
+                "sampler_log_prob must be given by a problem that is not on-policy: it is "
+                "log μ of the actions"
+            )
+        return Samples(
+            batch.inputs,
+            batch.action,
+            batch.log_prob,
+            advantage,
+            target,
+            value,
+            (),
+            batch.mask,
+            proposal,
+        )
 
     return from_batch
 
@@ -127,14 +184,25 @@ def joint_loss(
 
     Source: Mnih et al. 2016 (A3C), section 4; Schulman et al. 2017 (PPO), eq. 9.
     """
-    elements = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": distribution.entropy(), **others}
+    elements = {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": distribution.entropy(),
+        **others,
+    }
     means = {name: losses.token_mean(x, samples.mask) for name, x in elements.items()}
-    terms = {"policy_loss": 1.0, "value_loss": config.value_coefficient, "entropy": -config.entropy_coefficient}
+    terms = {
+        "policy_loss": 1.0,
+        "value_loss": config.value_coefficient,
+        "entropy": -config.entropy_coefficient,
+    }
     return tuple(means[name] * coefficient for name, coefficient in terms.items()), means
 
 
 def choose_optimizer(
-    config: Any, given: optax.GradientTransformation | None, default: Callable[..., optax.GradientTransformation]
+    config: Any,
+    given: optax.GradientTransformation | None,
+    default: Callable[..., optax.GradientTransformation],
 ) -> optax.GradientTransformation:
     """The optimizer that was given, or the method's own with the config's step size behind the config's clip of the norm.
 
@@ -152,9 +220,10 @@ def require_on_policy(problem: Problem) -> None:
     """Raises ConfigError where a proposal drew the actions: for methods whose loss is not weighted by π / μ."""
     if not problem.on_policy:
         raise ConfigError(
-            "sampling must be from the policy itself for this method. Here a proposal draws the actions (a vine with "
-            "num_branches = 0 tries each once), and only npg and trpo weigh them by π / μ: take one of these, or set num_branches "
-            "to at least 2"
+            "sampling must be from the policy itself for this method. Here a proposal "
+            "draws the actions (a vine with num_branches = 0 tries each once), and only "
+            "npg and trpo weigh them by π / μ: take one of these, or set num_branches to "
+            "at least 2"
         )
 
 
@@ -192,9 +261,11 @@ def alternate(
     Args:
       config: see `CriticFit`.
       problem: without a critic, nothing is fitted.
-      improve_policy: `(params, opt_state, samples, key) -> (params, opt_state, metrics)` of the policy; consumes `key`.
+      improve_policy: `(params, opt_state, samples, key) -> (params, opt_state, metrics)` of the
+        policy; consumes `key`.
       estimate: see `learner.make`; None takes `make_estimate(config)`.
-      init_policy_optimizer: policy parameters to the state of their optimizer; the default has none.
+      init_policy_optimizer: policy parameters to the state of their optimizer; the default has
+        none.
       num_parts: see `learner.make`.
 
     Returns:
@@ -202,7 +273,9 @@ def alternate(
     """
     optimizer = optimizers.adam(config.value_learning_rate, max_grad_norm=jnp.inf)
 
-    def fit(params: ActorCritic, opt_state: PyTree, rows: Samples, key: jax.Array) -> tuple[PyTree, PyTree, Metrics]:
+    def fit(
+        params: ActorCritic, opt_state: PyTree, rows: Samples, key: jax.Array
+    ) -> tuple[PyTree, PyTree, Metrics]:
         def loss(value_params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
             _, value = problem.apply(params._replace(value=value_params), samples.inputs)
             mean = losses.token_mean(losses.squared_value(value, samples.target), samples.mask)
@@ -219,7 +292,11 @@ def alternate(
         return value, opt_state, {name: metrics[name] for name in ("value_loss", "skipped")}
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        rows, (policy, value), (policy_state, value_state) = problem.rows(samples), state.params, state.opt_state
+        rows, (policy, value), (policy_state, value_state) = (
+            problem.rows(samples),
+            state.params,
+            state.opt_state,
+        )
         refuse_shared_parameters(problem, state.params, rows)
         policy_key, value_key = jax.random.split(key)
         # Before the policy moves: nothing but the critic's own parameters decides what it is.
@@ -231,7 +308,9 @@ def alternate(
         metrics = {**fitted, **metrics}
         if fitted:
             metrics["skipped"] += fitted["skipped"]
-        return state._replace(params=ActorCritic(policy, value), opt_state=ActorCritic(policy_state, value_state)), metrics
+        return state._replace(
+            params=ActorCritic(policy, value), opt_state=ActorCritic(policy_state, value_state)
+        ), metrics
 
     def init_optimizer(params: ActorCritic) -> ActorCritic:
         value = optimizer.init(params.value) if jax.tree.leaves(params.value) else ()
@@ -239,7 +318,9 @@ def alternate(
 
     return learner.make(
         problem,
-        estimate=make_estimate(config, keep_proposal=not problem.on_policy) if estimate is None else estimate,
+        estimate=make_estimate(config, keep_proposal=not problem.on_policy)
+        if estimate is None
+        else estimate,
         improve=improve,
         init_optimizer=init_optimizer,
         num_parts=num_parts,
@@ -253,12 +334,16 @@ def refuse_shared_parameters(problem: Problem, params: ActorCritic, samples: Sam
     Raises:
       ConfigError: explains why.
     """
-    program = jax.make_jaxpr(lambda policy: problem.apply(params._replace(policy=policy), samples.inputs)[1])(params.policy)
-    # Without dead code, also inside what was jitted: what is still read is what the value depends on.
+    program = jax.make_jaxpr(
+        lambda policy: problem.apply(params._replace(policy=policy), samples.inputs)[1]
+    )(params.policy)
+    # Without dead code, also inside what was jitted: what is still read is what the value depends
+    # on.
     _, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
     if any(is_read):
         raise ConfigError(
-            "shared_torso must be off, and a module of your own must compute the value without params.policy: this method moves "
-            "policy and critic apart, and fitting a critic that reads the policy's parameters would move the policy as well, "
+            "shared_torso must be off, and a module of your own must compute the value "
+            "without params.policy: this method moves policy and critic apart, and fitting "
+            "a critic that reads the policy's parameters would move the policy as well, "
             "outside any trust region"
         )

@@ -16,12 +16,20 @@ from jaxrl_po.types import Learner, Problem, Samples
 class Config(group_policy.GroupScale, group_policy.Reference):
     """Hyperparameters of CISPO; nothing is clipped from below by default, as in the paper."""
 
-    epsilon_low: Number = number(1.0, "the weight is clipped from below at 1 − epsilon_low", within=Interval(0.0, 1.0, True))
-    epsilon_high: Number = number(4.0, "the weight is clipped from above at 1 + epsilon_high", within=POSITIVE)
-    use_reference: bool = static(False, "penalise the distance to the reference, at first the initial policy")
+    epsilon_low: Number = number(
+        1.0, "the weight is clipped from below at 1 − epsilon_low", within=Interval(0.0, 1.0, True)
+    )
+    epsilon_high: Number = number(
+        4.0, "the weight is clipped from above at 1 + epsilon_high", within=POSITIVE
+    )
+    use_reference: bool = static(
+        False, "penalise the distance to the reference, at first the initial policy"
+    )
 
 
-def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
     """CISPO on any problem in groups; arguments as for `grpo.make`."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -33,7 +41,10 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
             epsilon_high=config.epsilon_high,
         )
         r = ratio(log_prob, samples.log_prob)
-        clipped = {"clip_fraction_low": r < 1.0 - config.epsilon_low, "clip_fraction_high": r > 1.0 + config.epsilon_high}
+        clipped = {
+            "clip_fraction_low": r < 1.0 - config.epsilon_low,
+            "clip_fraction_high": r > 1.0 + config.epsilon_high,
+        }
         return elements, {name: x.astype(jnp.float32) for name, x in clipped.items()}
 
     return group_policy.make(

@@ -1,7 +1,8 @@
 """DAPO: GRPO with five changes, each a switch of its own (Yu et al. 2025, arXiv:2503.14476).
 
-Clip-higher (`clip_higher`), dynamic sampling (`dynamic_sampling`), the token-level loss (`token_level_loss`), overlong reward
-shaping (`overlong_filtering`, `soft_overlong`), and no penalty on the distance to a reference (`use_reference`). All off is GRPO.
+Clip-higher (`clip_higher`), dynamic sampling (`dynamic_sampling`), the token-level loss
+(`token_level_loss`), overlong reward shaping (`overlong_filtering`, `soft_overlong`), and no
+penalty on the distance to a reference (`use_reference`). All off is GRPO.
 """
 
 import jax
@@ -24,34 +25,65 @@ OFF, REFILL, REWEIGHT = DYNAMIC = ("off", "refill", "reweight")
 class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference):
     """Hyperparameters of DAPO; the defaults are the paper's, but for a step size that suits small models."""
 
-    clip_higher: bool = static(True, "clip from above at epsilon_high; off clips at epsilon_low on both sides")
-    epsilon_high: Number = number(0.28, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP)
+    clip_higher: bool = static(
+        True, "clip from above at epsilon_high; off clips at epsilon_low on both sides"
+    )
+    epsilon_high: Number = number(
+        0.28, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP
+    )
     dynamic_sampling: str = static(
         REFILL,
-        "groups whose members all score the same: trained on as they are, replaced by fresh ones, or left out of the mean, which "
-        "weighs the others by 1 / (1 − share left out)",
+        (
+            "groups whose members all score the same: trained on as they are, replaced by "
+            "fresh ones, or left out of the mean, which weighs the others by 1 / (1 − share "
+            "left out)"
+        ),
         choices=DYNAMIC,
     )
-    max_generation_batches: int = static(10, "batches generated for one update at most", within=COUNT)
-    carry_surplus: bool = static(False, "keep informative groups that an update has no room for, for the next one")
-    train_prompts: int = static(
-        0, "groups of one update, over all devices; 0 takes num_prompts, the groups of one generated batch", within=NON_NEGATIVE
+    max_generation_batches: int = static(
+        10, "batches generated for one update at most", within=COUNT
     )
-    token_level_loss: bool = static(True, "every token of the batch weighs the same; off, every response")
+    carry_surplus: bool = static(
+        False, "keep informative groups that an update has no room for, for the next one"
+    )
+    train_prompts: int = static(
+        0,
+        (
+            "groups of one update, over all devices; 0 takes num_prompts, the groups of one "
+            "generated batch"
+        ),
+        within=NON_NEGATIVE,
+    )
+    token_level_loss: bool = static(
+        True, "every token of the batch weighs the same; off, every response"
+    )
     overlong_filtering: bool = static(
         True,
-        "leave responses that were cut at the token budget out of the loss; an episode's time limit is no such budget",
+        (
+            "leave responses that were cut at the token budget out of the loss; an episode's "
+            "time limit is no such budget"
+        ),
     )
     soft_overlong: bool = static(
         True,
-        "take up to overlong_factor from the reward of responses in the last overlong_cache tokens of the budget, which must leave "
-        "room for right answers before them; not on control",
+        (
+            "take up to overlong_factor from the reward of responses in the last "
+            "overlong_cache tokens of the budget, which must leave room for right answers "
+            "before them; not on control"
+        ),
     )
     overlong_cache: int = static(
-        0, "tokens over which that punishment grows; 0 takes a fifth of the budget", unit="tokens", within=NON_NEGATIVE
+        0,
+        "tokens over which that punishment grows; 0 takes a fifth of the budget",
+        unit="tokens",
+        within=NON_NEGATIVE,
     )
-    overlong_factor: Number = number(1.0, "the full punishment", unit="reward units", within=POSITIVE)
-    use_reference: bool = static(False, "penalise the distance to the reference, at first the initial policy")
+    overlong_factor: Number = number(
+        1.0, "the full punishment", unit="reward units", within=POSITIVE
+    )
+    use_reference: bool = static(
+        False, "penalise the distance to the reference, at first the initial policy"
+    )
 
     @property
     def upper(self) -> Number:
@@ -63,18 +95,23 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
         super().validate()
         config_lib.require(self, "epsilon_high", self.clip_higher, "clip_higher is on")
         for name in ("max_generation_batches", "carry_surplus", "train_prompts"):
-            config_lib.require(self, name, self.dynamic_sampling == REFILL, f"dynamic_sampling is {REFILL}")
+            config_lib.require(
+                self, name, self.dynamic_sampling == REFILL, f"dynamic_sampling is {REFILL}"
+            )
         for name in ("overlong_cache", "overlong_factor"):
             config_lib.require(self, name, self.soft_overlong, "soft_overlong is on")
 
 
-def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
     """DAPO on any problem in groups.
 
     Args:
       config: see `Config`.
       problem: with group_size of at least 2; its raw scores decide which groups are informative.
-      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings its own step size.
+      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings
+        its own step size.
 
     Returns:
       The learner.
@@ -84,7 +121,12 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
     """
     config.validate()
     for name in ("overlong_cache", "overlong_factor"):
-        config_lib.require(config, name, problem.truncated_is_overlong, "a truncated row is a response that was too long")
+        config_lib.require(
+            config,
+            name,
+            problem.truncated_is_overlong,
+            "a truncated row is a response that was too long",
+        )
     if config.dynamic_sampling == REFILL:
         problem = dynamic_sampling(
             problem,

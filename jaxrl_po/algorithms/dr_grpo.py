@@ -1,7 +1,8 @@
 """Dr. GRPO: GRPO without the two divisions that bias it (Liu et al. 2025, arXiv:2503.20783, section 3).
 
-No division by the group's std, which favours prompts that are nearly always or nearly never solved; tokens are summed and divided
-by a constant, the token budget, and not by the response's length, which favours long wrong responses.
+No division by the group's std, which favours prompts that are nearly always or nearly never solved;
+tokens are summed and divided by a constant, the token budget, and not by the response's length,
+which favours long wrong responses.
 """
 
 import jax
@@ -19,10 +20,14 @@ from jaxrl_po.types import Learner, Problem
 class Config(group_policy.Clip, group_policy.Reference):
     """Hyperparameters of Dr. GRPO."""
 
-    use_reference: bool = static(False, "penalise the distance to the reference, at first the initial policy")
+    use_reference: bool = static(
+        False, "penalise the distance to the reference, at first the initial policy"
+    )
 
 
-def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
     """Dr. GRPO on any problem in groups; arguments as for `grpo.make`."""
 
     def aggregate(elements: jax.Array, mask: jax.Array) -> Mean:

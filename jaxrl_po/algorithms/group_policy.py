@@ -1,7 +1,8 @@
 """What the methods without a critic share: responses are compared within a group, and the policy follows its tokens.
 
-A method is the functions that it passes to `make`: what a response is worth beside the others of its group, the surrogate of a
-token, and how tokens are averaged. The fields of their configs are here, in the parts from which each takes what it reads.
+A method is the functions that it passes to `make`: what a response is worth beside the others of
+its group, the surrogate of a token, and how tokens are averaged. The fields of their configs are
+here, in the parts from which each takes what it reads.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,27 @@ from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.algorithms import reference as reference_lib
 from jaxrl_po.algorithms.reference import Divergence
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    POSITIVE,
+    ConfigError,
+    Interval,
+    Number,
+    number,
+    static,
+)
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, PyTree, Samples, TrainState
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    Learner,
+    Metrics,
+    Problem,
+    PyTree,
+    Samples,
+    TrainState,
+)
 
 CLIP = Interval(0.0, 1.0, True, True)
 ABOVE_ONE = Interval(1.0, open_low=True)
@@ -35,16 +54,26 @@ class GradientSteps:
     """How a batch is used: the fields of every method without a critic."""
 
     learning_rate: Number = number(1e-3, "Adam's step size", within=POSITIVE)
-    entropy_coefficient: Number = number(0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE)
+    entropy_coefficient: Number = number(
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+    )
     max_grad_norm: Number = number(1.0, "clip of the global gradient norm", within=POSITIVE)
     num_epochs: int = static(1, "passes over each batch", within=COUNT)
     num_minibatches: int = static(1, "gradient steps of one pass", within=COUNT)
-    num_microbatches: int = static(1, "parts of a minibatch, accumulated to bound memory", within=COUNT)
+    num_microbatches: int = static(
+        1, "parts of a minibatch, accumulated to bound memory", within=COUNT
+    )
     warm_up_iterations: int = static(
-        0, "length of the linear rise of learning_rate from 0", unit="iterations", within=NON_NEGATIVE
+        0,
+        "length of the linear rise of learning_rate from 0",
+        unit="iterations",
+        within=NON_NEGATIVE,
     )
     decay_iterations: int = static(
-        0, "length of the linear decay of learning_rate to 0; 0 keeps it", unit="iterations", within=NON_NEGATIVE
+        0,
+        "length of the linear decay of learning_rate to 0; 0 keeps it",
+        unit="iterations",
+        within=NON_NEGATIVE,
     )
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
@@ -57,11 +86,18 @@ class GradientSteps:
 class Reference(GradientSteps):
     """A penalty on the distance to a frozen reference policy."""
 
-    use_reference: bool = static(True, "penalise the distance to the reference, at first the initial policy")
-    kl_coefficient: Number = number(0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE)
+    use_reference: bool = static(
+        True, "penalise the distance to the reference, at first the initial policy"
+    )
+    kl_coefficient: Number = number(
+        0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE
+    )
     reset_iterations: int = static(
         0,
-        "every so many iterations the policy becomes the reference and the optimizer starts afresh (ProRL); 0 never",
+        (
+            "every so many iterations the policy becomes the reference and the optimizer "
+            "starts afresh (ProRL); 0 never"
+        ),
         unit="iterations",
         within=NON_NEGATIVE,
     )
@@ -77,10 +113,18 @@ class Reference(GradientSteps):
 class Clip(GradientSteps):
     """The clip of the ratio."""
 
-    epsilon_low: Number = number(0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP)
-    epsilon_high: Number = number(0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP)
-    dual_clip: bool = static(False, "for negative advantages clip the ratio from above as well, at dual_clip_ratio")
-    dual_clip_ratio: Number = number(3.0, "largest ratio that a negative advantage admits", within=ABOVE_ONE)
+    epsilon_low: Number = number(
+        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
+    )
+    epsilon_high: Number = number(
+        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP
+    )
+    dual_clip: bool = static(
+        False, "for negative advantages clip the ratio from above as well, at dual_clip_ratio"
+    )
+    dual_clip_ratio: Number = number(
+        3.0, "largest ratio that a negative advantage admits", within=ABOVE_ONE
+    )
 
     @property
     def upper(self) -> Number:
@@ -98,7 +142,9 @@ class Clip(GradientSteps):
 class GroupScale(GradientSteps):
     """The scale of a group's advantages."""
 
-    scale: str = static("std", "advantages are divided by the group's std, or not at all", choices=("std", "none"))
+    scale: str = static(
+        "std", "advantages are divided by the group's std, or not at all", choices=("std", "none")
+    )
     ddof: int = static(0, "the std divides by G − ddof", choices=(0, 1))
     std_epsilon: Number = number(1e-6, "added to the std", unit="reward units", within=NON_NEGATIVE)
 
@@ -111,14 +157,19 @@ class GroupScale(GradientSteps):
 
 def group_relative(config: GroupScale) -> Advantage:
     """`(R − mean) / std` within the group, for every token of a response; see `advantages.group_relative`."""
-    return of_outcomes(lambda r: advantages.group_relative(r, scale=config.scale, ddof=config.ddof, epsilon=config.std_epsilon))
+    return of_outcomes(
+        lambda r: advantages.group_relative(
+            r, scale=config.scale, ddof=config.ddof, epsilon=config.std_epsilon
+        )
+    )
 
 
 def of_outcomes(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
     """One advantage for all tokens of a response.
 
     Args:
-      relative: outcomes of one group `[G]` to advantages `[G]`; the outcome is the sum of the response's rewards.
+      relative: outcomes of one group `[G]` to advantages `[G]`; the outcome is the sum of the
+        response's rewards.
     """
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
@@ -137,7 +188,8 @@ def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
     """
     if extra_samples >= group_size:
         raise ConfigError(
-            f"extra_samples must be below group_size = {group_size}, of which they are a part, got {extra_samples}"
+            f"extra_samples must be below group_size = {group_size}, of which they are a "
+            f"part, got {extra_samples}"
         )
 
     def keep(x: jax.Array) -> jax.Array:
@@ -159,7 +211,9 @@ def clipped(config: Clip) -> Surrogate:
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         now = log_prob, samples.log_prob, samples.advantage
         bound = config.dual_clip_ratio if config.dual_clip else None
-        elements = losses.clipped_surrogate(*now, epsilon_low=config.epsilon_low, epsilon_high=config.upper, dual_clip=bound)
+        elements = losses.clipped_surrogate(
+            *now, epsilon_low=config.epsilon_low, epsilon_high=config.upper, dual_clip=bound
+        )
         return elements, {
             "clip_fraction_low": losses.clip_fraction_low(*now, config.epsilon_low),
             "clip_fraction_high": losses.clip_fraction_high(*now, config.upper),
@@ -184,19 +238,22 @@ def make(
 ) -> Learner:
     """A learner that compares responses within groups.
 
-    The loss is `aggregate(surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`; the rewards are `shape(batch) −
-    β · reward_kl`, so that β stands in one place or the other.
+    The loss is `aggregate(surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`; the
+    rewards are `shape(batch) − β · reward_kl`, so that β stands in one place or the other.
 
     Args:
       config: the fields above that the method reads; with a reference, those of `Reference`.
-      problem: completions of prompts, or episodes, in groups; a critic, if there is one, is left as it is.
-      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings its own step size.
+      problem: completions of prompts, or episodes, in groups; a critic, if there is one, is left as
+        it is.
+      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings
+        its own step size.
       advantage: see `Advantage`; masked slots hold reward 0.
       surrogate: see `Surrogate`.
       aggregate: see `Aggregate`.
       shape: batch to rewards `[B, T]`.
       keep: batch to the mask `[B, T]` of what is trained on.
-      extra_samples: the last so many members of each group enter the advantages of the others and are not trained on.
+      extra_samples: the last so many members of each group enter the advantages of the others and
+        are not trained on.
       reward_kl: estimate of KL(policy ‖ reference) to take from the rewards, or None.
       loss_kl: estimate of KL(policy ‖ reference) to add to the loss, or None.
 
@@ -216,22 +273,34 @@ def make(
     def compare(state: TrainState, batch: Batch) -> Samples:
         del state
         step_end = batch.mask if batch.step_end is None else batch.step_end
-        in_groups = [x.reshape(*batch.score.shape, -1) for x in (shape(batch), batch.mask, step_end)]
+        in_groups = [
+            x.reshape(*batch.score.shape, -1) for x in (shape(batch), batch.mask, step_end)
+        ]
         relative = advantage(*in_groups).reshape(batch.mask.shape)
         fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
-        samples = Samples(batch.inputs, batch.action, batch.log_prob, relative, (), (), (), keep(batch))
+        samples = Samples(
+            batch.inputs, batch.action, batch.log_prob, relative, (), (), (), keep(batch)
+        )
         return samples._replace(sampled=fresh)
 
     def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
         log_prob = distribution.log_prob(samples.action)
         elements, others = surrogate(log_prob, samples)
-        terms = {"policy_loss": (elements, 1.0), "entropy": (distribution.entropy(), -config.entropy_coefficient)}
+        terms = {
+            "policy_loss": (elements, 1.0),
+            "entropy": (distribution.entropy(), -config.entropy_coefficient),
+        }
         if reference is not None and loss_kl is not None:
-            terms["reference_kl"] = loss_kl(log_prob, samples.reference_log_prob), reference.kl_coefficient
+            terms["reference_kl"] = (
+                loss_kl(log_prob, samples.reference_log_prob),
+                reference.kl_coefficient,
+            )
         means = {name: aggregate(x, samples.mask) for name, (x, _) in terms.items()}
         others |= {
-            "extreme_ratio": (jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)).astype(jnp.float32),
+            "extreme_ratio": (jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)).astype(
+                jnp.float32
+            ),
         }
         metrics = means | {name: losses.token_mean(x, samples.mask) for name, x in others.items()}
         return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
@@ -250,7 +319,9 @@ def make(
             state.step, config.decay_iterations
         )
         trained_on = samples._replace(sampled=None)
-        params, opt_state, metrics = update(state.params.policy, state.opt_state, trained_on, key, scale)
+        params, opt_state, metrics = update(
+            state.params.policy, state.opt_state, trained_on, key, scale
+        )
         metrics |= actor_critic.update_kl(problem, params, samples, num_parts=num_parts)
         metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=state.params._replace(policy=params), opt_state=opt_state)
@@ -274,7 +345,9 @@ def make(
     estimate: learner.Estimate = compare
     if reference is not None:
         beta = reference.kl_coefficient
-        estimate = reference_lib.beside(compare, policy, reward_kl=reward_kl, coefficient=lambda state: beta)
+        estimate = reference_lib.beside(
+            compare, policy, reward_kl=reward_kl, coefficient=lambda state: beta
+        )
 
     def estimate_trained(state: TrainState, batch: Batch) -> Samples:
         return trained(estimate(state, batch), batch.score.shape[1], extra_samples)

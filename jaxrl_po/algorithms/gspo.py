@@ -15,12 +15,20 @@ from jaxrl_po.types import Learner, Problem, Samples
 class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference):
     """Hyperparameters of GSPO; its ratio is a geometric mean over tokens, hence the narrow clip."""
 
-    epsilon_low: Number = number(3e-4, "the ratio is clipped from below at 1 − epsilon_low", within=group_policy.CLIP)
-    epsilon_high: Number = number(4e-4, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP)
-    use_reference: bool = static(False, "penalise the distance to the reference, at first the initial policy")
+    epsilon_low: Number = number(
+        3e-4, "the ratio is clipped from below at 1 − epsilon_low", within=group_policy.CLIP
+    )
+    epsilon_high: Number = number(
+        4e-4, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP
+    )
+    use_reference: bool = static(
+        False, "penalise the distance to the reference, at first the initial policy"
+    )
 
 
-def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
     """GSPO on any problem in groups; arguments as for `grpo.make`."""
     clipped = group_policy.clipped(config)
 

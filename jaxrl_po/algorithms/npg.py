@@ -1,7 +1,8 @@
 """The natural policy gradient with a normalised step (Kakade 2001; Peters & Schaal 2008).
 
-`θ' = θ + √(2δ / (gᵀF⁻¹g)) · F⁻¹g`: the longest step whose quadratic model of KL(old ‖ new) is δ. Taken as it is: no line search,
-so that neither the true KL nor the gain is guaranteed; that is TRPO.
+`θ' = θ + √(2δ / (gᵀF⁻¹g)) · F⁻¹g`: the longest step whose quadratic model of KL(old ‖ new) is δ.
+Taken as it is: no line search, so that neither the true KL nor the gain is guaranteed; that is
+TRPO.
 """
 
 import jax
@@ -20,18 +21,30 @@ from jaxrl_po.types import Learner, Metrics, Problem, PyTree, Samples
 class Config(CriticFit):
     """Hyperparameters of the natural step."""
 
-    max_kl: Number = number(0.01, "δ, what the quadratic model of KL(old ‖ new) may reach", unit="nats", within=POSITIVE)
-    damping: Number = number(0.1, "multiple of the identity that is added to the Fisher matrix", within=NON_NEGATIVE)
+    max_kl: Number = number(
+        0.01, "δ, what the quadratic model of KL(old ‖ new) may reach", unit="nats", within=POSITIVE
+    )
+    damping: Number = number(
+        0.1, "multiple of the identity that is added to the Fisher matrix", within=NON_NEGATIVE
+    )
     cg_iterations: int = static(10, "conjugate-gradient iterations at most", within=COUNT)
-    cg_tolerance: Number = number(1e-5, "relative residual at which the conjugate gradient stops", within=NON_NEGATIVE)
-    fisher_stride: int = static(1, "Fisher products read every n-th row of the batch; 1 reads all", within=COUNT)
-    num_microbatches: int = static(1, "parts of the batch, accumulated to bound memory", within=COUNT)
+    cg_tolerance: Number = number(
+        1e-5, "relative residual at which the conjugate gradient stops", within=NON_NEGATIVE
+    )
+    fisher_stride: int = static(
+        1, "Fisher products read every n-th row of the batch; 1 reads all", within=COUNT
+    )
+    num_microbatches: int = static(
+        1, "parts of the batch, accumulated to bound memory", within=COUNT
+    )
 
 
 def policy_surrogate(distribution: Distribution, samples: Samples) -> Mean:
     """`−mean(r · A)` over steps: TRPO eq. 14, whose gradient at the old policy is the policy gradient."""
     log_prob = distribution.log_prob(samples.action)
-    return losses.token_mean(losses.surrogate(log_prob, samples.log_prob, samples.advantage), samples.mask)
+    return losses.token_mean(
+        losses.surrogate(log_prob, samples.log_prob, samples.advantage), samples.mask
+    )
 
 
 def proposal_surrogate(distribution: Distribution, samples: Samples) -> Mean:
@@ -52,8 +65,8 @@ def make(
       config: see `Config`.
       problem: control or language.
       search: what to make of the natural step, see `trust_region.line_search`.
-      surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None takes `policy_surrogate`, or
-        `proposal_surrogate` where the problem is not on-policy.
+      surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None takes
+        `policy_surrogate`, or `proposal_surrogate` where the problem is not on-policy.
 
     Returns:
       The learner.
@@ -78,11 +91,15 @@ def make(
         axis_name=config.axis_name,
     )
 
-    def improve_policy(params: PyTree, opt_state: PyTree, samples: Samples, key: jax.Array) -> tuple[PyTree, PyTree, Metrics]:
+    def improve_policy(
+        params: PyTree, opt_state: PyTree, samples: Samples, key: jax.Array
+    ) -> tuple[PyTree, PyTree, Metrics]:
         del key
         entropy = losses.token_mean(policy(params, samples).entropy(), samples.mask)
         params, metrics = update(params, samples)
         kl = actor_critic.update_kl(problem, params, samples, num_parts=config.num_microbatches)
         return params, opt_state, {**metrics, **kl, "entropy": entropy}
 
-    return actor_critic.alternate(config, problem, improve_policy=improve_policy, num_parts=config.num_microbatches)
+    return actor_critic.alternate(
+        config, problem, improve_policy=improve_policy, num_parts=config.num_microbatches
+    )

@@ -26,11 +26,13 @@ def beside(
     Args:
       estimate: of the rewards of the batch.
       policy: see `actor_critic.policy_of`.
-      reward_kl: estimate of KL(policy ‖ reference) at the sampled tokens, or None to leave the rewards as they are.
+      reward_kl: estimate of KL(policy ‖ reference) at the sampled tokens, or None to leave the
+        rewards as they are.
       coefficient: state to β, reward units per nat.
 
     Returns:
-      The estimate. Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; Ouyang et al. 2022 (arXiv:2203.02155), eq. 2.
+      The estimate. Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; Ouyang et al. 2022
+      (arXiv:2203.02155), eq. 2.
     """
 
     def with_reference(state: TrainState, batch: Batch) -> Samples:

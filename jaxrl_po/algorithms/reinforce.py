@@ -1,7 +1,8 @@
 """REINFORCE, the vanilla policy gradient with a baseline (Williams 1992; Sutton et al. 2000).
 
-`∇J ≈ mean(∇log π(a|s) · (G − b(s)))` over the steps of a batch; then the baseline is fitted to the returns. As everywhere in
-practice, a step weighs the same whenever it happens: the γᵗ that the gradient of the discounted return puts on step t is left out.
+`∇J ≈ mean(∇log π(a|s) · (G − b(s)))` over the steps of a batch; then the baseline is fitted to the
+returns. As everywhere in practice, a step weighs the same whenever it happens: the γᵗ that the
+gradient of the discounted return puts on step t is left out.
 """
 
 import jax
@@ -22,23 +23,33 @@ NONE, BATCH_MEAN, VALUE = BASELINES = ("none", "batch_mean", "value")
 class Config(CriticFit):
     """Hyperparameters of REINFORCE."""
 
-    estimator: str = static(MONTE_CARLO, "estimator of the return less the baseline", choices=ESTIMATORS)
+    estimator: str = static(
+        MONTE_CARLO, "estimator of the return less the baseline", choices=ESTIMATORS
+    )
     baseline: str = static(VALUE, "what is subtracted from the return", choices=BASELINES)
     learning_rate: Number = number(1e-2, "Adam's step size for the policy", within=POSITIVE)
-    entropy_coefficient: Number = number(0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE)
+    entropy_coefficient: Number = number(
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+    )
     max_grad_norm: Number = number(0.5, "clip of the policy's gradient norm", within=POSITIVE)
-    num_microbatches: int = static(1, "parts of the batch, accumulated to bound memory", within=COUNT)
+    num_microbatches: int = static(
+        1, "parts of the batch, accumulated to bound memory", within=COUNT
+    )
 
 
-def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
     """REINFORCE on any problem with a critic of its own, or none.
 
-    The critic is fitted whatever the baseline is: it also stands for the rest of a return where a rollout breaks off.
+    The critic is fitted whatever the baseline is: it also stands for the rest of a return where a
+    rollout breaks off.
 
     Args:
       config: see `Config`.
       problem: control or language.
-      optimizer: any optax transformation for the policy in place of Adam behind a clip; it brings its own step size.
+      optimizer: any optax transformation for the policy in place of Adam behind a clip; it brings
+        its own step size.
 
     Returns:
       The learner.
@@ -63,18 +74,27 @@ def make(config: Config, problem: Problem, optimizer: optax.GradientTransformati
             advantage = advantage / (advantages.scale_of(mean, std) + 1e-8)
         elif config.normalize_advantage:
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
-        return Samples(batch.inputs, batch.action, batch.log_prob, advantage, target, (), (), batch.mask)
+        return Samples(
+            batch.inputs, batch.action, batch.log_prob, advantage, target, (), (), batch.mask
+        )
 
     def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
         elements = losses.policy_gradient(distribution.log_prob(samples.action), samples.advantage)
         policy_loss = losses.token_mean(elements, samples.mask)
         entropy = losses.token_mean(distribution.entropy(), samples.mask)
-        return (policy_loss, entropy * -config.entropy_coefficient), {"policy_loss": policy_loss, "entropy": entropy}
+        return (policy_loss, entropy * -config.entropy_coefficient), {
+            "policy_loss": policy_loss,
+            "entropy": entropy,
+        }
 
-    update = updates.gradient_update(loss, optimizer, num_microbatches=config.num_microbatches, axis_name=config.axis_name)
+    update = updates.gradient_update(
+        loss, optimizer, num_microbatches=config.num_microbatches, axis_name=config.axis_name
+    )
 
-    def improve_policy(params: PyTree, opt_state: PyTree, samples: Samples, key: jax.Array) -> tuple[PyTree, PyTree, Metrics]:
+    def improve_policy(
+        params: PyTree, opt_state: PyTree, samples: Samples, key: jax.Array
+    ) -> tuple[PyTree, PyTree, Metrics]:
         params, opt_state, metrics = update(params, opt_state, samples, key)
         kl = actor_critic.update_kl(problem, params, samples, num_parts=config.num_microbatches)
         return params, opt_state, metrics | kl

@@ -1,7 +1,8 @@
 """REINFORCE++: advantages normalised over the whole batch (Hu et al. 2025, arXiv:2501.03262).
 
-Token t's return is the outcome less `β · Σ_{u ≥ t} k1`, and returns are whitened over all tokens of the batch. With
-`group_baseline` the group's mean is taken from the outcome first, and the distance to the reference moves into the loss, as k2.
+Token t's return is the outcome less `β · Σ_{u ≥ t} k1`, and returns are whitened over all tokens of
+the batch. With `group_baseline` the group's mean is taken from the outcome first, and the distance
+to the reference moves into the loss, as k2.
 """
 
 import jax
@@ -19,10 +20,14 @@ from jaxrl_po.types import Learner, Problem
 class Config(group_policy.Clip, group_policy.Reference):
     """Hyperparameters of REINFORCE++."""
 
-    group_baseline: bool = static(False, "the baseline form: the mean of the group is taken from each outcome")
+    group_baseline: bool = static(
+        False, "the baseline form: the mean of the group is taken from each outcome"
+    )
 
 
-def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
     """REINFORCE++ on any problem, in groups or (without `group_baseline`) not; arguments as for `grpo.make`."""
     centred = group_policy.of_outcomes(lambda r: advantages.group_relative(r, scale="none"))
 

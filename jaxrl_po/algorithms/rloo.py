@@ -1,7 +1,8 @@
 """RLOO: REINFORCE with the others of the group as baseline (Ahmadian et al. 2024, arXiv:2402.14740, eq. 8).
 
-A response is one action: its log-probability is the sum over its tokens, its reward the outcome less `β · (log π − log π_ref)`.
-There is no clip; `−r · A` has the gradient of `−log π · A` in the first update of a batch.
+A response is one action: its log-probability is the sum over its tokens, its reward the outcome
+less `β · (log π − log π_ref)`. There is no clip; `−r · A` has the gradient of `−log π · A` in the
+first update of a batch.
 """
 
 import jax
@@ -19,7 +20,9 @@ class Config(group_policy.Reference):
     """Hyperparameters of RLOO."""
 
 
-def make(config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None) -> Learner:
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
     """RLOO on any problem in groups; arguments as for `grpo.make`."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -33,7 +33,8 @@ class Environment(NamedTuple):
 
     Attributes:
       reset: `reset(key) -> (observation, state)`; consumes `key`.
-      step: `step(key, state, action) -> (state, Transition)`; consumes `key`, resets by itself where an episode ends.
+      step: `step(key, state, action) -> (state, Transition)`; consumes `key`, resets by itself
+        where an episode ends.
       observation_shape: shape of an observation.
       num_actions: number of discrete actions, or 0 where actions are continuous.
       action_size: components of a continuous action, or 0.
@@ -49,19 +50,21 @@ class Environment(NamedTuple):
 def adapt(env: Any, env_params: Any = None) -> Environment:
     """Wraps a gymnax ≥ 1.0 environment, or a user's own that speaks its interface.
 
-    Discrete observations become one-hot vectors; everything else float32 (float64 where JAX has it on). A continuous action is in
-    units of the box's half range around its centre, and is clipped to the box here, behind the policy: what is stored stays
-    unclipped.
+    Discrete observations become one-hot vectors; everything else float32 (float64 where JAX has it
+    on). A continuous action is in units of the box's half range around its centre, and is clipped
+    to the box here, behind the policy: what is stored stays unclipped.
 
     Args:
-      env: has `reset(key, params)`, `step(key, state, action, params)`, `action_space(params)`, `observation_space(params)`.
+      env: has `reset(key, params)`, `step(key, state, action, params)`, `action_space(params)`,
+        `observation_space(params)`.
       env_params: its parameters; None takes `env.default_params`.
 
     Returns:
       The `Environment`.
 
     Raises:
-      ConfigError: for a structured observation, or an action space that is neither discrete nor a bounded or free box.
+      ConfigError: for a structured observation, or an action space that is neither discrete nor a
+        bounded or free box.
 
     Example:
       >>> import gymnax
@@ -76,11 +79,14 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
     observation_classes = int(getattr(observation_space, "n", 0))
     if not observation_classes and not hasattr(observation_space, "low"):
         raise ConfigError(
-            f"env {name}: observations must be an array (a box or discrete), got {type(observation_space).__name__}"
+            f"env {name}: observations must be an array (a box or discrete), got "
+            f"{type(observation_space).__name__}"
         )
     num_actions = int(getattr(action_space, "n", 0))
     if not num_actions and not hasattr(action_space, "low"):
-        raise ConfigError(f"env {name}: actions must be discrete or a box, got {type(action_space).__name__}")
+        raise ConfigError(
+            f"env {name}: actions must be discrete or a box, got {type(action_space).__name__}"
+        )
 
     def observe(observation: jax.Array) -> jax.Array:
         if observation_classes:
@@ -94,7 +100,10 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
             return action
     else:
         shape = action_space.shape
-        low, high = (jnp.broadcast_to(jnp.asarray(bound, float), shape) for bound in (action_space.low, action_space.high))
+        low, high = (
+            jnp.broadcast_to(jnp.asarray(bound, float), shape)
+            for bound in (action_space.low, action_space.high)
+        )
         bounded = jnp.isfinite(low) & jnp.isfinite(high)
         centre = jnp.where(bounded, 0.5 * (low + high), 0.0)
         half_range = jnp.where(bounded, 0.5 * (high - low), 1.0)
@@ -108,7 +117,9 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         return observe(observation), _strong(state)
 
     def step(key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, Transition]:
-        observation, state, reward, terminated, truncated, info = env.step(key, state, act(action), params)
+        observation, state, reward, terminated, truncated, info = env.step(
+            key, state, act(action), params
+        )
         return _strong(state), Transition(
             observation=observe(observation),
             reward=jnp.asarray(reward, float).reshape(()),
@@ -123,4 +134,6 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
 
 def _strong(tree: PyTree) -> PyTree:
     """Strips weak types, which differ between a reset and a step and so would recompile the second iteration."""
-    return jax.tree.map(lambda x: jax.lax.convert_element_type(jnp.asarray(x), jnp.asarray(x).dtype), tree)
+    return jax.tree.map(
+        lambda x: jax.lax.convert_element_type(jnp.asarray(x), jnp.asarray(x).dtype), tree
+    )

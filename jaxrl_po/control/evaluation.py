@@ -34,8 +34,8 @@ def make_evaluate(
       max_steps: bound on an episode's length; None takes the environment's `max_steps_in_episode`.
 
     Returns:
-      The function. It reads the observation statistics in `collector`, whatever the problem is wrapped in, and updates nothing;
-      the same key plays the same episodes.
+      The function. It reads the observation statistics in `collector`, whatever the problem is
+      wrapped in, and updates nothing; the same key plays the same episodes.
 
     Raises:
       ConfigError: `num_episodes` below 1, or no bound on the length anywhere.
@@ -43,12 +43,16 @@ def make_evaluate(
     if num_episodes not in COUNT:
         raise ConfigError(f"num_episodes must lie in {COUNT}, got {num_episodes}")
     environment = adapt(env, env_params)
-    limit = getattr(env.default_params if env_params is None else env_params, "max_steps_in_episode", None)
+    limit = getattr(
+        env.default_params if env_params is None else env_params, "max_steps_in_episode", None
+    )
     bound = limit if max_steps is None else max_steps
     if bound is None:
         raise ConfigError("max_steps is needed: the environment names no max_steps_in_episode")
 
-    def evaluate(params: ActorCritic, collector: CollectorState, key: jax.Array) -> dict[str, jax.Array]:
+    def evaluate(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> dict[str, jax.Array]:
         def policy(observation: jax.Array) -> Any:
             return problem.apply(params, normalize(collector, observation))[0]
 

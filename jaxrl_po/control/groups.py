@@ -14,7 +14,9 @@ from jaxrl_po.control.problem import NetworkSettings, build_networks, default_mo
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
-PROMPT_NUMBER = "prompt_number"  # sharded entry of the collector's state: `[P]`, int32, over all devices
+PROMPT_NUMBER = (
+    "prompt_number"  # sharded entry of the collector's state: `[P]`, int32, over all devices
+)
 
 
 @record
@@ -26,7 +28,9 @@ class GroupSettings(NetworkSettings):
     num_steps: int = static(500, "steps of an episode at most", unit="steps", within=COUNT)
 
 
-def groups_from_settings(env: Any, settings: GroupSettings, *, axis_name: str | None = None) -> Problem:
+def groups_from_settings(
+    env: Any, settings: GroupSettings, *, axis_name: str | None = None
+) -> Problem:
     """`make_groups` with everything taken from a record."""
     settings.validate()
     return make_groups(
@@ -59,12 +63,13 @@ def make_groups(
       num_steps: T; an episode that is longer is truncated there.
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
-      critic: Flax module, observation to a value, or None for none (values are then zeros and its parameters `()`).
+      critic: Flax module, observation to a value, or None for none (values are then zeros and its
+        parameters `()`).
       axis_name: accepted for symmetry with `make_problem`; nothing is pooled here.
 
     Returns:
-      The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its end are masked. Metric
-      `dead_groups` is the share of the groups whose members all score alike.
+      The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its
+      end are masked. Metric `dead_groups` is the share of the groups whose members all score alike.
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -86,19 +91,29 @@ def make_groups(
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)
         observation, _ = environment.reset(env_key)
-        return nets.init(network_key, observation), CollectorState({PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)})
+        return nets.init(network_key, observation), CollectorState(
+            {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
+        )
 
     def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
         return nets.policy(params, inputs), nets.value(params, inputs)
 
-    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
         reset_key, step_key = jax.random.split(key)
         prompt_number = collector.sharded[PROMPT_NUMBER]
         prompts = unroll.start(environment, reset_key, prompt_number)
         members = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
-        own = members.number * group_size + jnp.tile(jnp.arange(group_size, dtype=jnp.int32), prompt_number.shape[0])
+        own = members.number * group_size + jnp.tile(
+            jnp.arange(group_size, dtype=jnp.int32), prompt_number.shape[0]
+        )
         _, trajectory = unroll.unroll(
-            environment, lambda x: nets.policy(params, x), members._replace(number=own), step_key, num_steps=num_steps
+            environment,
+            lambda x: nets.policy(params, x),
+            members._replace(number=own),
+            step_key,
+            num_steps=num_steps,
         )
         transition = trajectory.transition
         ended = transition.terminated | transition.truncated

@@ -59,4 +59,8 @@ def merge(old: Normalizer, x: jax.Array, *, axis_name: str | None = None) -> Nor
     mean = masked.psum(x.sum(lead), axis_name) / count
     m2 = masked.psum(jnp.square(x - mean[(None,) * len(lead)]).sum(lead), axis_name)
     total, delta = old.seen + count, mean - old.mean
-    return Normalizer(total, old.mean + delta * count / total, old.m2 + m2 + jnp.square(delta) * old.seen * count / total)
+    return Normalizer(
+        total,
+        old.mean + delta * count / total,
+        old.m2 + m2 + jnp.square(delta) * old.seen * count / total,
+    )

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import advantages, masked, networks
+from jaxrl_po import advantages, masked
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, require, static
-from jaxrl_po.control import normalizer, unroll
+from jaxrl_po.control import networks, normalizer, unroll
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.control.normalizer import Normalizer
 from jaxrl_po.distributions import Distribution
@@ -21,13 +21,19 @@ ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 class NetworkSettings:
     """Sizes of actor and critic."""
 
-    width: int = static(64, "width of each hidden layer of actor and critic", unit="units", within=COUNT)
+    width: int = static(
+        64, "width of each hidden layer of actor and critic", unit="units", within=COUNT
+    )
     depth: int = static(2, "hidden layers of actor and critic", unit="layers", within=COUNT)
     activation: str = static("tanh", "activation of the hidden layers", choices=tuple(ACTIVATIONS))
     channels: int = static(
-        16, "channels of the 3 × 3 convolution that reads image observations; 0 flattens them", within=NON_NEGATIVE
+        16,
+        "channels of the 3 × 3 convolution that reads image observations; 0 flattens them",
+        within=NON_NEGATIVE,
     )
-    initial_log_std: float = static(0.0, "initial log σ of a Gaussian policy (continuous actions only)", unit="nats")
+    initial_log_std: float = static(
+        0.0, "initial log σ of a Gaussian policy (continuous actions only)", unit="nats"
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range."""
@@ -39,11 +45,22 @@ class Settings(NetworkSettings):
     """Sizes and switches of a control problem, as a record for command lines and logs."""
 
     num_envs: int = static(64, "environments that run side by side, over all devices", within=COUNT)
-    num_steps: int = static(128, "steps of each environment in one iteration", unit="steps", within=COUNT)
-    shared_torso: bool = static(False, "actor and critic are heads on one body, which rules out a trust region on the policy")
-    normalize_observations: bool = static(False, "normalise observations by running mean and std, clip ±10")
-    scale_rewards: bool = static(False, "divide rewards by the running std of the rolling discounted return")
-    reward_discount: float = static(0.99, "γ of the rolling return that scales rewards", within=UNIT)
+    num_steps: int = static(
+        128, "steps of each environment in one iteration", unit="steps", within=COUNT
+    )
+    shared_torso: bool = static(
+        False,
+        "actor and critic are heads on one body, which rules out a trust region on the policy",
+    )
+    normalize_observations: bool = static(
+        False, "normalise observations by running mean and std, clip ±10"
+    )
+    scale_rewards: bool = static(
+        False, "divide rewards by the running std of the rolling discounted return"
+    )
+    reward_discount: float = static(
+        0.99, "γ of the rolling return that scales rewards", within=UNIT
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
@@ -53,9 +70,13 @@ class Settings(NetworkSettings):
 
 # Entries of the collector's state, see `CollectorState`.
 ENVIRONMENTS = "environments"  # sharded: `EnvState`
-ROLLING_RETURN = "rolling_return"  # sharded: `[B]`, the rolling discounted return, where rewards are scaled
-OBSERVATION_STATISTICS = "observation_statistics"  # replicated: `Normalizer` of raw observations, where they are normalised
-RETURN_STATISTICS = "return_statistics"  # replicated: `Normalizer` of the rolling discounted return, where rewards are scaled
+ROLLING_RETURN = (
+    "rolling_return"  # sharded: `[B]`, the rolling discounted return, where rewards are scaled
+)
+# replicated: `Normalizer` of raw observations, where they are normalised
+OBSERVATION_STATISTICS = "observation_statistics"
+# replicated: `Normalizer` of the rolling discounted return, where rewards are scaled
+RETURN_STATISTICS = "return_statistics"
 
 
 class Networks(NamedTuple):
@@ -76,8 +97,8 @@ def build_networks(modules: Mapping[str, Any], observation_rank: int) -> Network
     """Flax modules as functions of `ActorCritic`.
 
     Args:
-      modules: `policy` (observation `[E*, …]` to a distribution) and `critic` (to a value `[E*]`, or None), or `actor_critic` (to
-        both), whose parameters are all in `params.policy`.
+      modules: `policy` (observation `[E*, …]` to a distribution) and `critic` (to a value `[E*]`,
+        or None), or `actor_critic` (to both), whose parameters are all in `params.policy`.
       observation_rank: axes of one observation.
     """
     if "actor_critic" in modules:
@@ -102,7 +123,9 @@ def build_networks(modules: Mapping[str, Any], observation_rank: int) -> Network
     return Networks(init, lambda params, inputs: policy.apply(params.policy, inputs), value)
 
 
-def default_modules(environment: Environment, settings: NetworkSettings, *, shared_torso: bool = False) -> dict[str, Any]:
+def default_modules(
+    environment: Environment, settings: NetworkSettings, *, shared_torso: bool = False
+) -> dict[str, Any]:
     """Perceptrons for actor and critic (behind a convolution for images), with the head that the action space asks for.
 
     Raises:
@@ -110,9 +133,14 @@ def default_modules(environment: Environment, settings: NetworkSettings, *, shar
     """
     rank = len(environment.observation_shape)
     if rank != 3 and settings.channels != NetworkSettings.channels:
-        raise ConfigError("channels applies to image observations only; this environment's have one axis")
+        raise ConfigError(
+            "channels applies to image observations only; this environment's have one axis"
+        )
     if environment.num_actions and settings.initial_log_std != NetworkSettings.initial_log_std:
-        raise ConfigError("initial_log_std applies to continuous actions only; this environment's actions are discrete")
+        raise ConfigError(
+            "initial_log_std applies to continuous actions only; this environment's "
+            "actions are discrete"
+        )
 
     def torso() -> networks.Torso:
         hidden, channels = (settings.width,) * settings.depth, settings.channels if rank == 3 else 0
@@ -126,13 +154,21 @@ def default_modules(environment: Environment, settings: NetworkSettings, *, shar
     return {"policy": networks.Policy(torso(), head), "critic": networks.Critic(torso())}
 
 
-def choose_modules(environment: Environment, policy: Any, critic: Any, actor_critic: Any) -> dict[str, Any]:
+def choose_modules(
+    environment: Environment, policy: Any, critic: Any, actor_critic: Any
+) -> dict[str, Any]:
     """The modules that were given, and the default in place of a None."""
     if actor_critic is not None:
         if policy is not None or critic is not None:
-            raise ConfigError("actor_critic stands for both networks; give it alone, or policy and critic")
+            raise ConfigError(
+                "actor_critic stands for both networks; give it alone, or policy and critic"
+            )
         return {"actor_critic": actor_critic}
-    given = {name: module for name, module in {"policy": policy, "critic": critic}.items() if module is not None}
+    given = {
+        name: module
+        for name, module in {"policy": policy, "critic": critic}.items()
+        if module is not None
+    }
     return default_modules(environment, NetworkSettings()) | given
 
 
@@ -172,23 +208,28 @@ def make_problem(
       num_envs: B, environments over all devices.
       num_steps: T, steps of each environment in one iteration.
       env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation `[E*, …]` to a distribution; None builds a 64 × 64 tanh perceptron for the action space.
-      critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds a 64 × 64 tanh perceptron.
-      actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both; one body for actor and critic.
-      normalize_observations: subtract the running mean and divide by the running std (clip ±10). The statistics of earlier
-        iterations serve throughout one iteration, so that every log-prob of a batch is of one policy.
-      scale_rewards: divide rewards by the running std of the rolling discounted return, this iteration's included, or by a tenth
-        of its mean where that is more, see `advantages.scale_of`.
+      policy: Flax module, observation `[E*, …]` to a distribution; None builds a 64 × 64 tanh
+        perceptron for the action space.
+      critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds a 64 × 64 tanh
+        perceptron.
+      actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both;
+        one body for actor and critic.
+      normalize_observations: subtract the running mean and divide by the running std (clip ±10).
+        The statistics of earlier iterations serve throughout one iteration, so that every log-prob
+        of a batch is of one policy.
+      scale_rewards: divide rewards by the running std of the rolling discounted return, this
+        iteration's included, or by a tenth of its mean where that is more, see
+        `advantages.scale_of`.
       reward_discount: γ of that rolling return, in [0, 1].
       axis_name: device axis over which environments are sharded, or None.
 
     Returns:
-      The `Problem`. Its metrics `episode_return` (raw reward units) and `episode_length` (steps) are means over the episodes that
-      ended in the iteration, with count 0 when none did.
+      The `Problem`. Its metrics `episode_return` (raw reward units) and `episode_length` (steps)
+      are means over the episodes that ended in the iteration, with count 0 when none did.
 
     Raises:
-      ConfigError: counts below 1, a discount outside [0, 1], spaces that the adapter does not know, or `actor_critic` beside
-        `policy` or `critic`.
+      ConfigError: counts below 1, a discount outside [0, 1], spaces that the adapter does not know,
+        or `actor_critic` beside `policy` or `critic`.
 
     Example:
       >>> import gymnax
@@ -201,7 +242,9 @@ def make_problem(
     check(Settings(num_envs=num_envs, num_steps=num_steps, reward_discount=reward_discount))
     environment = adapt(env, env_params)
     observation_rank = len(environment.observation_shape)
-    nets = build_networks(choose_modules(environment, policy, critic, actor_critic), observation_rank)
+    nets = build_networks(
+        choose_modules(environment, policy, critic, actor_critic), observation_rank
+    )
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)
@@ -218,7 +261,9 @@ def make_problem(
     def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
         return nets.policy(params, inputs), nets.value(params, inputs)
 
-    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
         def act(observation: jax.Array) -> Distribution:
             return nets.policy(params, normalize(collector, observation))
 
@@ -233,8 +278,12 @@ def make_problem(
 
         reward = transition.reward
         if scale_rewards:
-            sharded[ROLLING_RETURN], rolling = _rolling_return(sharded[ROLLING_RETURN], reward, ended, reward_discount)
-            statistics = normalizer.merge(replicated[RETURN_STATISTICS], rolling, axis_name=axis_name)
+            sharded[ROLLING_RETURN], rolling = _rolling_return(
+                sharded[ROLLING_RETURN], reward, ended, reward_discount
+            )
+            statistics = normalizer.merge(
+                replicated[RETURN_STATISTICS], rolling, axis_name=axis_name
+            )
             replicated[RETURN_STATISTICS] = statistics
             reward = reward / (advantages.scale_of(statistics.mean, statistics.std()) + 1e-8)
         if normalize_observations:
@@ -266,7 +315,9 @@ def make_problem(
 def normalize(collector: CollectorState, observation: jax.Array) -> jax.Array:
     """What the networks see: the observation, normalised where the switch is on. Never updates the statistics."""
     statistics = collector.replicated.get(OBSERVATION_STATISTICS)
-    return observation if statistics is None else cast(Normalizer, statistics).normalize(observation)
+    return (
+        observation if statistics is None else cast(Normalizer, statistics).normalize(observation)
+    )
 
 
 def merge_time(samples: Samples) -> Samples:
@@ -274,7 +325,9 @@ def merge_time(samples: Samples) -> Samples:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
 
-def _rolling_return(discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float) -> tuple[jax.Array, jax.Array]:
+def _rolling_return(
+    discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float
+) -> tuple[jax.Array, jax.Array]:
     """`R_t = γ R_{t−1} + r_t`, restarted after an episode's end; `[B]`, `[B, T]` to the carry `[B]` and all values `[B, T]`."""
 
     def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -7,7 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import hoisting
+from jaxrl_po.control import hoisting
 from jaxrl_po.control.environment import Environment, Transition
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import PyTree
@@ -41,9 +41,11 @@ class Trajectory(NamedTuple):
       distribution: the policy's, at the observation.
       action: as sampled.
       transition: what the environment answered.
-      episode_return: `[B, T]`, undiscounted return of the running episode up to and including this step.
+      episode_return: `[B, T]`, undiscounted return of the running episode up to and including this
+        step.
       episode_length: `[B, T]`, steps of the running episode, this one included.
-      state: the environment's, in which the observation was made, or `()` where states were not kept.
+      state: the environment's, in which the observation was made, or `()` where states were not
+        kept.
     """
 
     observation: jax.Array
@@ -69,7 +71,13 @@ def start(environment: Environment, key: jax.Array, index: jax.Array) -> EnvStat
 
 
 def unroll(
-    environment: Environment, policy: Policy, envs: EnvState, key: jax.Array, *, num_steps: int, keep_states: bool = False
+    environment: Environment,
+    policy: Policy,
+    envs: EnvState,
+    key: jax.Array,
+    *,
+    num_steps: int,
+    keep_states: bool = False,
 ) -> tuple[EnvState, Trajectory]:
     """Runs `num_steps` steps of every environment under `policy`, resetting where episodes end.
 
@@ -89,7 +97,9 @@ def unroll(
     def step(envs: EnvState, t: jax.Array) -> tuple[EnvState, Trajectory]:
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
         distribution = policy(envs.observation)
-        action = jax.vmap(lambda distribution, key: distribution.sample(key))(distribution, step_keys[:, 0])
+        action = jax.vmap(lambda distribution, key: distribution.sample(key))(
+            distribution, step_keys[:, 0]
+        )
         state, transition = jax.vmap(environment.step)(step_keys[:, 1], envs.state, action)
         episode_return = envs.episode_return + transition.reward
         episode_length = envs.episode_length + 1.0
@@ -102,9 +112,12 @@ def unroll(
             episode_length=jnp.where(running, episode_length, 0.0),
         )
         kept = envs.state if keep_states else ()
-        return following, Trajectory(envs.observation, distribution, action, transition, episode_return, episode_length, kept)
+        return following, Trajectory(
+            envs.observation, distribution, action, transition, episode_return, episode_length, kept
+        )
 
-    # The actions' noise and the fresh episodes are drawn beforehand: hashing in each step costs more than the environment.
+    # The actions' noise and the fresh episodes are drawn beforehand: hashing in each step costs
+    # more than the environment.
     envs, trajectory = hoisting.scan(step, envs, jnp.arange(num_steps))
     return envs, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory)
 
@@ -120,7 +133,13 @@ def until_first(ended: jax.Array) -> jax.Array:
 
 
 def episodes(
-    environment: Environment, policy: Policy, key: jax.Array, *, num_episodes: int, max_steps: int, greedy: bool = True
+    environment: Environment,
+    policy: Policy,
+    key: jax.Array,
+    *,
+    num_episodes: int,
+    max_steps: int,
+    greedy: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """Plays one whole episode in each of `num_episodes` environments.
 
@@ -156,7 +175,9 @@ def episodes(
         if greedy:
             action = distribution.mode()
         else:
-            action = jax.vmap(lambda distribution, key: distribution.sample(key))(distribution, step_keys[:, 0])
+            action = jax.vmap(lambda distribution, key: distribution.sample(key))(
+                distribution, step_keys[:, 0]
+            )
         state, transition = jax.vmap(environment.step)(step_keys[:, 1], play.state, action)
         return Playing(
             t=play.t + 1,
@@ -168,6 +189,8 @@ def episodes(
         )
 
     zeros = jnp.zeros(num_episodes)
-    play = Playing(jnp.int32(0), envs.state, envs.observation, jnp.ones(num_episodes, bool), zeros, zeros)
+    play = Playing(
+        jnp.int32(0), envs.state, envs.observation, jnp.ones(num_episodes, bool), zeros, zeros
+    )
     play = jax.lax.while_loop(unfinished, step, play)
     return play.episode_return, play.episode_length

@@ -9,7 +9,13 @@ from jaxrl_po import masked
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.problem import ENVIRONMENTS, NetworkSettings, build_networks, default_modules, merge_time
+from jaxrl_po.control.problem import (
+    ENVIRONMENTS,
+    NetworkSettings,
+    build_networks,
+    default_modules,
+    merge_time,
+)
 from jaxrl_po.control.unroll import EnvState
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
@@ -21,19 +27,29 @@ class VineSettings(NetworkSettings):
 
     num_envs: int = static(16, "trunks that run side by side, over all devices", within=COUNT)
     num_steps: int = static(64, "steps of each trunk in one iteration", unit="steps", within=COUNT)
-    num_states: int = static(4, "states of each trunk that are branched from", unit="states", within=COUNT)
-    num_branches: int = static(
-        0, "actions that are tried in each of them; 0 takes every action once (discrete only)", within=NON_NEGATIVE
+    num_states: int = static(
+        4, "states of each trunk that are branched from", unit="states", within=COUNT
     )
-    horizon: int = static(64, "steps of a branch at most; what would follow counts 0", unit="steps", within=COUNT)
+    num_branches: int = static(
+        0,
+        "actions that are tried in each of them; 0 takes every action once (discrete only)",
+        within=NON_NEGATIVE,
+    )
+    horizon: int = static(
+        64, "steps of a branch at most; what would follow counts 0", unit="steps", within=COUNT
+    )
     discount: float = static(0.99, "γ of the return of a branch", within=UNIT)
 
     def steps(self, num_actions: int) -> int:
         """Environment steps of one iteration, trunks and branches, where `num_actions` can be tried."""
-        return self.num_envs * (self.num_steps + self.num_states * (self.num_branches or num_actions) * self.horizon)
+        return self.num_envs * (
+            self.num_steps + self.num_states * (self.num_branches or num_actions) * self.horizon
+        )
 
 
-def vine_from_settings(env: Any, settings: VineSettings, *, axis_name: str | None = None) -> Problem:
+def vine_from_settings(
+    env: Any, settings: VineSettings, *, axis_name: str | None = None
+) -> Problem:
     """`make_vine` with everything taken from a record."""
     settings.validate()
     return make_vine(
@@ -64,32 +80,37 @@ def make_vine(
 ) -> Problem:
     """A control problem that estimates `Q̂(s, a)` by going back to visited states and trying K actions in each.
 
-    The K branches of a state share all their random numbers, so that their difference is the actions' doing. A row is one branch
-    and one step long: its reward is Q̂, the discounted return of the branch, and its value the state's mean of Q̂ under the
-    policy, so that any estimator gives `Q̂ − V̂`. There is no critic.
+    The K branches of a state share all their random numbers, so that their difference is the
+    actions' doing. A row is one branch and one step long: its reward is Q̂, the discounted return
+    of the branch, and its value the state's mean of Q̂ under the policy, so that any estimator
+    gives `Q̂ − V̂`. There is no critic.
 
-    With every action tried once, the proposal is the uniform choice (`sampler_log_prob`, `on_policy=False`): `mean(π / μ · A)` is
-    `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which TRPO and NPG maximise; methods without that ratio refuse it. Sampled
-    actions are the policy's own, for eq. 18 (`losses.self_normalized_surrogate`) or any method.
+    With every action tried once, the proposal is the uniform choice (`sampler_log_prob`,
+    `on_policy=False`): `mean(π / μ · A)` is `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which
+    TRPO and NPG maximise; methods without that ratio refuse it. Sampled actions are the policy's
+    own, for eq. 18 (`losses.self_normalized_surrogate`) or any method.
 
     Args:
       env: a gymnax ≥ 1.0 environment or one that speaks its interface, whose state is a pytree.
       num_envs: trunks, over all devices.
       num_steps: steps of each trunk in one iteration.
       num_states: states of each trunk, drawn without replacement, that are branched from.
-      num_branches: K, actions sampled from the policy in each of them; 0 takes every action once (discrete actions only).
-      horizon: steps of a branch, its first action included; a branch that is longer is cut and nothing is bootstrapped.
+      num_branches: K, actions sampled from the policy in each of them; 0 takes every action once
+        (discrete actions only).
+      horizon: steps of a branch, its first action included; a branch that is longer is cut and
+        nothing is bootstrapped.
       discount: γ of the return of a branch, in [0, 1].
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
       axis_name: accepted for symmetry with `make_problem`; nothing is pooled here.
 
     Returns:
-      The `Problem`; `score` `[num_envs · num_states, K]` is Q̂. Metrics are those of the trunks. Source: Schulman et al. 2015
-      (TRPO), section 5.2.
+      The `Problem`; `score` `[num_envs · num_states, K]` is Q̂. Metrics are those of the trunks.
+      Source: Schulman et al. 2015 (TRPO), section 5.2.
 
     Raises:
-      ConfigError: counts out of range, a single branch, or an environment without a state to go back to.
+      ConfigError: counts out of range, a single branch, or an environment without a state to go
+        back to.
 
     Example:
       >>> import gymnax
@@ -110,16 +131,26 @@ def make_vine(
     )
     del axis_name
     if num_states > num_steps:
-        raise ConfigError(f"num_states must be at most num_steps = {num_steps}, the states of a trunk, got {num_states}")
+        raise ConfigError(
+            f"num_states must be at most num_steps = {num_steps}, the states of a trunk, "
+            f"got {num_states}"
+        )
     environment = adapt(env, env_params)
     enumerated = num_branches == 0
     if enumerated and not environment.num_actions:
-        raise ConfigError("num_branches must be at least 2 where actions are continuous: they cannot all be tried")
+        raise ConfigError(
+            "num_branches must be at least 2 where actions are continuous: they cannot all be tried"
+        )
     branches = environment.num_actions if enumerated else num_branches
     if branches < 2:
-        raise ConfigError(f"num_branches must be at least 2, so that actions can be compared, got {branches}")
+        raise ConfigError(
+            f"num_branches must be at least 2, so that actions can be compared, got {branches}"
+        )
     if not jax.tree.leaves(jax.eval_shape(environment.reset, jax.random.key(0))[1]):
-        raise ConfigError("a vine goes back to visited states: env must keep its state in the pytree that step returns")
+        raise ConfigError(
+            "a vine goes back to visited states: env must keep its state in the pytree "
+            "that step returns"
+        )
     if policy is None:
         policy = default_modules(environment, NetworkSettings())["policy"]
     nets = build_networks({"policy": policy, "critic": None}, len(environment.observation_shape))
@@ -132,16 +163,25 @@ def make_vine(
     def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
         return nets.policy(params, inputs), nets.value(params, inputs)
 
-    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
         trunk_key, state_key, action_key, branch_key = jax.random.split(key, 4)
 
         def act(observation: jax.Array) -> Distribution:
             return nets.policy(params, observation)
 
         envs, trunk = unroll.unroll(
-            environment, act, collector.sharded[ENVIRONMENTS], trunk_key, num_steps=num_steps, keep_states=True
+            environment,
+            act,
+            collector.sharded[ENVIRONMENTS],
+            trunk_key,
+            num_steps=num_steps,
+            keep_states=True,
         )
-        choose = jax.vmap(lambda key: jax.random.choice(key, num_steps, (num_states,), replace=False))
+        choose = jax.vmap(
+            lambda key: jax.random.choice(key, num_steps, (num_states,), replace=False)
+        )
         at = choose(unroll.row_keys(state_key, envs.number))
 
         def repeat(x: jax.Array) -> jax.Array:
@@ -149,10 +189,16 @@ def make_vine(
             chosen = jax.vmap(lambda row, at: row[at])(x, at)
             return jnp.repeat(chosen.reshape(-1, *x.shape[2:]), branches, axis=0)
 
-        states, observation, distribution = jax.tree.map(repeat, (trunk.state, trunk.observation, trunk.distribution))
-        # Of the state and not of the branch: whatever is drawn with it is common to all branches of a state.
+        states, observation, distribution = jax.tree.map(
+            repeat, (trunk.state, trunk.observation, trunk.distribution)
+        )
+        # Of the state and not of the branch: whatever is drawn with it is common to all branches of
+        # a state.
         number = jnp.repeat(
-            (envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]).reshape(-1), branches
+            (
+                envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]
+            ).reshape(-1),
+            branches,
         )
         which = jnp.tile(jnp.arange(branches, dtype=jnp.int32), number.shape[0] // branches)
         proposal: jax.Array | None = None
@@ -160,19 +206,33 @@ def make_vine(
             action, proposal = which, jnp.full((which.shape[0], 1), -jnp.log(branches))
         else:
             keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, number), which)
-            action = jax.vmap(lambda distribution, key: distribution.sample(key))(distribution, keys)
+            action = jax.vmap(lambda distribution, key: distribution.sample(key))(
+                distribution, keys
+            )
         log_prob = distribution.log_prob(action)
         first_key, rest_key = jax.random.split(branch_key)
-        state, first = jax.vmap(environment.step)(unroll.row_keys(first_key, number), states, action)
+        state, first = jax.vmap(environment.step)(
+            unroll.row_keys(first_key, number), states, action
+        )
         zeros = jnp.zeros(number.shape)
         _, rest = unroll.unroll(
-            environment, act, EnvState(number, state, first.observation, zeros, zeros), rest_key, num_steps=horizon - 1
+            environment,
+            act,
+            EnvState(number, state, first.observation, zeros, zeros),
+            rest_key,
+            num_steps=horizon - 1,
         )
         ended = jnp.concatenate(
-            [(first.terminated | first.truncated)[:, None], rest.transition.terminated | rest.transition.truncated], axis=1
+            [
+                (first.terminated | first.truncated)[:, None],
+                rest.transition.terminated | rest.transition.truncated,
+            ],
+            axis=1,
         )
         reward = jnp.concatenate([first.reward[:, None], rest.transition.reward], axis=1)
-        q = jnp.sum(reward * discount ** jnp.arange(horizon)[None, :] * unroll.until_first(ended), axis=1)
+        q = jnp.sum(
+            reward * discount ** jnp.arange(horizon)[None, :] * unroll.until_first(ended), axis=1
+        )
         score = q.reshape(-1, branches)
         if enumerated:
             weight = jnp.exp(log_prob).reshape(-1, branches)
@@ -200,4 +260,6 @@ def make_vine(
         )
         return CollectorState({ENVIRONMENTS: envs}), batch
 
-    return Problem(init, collect, apply, merge_time, on_policy=not enumerated, truncated_is_overlong=False)
+    return Problem(
+        init, collect, apply, merge_time, on_policy=not enumerated, truncated_is_overlong=False
+    )

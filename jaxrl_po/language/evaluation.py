@@ -58,7 +58,8 @@ def make_answer(
       top_p: of sampling, see `sampling.truncate`.
 
     Returns:
-      The function; `key` is consumed. The same key asks the same prompts whatever n is, and of more prompts these first.
+      The function; `key` is consumed. The same key asks the same prompts whatever n is, and of more
+      prompts these first.
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -87,7 +88,8 @@ def make_answer(
             greedy=n == 0,
         )
         tokens, length, ended = (
-            x.reshape(num_prompts, -1, *x.shape[1:]) for x in (completions.tokens, completions.length, completions.ended)
+            x.reshape(num_prompts, -1, *x.shape[1:])
+            for x in (completions.tokens, completions.length, completions.ended)
         )
         score = jax.vmap(jax.vmap(task.score, in_axes=(None, 0)))(prompts.problem, tokens)
         return Answers(prompts.tokens, tokens, length, ended, score)
@@ -119,9 +121,9 @@ def make_evaluate(
       top_p: of sampling, see `sampling.truncate`.
 
     Returns:
-      The function; the same key asks the same prompts and draws with the same random numbers. `greedy_accuracy`, `greedy_length`
-      (tokens, EOS included) and, with samples, `avg@n`, the mean score of the n, and `pass@k` for k = 1, 2, 4, … up to n, where a
-      sample of score 1 is right.
+      The function; the same key asks the same prompts and draws with the same random numbers.
+      `greedy_accuracy`, `greedy_length` (tokens, EOS included) and, with samples, `avg@n`, the mean
+      score of the n, and `pass@k` for k = 1, 2, 4, … up to n, where a sample of score 1 is right.
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -138,7 +140,9 @@ def make_evaluate(
         top_p=top_p,
     )
 
-    def evaluate(params: ActorCritic, collector: CollectorState, key: jax.Array) -> dict[str, jax.Array]:
+    def evaluate(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> dict[str, jax.Array]:
         del collector
         greedy = answer(params.policy, key, 0)
         values = {"greedy_accuracy": greedy.score[:, 0], "greedy_length": greedy.length[:, 0]}
@@ -156,8 +160,8 @@ def make_evaluate(
 def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
     """The unbiased estimate of the probability that at least one of k samples is right, from n of which `correct` are.
 
-    1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1), as the product ∏ (1 − k / i) over i = n − c + 1 … n,
-    in which no binomial can overflow.
+    1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1), as the product ∏ (1 − k /
+    i) over i = n − c + 1 … n, in which no binomial can overflow.
 
     Args:
       correct: `E*`, whole numbers c in [0, n].
@@ -177,7 +181,8 @@ def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
     if k not in COUNT or k > n:
         raise ConfigError(f"k must lie in [1, {n}], the samples, got {k}")
     i = jnp.arange(1, n + 1).reshape(*[1] * correct.ndim, n)
-    # Where i < k the factor i = k is among them and makes 0 of the product; below 0 they could overflow before that.
+    # Where i < k the factor i = k is among them and makes 0 of the product; below 0 they could
+    # overflow before that.
     factor = jnp.maximum(1.0 - k / i, 0.0)
     return 1.0 - jnp.prod(jnp.where(i > n - correct[..., None], factor, 1.0), axis=-1)
 
@@ -219,7 +224,9 @@ def make_describe(
         top_p=top_p,
     )
 
-    def describe(params: ActorCritic, collector: CollectorState, key: jax.Array) -> dict[str, Answers]:
+    def describe(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> dict[str, Answers]:
         del collector
         return {"greedy": answer(params.policy, key, 0), "sampled": answer(params.policy, key, 1)}
 
@@ -229,7 +236,8 @@ def make_describe(
 def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
     """What `describe` returned, on the host, as one row for each completion; those of a prompt follow each other.
 
-    A PAD that was sampled is shown as `PAD`, so that a text has as many characters as the policy wrote tokens before EOS.
+    A PAD that was sampled is shown as `PAD`, so that a text has as many characters as the policy
+    wrote tokens before EOS.
 
     Args:
       task: whose tokenizer is used.

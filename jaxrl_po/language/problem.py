@@ -8,7 +8,16 @@ import numpy as np
 
 from jaxrl_po import masked
 from jaxrl_po.advantages import informative
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Interval, check, record, static
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    POSITIVE,
+    ConfigError,
+    Interval,
+    check,
+    record,
+    static,
+)
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Prompt, Task, finite
@@ -22,7 +31,9 @@ NUCLEUS = Interval(0.0, 1.0, open_low=True)
 
 AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
 
-PROMPT_NUMBER = "prompt_number"  # sharded entry of the collector's state: `[P]`, int32, over all devices
+PROMPT_NUMBER = (
+    "prompt_number"  # sharded entry of the collector's state: `[P]`, int32, over all devices
+)
 
 
 @record
@@ -32,22 +43,41 @@ class Settings:
     num_prompts: int = static(64, "prompts of one iteration, over all devices", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)
     max_new_tokens: int = static(
-        0, "token budget of a completion, EOS included; 0 takes the task's longest answer", unit="tokens"
+        0,
+        "token budget of a completion, EOS included; 0 takes the task's longest answer",
+        unit="tokens",
     )
-    temperature: float = static(1.0, "sampling temperature, which the learner shares", within=POSITIVE)
-    top_k: int = static(0, "sample among so many of the most likely tokens; 0 is all", unit="tokens", within=NON_NEGATIVE)
+    temperature: float = static(
+        1.0, "sampling temperature, which the learner shares", within=POSITIVE
+    )
+    top_k: int = static(
+        0,
+        "sample among so many of the most likely tokens; 0 is all",
+        unit="tokens",
+        within=NON_NEGATIVE,
+    )
     top_p: float = static(
-        1.0, "sample among the most likely tokens that have this probability together; 1 is all", within=NUCLEUS
+        1.0,
+        "sample among the most likely tokens that have this probability together; 1 is all",
+        within=NUCLEUS,
     )
-    process_reward: bool = static(False, "reward each right token as it comes, in place of the whole answer at its end")
+    process_reward: bool = static(
+        False, "reward each right token as it comes, in place of the whole answer at its end"
+    )
     prompt_set: int = static(
-        0, "train on a finite set of so many prompts, drawn once; 0 draws fresh ones", unit="prompts", within=NON_NEGATIVE
+        0,
+        "train on a finite set of so many prompts, drawn once; 0 draws fresh ones",
+        unit="prompts",
+        within=NON_NEGATIVE,
     )
 
     old_log_prob: str = static(
         AUTO,
-        "whose log-probabilities are the old policy's in a ratio: the sampler's, or those of a pass of the learner before its "
-        "first step; auto takes the learner's where the model computes in less than float32: its two passes then differ",
+        (
+            "whose log-probabilities are the old policy's in a ratio: the sampler's, or those "
+            "of a pass of the learner before its first step; auto takes the learner's where "
+            "the model computes in less than float32: its two passes then differ"
+        ),
         choices=OLD_LOG_PROBS,
     )
 
@@ -68,13 +98,17 @@ class ModelSettings:
     gated: bool = static(True, "SwiGLU in place of GELU")
     tied: bool = static(False, "the output layer of the policy reuses the embedding")
     dtype: str = static("float32", "type of the matrix products", choices=tuple(DTYPES))
-    remat: bool = static(False, "compute the inside of the blocks again in the backward pass: less memory, more time")
+    remat: bool = static(
+        False, "compute the inside of the blocks again in the backward pass: less memory, more time"
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or sizes that do not divide."""
         check(self)
         if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ConfigError(f"width / heads must be an even whole number, got {self.width} / {self.heads}")
+            raise ConfigError(
+                f"width / heads must be an even whole number, got {self.width} / {self.heads}"
+            )
         if self.heads % self.kv_heads:
             raise ConfigError(f"kv_heads must divide heads = {self.heads}, got {self.kv_heads}")
 
@@ -89,7 +123,8 @@ class Sequences(NamedTuple):
     """What `apply` reads.
 
     Attributes:
-      tokens: `[B, L + T]`, int32: left-padded prompt, then the completion, from column L in every row.
+      tokens: `[B, L + T]`, int32: left-padded prompt, then the completion, from column L in every
+        row.
       pad: `[B]`, int32, padding tokens on the left.
       problem: `[B, …]`, see `Prompt`, where the reward is given outside the program; else `()`.
     """
@@ -120,9 +155,9 @@ def make_problem(
 ) -> Problem:
     """A language problem: `num_prompts` fresh prompts an iteration, `group_size` completions of each.
 
-    The reward is the verifier's score, at the last generated token, or its credit for each token. The last token terminates the
-    episode; where the budget ran out before EOS it is truncated as well, so that overlong filtering can find it, but nothing is
-    bootstrapped.
+    The reward is the verifier's score, at the last generated token, or its credit for each token.
+    The last token terminates the episode; where the budget ran out before EOS it is truncated as
+    well, so that overlong filtering can find it, but nothing is bootstrapped.
 
     Args:
       task: see `Task`.
@@ -133,20 +168,26 @@ def make_problem(
       temperature: of the policy, above 0: what samples is what is trained.
       top_k: truncates sampling, not what is trained, see `sampling.generate`; 0 is off.
       top_p: likewise; 1 is off.
-      process_reward: reward each token with the verifier's credit for it, in place of the score at the end.
-      verify: off, the task's verifier is not asked: the reward is `()` and the score 0 until they are given between the halves of
-        the learner's step, see `give_reward`.
-      prompt_set: train on so many prompts, see `tasks.finite`; 0 draws fresh ones. A warm start still sees the whole train split.
-      old_log_prob: see `Settings`; carried groups of dynamic sampling keep the sampler's in any case.
-      critic: transformer with one output, or None for none (values are then zeros and its parameters `()`).
+      process_reward: reward each token with the verifier's credit for it, in place of the score at
+        the end.
+      verify: off, the task's verifier is not asked: the reward is `()` and the score 0 until they
+        are given between the halves of the learner's step, see `give_reward`.
+      prompt_set: train on so many prompts, see `tasks.finite`; 0 draws fresh ones. A warm start
+        still sees the whole train split.
+      old_log_prob: see `Settings`; carried groups of dynamic sampling keep the sampler's in any
+        case.
+      critic: transformer with one output, or None for none (values are then zeros and its
+        parameters `()`).
       initial: the policy's parameters at the start, the same for every key; None for fresh ones.
       warm: supervised warm start from there, part of `init`; None for none.
-      axis_name: accepted for symmetry with control, where statistics are pooled; sampling needs no communication.
+      axis_name: accepted for symmetry with control, where statistics are pooled; sampling needs no
+        communication.
 
     Returns:
-      The `Problem`. Metrics: `accuracy` (raw score) and, in groups, `dead_groups` (share of the groups whose members all score
-      alike), both where it is verified; `response_length` (tokens, EOS included), `truncated` (share of completions without EOS),
-      and `malformed` (share that is no answer at all, see `Task.parses`) where the task tells.
+      The `Problem`. Metrics: `accuracy` (raw score) and, in groups, `dead_groups` (share of the
+      groups whose members all score alike), both where it is verified; `response_length` (tokens,
+      EOS included), `truncated` (share of completions without EOS), and `malformed` (share that is
+      no answer at all, see `Task.parses`) where the task tells.
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -183,7 +224,10 @@ def make_problem(
         if critic.outputs != 1:
             raise ConfigError(f"critic must have outputs = 1, got {critic.outputs}")
     if process_reward and not verify:
-        raise ConfigError("process_reward has no effect unless verify is on: it is the verifier's credit for each token")
+        raise ConfigError(
+            "process_reward has no effect unless verify is on: it is the verifier's credit "
+            "for each token"
+        )
     del axis_name
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
@@ -193,7 +237,9 @@ def make_problem(
         if warm is not None:
             policy = warm_start(model, policy, task, warm, warm_key)
         value = () if critic is None else critic.init(critic_key, tokens, pad)
-        return ActorCritic(policy, value), CollectorState({PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)})
+        return ActorCritic(policy, value), CollectorState(
+            {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
+        )
 
     def apply(params: ActorCritic, inputs: Sequences) -> tuple[Categorical, jax.Array]:
         logits, _ = model.apply(params.policy, inputs.tokens[:, :-1], inputs.pad, last=budget)
@@ -204,9 +250,14 @@ def make_problem(
             return jnp.zeros((inputs.tokens.shape[0], budget))
         return critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=budget)[0][..., 0]
 
-    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
-        # Prompt and completions follow from the prompt's number over all devices, not from where it lies.
-        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(collector.sharded[PROMPT_NUMBER])
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
+        # Prompt and completions follow from the prompt's number over all devices, not from where it
+        # lies.
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(
+            collector.sharded[PROMPT_NUMBER]
+        )
         prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
             model,
@@ -240,9 +291,13 @@ def make_problem(
             if source.step_end is not None:
                 step_end = is_last | jax.vmap(source.step_end)(members.problem, completions.tokens)
         if source.parses is not None:
-            told["malformed"] = masked.total(~jax.vmap(source.parses)(members.problem, completions.tokens))
+            told["malformed"] = masked.total(
+                ~jax.vmap(source.parses)(members.problem, completions.tokens)
+            )
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
-        asked = members.problem[1] if prompt_set else members.problem  # without the number in the set
+        asked = (
+            members.problem[1] if prompt_set else members.problem
+        )  # without the number in the set
         inputs = Sequences(tokens, members.pad, () if verify else asked)
         values = value(params, inputs)
         batch = Batch(
@@ -278,8 +333,13 @@ def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
       score: `[…, B]`, raw outcome of each completion, which decides whether a group is informative.
       reward: `[…, B]`, reward units.
     """
-    at_end = np.where(np.asarray(batch.terminated), np.asarray(reward, np.float32)[..., None], np.float32(0.0))
-    given: Any = {"score": np.asarray(score, np.float32).reshape(batch.score.shape), "reward": at_end}
+    at_end = np.where(
+        np.asarray(batch.terminated), np.asarray(reward, np.float32)[..., None], np.float32(0.0)
+    )
+    given: Any = {
+        "score": np.asarray(score, np.float32).reshape(batch.score.shape),
+        "reward": at_end,
+    }
     return batch._replace(**given)
 
 
@@ -297,7 +357,8 @@ def check_budget(task: Task, max_new_tokens: int) -> int:
     budget = max_new_tokens or task.answer_length
     if budget < task.answer_length:
         raise ConfigError(
-            f"max_new_tokens must be at least {task.answer_length}, the longest answer of {task.name} with its EOS, got {budget}"
+            f"max_new_tokens must be at least {task.answer_length}, the longest answer of "
+            f"{task.name} with its EOS, got {budget}"
         )
     return budget
 
@@ -306,19 +367,26 @@ def check_vocabulary(task: Task, model: Transformer, name: str = "") -> None:
     """Raises ConfigError where the vocabulary of the model, of this name, is not the tokenizer's."""
     if model.vocabulary != task.tokenizer.size:
         field = f"{name}: vocabulary" if name else "vocabulary"
-        raise ConfigError(f"{field} must be {task.tokenizer.size}, that of {task.name}, got {model.vocabulary}")
+        raise ConfigError(
+            f"{field} must be {task.tokenizer.size}, that of {task.name}, got {model.vocabulary}"
+        )
 
 
 def check_parameters(model: Transformer, params: PyTree, name: str = "initial") -> None:
     """Raises ConfigError where the parameters, those of the argument `name`, are not the model's."""
     shapes = [
-        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        {
+            jax.tree_util.keystr(path): leaf.shape
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
         for tree in (params, model.parameter_shapes())
     ]
     for path in sorted(shapes[0].keys() | shapes[1].keys()):
         mine, its = (shape.get(path, "nothing") for shape in shapes)
         if mine != its:
-            raise ConfigError(f"{name} must be parameters of the model: {path} must be {its}, got {mine}")
+            raise ConfigError(
+                f"{name} must be parameters of the model: {path} must be {its}, got {mine}"
+            )
 
 
 def check_top_k(top_k: int, model: Transformer) -> None:

@@ -1,7 +1,8 @@
 """A learned reward: a Bradley–Terry model of noisy comparisons, and the problem whose reward it is.
 
-Of two completions of a prompt the verifier prefers the one of the higher score; a comparison is recorded the wrong way round with a
-known probability. The model sees comparisons only, never a score.
+Of two completions of a prompt the verifier prefers the one of the higher score; a comparison is
+recorded the wrong way round with a known probability. The model sees comparisons only, never a
+score.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,17 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_po import losses, masked
-from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, Interval, Number, check, record, static
+from jaxrl_po.config import (
+    COUNT,
+    POSITIVE,
+    UNIT,
+    ConfigError,
+    Interval,
+    Number,
+    check,
+    record,
+    static,
+)
 from jaxrl_po.language import sampling
 from jaxrl_po.language.problem import Sequences, check_budget, check_parameters, check_vocabulary
 from jaxrl_po.language.tasks import Task
@@ -28,10 +39,17 @@ class Preferences:
 
     comparisons: int = static(8192, "pairs of completions that are compared", within=COUNT)
     flip: float = static(
-        0.1, "probability that a comparison is recorded the wrong way round", within=Interval(0.0, 0.5, open_high=True)
+        0.1,
+        "probability that a comparison is recorded the wrong way round",
+        within=Interval(0.0, 0.5, open_high=True),
     )
     demonstrations: float = static(
-        0.25, "share of the pairs of which one is a demonstration; all others are samples of the initial policy", within=UNIT
+        0.25,
+        (
+            "share of the pairs of which one is a demonstration; all others are samples of the "
+            "initial policy"
+        ),
+        within=UNIT,
     )
     epochs: int = static(4, "passes over the comparisons", within=COUNT)
     batch_size: int = static(64, "comparisons of one step, a divisor of comparisons", within=COUNT)
@@ -41,7 +59,9 @@ class Preferences:
         """Raises ConfigError for a field out of its range, or comparisons that do not divide into steps."""
         check(self)
         if self.comparisons % self.batch_size:
-            raise ConfigError(f"batch_size must divide comparisons = {self.comparisons}, got {self.batch_size}")
+            raise ConfigError(
+                f"batch_size must divide comparisons = {self.comparisons}, got {self.batch_size}"
+            )
 
 
 class Comparisons(NamedTuple):
@@ -50,7 +70,8 @@ class Comparisons(NamedTuple):
     Attributes:
       inputs: tokens `[N, 2, L + T]` and pad `[N, 2]`.
       mask: `[N, 2, T]`, bool, the tokens of a completion, EOS included.
-      differ: `[N]`, bool, whether the verifier tells the two apart; it prefers neither where it does not.
+      differ: `[N]`, bool, whether the verifier tells the two apart; it prefers neither where it
+        does not.
     """
 
     inputs: Sequences
@@ -65,7 +86,8 @@ class RewardModel(NamedTuple):
       params: of the transformer.
       mean: `[]`, of its output over the completions it was fitted to.
       std: `[]`, likewise.
-      accuracy: `[]`, share of fresh comparisons, none of them flipped, that it decides as the verifier does.
+      accuracy: `[]`, share of fresh comparisons, none of them flipped, that it decides as the
+        verifier does.
     """
 
     params: PyTree
@@ -105,7 +127,11 @@ def compare(
     Returns:
       The comparisons.
     """
-    budget, pad_token, eos = check_budget(task, max_new_tokens), task.tokenizer.pad, task.tokenizer.eos
+    budget, pad_token, eos = (
+        check_budget(task, max_new_tokens),
+        task.tokenizer.pad,
+        task.tokenizer.eos,
+    )
     prompt_key, sample_key, demonstration_key, flip_key = jax.random.split(key, 4)
     prompts = jax.vmap(lambda key: task.sample(key, False))(jax.random.split(prompt_key, number))
     sampled = sampling.generate(
@@ -121,7 +147,9 @@ def compare(
         pad_token=pad_token,
     ).tokens.reshape(number, 2, budget)
     answers = jax.vmap(task.demonstrate)(prompts.problem)
-    answers = jnp.pad(answers, ((0, 0), (0, budget - task.answer_length)), constant_values=pad_token)
+    answers = jnp.pad(
+        answers, ((0, 0), (0, budget - task.answer_length)), constant_values=pad_token
+    )
     demonstrated = jax.random.bernoulli(demonstration_key, demonstrations, (number, 1))
     pairs = sampled.at[:, 0].set(jnp.where(demonstrated, answers, sampled[:, 0]))
 
@@ -131,7 +159,9 @@ def compare(
     prompt, pad = (jnp.repeat(x[:, None], 2, axis=1) for x in (prompts.tokens, prompts.pad))
     is_eos = pairs == eos
     mask = jnp.cumsum(is_eos, axis=-1) - is_eos == 0
-    return Comparisons(Sequences(jnp.concatenate([prompt, pairs], axis=-1), pad), mask, score[:, 0] != score[:, 1])
+    return Comparisons(
+        Sequences(jnp.concatenate([prompt, pairs], axis=-1), pad), mask, score[:, 0] != score[:, 1]
+    )
 
 
 def rate(model: Transformer, params: PyTree, inputs: Sequences, mask: jax.Array) -> jax.Array:
@@ -183,7 +213,8 @@ def fit(
       temperature: of the samples.
 
     Returns:
-      The reward model. Source: Christiano et al. 2017 (arXiv:1706.03741), eq. 1; Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
+      The reward model. Source: Christiano et al. 2017 (arXiv:1706.03741), eq. 1; Ouyang et al. 2022
+      (arXiv:2203.02155), eq. 1.
     """
     settings.validate()
     check_model(task, model)
@@ -213,14 +244,19 @@ def fit(
     def step(carry: tuple[PyTree, PyTree], i: jax.Array) -> tuple[tuple[PyTree, PyTree], None]:
         reward_params, opt_state = carry
         pairs = jax.tree.map(lambda x: x[i % steps], batches)
-        proposal, opt_state = optimizer.update(jax.grad(loss)(reward_params, pairs), opt_state, reward_params)
+        proposal, opt_state = optimizer.update(
+            jax.grad(loss)(reward_params, pairs), opt_state, reward_params
+        )
         return (optax.apply_updates(reward_params, proposal), opt_state), None
 
-    # A batch at a time: the cache of all samples at once would be the largest array of the run. The last ones are not fitted to.
+    # A batch at a time: the cache of all samples at once would be the largest array of the run. The
+    # last ones are not fitted to.
     flips = jnp.where(jnp.arange(steps + fresh) < steps, settings.flip, 0.0)
     batches = jax.lax.map(sample, (jax.random.split(pairs_key, steps + fresh), flips))
     start = model.init(init_key, jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
-    (fitted, _), _ = jax.lax.scan(step, (start, optimizer.init(start)), jnp.arange(settings.epochs * steps))
+    (fitted, _), _ = jax.lax.scan(
+        step, (start, optimizer.init(start)), jnp.arange(settings.epochs * steps)
+    )
 
     output = jax.lax.map(lambda pairs: rate_pairs(model, fitted, pairs), batches)
     mean, std = masked.moments(output[:steps])
@@ -229,7 +265,10 @@ def fit(
 
 
 def learned_reward(
-    problem: Problem, task: Task, model: Transformer, fit: Callable[[ActorCritic, jax.Array], RewardModel]
+    problem: Problem,
+    task: Task,
+    model: Transformer,
+    fit: Callable[[ActorCritic, jax.Array], RewardModel],
 ) -> Problem:
     """The same problem, but its reward is that of a frozen model, at the last token; `score` stays the verifier's.
 
@@ -237,15 +276,17 @@ def learned_reward(
       problem: language.
       task: of that problem.
       model: of the reward, with one output and the task's vocabulary.
-      fit: `fit(params, key) -> RewardModel`, part of `init`: `reward_model.fit` of the initial policy, or a function that returns
-        one that was fitted before.
+      fit: `fit(params, key) -> RewardModel`, part of `init`: `reward_model.fit` of the initial
+        policy, or a function that returns one that was fitted before.
 
     Returns:
-      The `Problem`, for any method. Metrics are those of `problem`, `reward_model` (the reward, mean over completions; 0 is that of
-      the completions it was fitted to, in units of their std) and `reward_model_accuracy` (see `RewardModel`).
+      The `Problem`, for any method. Metrics are those of `problem`, `reward_model` (the reward,
+      mean over completions; 0 is that of the completions it was fitted to, in units of their std)
+      and `reward_model_accuracy` (see `RewardModel`).
 
     Raises:
-      ConfigError: a model of another vocabulary, or with other outputs; parameters of another model.
+      ConfigError: a model of another vocabulary, or with other outputs; parameters of another
+        model.
     """
     check_model(task, model)
 
@@ -256,7 +297,9 @@ def learned_reward(
         check_parameters(model, fitted.params, name="reward_model")
         return params, collector.add(replicated={REWARD_MODEL: fitted})
 
-    def collect(params: ActorCritic, collector: CollectorState, key: jax.Array) -> tuple[CollectorState, Batch]:
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
         fitted = collector.replicated[REWARD_MODEL]
         collector, batch = problem.collect(params, collector.remove(REWARD_MODEL), key)
         reward = (rate(model, fitted.params, batch.inputs, batch.mask) - fitted.mean) / fitted.std

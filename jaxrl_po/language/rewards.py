@@ -34,7 +34,9 @@ def budget_with_room(answer_length: int) -> int:
     return -(-OVERLONG_SHARE * answer_length // (OVERLONG_SHARE - 1))
 
 
-def soft_overlong(length: jax.Array, *, max_length: int, cache: int, factor: Number = 1.0) -> jax.Array:
+def soft_overlong(
+    length: jax.Array, *, max_length: int, cache: int, factor: Number = 1.0
+) -> jax.Array:
     """DAPO's soft overlong punishment: 0 up to `max_length − cache`, then linear, `−factor` at and beyond `max_length`.
 
     `factor · clip((max_length − cache − length) / cache, −1, 0)`.
@@ -46,7 +48,8 @@ def soft_overlong(length: jax.Array, *, max_length: int, cache: int, factor: Num
       factor: the full punishment, reward units.
 
     Returns:
-      `E*`, float32, in [−factor, 0], to be added to the reward. Source: Yu et al. 2025 (arXiv:2503.14476), eq. 13.
+      `E*`, float32, in [−factor, 0], to be added to the reward. Source: Yu et al. 2025
+      (arXiv:2503.14476), eq. 13.
 
     Raises:
       ConfigError: `cache` outside [1, max_length].

@@ -13,8 +13,9 @@ from jaxrl_po.language.transformer import Transformer
 def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Array:
     """Excludes unlikely tokens: what is left is the fewest most likely ones, at most `top_k`, that reach `top_p` together.
 
-    Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751, eq. 2–3) over the distribution that top-k left, renormalised. The
-    most likely token always stays. Among equals the lower index goes first, so that a tie at the edge keeps no more than it must.
+    Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751, eq. 2–3) over the distribution that
+    top-k left, renormalised. The most likely token always stays. Among equals the lower index goes
+    first, so that a tie at the edge keeps no more than it must.
 
     Args:
       logits: `[…, V]`, at the temperature.
@@ -31,7 +32,9 @@ def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Ar
     vocabulary = logits.shape[-1]
     if top_k == 0 and top_p == 1.0:
         return logits
-    descending, index = jax.lax.top_k(logits, top_k or vocabulary)  # of equal values the lowest index comes first
+    descending, index = jax.lax.top_k(
+        logits, top_k or vocabulary
+    )  # of equal values the lowest index comes first
     probability = jax.nn.softmax(descending.astype(jnp.float32))
     reached_before = jnp.cumsum(probability, axis=-1) - probability
     within = reached_before < top_p if top_p < 1.0 else jnp.ones(probability.shape, bool)
@@ -47,7 +50,8 @@ class Completions(NamedTuple):
 
     Attributes:
       tokens: `[B, T]`, int32; PAD after EOS.
-      log_prob: `[B, T]`, nats, under the policy at its temperature, before any truncation; 0 after EOS.
+      log_prob: `[B, T]`, nats, under the policy at its temperature, before any truncation; 0 after
+        EOS.
       length: `[B]`, int32, tokens generated, EOS included.
       ended: `[B]`, bool, whether EOS came within the budget.
     """
@@ -78,18 +82,20 @@ def generate(
 
     The prompt fills the cache once for each group, and the cache is then repeated for its members.
 
-    With top-k or top-p a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), S the tokens that `truncate` keeps, but `log_prob` is
-    log π(a), as the learner computes it: the ratio is then 1 on the first update and finite ever after, whereas a token that an
-    update pushes out of S would have log-probability −∞ under μ. The price is a bias: at every prefix the gradient lacks
-    −E_μ[A] ∇ log π(S), which pulls π towards μ where A > 0. It is 0 where the advantage averages 0 over μ, as an exact baseline
-    makes it, and without truncation.
+    With top-k or top-p a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), S the tokens that
+    `truncate` keeps, but `log_prob` is log π(a), as the learner computes it: the ratio is then 1 on
+    the first update and finite ever after, whereas a token that an update pushes out of S would
+    have log-probability −∞ under μ. The price is a bias: at every prefix the gradient lacks −E_μ[A]
+    ∇ log π(S), which pulls π towards μ where A > 0. It is 0 where the advantage averages 0 over μ,
+    as an exact baseline makes it, and without truncation.
 
     Args:
       model: the policy.
       params: its parameters.
       prompt: `[P, L]`, int32, left-padded.
       pad: `[P]`, int32, padding tokens on the left.
-      keys: `[P]`, typed, consumed; member g of a group samples token t with `fold_in(fold_in(key, g), t)`.
+      keys: `[P]`, typed, consumed; member g of a group samples token t with
+        `fold_in(fold_in(key, g), t)`.
       group_size: G.
       max_new_tokens: T, the budget, EOS included.
       temperature: above 0; logits are divided by it.
@@ -107,8 +113,12 @@ def generate(
     rows = groups * group_size
     cache = model.empty_cache(groups, prompt_length + max_new_tokens - 1)
     logits, filled = model.apply(params, prompt, pad, cache, 0, last=1)
-    logits, filled, pad = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), (logits[:, 0], filled, pad))
-    members = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(group_size)))
+    logits, filled, pad = jax.tree.map(
+        lambda x: jnp.repeat(x, group_size, axis=0), (logits[:, 0], filled, pad)
+    )
+    members = jax.vmap(
+        lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(group_size))
+    )
     row_keys = members(keys).reshape(rows)
 
     class Loop(NamedTuple):
@@ -134,7 +144,9 @@ def generate(
         return loop._replace(
             t=loop.t + 1,
             tokens=jax.lax.dynamic_update_slice_in_dim(loop.tokens, token[:, None], loop.t, axis=1),
-            log_prob=jax.lax.dynamic_update_slice_in_dim(loop.log_prob, log_prob[:, None], loop.t, axis=1),
+            log_prob=jax.lax.dynamic_update_slice_in_dim(
+                loop.log_prob, log_prob[:, None], loop.t, axis=1
+            ),
             length=loop.length + ~loop.ended,
             ended=loop.ended | (token == eos),
         )

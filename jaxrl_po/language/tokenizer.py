@@ -43,14 +43,18 @@ class Tokenizer(NamedTuple):
         ids = self.ids
         for character in text:
             if character not in ids:
-                raise ConfigError(f"character {character!r} of {text!r} is not among {self.characters!r}")
+                raise ConfigError(
+                    f"character {character!r} of {text!r} is not among {self.characters!r}"
+                )
         return [ids[character] for character in text]
 
     def decode(self, tokens: list[int], *, pad: str = "") -> str:
         """Text up to the first EOS, with `pad` in place of each PAD before it."""
         characters = {i: character for character, i in self.ids.items()}
         end = tokens.index(self.eos) if self.eos in tokens else len(tokens)
-        return "".join(pad if token == self.pad else characters[int(token)] for token in tokens[:end])
+        return "".join(
+            pad if token == self.pad else characters[int(token)] for token in tokens[:end]
+        )
 
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
         """Texts of many rows at once: the unmasked tokens, without EOS, and `□` for a PAD among them.
@@ -79,8 +83,8 @@ def make_tokenizer(characters: str, *, pad: int = 0, eos: int = 1) -> Tokenizer:
       eos: id of EOS, another one.
 
     Raises:
-      ConfigError: PAD = EOS (a mask by `token != pad` would drop the end from training), ids outside the vocabulary, or a character
-        that occurs twice.
+      ConfigError: PAD = EOS (a mask by `token != pad` would drop the end from training), ids
+        outside the vocabulary, or a character that occurs twice.
 
     Example:
       >>> tokenizer = make_tokenizer("01+=")
@@ -91,7 +95,9 @@ def make_tokenizer(characters: str, *, pad: int = 0, eos: int = 1) -> Tokenizer:
     if pad == eos:
         raise ConfigError(f"pad and eos must be different ids, both are {pad}")
     if not (0 <= pad < size and 0 <= eos < size):
-        raise ConfigError(f"pad and eos must lie in [0, {size}), the vocabulary, got {pad} and {eos}")
+        raise ConfigError(
+            f"pad and eos must lie in [0, {size}), the vocabulary, got {pad} and {eos}"
+        )
     if len(set(characters)) != len(characters):
         raise ConfigError(f"characters must be distinct, got {characters!r}")
     return Tokenizer(characters, pad, eos)

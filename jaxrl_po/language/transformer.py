@@ -1,9 +1,10 @@
 """A small decoder-only transformer: RMSNorm, rotary positions, gated MLP, grouped queries, and a static-shape cache.
 
-Shapes in suffixes: B rows, N new positions, R ≤ N of them that are read, M = B·N or B·R, S positions in all, D width, H query
-heads, K key/value heads, G = H / K, C head size, F MLP width, V vocabulary. `dtype` is that of the matrix products; parameters are
-float32, softmax and outputs float32 at least. Rows and positions are one axis outside attention: the weight gradient of a product
-with two leading axes is several times slower on a CPU.
+Shapes in suffixes: B rows, N new positions, R ≤ N of them that are read, M = B·N or B·R, S
+positions in all, D width, H query heads, K key/value heads, G = H / K, C head size, F MLP width, V
+vocabulary. `dtype` is that of the matrix products; parameters are float32, softmax and outputs
+float32 at least. Rows and positions are one axis outside attention: the weight gradient of a
+product with two leading axes is several times slower on a CPU.
 """
 
 import math
@@ -50,9 +51,11 @@ class Transformer(nn.Module):
       gated: SwiGLU, else GELU.
       tied: the output reuses the embedding.
       dtype: of the matrix products: float32, bfloat16, or float64 where JAX has it on.
-      remat: the backward pass computes the inside of each block again, in place of keeping it: less memory, more time.
-        On a CPU XLA's default schedule gives most of that memory back; without `concurrency_optimized_scheduler` it does not.
-      constrain: says where the activations `[M, D]` between blocks lie on devices; the default leaves it open.
+      remat: the backward pass computes the inside of each block again, in place of keeping it: less
+        memory, more time. On a CPU XLA's default schedule gives most of that memory back; without
+        `concurrency_optimized_scheduler` it does not.
+      constrain: says where the activations `[M, D]` between blocks lie on devices; the default
+        leaves it open.
     """
 
     vocabulary: int
@@ -70,61 +73,100 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, tokens: jax.Array, pad: jax.Array, cache: Cache | None = None, start: jax.Array | int = 0, *, last: int = 0
+        self,
+        tokens: jax.Array,
+        pad: jax.Array,
+        cache: Cache | None = None,
+        start: jax.Array | int = 0,
+        *,
+        last: int = 0,
     ) -> tuple[jax.Array, Cache | None]:
         """Logits after each new token.
 
         Args:
-          tokens: `[B, N]`, int32, left-padded. Only distances between columns count, so that padding shifts nothing.
+          tokens: `[B, N]`, int32, left-padded. Only distances between columns count, so that
+            padding shifts nothing.
           pad: `[B]`, int32, padding tokens on the left.
-          cache: keys and values of earlier columns, to be extended; None attends among the new tokens alone.
+          cache: keys and values of earlier columns, to be extended; None attends among the new
+            tokens alone.
           start: column of the first new token, 0 without a cache.
-          last: outputs for the last so many tokens only; 0 for all. Of the others the last block makes keys and values alone.
+          last: outputs for the last so many tokens only; 0 for all. Of the others the last block
+            makes keys and values alone.
 
         Returns:
-          Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without one).
+          Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without
+          one).
         """
         chex.assert_rank([tokens, pad], [2, 1])
         batch, new = tokens.shape
-        embedding_VxD = self.param("embedding", nn.initializers.normal(1.0), (self.vocabulary, self.width))
-        # A product with one-hot rows, because the gradient of an indexed read is a scatter, which is slow on a CPU.
-        x_MxD = jax.nn.one_hot(tokens.reshape(-1), self.vocabulary, dtype=self.dtype) @ embedding_VxD.astype(self.dtype)
+        embedding_VxD = self.param(
+            "embedding", nn.initializers.normal(1.0), (self.vocabulary, self.width)
+        )
+        # A product with one-hot rows, because the gradient of an indexed read is a scatter, which
+        # is slow on a CPU.
+        x_MxD = jax.nn.one_hot(
+            tokens.reshape(-1), self.vocabulary, dtype=self.dtype
+        ) @ embedding_VxD.astype(self.dtype)
         x_MxD = self.constrain(x_MxD)
         columns_N = start + jnp.arange(new)
         total = new if cache is None else cache[0][0].shape[2]
         keys_S = jnp.arange(total)
-        mask_BxNxS = (keys_S[None, None, :] <= columns_N[None, :, None]) & (keys_S[None, None, :] >= pad[:, None, None])
-        # A constant of the program: sines inside it are computed again for every element that they turn.
-        turns_Nxh = [jax.lax.dynamic_slice_in_dim(table, start, new) for table in turns(total, self.width // self.heads)]
+        mask_BxNxS = (keys_S[None, None, :] <= columns_N[None, :, None]) & (
+            keys_S[None, None, :] >= pad[:, None, None]
+        )
+        # A constant of the program: sines inside it are computed again for every element that they
+        # turn.
+        turns_Nxh = [
+            jax.lax.dynamic_slice_in_dim(table, start, new)
+            for table in turns(total, self.width // self.heads)
+        ]
 
         attention, mlp = (nn.remat(Attention), nn.remat(Mlp)) if self.remat else (Attention, Mlp)
         layer_caches: list[Any] = []
         for layer in range(self.layers):
             read = new if layer < self.layers - 1 else last or new
             layer_cache = None if cache is None else cache[layer]
-            attend = attention(self.heads, self.kv_heads or self.heads, self.dtype, name=f"attention_{layer}")
-            feed_forward = mlp(self.mlp_width or 4 * self.width, self.gated, self.dtype, name=f"mlp_{layer}")
+            attend = attention(
+                self.heads, self.kv_heads or self.heads, self.dtype, name=f"attention_{layer}"
+            )
+            feed_forward = mlp(
+                self.mlp_width or 4 * self.width, self.gated, self.dtype, name=f"mlp_{layer}"
+            )
             h_MxD = nn.RMSNorm(dtype=self.dtype, name=f"attention_norm_{layer}")(x_MxD)
-            h_MxD, layer_cache = attend(h_MxD, turns_Nxh, mask_BxNxS[:, new - read :], layer_cache, start)
+            h_MxD, layer_cache = attend(
+                h_MxD, turns_Nxh, mask_BxNxS[:, new - read :], layer_cache, start
+            )
             x_MxD = self.constrain(_last(x_MxD, batch, read) + h_MxD)
-            x_MxD = self.constrain(x_MxD + feed_forward(nn.RMSNorm(dtype=self.dtype, name=f"mlp_norm_{layer}")(x_MxD)))
+            x_MxD = self.constrain(
+                x_MxD + feed_forward(nn.RMSNorm(dtype=self.dtype, name=f"mlp_norm_{layer}")(x_MxD))
+            )
             layer_caches.append(layer_cache)
 
-        x_MxD = nn.RMSNorm(dtype=_wide(self.dtype), name="final_norm")(_last(x_MxD, batch, last or new))
+        x_MxD = nn.RMSNorm(dtype=_wide(self.dtype), name="final_norm")(
+            _last(x_MxD, batch, last or new)
+        )
         outputs = self.outputs or self.vocabulary
         if self.tied and outputs == self.vocabulary:
             logits_MxV = x_MxD @ embedding_VxD.T / math.sqrt(self.width)
         else:
-            logits_MxV = nn.Dense(outputs, use_bias=False, kernel_init=_scaled(0.1, self.width), name="output")(x_MxD)
-        return logits_MxV.reshape(batch, -1, outputs), None if cache is None else tuple(layer_caches)
+            logits_MxV = nn.Dense(
+                outputs, use_bias=False, kernel_init=_scaled(0.1, self.width), name="output"
+            )(x_MxD)
+        return logits_MxV.reshape(batch, -1, outputs), None if cache is None else tuple(
+            layer_caches
+        )
 
     def parameter_shapes(self) -> PyTree:
         """Shape and type of each parameter; nothing is computed."""
-        return jax.eval_shape(self.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+        return jax.eval_shape(
+            self.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+        )
 
     def empty_cache(self, batch: int, length: int) -> Cache:
         """A cache for `batch` rows of `length` columns."""
-        zeros = jnp.zeros((batch, self.kv_heads or self.heads, length, self.width // self.heads), self.dtype)
+        zeros = jnp.zeros(
+            (batch, self.kv_heads or self.heads, length, self.width // self.heads), self.dtype
+        )
         return ((zeros, zeros),) * self.layers
 
 
@@ -150,15 +192,21 @@ class Attention(nn.Module):
         q_MxHC = _dense(self.dtype, heads * size, "query")(_last(x_MxD, batch, read))
         k_MxKC = _dense(self.dtype, kv_heads * size, "key")(x_MxD)
         v_MxKC = _dense(self.dtype, kv_heads * size, "value")(x_MxD)
-        q_BxRxHxC = rotate(q_MxHC.reshape(batch, read, heads, size), *(turn[new - read :] for turn in turns_Nxh))
-        k_BxKxSxC = rotate(k_MxKC.reshape(batch, new, kv_heads, size), *turns_Nxh).transpose(0, 2, 1, 3)
+        q_BxRxHxC = rotate(
+            q_MxHC.reshape(batch, read, heads, size), *(turn[new - read :] for turn in turns_Nxh)
+        )
+        k_BxKxSxC = rotate(k_MxKC.reshape(batch, new, kv_heads, size), *turns_Nxh).transpose(
+            0, 2, 1, 3
+        )
         v_BxKxSxC = v_MxKC.reshape(batch, new, kv_heads, size).transpose(0, 2, 1, 3)
         if cache is not None:
             k_BxKxSxC = jax.lax.dynamic_update_slice_in_dim(cache[0], k_BxKxSxC, start, axis=2)
             v_BxKxSxC = jax.lax.dynamic_update_slice_in_dim(cache[1], v_BxKxSxC, start, axis=2)
             cache = (k_BxKxSxC, v_BxKxSxC)
         q_BxRxKxGxC = q_BxRxHxC.reshape(batch, read, kv_heads, heads // kv_heads, size)
-        scores_BxKxGxRxS = jnp.einsum("brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC).astype(_wide(self.dtype)) / math.sqrt(size)
+        scores_BxKxGxRxS = jnp.einsum("brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC).astype(
+            _wide(self.dtype)
+        ) / math.sqrt(size)
         scores_BxKxGxRxS = jnp.where(mask_BxRxS[:, None, None], scores_BxKxGxRxS, -1e30)
         weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(self.dtype)
         out_BxRxKxGxC = jnp.einsum("bkgrs,bksc->brkgc", weights_BxKxGxRxS, v_BxKxSxC)
@@ -176,7 +224,11 @@ class Mlp(nn.Module):
     def __call__(self, x_MxD: jax.Array) -> jax.Array:
         """Maps `[M, D]` to itself through width F."""
         up_MxF = _dense(self.dtype, self.hidden, "up")(x_MxD)
-        h_MxF = nn.silu(_dense(self.dtype, self.hidden, "gate")(x_MxD)) * up_MxF if self.gated else nn.gelu(up_MxF)
+        h_MxF = (
+            nn.silu(_dense(self.dtype, self.hidden, "gate")(x_MxD)) * up_MxF
+            if self.gated
+            else nn.gelu(up_MxF)
+        )
         return _dense(self.dtype, x_MxD.shape[-1], "down")(h_MxF)
 
 
@@ -190,7 +242,9 @@ def turns(positions: int, size: int, *, base: float = 10_000.0) -> tuple[jax.Arr
 def rotate(x_BxNxHxC: jax.Array, cos_Nxh: jax.Array, sin_Nxh: jax.Array) -> jax.Array:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864, eq. 34): halves of C turn by the angles of `turns`."""
     half = x_BxNxHxC.shape[-1] // 2
-    cos, sin = (turn_Nxh[None, :, None, :].astype(x_BxNxHxC.dtype) for turn_Nxh in (cos_Nxh, sin_Nxh))
+    cos, sin = (
+        turn_Nxh[None, :, None, :].astype(x_BxNxHxC.dtype) for turn_Nxh in (cos_Nxh, sin_Nxh)
+    )
     a, b = x_BxNxHxC[..., :half], x_BxNxHxC[..., half:]
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
@@ -211,4 +265,6 @@ def _scaled(scale: float, fan_in: int) -> nn.initializers.Initializer:
 
 
 def _dense(dtype: jnp.dtype, outputs: int, name: str) -> nn.Dense:
-    return nn.Dense(outputs, use_bias=False, dtype=dtype, kernel_init=nn.initializers.lecun_normal(), name=name)
+    return nn.Dense(
+        outputs, use_bias=False, dtype=dtype, kernel_init=nn.initializers.lecun_normal(), name=name
+    )

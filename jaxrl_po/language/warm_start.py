@@ -22,11 +22,17 @@ class WarmStart:
     """Settings of the supervised warm start."""
 
     steps: int = static(
-        0, "supervised steps on demonstrations before training, at most; 0 for none", unit="steps", within=NON_NEGATIVE
+        0,
+        "supervised steps on demonstrations before training, at most; 0 for none",
+        unit="steps",
+        within=NON_NEGATIVE,
     )
     accuracy: float = static(
         1.0,
-        f"stop once the greedy accuracy on fresh prompts, every {BETWEEN} steps, reaches it; 1 takes all steps",
+        (
+            f"stop once the greedy accuracy on fresh prompts, every {BETWEEN} steps, reaches "
+            "it; 1 takes all steps"
+        ),
         within=UNIT,
     )
     batch_size: int = static(128, "demonstrations of one step", within=COUNT)
@@ -38,7 +44,9 @@ class WarmStart:
         require(self, "accuracy", self.steps > 0, "steps is above 0")
 
 
-def demonstration_loss(model: Transformer, params: Any, task: Task, key: jax.Array, batch_size: int) -> jax.Array:
+def demonstration_loss(
+    model: Transformer, params: Any, task: Task, key: jax.Array, batch_size: int
+) -> jax.Array:
     """Cross-entropy of answer tokens, EOS included, over fresh demonstrations of the train split.
 
     Args:
@@ -84,7 +92,9 @@ def greedy_accuracy(model: Transformer, params: Any, task: Task, key: jax.Array)
     return jax.vmap(task.score)(prompts.problem, completions.tokens).mean()
 
 
-def warm_start(model: Transformer, params: Any, task: Task, settings: WarmStart, key: jax.Array) -> Any:
+def warm_start(
+    model: Transformer, params: Any, task: Task, settings: WarmStart, key: jax.Array
+) -> Any:
     """Trains `params` on demonstrations with Adam until accurate enough, pure and jittable; consumes `key`.
 
     Returns:
@@ -114,9 +124,13 @@ def warm_start(model: Transformer, params: Any, task: Task, settings: WarmStart,
     def train(loop: Loop) -> Loop:
         end = jnp.minimum(loop.done + BETWEEN, settings.steps)
         carry = jax.lax.fori_loop(loop.done, end, step, loop.carry)
-        return Loop(end, greedy_accuracy(model, carry[0], task, jax.random.fold_in(measure_key, end)), carry)
+        return Loop(
+            end, greedy_accuracy(model, carry[0], task, jax.random.fold_in(measure_key, end)), carry
+        )
 
     start = params, optimizer.init(params)
     if settings.accuracy == 1.0:
         return jax.lax.fori_loop(0, settings.steps, step, start)[0]
-    return jax.lax.while_loop(unfinished, train, Loop(jnp.int32(0), jnp.float32(-1.0), start)).carry[0]
+    return jax.lax.while_loop(
+        unfinished, train, Loop(jnp.int32(0), jnp.float32(-1.0), start)
+    ).carry[0]

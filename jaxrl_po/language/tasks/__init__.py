@@ -1,6 +1,7 @@
 """Tasks whose prompts are generated and whose answers are verified inside the program.
 
-A task is a tuple of pure functions of one example, so that a user's own is made the same way; callers `vmap`.
+A task is a tuple of pure functions of one example, so that a user's own is made the same way;
+callers `vmap`.
 """
 
 from jaxrl_po.language.tasks.addition import addition

@@ -16,12 +16,13 @@ Pair = tuple[jax.Array, jax.Array]
 def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) -> Task:
     """Addition of two numbers of up to `num_digits` digits: `034+058=` is answered by `2900` and EOS, lowest digit first.
 
-    One pair of operands in ten is held out, chosen by a hash of the unordered pair, so that b + a never gives away a + b. The
-    strata are the numbers of carries, 0 to `num_digits`.
+    One pair of operands in ten is held out, chosen by a hash of the unordered pair, so that b + a
+    never gives away a + b. The strata are the numbers of carries, 0 to `num_digits`.
 
     Args:
       num_digits: digits of an operand, in [1, 9]; grades the difficulty.
-      zero_pad: operands and sum fill their width with zeros; otherwise prompts are ragged and sums vary in length.
+      zero_pad: operands and sum fill their width with zeros; otherwise prompts are ragged and sums
+        vary in length.
       reverse: lowest digit first, the order in which carries propagate.
 
     Returns:
@@ -45,11 +46,15 @@ def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) ->
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         a, b = draw(key, held_out)
-        first, second = (number(x, num_digits, tokenizer, zero_pad=zero_pad, reverse=False) for x in (a, b))
+        first, second = (
+            number(x, num_digits, tokenizer, zero_pad=zero_pad, reverse=False) for x in (a, b)
+        )
         return write_prompt([first, plus, second, equals], prompt_length, tokenizer, (a, b))
 
     def demonstrate(problem: Pair) -> jax.Array:
-        total = number(problem[0] + problem[1], num_digits + 1, tokenizer, zero_pad=zero_pad, reverse=reverse)
+        total = number(
+            problem[0] + problem[1], num_digits + 1, tokenizer, zero_pad=zero_pad, reverse=reverse
+        )
         return write_answer([total], answer_length, tokenizer)
 
     def carries(problem: Pair) -> jax.Array:
@@ -58,5 +63,7 @@ def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) ->
         a, b = problem
         return jnp.sum(a % columns + b % columns >= columns, dtype=jnp.int32)
 
-    task = one_answer(f"{num_digits}-digit addition", tokenizer, prompt_length, answer_length, sample, demonstrate)
+    task = one_answer(
+        f"{num_digits}-digit addition", tokenizer, prompt_length, answer_length, sample, demonstrate
+    )
     return task._replace(strata=num_digits + 1, stratum=carries)

@@ -15,7 +15,8 @@ NUMERALS = "0123456789abcdef"
 def base_conversion(num_digits: int, *, base: int) -> Task:
     """A decimal number in another base: with base 2, `06=` is answered by `0110000` and EOS, lowest digit first.
 
-    The number fills `num_digits` places, the answer as many as the longest needs. One number in ten is held out.
+    The number fills `num_digits` places, the answer as many as the longest needs. One number in ten
+    is held out.
 
     Args:
       num_digits: decimal digits, in [1, 9]; grades the difficulty.
@@ -47,4 +48,6 @@ def base_conversion(num_digits: int, *, base: int) -> Task:
         return write_answer([number(problem, places, tokenizer, base=base)], places + 1, tokenizer)
 
     name = f"{num_digits}-digit numbers to base {base}"
-    return one_answer(name, tokenizer, num_digits + 1, places + 1, sample, demonstrate, symbols=base)
+    return one_answer(
+        name, tokenizer, num_digits + 1, places + 1, sample, demonstrate, symbols=base
+    )

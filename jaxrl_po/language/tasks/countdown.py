@@ -34,19 +34,22 @@ class Countdown(NamedTuple):
 def countdown(num_numbers: int, *, max_number: int) -> Task:
     """Countdown: `3,7,2>13=` asks for 13 out of 3, 7 and 2, which `32*7+` and EOS make, and so does `723*+`.
 
-    The rule: the expression is postfix, uses **every given number exactly once** (one given twice, twice) and `+`, `-`, `*`; values
-    on the way may be negative. Numbers fill their width (`03`), highest digit first, so that no marks stand between them.
+    The rule: the expression is postfix, uses **every given number exactly once** (one given twice,
+    twice) and `+`, `-`, `*`; values on the way may be negative. Numbers fill their width (`03`),
+    highest digit first, so that no marks stand between them.
 
-    A stack machine of one step for each token verifies it. Any right expression scores 1; `credit` is the score, at EOS, for half
-    an expression is neither right nor wrong. A completion parses where it is postfix that leaves one value, whatever its numbers.
+    A stack machine of one step for each token verifies it. Any right expression scores 1; `credit`
+    is the score, at EOS, for half an expression is neither right nor wrong. A completion parses
+    where it is postfix that leaves one value, whatever its numbers.
 
-    Targets are solvable by construction: numbers in random order are joined one by one to the value so far, by an operator drawn
-    among those that keep it in [0, 10^(digits + 1)), the smaller subtracted from the larger. One multiset of numbers in ten is held
-    out, with all its targets.
+    Targets are solvable by construction: numbers in random order are joined one by one to the value
+    so far, by an operator drawn among those that keep it in [0, 10^(digits + 1)), the smaller
+    subtracted from the larger. One multiset of numbers in ten is held out, with all its targets.
 
     Args:
       num_numbers: K, given numbers, in [2, 8]; grades the difficulty.
-      max_number: the largest of them, at least 2, the smallest is 1; max_number^K < 2^31, so that no value overflows.
+      max_number: the largest of them, at least 2, the smallest is 1; max_number^K < 2^31, so that
+        no value overflows.
 
     Returns:
       The task; its problem is a `Countdown`.
@@ -68,7 +71,11 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
     prompt_length = num_numbers * (places + 1) + places + 2
     answer_length = num_numbers * (places + 1)  # K numbers, K − 1 operators, EOS
     limit = 10 ** (places + 1)
-    draw = make_draw([(1, max_number + 1)] * num_numbers, canonical=jnp.sort, advice="raise max_number or num_numbers")
+    draw = make_draw(
+        [(1, max_number + 1)] * num_numbers,
+        canonical=jnp.sort,
+        advice="raise max_number or num_numbers",
+    )
 
     def write(x: jax.Array, width: int) -> Piece:
         return number(x.astype(jnp.uint32), width, tokenizer, reverse=False)
@@ -76,15 +83,22 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
     def construct(key: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
         order_key, operator_key = jax.random.split(key)
         numbers = jax.random.permutation(order_key, numbers)
-        noise = jax.random.uniform(operator_key, (num_numbers, len(OPERATORS)))  # its largest entry is at a uniform place
+        noise = jax.random.uniform(
+            operator_key, (num_numbers, len(OPERATORS))
+        )  # its largest entry is at a uniform place
         value, text = numbers[0], write(numbers[0], places).tokens
         for i in range(1, num_numbers):
             x, operand = numbers[i], write(numbers[i], places).tokens
             values = jnp.stack([value + x, jnp.abs(value - x), value * x])
             operator = jnp.argmax(jnp.where(values < limit, noise[i], -1.0))
             reverse = (operator == OPERATORS.index("-")) & (x > value)
-            joined = jnp.where(reverse, jnp.concatenate([operand, text]), jnp.concatenate([text, operand]))
-            value, text = values[operator], jnp.append(joined, tokenizer.ids[OPERATORS[0]] + operator.astype(jnp.int32))
+            joined = jnp.where(
+                reverse, jnp.concatenate([operand, text]), jnp.concatenate([text, operand])
+            )
+            value, text = (
+                values[operator],
+                jnp.append(joined, tokenizer.ids[OPERATORS[0]] + operator.astype(jnp.int32)),
+            )
         return value, write_answer([Piece(text, answer_length - 1)], answer_length, tokenizer)
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
@@ -93,7 +107,10 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
         target, solution = construct(construct_key, numbers)
         pieces: list[Piece] = []
         for i in range(num_numbers):
-            pieces += [write(numbers[i], places), literal("," if i + 1 < num_numbers else ">", tokenizer)]
+            pieces += [
+                write(numbers[i], places),
+                literal("," if i + 1 < num_numbers else ">", tokenizer),
+            ]
         pieces += [write(target, places + 1), literal("=", tokenizer)]
         return write_prompt(pieces, prompt_length, tokenizer, Countdown(numbers, target, solution))
 

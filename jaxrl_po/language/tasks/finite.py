@@ -16,8 +16,9 @@ Verdict = Callable[[PyTree, jax.Array], jax.Array]
 def finite(task: Task, size: int, *, seed: int = 0) -> Task:
     """The same task with `size` training prompts, drawn once from its train split; the held-out split stays as it is.
 
-    The set follows from `seed` and is never stored: prompt i is drawn with key i. Each draw takes one of them, uniformly and with
-    replacement. Where the task has few problems, some of them are in the set twice, under two numbers.
+    The set follows from `seed` and is never stored: prompt i is drawn with key i. Each draw takes
+    one of them, uniformly and with replacement. Where the task has few problems, some of them are
+    in the set twice, under two numbers.
 
     Args:
       task: any.
@@ -25,7 +26,8 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
       seed: of the set.
 
     Returns:
-      The task; its problem is `(number, problem)`, its strata are the numbers (0 for whatever is held out).
+      The task; its problem is `(number, problem)`, its strata are the numbers (0 for whatever is
+      held out).
 
     Raises:
       ConfigError: `size` below 1.
@@ -41,7 +43,9 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         number = jnp.int32(0) if held_out else jax.random.randint(key, (), 0, size)
-        prompt = task.sample(key if held_out else jax.random.fold_in(jax.random.key(seed), number), held_out)
+        prompt = task.sample(
+            key if held_out else jax.random.fold_in(jax.random.key(seed), number), held_out
+        )
         return prompt._replace(problem=(number, prompt.problem))
 
     def demonstrate(problem: Numbered) -> jax.Array:

@@ -5,7 +5,13 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import Interval
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.language.tasks.text import MAX_FACTOR_DIGITS, literal, number, write_answer, write_prompt
+from jaxrl_po.language.tasks.text import (
+    MAX_FACTOR_DIGITS,
+    literal,
+    number,
+    write_answer,
+    write_prompt,
+)
 from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 from jaxrl_po.language.tasks.verify import one_answer
 from jaxrl_po.language.tokenizer import make_tokenizer
@@ -16,7 +22,8 @@ Operands = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 def modular(num_digits: int, *, modulus_digits: int = 1) -> Task:
     """The remainder of a b + c: `(12*34+56)%7=` is answered by `2` and EOS, lowest digit first, all at full width.
 
-    One problem in ten is held out, chosen by a hash of the unordered pair of factors, c, and the modulus.
+    One problem in ten is held out, chosen by a hash of the unordered pair of factors, c, and the
+    modulus.
 
     Args:
       num_digits: digits of a, b and c, in [1, 4]; grades the difficulty.
@@ -37,19 +44,28 @@ def modular(num_digits: int, *, modulus_digits: int = 1) -> Task:
     check_size("modulus_digits", modulus_digits, Interval(1, MAX_FACTOR_DIGITS))
     tokenizer = make_tokenizer("0123456789(*+)%=")
     prompt_length, answer_length = 3 * num_digits + modulus_digits + 6, modulus_digits + 1
-    draw = make_draw([(0, 10**num_digits)] * 3 + [(2, 10**modulus_digits)], canonical=_sort_factors, advice="raise num_digits")
+    draw = make_draw(
+        [(0, 10**num_digits)] * 3 + [(2, 10**modulus_digits)],
+        canonical=_sort_factors,
+        advice="raise num_digits",
+    )
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         a, b, c, modulus = draw(key, held_out)
         pieces = [literal("(", tokenizer)]
         for x, mark in ((a, "*"), (b, "+"), (c, ")%")):
             pieces += [number(x, num_digits, tokenizer, reverse=False), literal(mark, tokenizer)]
-        pieces += [number(modulus, modulus_digits, tokenizer, reverse=False), literal("=", tokenizer)]
+        pieces += [
+            number(modulus, modulus_digits, tokenizer, reverse=False),
+            literal("=", tokenizer),
+        ]
         return write_prompt(pieces, prompt_length, tokenizer, (a, b, c, modulus))
 
     def demonstrate(problem: Operands) -> jax.Array:
         a, b, c, modulus = problem
-        return write_answer([number((a * b + c) % modulus, modulus_digits, tokenizer)], answer_length, tokenizer)
+        return write_answer(
+            [number((a * b + c) % modulus, modulus_digits, tokenizer)], answer_length, tokenizer
+        )
 
     name = f"{num_digits}-digit arithmetic, modulus of {modulus_digits}"
     return one_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)

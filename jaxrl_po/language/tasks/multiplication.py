@@ -6,7 +6,14 @@ import numpy as np
 
 from jaxrl_po.config import Interval
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.language.tasks.text import MAX_FACTOR_DIGITS, Piece, literal, number, write_answer, write_prompt
+from jaxrl_po.language.tasks.text import (
+    MAX_FACTOR_DIGITS,
+    Piece,
+    literal,
+    number,
+    write_answer,
+    write_prompt,
+)
 from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 from jaxrl_po.language.tasks.verify import after_scratch, at_end, fill, one_answer
 from jaxrl_po.language.tokenizer import make_tokenizer
@@ -17,12 +24,14 @@ Pair = tuple[jax.Array, jax.Array]
 def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
     """Multiplication of two numbers of `num_digits` digits: `12*34=` is answered by `840+0630:8040#8040` and EOS.
 
-    Operands are written as people do, the answer lowest digit first, all at full width. The chain holds the product of the first
-    operand with each digit of the second, shifted by zeros (48, then 360), and after each but the first the sum so far (408); the
-    answer follows `#`. The score asks for the answer alone: what stands before the last `#` is free, in length too.
+    Operands are written as people do, the answer lowest digit first, all at full width. The chain
+    holds the product of the first operand with each digit of the second, shifted by zeros (48, then
+    360), and after each but the first the sum so far (408); the answer follows `#`. The score asks
+    for the answer alone: what stands before the last `#` is free, in length too.
 
-    `credit` pays 1 / (2 num_digits) for each product and each sum, where it stands as demonstrated, at the mark that ends it, and
-    as much for the score at EOS; without a chain each right token earns its share, as in addition.
+    `credit` pays 1 / (2 num_digits) for each product and each sum, where it stands as demonstrated,
+    at the mark that ends it, and as much for the score at EOS; without a chain each right token
+    earns its share, as in addition.
 
     One pair of operands in ten is held out, chosen by a hash of the unordered pair.
 
@@ -45,12 +54,21 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
     check_size("num_digits", num_digits, Interval(1, MAX_FACTOR_DIGITS))
     tokenizer = make_tokenizer("0123456789*=+:#" if chain_of_thought else "0123456789*=")
     draw = make_draw([(0, 10**num_digits)] * 2, canonical=jnp.sort, advice="raise num_digits")
-    name, prompt_length, full = f"{num_digits}-digit multiplication", 2 * num_digits + 2, 2 * num_digits
+    name, prompt_length, full = (
+        f"{num_digits}-digit multiplication",
+        2 * num_digits + 2,
+        2 * num_digits,
+    )
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         a, b = draw(key, held_out)
         first, second = (number(x, num_digits, tokenizer, reverse=False) for x in (a, b))
-        return write_prompt([first, literal("*", tokenizer), second, literal("=", tokenizer)], prompt_length, tokenizer, (a, b))
+        return write_prompt(
+            [first, literal("*", tokenizer), second, literal("=", tokenizer)],
+            prompt_length,
+            tokenizer,
+            (a, b),
+        )
 
     def answer(problem: Pair) -> jax.Array:
         return write_answer([number(problem[0] * problem[1], full, tokenizer)], full + 1, tokenizer)
@@ -58,7 +76,8 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
     if not chain_of_thought:
         return one_answer(name, tokenizer, prompt_length, full + 1, sample, answer)
 
-    # A product shifted by i places and the sum so far have num_digits + 1 + i digits; a mark ends each of them.
+    # A product shifted by i places and the sum so far have num_digits + 1 + i digits; a mark ends
+    # each of them.
     widths = np.array([num_digits + 1 + i for i in range(num_digits) for _ in range(2 if i else 1)])
     ends = np.cumsum(widths + 1)
     starts = ends - widths - 1
@@ -72,7 +91,11 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
             width, unit = num_digits + 1 + i, np.uint32(10**i)
             pieces += [literal("+", tokenizer)] if i else []
             pieces += [number(a * (b // unit % 10 * unit), width, tokenizer)]
-            pieces += [literal(":", tokenizer), number(a * (b % (10 * unit)), width, tokenizer)] if i else []
+            pieces += (
+                [literal(":", tokenizer), number(a * (b % (10 * unit)), width, tokenizer)]
+                if i
+                else []
+            )
         pieces += [literal("#", tokenizer), number(a * b, full, tokenizer)]
         return write_answer(pieces, answer_length, tokenizer)
 
@@ -88,4 +111,15 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
         del problem
         return jnp.zeros(tokens.shape[0], bool).at[ends - 1].set(True)
 
-    return Task(name, tokenizer, prompt_length, answer_length, sample, demonstrate, score, credit, parses, step_end=step_end)
+    return Task(
+        name,
+        tokenizer,
+        prompt_length,
+        answer_length,
+        sample,
+        demonstrate,
+        score,
+        credit,
+        parses,
+        step_end=step_end,
+    )

@@ -19,12 +19,15 @@ Problem = tuple[jax.Array, jax.Array]
 def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
     """The sum of a list of digits modulo `modulus`, after as long a scratch as the policy likes.
 
-    `3141=` is answered by `#9` and EOS, by `3489#9` with the sums so far, by `...3489#9`, or by any other text of the alphabet
-    before the last `#`: only what follows that `#` is scored. The length of a right answer is therefore free. Its scratch pays
-    (each sum so far needs but one addition), its filler does not: a demonstration opens with 0 to `max_filler` dots, their
-    number drawn with the problem, so that a policy warm-started on them is wordy, and overlong shaping has something to do.
+    `3141=` is answered by `#9` and EOS, by `3489#9` with the sums so far, by `...3489#9`, or by any
+    other text of the alphabet before the last `#`: only what follows that `#` is scored. The length
+    of a right answer is therefore free. Its scratch pays (each sum so far needs but one addition),
+    its filler does not: a demonstration opens with 0 to `max_filler` dots, their number drawn with
+    the problem, so that a policy warm-started on them is wordy, and overlong shaping has something
+    to do.
 
-    `credit` is the score, at EOS: no part of a free scratch is right or wrong. One multiset of digits in ten is held out.
+    `credit` is the score, at EOS: no part of a free scratch is right or wrong. One multiset of
+    digits in ten is held out.
 
     Args:
       length: digits of a list, in [2, 64]; grades the difficulty.
@@ -52,16 +55,26 @@ def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         draw_key, filler_key = jax.random.split(key)
-        values, filler = draw(draw_key, held_out), jax.random.randint(filler_key, (), 0, max_filler + 1)
+        values, filler = (
+            draw(draw_key, held_out),
+            jax.random.randint(filler_key, (), 0, max_filler + 1),
+        )
         text = Piece(zero + values.astype(np.int32), length)
-        return write_prompt([text, literal("=", tokenizer)], length + 1, tokenizer, (values, filler))
+        return write_prompt(
+            [text, literal("=", tokenizer)], length + 1, tokenizer, (values, filler)
+        )
 
     def sums(problem: Problem) -> jax.Array:
         return zero + (jnp.cumsum(problem[0], dtype=np.int32) % modulus)
 
     def demonstrate(problem: Problem) -> jax.Array:
         scratch = sums(problem)
-        pieces = [Piece(dots.tokens, problem[1]), Piece(scratch, length), literal("#", tokenizer), Piece(scratch[-1:], 1)]
+        pieces = [
+            Piece(dots.tokens, problem[1]),
+            Piece(scratch, length),
+            literal("#", tokenizer),
+            Piece(scratch[-1:], 1),
+        ]
         return write_answer(pieces, max_filler + length + 3, tokenizer)
 
     def answer(problem: Problem) -> jax.Array:

@@ -47,4 +47,12 @@ def sorting(length: int, *, symbols: int = 10) -> Task:
     def demonstrate(problem: jax.Array) -> jax.Array:
         return write_answer([write(jnp.sort(problem))], length + 1, tokenizer)
 
-    return one_answer(f"sorting {length} digits", tokenizer, length + 1, length + 1, sample, demonstrate, symbols=symbols)
+    return one_answer(
+        f"sorting {length} digits",
+        tokenizer,
+        length + 1,
+        length + 1,
+        sample,
+        demonstrate,
+        symbols=symbols,
+    )

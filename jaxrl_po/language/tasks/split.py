@@ -42,12 +42,14 @@ def make_draw(
 ) -> Callable[[jax.Array, bool], jax.Array]:
     """Builds `draw(key, held_out) -> operands [K]` uint32, uniform over the problems of one split; consumes `key`.
 
-    It draws so many candidates that one is of the split, but for a chance of 1e-10, and takes the first such: no loop whose
-    length nobody knows. The share of the held-out split is counted, over every problem where there are few, for that.
+    It draws so many candidates that one is of the split, but for a chance of 1e-10, and takes the
+    first such: no loop whose length nobody knows. The share of the held-out split is counted, over
+    every problem where there are few, for that.
 
     Args:
       bounds: of each operand the lowest value and the one above the highest, below 2^31.
-      canonical: `[..., K] -> [..., J]`, the form that all orders of operands which are one problem share, e.g. `jnp.sort`.
+      canonical: `[..., K] -> [..., J]`, the form that all orders of operands which are one problem
+        share, e.g. `jnp.sort`.
       advice: what gives more problems, for the error.
 
     Raises:
@@ -62,12 +64,16 @@ def make_draw(
     low, high = (np.array(bound, np.int32) for bound in zip(*bounds, strict=True))
     share = _share(low, high, canonical)
     if share not in SHARES:
-        raise ConfigError(f"too few problems to hold out one in {HELD_OUT} ({share:.1%} would be): {advice}")
+        raise ConfigError(
+            f"too few problems to hold out one in {HELD_OUT} ({share:.1%} would be): {advice}"
+        )
 
     def draw(key: jax.Array, held_out: bool) -> jax.Array:
         missed = 1.0 - share if held_out else share
         candidates = 2 ** math.ceil(math.log2(math.log(FAILURE) / math.log(missed)))
-        rows = jax.random.randint(key, (candidates, len(bounds)), low[None], high[None]).astype(jnp.uint32)
+        rows = jax.random.randint(key, (candidates, len(bounds)), low[None], high[None]).astype(
+            jnp.uint32
+        )
         return rows[jnp.argmax(rows_held_out(canonical(rows)) == held_out)]
 
     return draw
@@ -80,7 +86,9 @@ def _share(low: np.ndarray, high: np.ndarray, canonical: Canonical) -> float:
     else:
         rows = np.random.default_rng(0).integers(low, high, (COUNTED, len(sizes)))
     with jax.ensure_compile_time_eval():
-        return float(jnp.mean(jax.jit(lambda rows: rows_held_out(canonical(rows)))(rows.astype(np.uint32))))
+        return float(
+            jnp.mean(jax.jit(lambda rows: rows_held_out(canonical(rows)))(rows.astype(np.uint32)))
+        )
 
 
 def _mix(x: jax.Array) -> jax.Array:

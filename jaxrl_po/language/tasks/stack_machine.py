@@ -16,7 +16,8 @@ class Result(NamedTuple):
     Attributes:
       parses: `[]`, bool: postfix, one value left, EOS, nothing but padding behind it.
       uses_all: `[]`, bool: each given number was used exactly once, and no other.
-      value: `[]`, int32, the value left; meaningful where both hold, otherwise it may have wrapped around.
+      value: `[]`, int32, the value left; meaningful where both hold, otherwise it may have wrapped
+        around.
     """
 
     parses: jax.Array
@@ -38,8 +39,8 @@ class _Machine(NamedTuple):
 def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer) -> Result:
     """Runs a completion: `places` digits push a number, highest digit first; an operator joins the two values on top.
 
-    Where each given number x is used once at most, no value exceeds the product of the max(x, 2): a sum or a difference of two
-    values of at least 2 is at most their product.
+    Where each given number x is used once at most, no value exceeds the product of the max(x, 2): a
+    sum or a difference of two values of at least 2 is at most their product.
 
     Args:
       numbers: `[K]`, int32, at least 1, what may be used.
@@ -68,13 +69,21 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
         push = is_digit & (read == places)
         same = machine.free & (numbers == number)
         first = same & (jnp.cumsum(same) == 1)
-        a, b = machine.stack[jnp.maximum(machine.depth - 2, 0)], machine.stack[jnp.maximum(machine.depth - 1, 0)]
+        a, b = (
+            machine.stack[jnp.maximum(machine.depth - 2, 0)],
+            machine.stack[jnp.maximum(machine.depth - 1, 0)],
+        )
         joined = jnp.stack([a + b, a - b, a * b])[jnp.clip(token - plus, 0, len(OPERATORS) - 1)]
         top = jnp.where(push, machine.depth, machine.depth - 2)
-        legal = is_digit | ((machine.read == 0) & ((is_operator & (machine.depth >= 2)) | (is_eos & (machine.depth == 1))))
+        legal = is_digit | (
+            (machine.read == 0)
+            & ((is_operator & (machine.depth >= 2)) | (is_eos & (machine.depth == 1)))
+        )
         more = is_digit & ~push
         return _Machine(
-            stack=jnp.where((push | is_operator) & (at == top), jnp.where(push, number, joined), machine.stack),
+            stack=jnp.where(
+                (push | is_operator) & (at == top), jnp.where(push, number, joined), machine.stack
+            ),
             depth=machine.depth + push - is_operator,
             number=jnp.where(more, number, 0),
             read=jnp.where(more, read, 0),
@@ -85,6 +94,10 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
         ), None
 
     nothing, yes = jnp.int32(0), jnp.bool_(True)
-    start = _Machine(jnp.zeros_like(at), nothing, nothing, nothing, jnp.ones(numbers.shape, bool), yes, yes, ~yes)
+    start = _Machine(
+        jnp.zeros_like(at), nothing, nothing, nothing, jnp.ones(numbers.shape, bool), yes, yes, ~yes
+    )
     machine, _ = jax.lax.scan(step, start, tokens)
-    return Result(machine.parses & machine.ended, machine.given & ~jnp.any(machine.free), machine.stack[0])
+    return Result(
+        machine.parses & machine.ended, machine.given & ~jnp.any(machine.free), machine.stack[0]
+    )

@@ -20,10 +20,13 @@ class Example(NamedTuple):
     answer: str
 
 
-def table(name: str, tokenizer: Tokenizer, train: Sequence[Example], test: Sequence[Example]) -> Task:
+def table(
+    name: str, tokenizer: Tokenizer, train: Sequence[Example], test: Sequence[Example]
+) -> Task:
     """A task over two lists of prompts, drawn with equal chances; the answer, and nothing but it, is right.
 
-    The problem is the row in `[*train, *test]`. The lists are constants of the program: meant for thousands, not for millions.
+    The problem is the row in `[*train, *test]`. The lists are constants of the program: meant for
+    thousands, not for millions.
 
     Args:
       name: for logs and pictures.
@@ -35,7 +38,8 @@ def table(name: str, tokenizer: Tokenizer, train: Sequence[Example], test: Seque
       The task.
 
     Raises:
-      ConfigError: a list is empty, shares a prompt with the other, holds an empty prompt or a character that the tokenizer lacks.
+      ConfigError: a list is empty, shares a prompt with the other, holds an empty prompt or a
+        character that the tokenizer lacks.
 
     Example:
       >>> from jaxrl_po.language.tokenizer import make_tokenizer
@@ -50,12 +54,19 @@ def table(name: str, tokenizer: Tokenizer, train: Sequence[Example], test: Seque
             raise ConfigError(f"{split} must hold at least one prompt")
     if shared := {example.prompt for example in train} & {example.prompt for example in test}:
         raise ConfigError(f"train and test must share no prompt, but both hold {min(shared)!r}")
-    rows = [(tokenizer.encode(prompt), [*tokenizer.encode(answer), tokenizer.eos]) for prompt, answer in (*train, *test)]
+    rows = [
+        (tokenizer.encode(prompt), [*tokenizer.encode(answer), tokenizer.eos])
+        for prompt, answer in (*train, *test)
+    ]
     if not all(prompt for prompt, _ in rows):
         raise ConfigError("prompts must not be empty")
     prompt_length, answer_length = (max(map(len, column)) for column in zip(*rows, strict=True))
-    tokens = np.array([[tokenizer.pad] * (prompt_length - len(prompt)) + prompt for prompt, _ in rows], np.int32)
-    answers = np.array([answer + [tokenizer.pad] * (answer_length - len(answer)) for _, answer in rows], np.int32)
+    tokens = np.array(
+        [[tokenizer.pad] * (prompt_length - len(prompt)) + prompt for prompt, _ in rows], np.int32
+    )
+    answers = np.array(
+        [answer + [tokenizer.pad] * (answer_length - len(answer)) for _, answer in rows], np.int32
+    )
     pad = np.array([prompt_length - len(prompt) for prompt, _ in rows], np.int32)
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
@@ -67,4 +78,6 @@ def table(name: str, tokenizer: Tokenizer, train: Sequence[Example], test: Seque
         return jnp.asarray(answers)[row]
 
     # Any text may be an answer: none is malformed.
-    return one_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)._replace(parses=None)
+    return one_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)._replace(
+        parses=None
+    )

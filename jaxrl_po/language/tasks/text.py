@@ -47,7 +47,13 @@ def digits(x: jax.Array, places: int, base: int = 10) -> jax.Array:
 
 
 def number(
-    x: jax.Array, places: int, tokenizer: Tokenizer, *, base: int = 10, zero_pad: bool = True, reverse: bool = True
+    x: jax.Array,
+    places: int,
+    tokenizer: Tokenizer,
+    *,
+    base: int = 10,
+    zero_pad: bool = True,
+    reverse: bool = True,
 ) -> Piece:
     """Writes a number, whose digits follow `0` in the alphabet.
 
@@ -62,7 +68,9 @@ def number(
     Returns:
       A `Piece` of up to `places` tokens.
     """
-    length = places if zero_pad else jnp.maximum(1, jnp.sum(x >= _powers(places, base), dtype=jnp.int32))
+    length = (
+        places if zero_pad else jnp.maximum(1, jnp.sum(x >= _powers(places, base), dtype=jnp.int32))
+    )
     at = np.arange(places)
     order = at if reverse else jnp.maximum(length - 1 - at, 0)
     return Piece(tokenizer.ids["0"] + digits(x, places, base)[order], length)
@@ -73,7 +81,9 @@ def literal(text: str, tokenizer: Tokenizer) -> Piece:
     return Piece(np.array(tokenizer.encode(text), np.int32), len(text))
 
 
-def write_prompt(pieces: Sequence[Piece], length: int, tokenizer: Tokenizer, problem: PyTree) -> Prompt:
+def write_prompt(
+    pieces: Sequence[Piece], length: int, tokenizer: Tokenizer, problem: PyTree
+) -> Prompt:
     """The pieces one after another, padded on the left to `length` tokens."""
     tokens, keep = _concatenate(pieces)
     pad = length - jnp.sum(keep, dtype=jnp.int32)
@@ -88,12 +98,21 @@ def write_answer(pieces: Sequence[Piece], length: int, tokenizer: Tokenizer) -> 
 
 def _concatenate(pieces: Sequence[Piece]) -> tuple[jax.Array, jax.Array | np.ndarray]:
     keep: list[Any] = [np.arange(piece.tokens.shape[0]) < piece.length for piece in pieces]
-    # Fixed lengths are summed here: XLA aborts on some cumulative sums of constants under shard_map.
+    # Fixed lengths are summed here: XLA aborts on some cumulative sums of constants under
+    # shard_map.
     fixed = all(isinstance(one, np.ndarray) for one in keep)
-    return jnp.concatenate([piece.tokens for piece in pieces]), (np if fixed else jnp).concatenate(keep)
+    return jnp.concatenate([piece.tokens for piece in pieces]), (np if fixed else jnp).concatenate(
+        keep
+    )
 
 
-def _place(tokens: jax.Array, keep: jax.Array | np.ndarray, start: jax.Array, length: int, tokenizer: Tokenizer) -> jax.Array:
+def _place(
+    tokens: jax.Array,
+    keep: jax.Array | np.ndarray,
+    start: jax.Array,
+    length: int,
+    tokenizer: Tokenizer,
+) -> jax.Array:
     place = keep.cumsum() - 1
     at = jnp.where(keep, start + place, length)
     return jnp.full(length, tokenizer.pad, jnp.int32).at[at].set(tokens, mode="drop")

@@ -79,7 +79,9 @@ def is_word(tokens: jax.Array, symbols: int, tokenizer: Tokenizer) -> jax.Array:
     return (ended[0] == 0) & (ended[-1] == 1) & jnp.all(jnp.where(ended == 0, allowed, behind))
 
 
-def after_separator(tokens: jax.Array, separator: str, tokenizer: Tokenizer) -> tuple[jax.Array, jax.Array]:
+def after_separator(
+    tokens: jax.Array, separator: str, tokenizer: Tokenizer
+) -> tuple[jax.Array, jax.Array]:
     """What follows the last separator; before it any characters may stand, any number of them.
 
     Args:
@@ -88,8 +90,8 @@ def after_separator(tokens: jax.Array, separator: str, tokenizer: Tokenizer) -> 
       tokenizer: the alphabet.
 
     Returns:
-      `[T]`, the answer, moved to the left, then padding; and `[]`, bool, whether there was a separator and neither EOS nor
-      padding before it.
+      `[T]`, the answer, moved to the left, then padding; and `[]`, bool, whether there was a
+      separator and neither EOS nor padding before it.
     """
     at = jnp.arange(tokens.shape[0])
     start = jnp.max(jnp.where(tokens == tokenizer.ids[separator], at + 1, 0))

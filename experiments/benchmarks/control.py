@@ -1,0 +1,219 @@
+"""Speed of the whole training loop on CartPole-v1, 64 × 64 tanh actor and critic: PPO of 4 epochs × 4 minibatches, or TRPO.
+
+`python experiments/benchmarks/control.py` measures the whole table, one process each; with
+`--envs --steps --seeds --total_steps` one row of it, and `--json` prints that as the last line.
+"""
+
+import resource
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import jax
+
+from jaxrl_po import config, control
+from jaxrl_po.algorithms import ppo, trpo
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.run import comparison, flags, parallel
+from jaxrl_po.types import Batch, Learner, Problem, TrainState
+
+# Environments, steps, seeds, and steps of each seed: the sizes at which the peers are quoted.
+TABLE = (
+    (4, 128, 1, 500_000),
+    (64, 128, 1, 1_000_000),
+    (2048, 10, 1, 1_000_000),
+    (4, 128, 8, 100_000),
+    (4, 128, 32, 50_000),
+    (4, 128, 128, 20_000),
+)
+REPETITIONS = 3
+
+
+@config.record
+class Options:
+    """What is measured."""
+
+    algorithm: str = static("ppo", "what is timed", choices=("ppo", "trpo"))
+    fisher_stride: int = static(
+        1, "for trpo: Fisher products read every so many rows", within=COUNT
+    )
+    envs: int = static(
+        0, "environments of each seed; 0 measures the whole table", within=config.NON_NEGATIVE
+    )
+    steps: int = static(
+        128, "steps of each environment in one iteration", unit="steps", within=COUNT
+    )
+    seeds: int = static(1, "seeds side by side", within=COUNT)
+    total_steps: int = static(500_000, "environment steps of each seed", unit="steps", within=COUNT)
+    devices: str = static("auto", "devices; auto on a CPU is one for each core")
+    updates: int = static(
+        0,
+        (
+            "rounds of one update of TRPO beside one of PPO, in turns, in place of whole "
+            "loops; 0 for none"
+        ),
+        within=config.NON_NEGATIVE,
+    )
+    json: bool = static(False, "print one JSON object as the last line")
+
+
+def make_ppo(options: Options, problem: Problem, axis_name: str | None) -> Learner:
+    """PPO as the peers are timed."""
+    settings = ppo.Config(
+        learning_rate=2.5e-4,
+        entropy_coefficient=0.01,
+        num_epochs=4,
+        num_minibatches=4,
+        axis_name=axis_name,
+    )
+    return ppo.make(config.as_arrays(settings), problem)
+
+
+def make_trpo(options: Options, problem: Problem, axis_name: str | None) -> Learner:
+    """TRPO as sb3-contrib has it: 15 Fisher products, 10 epochs of the critic on minibatches of 128 (at 2,048 rows)."""
+    settings = trpo.Config(
+        cg_iterations=15,
+        cg_tolerance=0.0,
+        value_epochs=10,
+        value_minibatches=16,
+        fisher_stride=options.fisher_stride,
+        axis_name=axis_name,
+    )
+    return trpo.make(config.as_arrays(settings), problem)
+
+
+METHODS = {"ppo": make_ppo, "trpo": make_trpo}
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Compiles one training run, times it `REPETITIONS` times, and reports the best; no logging, no evaluation."""
+    placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=options.envs)
+    import gymnax  # here, because it starts the backend, whose devices are chosen first
+
+    problem = control.make_problem(
+        gymnax.make("CartPole-v1")[0],
+        num_envs=options.envs,
+        num_steps=options.steps,
+        axis_name=placement.axis_name,
+    )
+    learner = parallel.over_devices(
+        METHODS[options.algorithm](options, problem, placement.axis_name), placement
+    )
+    iterations = options.total_steps // (options.envs * options.steps)
+    if iterations < 1:
+        raise flags.UsageError(
+            f"--total_steps={options.total_steps} must be at least {options.envs * options.steps}"
+        )
+
+    def train(keys: jax.Array) -> tuple[TrainState, jax.Array]:
+        def iteration(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
+            state, metrics = learner.step(state)
+            return state, metrics["episode_return"].value()
+
+        return jax.lax.scan(iteration, learner.init(keys), None, length=iterations)
+
+    keys = jax.random.split(jax.random.key(30), options.seeds)
+    start = time.perf_counter()
+    run = jax.jit(train).lower(keys).compile()
+    compile_seconds = time.perf_counter() - start
+    seconds = []
+    for _ in range(REPETITIONS):
+        start = time.perf_counter()
+        jax.block_until_ready(run(keys))
+        seconds.append(time.perf_counter() - start)
+    return {
+        "envs": options.envs,
+        "steps": options.steps,
+        "seeds": options.seeds,
+        "placement": placement.describe(),
+        "steps_per_second": round(
+            options.seeds * iterations * options.envs * options.steps / min(seconds)
+        ),
+        "seconds": [round(s, 3) for s in seconds],
+        "compile_seconds": round(compile_seconds, 2),
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def compare_updates(options: Options) -> dict[str, float]:
+    """Milliseconds of one update of all rows: PPO's 10 epochs × 16 minibatches, and TRPO's with 10 Fisher products of all rows.
+
+    Each is the median of an iteration less that of collecting alone.
+    """
+    import gymnax  # here, because it starts the backend
+
+    problem = control.make_problem(
+        gymnax.make("CartPole-v1")[0], num_envs=options.envs or 16, num_steps=options.steps
+    )
+
+    def collect(state: TrainState) -> tuple[TrainState, Batch]:
+        key, collect_key = jax.random.split(state.key)
+        collector, batch = problem.collect(state.params, state.collector, collect_key)
+        return state._replace(collector=collector, key=key), batch
+
+    learners = {
+        "ppo": ppo.make(config.as_arrays(ppo.Config(num_epochs=10, num_minibatches=16)), problem),
+        "trpo": trpo.make(
+            config.as_arrays(trpo.Config(cg_iterations=10, fisher_stride=1)), problem
+        ),
+    }
+    clocks = {
+        name: comparison.stepper(jax.jit(learner.step), jax.jit(learner.init)(jax.random.key(0)))
+        for name, learner in learners.items()
+    }
+    clocks["collect"] = comparison.stepper(
+        jax.jit(collect), jax.jit(learners["ppo"].init)(jax.random.key(0))
+    )
+    medians = {
+        name: 1e3 * median(seconds)
+        for name, seconds in comparison.in_turns(clocks, options.updates).items()
+    }
+    updates = {name: medians[name] - medians["collect"] for name in learners}
+    return {
+        **{f"{name}_ms": round(x, 2) for name, x in updates.items()},
+        "ratio": round(updates["trpo"] / updates["ppo"], 3),
+    }
+
+
+def table(devices: str) -> None:
+    """Measures every row of `TABLE`, each in a process of its own so that peak memory is its own."""
+    print(
+        f"{'envs × steps':>14} {'seeds':>6} {'steps/s':>10} {'compile s':>10} "
+        f"{'peak MB':>8}  placement"
+    )
+    for envs, steps, seeds, total_steps in TABLE:
+        numbers = [
+            f"--envs={envs}",
+            f"--steps={steps}",
+            f"--seeds={seeds}",
+            f"--total_steps={total_steps}",
+        ]
+        row = comparison.measure_apart(__file__, [*numbers, f"--devices={devices}"])
+        print(
+            (
+                f"{envs:>7} × {steps:<4} {seeds:>6} {row['steps_per_second']:>10,} "
+                f"{row['compile_seconds']:>10} {row['peak_memory_mb']:>8}  {row['placement']}"
+            ),
+            flush=True,
+        )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    options = flags.ask(
+        argv, "benchmark_control.py", "Times the whole loop of PPO or TRPO on CartPole-v1.", Options
+    )
+    if options is None:
+        return 0
+    if not (options.envs or options.updates):
+        table(options.devices)
+        return 0
+    with flags.blame({"": Options}):
+        row = compare_updates(options) if options.updates else measure(options)
+    comparison.show(row, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)

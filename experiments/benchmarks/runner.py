@@ -1,0 +1,165 @@
+"""What the runner costs: a whole run beside the bare loop of its chunks, `python experiments/benchmarks/runner.py`.
+
+Both do the same iterations of one program, PPO on CartPole-v1 at the defaults of `control.py`, in
+turns in one process. A run writes its lines, shows its progress and saves a checkpoint after each
+line; all of that is counted, to the last byte on disk. Left out are compiling, the initial state
+with its line, and evaluations, whose length is one's own choice, with the best checkpoint that they
+choose. Processor seconds are told beside those of the clock: where others use the machine as well
+they are the ones to trust.
+"""
+
+import contextlib
+import dataclasses
+import io
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.run import comparison, flags, launch, metrics, programs, runner
+from jaxrl_po.run.commands import control
+from jaxrl_po.run.progress import Progress
+
+
+@config.record
+class Options:
+    """What is measured."""
+
+    lines: int = static(20, "lines of a run, and so its checkpoints", unit="lines", within=COUNT)
+    rounds: int = static(
+        5, "runs of each, in turns, beside one that does not count", unit="rounds", within=COUNT
+    )
+    seeds: int = static(16, "seeds side by side", unit="seeds", within=COUNT)
+    devices: str = static("auto", "devices; auto on a CPU is one for each core")
+    json: bool = static(False, "print one JSON object as the last line")
+
+
+class Took(NamedTuple):
+    """What something took.
+
+    Attributes:
+      clock: seconds of the clock.
+      processor: seconds of all cores.
+    """
+
+    clock: float
+    processor: float
+
+
+def now() -> Took:
+    """The clocks of this process."""
+    return Took(time.perf_counter(), time.process_time())
+
+
+def since(begun: Took) -> Took:
+    """What passed."""
+    return Took(*(end - start for end, start in zip(now(), begun, strict=True)))
+
+
+class Watch(Progress):
+    """Progress that remembers when the first line was there, after which only the loop is left."""
+
+    begun: Took
+
+    def update(self, row: metrics.Row, seconds_left: float) -> None:
+        """Shows one line of metrics."""
+        super().update(row, seconds_left)
+        if row["iteration"] == 0:
+            self.begun = now()
+
+
+def bare(job: programs.Job, compiled: programs.Programs) -> Took:
+    """The chunks alone, each handed the state of the one before it and nothing read until the last."""
+    state = jax.block_until_ready(compiled.init(job.keys))
+    iteration, begun = 0, now()
+    while iteration < job.iterations:
+        end = job.boundary(iteration)
+        state, _ = compiled.chunk(state, np.int32(end - iteration), print)
+        iteration = end
+    jax.block_until_ready(state)
+    return since(begun)
+
+
+def whole(job: programs.Job, title: str) -> Took:
+    """A run, from its first line on."""
+    with (
+        tempfile.TemporaryDirectory() as out,
+        contextlib.redirect_stdout(io.StringIO()),
+        Watch(title, job.iterations * job.steps_per_iteration, watch=("episode_return",)) as watch,
+    ):
+        runner.run(job, Path(out), watch)
+        return since(watch.begun)
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Medians of both in turns, and what the runner adds."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked = [f"--seeds={options.seeds}", f"--devices={options.devices}", f"--out={folder}/none"]
+        given = flags.parse(asked, {"": control.Options})[""]
+        plan = launch.prepare(control.SCRIPT, asked, given, lambda settings: None)
+    job = dataclasses.replace(
+        plan.job, iterations=options.lines * plan.job.log_every, evaluate=None
+    )
+    compiled = programs.compile_programs(job)
+    took: dict[str, list[Took]] = {"bare": [], "run": []}
+
+    def timed(name: str, function: Callable[[], Took]) -> Callable[[], float]:
+        def call() -> float:
+            took[name].append(function())
+            return took[name][-1].clock
+
+        return call
+
+    comparison.in_turns(
+        {
+            "bare": timed("bare", lambda: bare(job, compiled)),
+            "run": timed("run", lambda: whole(job, plan.title)),
+        },
+        options.rounds,
+    )
+    row: dict[str, Any] = {
+        "lines": options.lines,
+        "log_every": job.log_every,
+        "placement": job.where,
+    }
+    for field in Took._fields:
+        pairs = [
+            (getattr(a, field), getattr(b, field))
+            for a, b in zip(took["bare"][1:], took["run"][1:], strict=True)
+        ]
+        alone, together = (median(values) for values in zip(*pairs, strict=True))
+        row |= {
+            f"bare_{field}_seconds": round(alone, 3),
+            f"run_{field}_seconds": round(together, 3),
+            f"{field}_ratio": round(together / alone, 4),
+            f"{field}_ratios": [round(b / a, 3) for a, b in pairs],
+            f"added_{field}_ms_per_line": round(1e3 * (together - alone) / options.lines, 2),
+        }
+    return row
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    options = flags.ask(
+        argv,
+        "benchmark_runner.py",
+        "Times a whole run beside the bare loop of its chunks.",
+        Options,
+    )
+    if options is None:
+        return 0
+    with flags.blame({"": Options}):
+        row = measure(options)
+    comparison.show(row, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)

@@ -1,0 +1,241 @@
+"""DAPO's ingredients one after another on a task of ours, as in Table 1 of the paper: `python experiments/studies/ablation.py`.
+
+Every row adds one switch to the row before it. All seeds of all rows start from one warm start, as
+the paper's rows do from one pretrained model, and are compared twice: after the same number of
+updates, and after the same number of generated tokens, since dynamic sampling generates more for
+each update. Leaves a folder for each row, `table.txt` and `ablation.png` under `--out`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, static
+from jaxrl_po.run import comparison, flags, metrics, tasks
+from jaxrl_po.run.commands import language
+from jaxrl_po.run.comparison import START, Result
+from jaxrl_po.run.plotting import Panel
+
+# Switch by switch, in the order of the paper's table; what a row does not name is off.
+STEPS = {
+    "naive GRPO": "",
+    "+ overlong filtering": "overlong_filtering=true",
+    "+ clip-higher": "clip_higher=true",
+    "+ soft overlong": "soft_overlong=true",
+    "+ token-level loss": "token_level_loss=true",
+    "+ dynamic sampling": "dynamic_sampling=refill",
+}
+OFF = {
+    "overlong_filtering": "false",
+    "clip_higher": "false",
+    "soft_overlong": "false",
+    "token_level_loss": "false",
+    "dynamic_sampling": "off",
+}
+
+
+@config.record
+class Options:
+    """The ablation as a whole."""
+
+    task: str = static("running_sum", f"one of {', '.join(tasks.GENERATED)}")
+    length: int = static(5, "digits of a list, for running_sum", within=COUNT)
+    max_new_tokens: int = static(
+        0,
+        (
+            "token budget of a completion; 0 takes the longest demonstration of running_sum, "
+            "whose length is to be learnt, and a quarter more than the longest answer of other "
+            "tasks, so that none is punished for its length"
+        ),
+        unit="tokens",
+        within=NON_NEGATIVE,
+    )
+    seeds: int = static(8, "runs of each row", unit="seeds", within=COUNT)
+    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    updates: int = static(200, "iterations of each run", unit="iterations", within=COUNT)
+    num_prompts: int = static(16, "prompts of one generated batch", within=COUNT)
+    group_size: int = static(8, "completions of each prompt", within=COUNT)
+    width: int = static(64, "width of the transformer", within=COUNT)
+    layers: int = static(2, "its blocks", within=COUNT)
+    learning_rate: float = static(
+        3e-4,
+        (
+            "Adam's step size at most: it rises over the first twentieth of the updates, then "
+            "falls to 0"
+        ),
+        within=POSITIVE,
+    )
+    warm_start: float = static(
+        0.4, "greedy accuracy at which the supervised warm start stops", within=UNIT
+    )
+    warm_start_steps: int = static(
+        10_000, "its most steps; 0 starts from a random policy", unit="steps", within=NON_NEGATIVE
+    )
+    devices: str = static("auto", "devices to shard seeds over")
+    out: str = static(
+        "runs/ablation", "folder for the results; an earlier ablation in it is replaced"
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field without effect."""
+        config.require(self, "length", self.task == "running_sum", "task is running_sum")
+        config.require(self, "warm_start", self.warm_start_steps > 0, "warm_start_steps is above 0")
+
+
+class Scores(NamedTuple):
+    """A row of the table, `[S]` each.
+
+    Attributes:
+      name: of the row.
+      updates: greedy accuracy after all updates.
+      tokens: greedy accuracy after as many generated tokens as the thriftiest row took.
+      generated: generated tokens in all.
+    """
+
+    name: str
+    updates: npt.NDArray[np.float64]
+    tokens: npt.NDArray[np.float64]
+    generated: npt.NDArray[np.float64]
+
+
+def arguments() -> dict[str, list[str]]:
+    """Name of a row to the switches of its run."""
+    switches, rows = dict(OFF), {}
+    for name, step in STEPS.items():
+        if step:
+            switch, value = step.split("=")
+            switches[switch] = value
+        rows[name] = [f"--config.{switch}={value}" for switch, value in switches.items()]
+    return rows
+
+
+def budget(options: Options) -> int:
+    """Tokens of a completion at most, the same for every row."""
+    wordy = options.task == "running_sum"
+    task = flags.lookup("task", options.task, tasks.GENERATED).make(
+        **vars(
+            tasks.RunningSum(length=options.length)
+            if wordy
+            else tasks.GENERATED[options.task].settings()
+        )
+    )
+    room = language.language.rewards.budget_with_room
+    return options.max_new_tokens or (task.answer_length if wordy else room(task.answer_length))
+
+
+def run(options: Options, out: Path) -> list[Result]:
+    """Warm starts once and trains every row from there."""
+    batch = options.num_prompts * options.group_size
+    shared = {
+        "algorithm": "dapo",
+        "task": options.task,
+        "seed": options.seed,
+        "devices": options.devices,
+        "log_every": max(1, options.updates // 40),
+        "eval_every": 4,
+        "eval_prompts": 256,
+        "problem.num_prompts": options.num_prompts,
+        "problem.group_size": options.group_size,
+        "problem.max_new_tokens": budget(options),
+        "model.width": options.width,
+        "model.layers": options.layers,
+        "config.learning_rate": options.learning_rate,
+        "config.warm_up_iterations": options.updates // 20,
+        "config.decay_iterations": options.updates,
+        "config.entropy_coefficient": 0.0,
+        "config.num_epochs": 1,
+        "config.num_minibatches": 2,
+    }
+    if options.task == "running_sum":
+        shared["task.length"] = options.length
+    start = {
+        "warm_start.steps": options.warm_start_steps,
+        "warm_start.accuracy": options.warm_start if options.warm_start_steps else 1.0,
+    }
+    rows = {"seeds": options.seeds, "total_steps": options.updates * batch}
+    return comparison.run_from_one(language.main, arguments(), shared, start, rows, out)
+
+
+def generated(result: Result) -> npt.NDArray[np.float64]:
+    """Tokens generated up to each line, `[S, lines]`: batches of an iteration × completions of a batch × their mean length."""
+    batch = result.rows[-1]["step"] // result.rows[-1]["iteration"]
+    rows = result.rows[1:]
+    iterations = np.diff([row["iteration"] for row in result.rows])
+    lengths = np.array([row["response_length"] for row in rows], np.float64)
+    batches = np.array(
+        [row.get("generation_batches", np.ones(lengths.shape[1])) for row in rows], np.float64
+    )
+    each = iterations[:, None] * batches * batch * lengths
+    return np.concatenate([np.zeros((lengths.shape[1], 1)), np.cumsum(each, axis=0).T], axis=1)
+
+
+def score(results: Sequence[Result]) -> list[Scores]:
+    """Accuracies of every row at equal updates and at equal tokens."""
+    tokens = [generated(result) for result in results]
+    budget = np.min([all[:, -1] for all in tokens], axis=0)  # of each seed
+    scores = []
+    for result, all in zip(results, tokens, strict=True):
+        evaluated = [i for i, row in enumerate(result.rows) if "greedy_accuracy" in row]
+        accuracy = np.array([result.rows[i]["greedy_accuracy"] for i in evaluated], np.float64).T
+        at_budget = [
+            np.interp(budget[s], all[s, evaluated], accuracy[s]) for s in range(len(accuracy))
+        ]
+        scores.append(Scores(result.name, accuracy[:, -1], np.array(at_budget), all[:, -1]))
+    return scores
+
+
+def interval(values: npt.NDArray[np.float64]) -> str:
+    """Interquartile mean over seeds with its 95 % bootstrap interval."""
+    low, high = metrics.bootstrap_interval([values])
+    return f"{float(metrics.interquartile_mean(values)):.3f} [{float(low):.3f}, {float(high):.3f}]"
+
+
+def table(results: Sequence[Result], scores: Sequence[Scores]) -> str:
+    """One line for each row."""
+    warm = np.asarray(results[0].summary["warm_start_accuracy"], np.float64)
+    lines = [f"{'':>22} {'at equal updates':>24} {'at equal tokens':>24} {'tokens / 1000':>14}"]
+    lines.append(f"{START:>22} {interval(warm):>24} {interval(warm):>24} {0:>14}")
+    for row in scores:
+        thousands = row.generated.mean() / 1000
+        lines.append(
+            f"{row.name:>22} {interval(row.updates):>24} {interval(row.tokens):>24} "
+            f"{thousands:>14,.0f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def panels(results: Sequence[Result], options: Options) -> list[Panel]:
+    """Accuracy, entropy, length and truncation of every row."""
+    titles = {
+        "greedy_accuracy": f"{options.task}: greedy accuracy",
+        "entropy": "entropy, nats",
+        "response_length": "response length, tokens",
+        "truncated": "share cut at the budget",
+    }
+    steps = "completions trained on, each seed"
+    return [
+        comparison.panel(results, metric, title, steps, title) for metric, title in titles.items()
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    options = flags.ask(argv, "ablation.py", "DAPO's ingredients one after another.", Options)
+    if options is None:
+        return 0
+    out = Path(options.out)
+    results = run(options, out)
+    text = table(results, score(results))
+    heading = (
+        f"{options.task}, {options.seeds} seeds, IQM of the greedy accuracy with 95 % intervals"
+    )
+    comparison.leave(out, "ablation", panels(results, options), heading, text)
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)

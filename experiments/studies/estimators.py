@@ -1,0 +1,462 @@
+"""Bias, variance and sample efficiency of advantage estimators, measured: `python experiments/studies/estimators.py --gamma=0.95`.
+
+Monte Carlo, A3C(k) and GAE(λ) on a random tabular MDP, whose values, advantages and policy gradient
+are known exactly, with three critics: the exact one, one in error, and zeros. Every estimator sees
+the same segments: T steps of an episode that goes on, bootstrapped by the critic at the end; their
+states are drawn from the policy's stationary distribution, so that all steps of a segment have the
+same one and the mean of ∇log π · Â over them is an estimate of (1 − γ) ∇J.
+
+Â differs from A(s, a) by an error in the return and by the error of the baseline, V(s) − V̂(s). The
+latter is the same for all estimators, has no variance given s and biases no policy gradient, so
+bias and mean squared error are of Â + V̂(s) against Q(s, a); the table gives the bias against A(s,
+a) beside them. Leaves `table.txt`, `table.json`, `cells.npz` (mean and variance of Â − A, and
+visits, for each state, action and position) and `estimators.png` under `--out`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import moments
+import numpy as np
+import segments
+import tabular
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import NullLocator
+from moments import Array, GradientScores, Pair, Statistics, exact_scores
+from segments import GROUPS, Grid, Setting, Sums, stationary_distribution, total
+from tabular import MDP
+
+from jaxrl_po import config
+from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Interval, static
+from jaxrl_po.run import flags, folder, plotting
+from jaxrl_po.run.plotting import COLOURS, INK, QUIET, STYLE
+
+CRITICS = ("exact", "in error", "zeros")
+TINY = 1e-12  # below it, a square is rounding
+
+
+@config.record
+class Options:
+    """The measurement as a whole."""
+
+    num_states: int = static(8, "states of the MDP", within=Interval(2, 16))
+    num_actions: int = static(3, "actions of the MDP", within=Interval(2, 8))
+    stay: float = static(
+        0.8,
+        "probability that a step leaves the state as it is, beside the random transition",
+        within=Interval(0.0, 0.99),
+    )
+    gamma: float = static(0.95, "discount", within=Interval(0.0, 0.999, open_low=True))
+    num_steps: int = static(128, "length of a segment", unit="steps", within=Interval(2, 256))
+    num_samples: int = static(
+        8192,
+        f"segments, a multiple of {GROUPS}; the critics share them",
+        unit="segments",
+        within=Interval(1024),
+    )
+    value_error: float = static(
+        0.5,
+        "root mean square error of the critic in error, relative to the standard deviation of V",
+        within=NON_NEGATIVE,
+    )
+    lambdas: str = static("0,0.5,0.8,0.9,0.95,0.98,1", "λ of GAE, in [0, 1], separated by commas")
+    batch: int = static(
+        16,
+        "segments of the one policy gradient whose error is told",
+        unit="segments",
+        within=Interval(1),
+    )
+    accuracy: float = static(
+        0.1,
+        "relative error of the policy gradient for which the table tells the steps",
+        within=Interval(0.0, 1.0, open_low=True),
+    )
+    seed: int = static(
+        0, "of the MDP, the policy, the critic's error and the segments", within=NON_NEGATIVE
+    )
+    out: str = static(
+        "runs/estimators", "folder for the results; an earlier measurement in it is replaced"
+    )
+
+    def validate(self) -> None:
+        """Checks what one field alone does not show."""
+        if self.num_samples % GROUPS:
+            raise ConfigError(f"num_samples must be a multiple of {GROUPS}, got {self.num_samples}")
+        self.grid()
+
+    def grid(self) -> Grid:
+        """The estimators that are asked for.
+
+        Raises:
+          ConfigError: `lambdas` holds something else than numbers in [0, 1].
+        """
+        try:
+            lambdas = sorted({float(item) for item in self.lambdas.split(",")})
+        except ValueError:
+            lambdas = []
+        if not lambdas or not all(lambda_ in UNIT for lambda_ in lambdas):
+            raise ConfigError(
+                f"lambdas must be numbers in [0, 1], separated by commas, got {self.lambdas!r}"
+            )
+        ks = tuple(2**i - 1 for i in range(self.num_steps.bit_length()) if 2**i < self.num_steps)
+        return Grid(self.num_steps, ks, tuple(lambdas))
+
+
+def setting(options: Options) -> Setting:
+    """Draws the MDP, the policy and the error of the critic."""
+    rng = np.random.default_rng(options.seed)
+    mdps = tabular.random_mdps(rng, 1, options.num_states, options.num_actions, options.gamma)
+    transition, reward, _, gamma = (np.asarray(leaf)[0] for leaf in mdps)
+    transition = (1 - options.stay) * transition + options.stay * np.eye(options.num_states)[
+        :, None, :
+    ]
+    logits = rng.normal(size=reward.shape)
+    policy = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    visits = stationary_distribution(np.einsum("sa,sat->st", policy, transition))
+    mdp = MDP(*map(jnp.asarray, (transition, reward, visits, gamma)))
+    value, advantage, gradient = segments.solve(mdp, jnp.asarray(logits))
+    error = rng.normal(size=options.num_states)
+    deviation = np.sqrt(visits @ np.square(value - visits @ np.asarray(value)))
+    error *= options.value_error * deviation / np.sqrt(visits @ np.square(error))
+    critics = np.stack([value, value + error, np.zeros_like(error)])
+    return Setting(
+        mdp,
+        jnp.asarray(logits),
+        jnp.asarray(policy),
+        value,
+        advantage,
+        gradient,
+        jnp.asarray(critics),
+    )
+
+
+class Result(NamedTuple):
+    """What the table, the figure and the tests are made of.
+
+    Attributes:
+      setting: the MDP, the policy and the critics.
+      grid: the estimators.
+      sums: of every group.
+      measured: name to number and standard error, `[C, E]` each: the roots of `scores`, and
+        `gradient_bias` and `gradient_error` (of one batch), both relative.
+      exact: name to number `[C, E]`, by enumeration.
+      gradients: of the policy gradient, with the exact bias.
+    """
+
+    setting: Setting
+    grid: Grid
+    sums: Sums
+    measured: dict[str, Pair]
+    exact: Statistics
+    gradients: GradientScores
+
+
+def evaluate(options: Options) -> Result:
+    """Runs the whole measurement, in double precision."""
+    grid = options.grid()
+    with jax.enable_x64(True):
+        problem = setting(options)
+        sums = jax.device_get(
+            segments.measure(
+                problem, jax.random.key(options.seed), grid=grid, num_samples=options.num_samples
+            )
+        )
+        problem = jax.device_get(problem)
+
+    def statistics(sums: Sums) -> Statistics:
+        gradient = moments.gradient_scores(problem, sums)
+        relative = {"gradient_bias": gradient.bias, "gradient_error": gradient.error(options.batch)}
+        return moments.scores(problem, moments.cells(problem, sums)) | relative
+
+    exact = exact_scores(problem, grid.mixtures(), grid.horizons(), grid.num_steps)
+    return Result(
+        problem,
+        grid,
+        sums,
+        moments.jackknife(statistics, sums),
+        exact,
+        GradientScores(
+            np.square(exact["gradient_bias"]),
+            moments.gradient_scores(problem, total(sums)).variance,
+        ),
+    )
+
+
+class Curve(NamedTuple):
+    """One family of estimators on a fine grid, exact.
+
+    Attributes:
+      name: `GAE` or `A3C`.
+      parameter: λ or k, `[N]`.
+      reach: where to draw it, in steps: 1 / (1 − γλ) or k + 1, `[N]`.
+      exact: name to number `[C, N]`.
+    """
+
+    name: str
+    parameter: Array
+    reach: Array
+    exact: Statistics
+
+
+def curves(result: Result) -> list[Curve]:
+    """GAE for λ from 0 to 1, and A3C for k from 0 to that of Monte Carlo."""
+    gamma, num_steps = float(result.setting.mdp.gamma), result.grid.num_steps
+    reach = np.geomspace(1.0, 1.0 / (1.0 - gamma), 121)
+    lambdas = np.clip((1.0 - 1.0 / reach) / gamma, 0.0, 1.0)
+    steps = np.unique(np.geomspace(1, num_steps, 61).round().astype(int))
+    gae = exact_scores(result.setting, lambdas, np.full(lambdas.shape, num_steps), num_steps)
+    a3c = exact_scores(result.setting, np.ones(steps.shape), steps, num_steps)
+    return [Curve("GAE", lambdas, reach, gae), Curve("A3C", steps - 1, steps, a3c)]
+
+
+def rows(result: Result, options: Options) -> list[dict[str, Any]]:
+    """One for each critic and estimator."""
+    steps = options.num_steps * result.gradients.segments(options.accuracy)
+    return [
+        {"critic": critic, "estimator": estimator, "steps": float(steps[c, e])}
+        | {name: float(number[c, e]) for name, (number, _) in result.measured.items()}
+        | {
+            f"{name}_standard_error": float(error[c, e])
+            for name, (_, error) in result.measured.items()
+        }
+        | {f"{name}_exact": float(number[c, e]) for name, number in result.exact.items()}
+        for c, critic in enumerate(CRITICS)
+        for e, estimator in enumerate(result.grid.names())
+    ]
+
+
+def table(result: Result, options: Options) -> str:
+    """The rows as text, a block for each critic; `*` marks the least of a column."""
+    batch = f"{options.batch * options.num_steps:,} steps"
+    lines = [
+        f"{'':9} {'bias of':>8} {'bias of Â + V̂':>20} {'standard deviation':>22} {'rmse':>8}"
+        f" {'policy gradient: relative bias, error of':>52}",
+        f"{'':9} {'Â to A':>8} {'to Q':>13} {'exact':>7} {'':>14} {'exact':>7} {'to Q':>8}"
+        f" {'bias':>13} {'exact':>6} {batch:>14} {f'steps to {options.accuracy:.0%}':>14}",
+    ]
+    everything, families = rows(result, options), curves(result)
+    for c, critic in enumerate(CRITICS):
+        error = result.setting.critics[c] - result.setting.value
+        lines += [
+            "",
+            (
+                f"critic: {critic}, root mean square error "
+                f"{np.sqrt(result.setting.mdp.initial @ np.square(error)):.2f}"
+            ),
+        ]
+        block = [row for row in everything if row["critic"] == critic]
+        least = {
+            name: min(row[name] for row in block) for name in ("rmse", "gradient_error", "steps")
+        }
+        for row in block:
+            stars = {name: "*" if row[name] == x < np.inf else " " for name, x in least.items()}
+            pairs = {
+                name: f"{row[name]:.3f}±{row[f'{name}_standard_error']:.3f}"
+                for name in result.measured
+            }
+            steps = f"{row['steps']:,.0f}" if np.isfinite(row["steps"]) else "never"
+            lines.append(
+                f"{row['estimator']:9} {row['advantage_bias']:>8.3f} {pairs['bias']:>13} "
+                f"{row['bias_exact']:>7.3f} {pairs['deviation']:>14} "
+                f"{row['deviation_exact']:>7.3f} {row['rmse']:>7.3f}{stars['rmse']} "
+                f"{pairs['gradient_bias']:>13} {row['gradient_bias_exact']:>6.3f} "
+                f"{pairs['gradient_error']:>13}{stars['gradient_error']} "
+                f"{steps:>13}{stars['steps']}"
+            )
+        best = [(curve, int(curve.exact["rmse"][c].argmin())) for curve in families]
+        found = (
+            f"{curve.name}({curve.parameter[i]:.3g}) {curve.exact['rmse'][c, i]:.3f}"
+            for curve, i in best
+        )
+        lines.append(f"{'':9} least rmse in theory: {', '.join(found)}")
+    lines += [
+        "",
+        (
+            "±: standard error upwards, of the root of an unbiased square, so that 0.02±0.02 "
+            "is no bias. *: least of its column."
+        ),
+        "never: the exact bias alone is more than the accuracy.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class Look(NamedTuple):
+    """How a curve is drawn."""
+
+    colour: str
+    width: float
+    label: str
+
+
+# The pale broad line lies behind that of whichever is the greater part of it.
+LOOKS = {
+    "rmse": Look("#c9ced3", 7.0, "mean squared error of Â + V̂(s) against Q"),
+    "deviation": Look(COLOURS[0], 2.0, "variance"),
+    "bias": Look(COLOURS[1], 2.0, "bias²"),
+}
+DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+
+
+def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
+    """Bias², variance and their sum for one family: exact as lines, measured as points ± two standard errors, the least marked."""
+    names = result.grid.names()
+    labels = {
+        i: name[len(curve.name) + 1 : -1]
+        for i, name in enumerate(names)
+        if name.startswith(curve.name)
+    }
+    parameters = [float(label) for label in labels.values()]
+    if curve.name == "A3C":
+        labels[0] = "MC"
+        parameters.append(curve.parameter[-1])
+    picked, reach = list(labels), np.interp(parameters, curve.parameter, curve.reach)
+    for name, look in LOOKS.items():
+        exact = np.square(curve.exact[name][critic])
+        axes.plot(
+            curve.reach,
+            np.where(exact > TINY, exact, np.nan),
+            color=look.colour,
+            linewidth=look.width,
+            label=look.label,
+        )
+        if name == "rmse":
+            continue
+        number, error = (x[critic, picked] for x in result.measured[name])
+        measured, spread = np.square(number), np.square(number + error) - np.square(number)
+        # A bias that cannot be told from none has no place on a log scale.
+        told = measured > np.maximum(2 * spread, TINY)
+        axes.errorbar(
+            reach[told],
+            measured[told],
+            yerr=2 * spread[told],
+            fmt="o",
+            color=look.colour,
+            markersize=5,
+        )
+    best = int(curve.exact["rmse"][critic].argmin())
+    least = curve.reach[best], curve.exact["rmse"][critic, best] ** 2
+    axes.axvline(least[0], **DASHED)
+    axes.plot(
+        *least,
+        "o",
+        markersize=12,
+        markerfacecolor="none",
+        markeredgecolor=INK,
+        label="least in theory",
+    )
+    axes.annotate(
+        f"{curve.name}({curve.parameter[best]:.2g})",
+        least,
+        (5, 20),
+        textcoords="offset points",
+        color=INK,
+        fontsize=9.5,
+    )
+    axes.set_xticks(reach, list(labels.values()))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def draw_gradient(
+    axes: Axes, result: Result, critic: int, options: Options, chosen: Sequence[int]
+) -> None:
+    """Relative error of the policy gradient against the environment steps that it is estimated from."""
+    segments = np.geomspace(1.0, 1e4, 60)
+    for colour, e in zip(COLOURS, chosen, strict=False):
+        bias, variance = (x[critic, e] for x in result.gradients)
+        error = np.sqrt(GradientScores(bias, variance).error(segments))
+        axes.plot(
+            segments * options.num_steps,
+            error,
+            color=colour,
+            linewidth=2.0,
+            label=result.grid.names()[e],
+        )
+    axes.axhline(options.accuracy, label=f"{options.accuracy:.0%}", **DASHED)
+
+
+def save_figure(result: Result, options: Options, path: Path) -> None:
+    """Writes the picture: a row for each critic; GAE, A3C, and the error of the policy gradient.
+
+    Args:
+      result: of `evaluate`.
+      options: it came from.
+      path: of the PNG file.
+    """
+    names, families = result.grid.names(), curves(result)
+    # Those of each family that need the fewest steps under the critic in error stand for it under
+    # all.
+    steps = result.gradients.segments(options.accuracy)[CRITICS.index("in error")]
+    best = [
+        min((e for e, name in enumerate(names) if name.startswith(f.name)), key=lambda e: steps[e])
+        for f in families
+    ]
+    chosen = list(dict.fromkeys([0, names.index("A3C(0)"), *reversed(best)]))
+    top = 3.0 * max(np.square(curve.exact["rmse"]).max() for curve in families)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(
+            figsize=(15.0, 10.5), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.1), dpi=150
+        )
+        grid = figure.subplots(len(CRITICS), 3, sharex="col")
+        for axes in grid.flat:
+            axes.set(xscale="log", yscale="log")
+        for c, critic in enumerate(CRITICS):
+            for axes, curve in zip(grid[c], families, strict=False):
+                draw_curve(axes, curve, result, c)
+                axes.set(ylim=(top / 1e4, top), title=f"{curve.name}, critic: {critic}")
+            draw_gradient(grid[c, 2], result, c, options, chosen)
+            grid[c, 2].set(ylim=(0.02, 5.0), title=f"Sample efficiency, critic: {critic}")
+            grid[c, 0].set_ylabel("reward units squared")
+            grid[c, 2].set_ylabel("relative error of the gradient")
+        labels = (
+            "λ, spaced by its reach 1 / (1 − γλ)",
+            "k, spaced by the steps k + 1",
+            "environment steps",
+        )
+        for axes, label in zip(grid[-1], labels, strict=True):
+            axes.set_xlabel(label)
+        grid[0, 0].legend(
+            fontsize=9,
+            loc="lower right",
+            title="lines exact; points measured, ± 2 standard errors",
+            title_fontsize=9,
+        )
+        grid[0, 2].legend(fontsize=9, loc="upper right")
+        plotting.write(figure, path)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    options = flags.ask(
+        argv,
+        "estimators.py",
+        "Measures bias, variance and sample efficiency of advantage estimators.",
+        Options,
+    )
+    if options is None:
+        return 0
+    folder.inspect(options.out, resume=False, overwrite=True)
+    with folder.claim(options.out, overwrite=False) as out:
+        result = evaluate(options)
+        text = table(result, options)
+        (out / "table.txt").write_text(text, encoding="utf-8")
+        folder.write_json(
+            out / "table.json",
+            {"options": flags.flatten({"": options}), "rows": rows(result, options)},
+        )
+        np.savez_compressed(
+            out / "cells.npz", **moments.cells(result.setting, total(result.sums))._asdict()
+        )
+        save_figure(result, options, out / "estimators.png")
+    print(text, end="")
+    print(f"see {out / 'estimators.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)

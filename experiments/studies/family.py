@@ -1,0 +1,133 @@
+"""All methods on one environment: `python experiments/studies/family.py --env=CartPole-v1 --seeds=8 --total_steps=200000`.
+
+Each method runs by `control.py` with the settings that a sweep found for it, in a folder of its
+own. One figure (return against steps, KL of each update, entropy) and one table (final return,
+steps to a threshold, speed, time of an update) compare them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, NON_NEGATIVE, static
+from jaxrl_po.run import comparison, flags, methods, metrics
+from jaxrl_po.run.commands import control
+from jaxrl_po.run.comparison import Result
+from jaxrl_po.run.metrics import Row
+from jaxrl_po.run.plotting import Panel
+
+
+@config.record
+class Options:
+    """The comparison as a whole."""
+
+    env: str = static("CartPole-v1", "a registered gymnax environment")
+    methods: str = static(
+        "reinforce,a2c,npg,trpo,ppo_kl,ppo,grpo",
+        "methods, separated by commas; ppo_kl is PPO with an adaptive penalty and no clip",
+    )
+    seeds: int = static(8, "runs of each method", unit="seeds", within=COUNT)
+    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    total_steps: int = static(200_000, "length of each run", unit="environment steps", within=COUNT)
+    threshold: float = static(
+        475.0, "greedy return whose first crossing the table tells", unit="reward units"
+    )
+    devices: str = static("auto", "devices to shard seeds over")
+    out: str = static(
+        "runs/family", "folder for the results; an earlier comparison in it is replaced"
+    )
+
+
+class Method(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+      algorithm: of `control.py`.
+      arguments: what sets it apart.
+    """
+
+    algorithm: str
+    arguments: tuple[str, ...] = ()
+
+
+VARIANTS = {
+    "ppo_kl": Method(
+        "ppo", ("--config.clip=false", "--config.penalty=adaptive", "--config.target_kl=0.01")
+    )
+}
+METHODS = {**{name: Method(name) for name in methods.ALGORITHMS}, **VARIANTS}
+
+
+def compare(options: Options, out: Path) -> list[Result]:
+    """Runs every method; an error of one ends the comparison."""
+    methods = {name: flags.lookup("methods", name, METHODS) for name in options.methods.split(",")}
+    shared = [
+        f"--{key}={getattr(options, key)}"
+        for key in ("env", "seeds", "seed", "total_steps", "devices")
+    ]
+    runs = {
+        name: [f"--algorithm={method.algorithm}", *method.arguments]
+        for name, method in methods.items()
+    }
+    return comparison.run_each(control.main, runs, [*shared, "--eval_every=2"], out)
+
+
+def panels(results: Sequence[Result], options: Options) -> list[Panel]:
+    """Return, KL and entropy against steps, a curve for each method."""
+    steps, title = "environment steps, each seed", f"{options.env}: greedy return"
+    return [
+        comparison.panel(results, "greedy_return", title, steps, "return", options.threshold),
+        comparison.panel(results, "kl", "KL(old ‖ new) of an update", steps, "nats"),
+        comparison.panel(results, "entropy", "entropy of the policy", steps, "nats"),
+    ]
+
+
+def steps_to(rows: Sequence[Row], threshold: float) -> float:
+    """Steps at which the mean greedy return over seeds first reached the threshold; infinite if never."""
+    step, values = metrics.curve(rows, "greedy_return")
+    reached = np.flatnonzero(values.mean(axis=0) >= threshold)
+    return float(step[reached[0]]) if reached.size else np.inf
+
+
+def table(results: Sequence[Result], options: Options) -> str:
+    """One line for each method."""
+    reached = f"steps to {options.threshold:g}"
+    lines = [
+        (
+            f"{'method':>10} {'mean':>8} {'IQM':>8} {'worst':>8} {reached:>14} {'steps/s':>10} "
+            f"{'ms/iteration':>13}"
+        )
+    ]
+    for name, rows, summary in results:
+        scores = np.asarray(summary["greedy_return"], np.float64)
+        iterations = rows[-1]["iteration"]
+        milliseconds = 1e3 * sum(row.get("time/seconds", 0.0) for row in rows) / iterations
+        lines.append(
+            f"{name:>10} {scores.mean():>8.1f} {summary['greedy_return_iqm']:>8.1f} "
+            f"{scores.min():>8.1f} {steps_to(rows, options.threshold):>14,.0f} "
+            f"{summary['steps_per_second']:>10,.0f} {milliseconds:>13.1f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    options = flags.ask(argv, "family.py", "Compares all methods on one environment.", Options)
+    if options is None:
+        return 0
+    for name in options.methods.split(","):
+        flags.lookup("methods", name, METHODS)
+    out = Path(options.out)
+    results = compare(options, out)
+    heading = (
+        f"{options.env}, {options.seeds} seeds, {options.total_steps:,} environment steps each"
+    )
+    comparison.leave(out, "family", panels(results, options), heading, table(results, options))
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)

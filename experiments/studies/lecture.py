@@ -1,0 +1,256 @@
+"""The cells of the lecture's comparison table, each measured on a finished run of `language.py`."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ablation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+
+from jaxrl_po import language as language_lib
+from jaxrl_po.algorithms import dapo, npg
+from jaxrl_po.run import earlier, methods, metrics, parallel, tasks
+from jaxrl_po.run.commands import language
+from jaxrl_po.run.comparison import Result
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
+
+Array = npt.NDArray[np.float64]
+
+
+class Shifted(NamedTuple):
+    """A policy whose log-probabilities are raised token by token: the derivative by the shift is that by log π(o_t)."""
+
+    base: Any
+    shift: jax.Array
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """`[B, T]`, nats, shifted."""
+        return self.base.log_prob(action) + self.shift
+
+    def entropy(self) -> jax.Array:
+        """`[B, T]`, of the policy itself."""
+        return self.base.entropy()
+
+    def kl(self, other: "Shifted") -> jax.Array:
+        """`[B, T]`, between the policies themselves."""
+        return self.base.kl(other.base)
+
+
+def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
+    """The problem with a shift for each token among the policy's parameters, and with advantages that are known.
+
+    Every other member of a group is right (every other row, where groups have one member) and the
+    critic says 0, so that all tokens of right rows share an advantage, and all tokens of wrong
+    ones: what is left of a difference between two of them is the weight that the loss gives to a
+    token.
+    """
+    rows, size = groups[0] * groups[1], max(groups[1], 2)
+
+    def inside(params: ActorCritic) -> ActorCritic:
+        return params._replace(policy=params.policy[0])
+
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
+        params, collector = problem.init(key)
+        return params._replace(policy=(params.policy, jnp.zeros((rows, budget)))), collector
+
+    def apply(params: ActorCritic, inputs: PyTree) -> tuple[Shifted, jax.Array]:
+        distribution, value = problem.apply(inside(params), inputs)
+        return Shifted(distribution, params.policy[1]), value
+
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
+        collector, batch = problem.collect(inside(params), collector, key)
+        right = outcomes(rows, size)
+        nothing = jnp.zeros_like(batch.value)
+        last = (batch.terminated | batch.truncated) & batch.mask
+        return collector, batch._replace(
+            reward=jnp.where(last, right[:, None], 0.0),
+            value=nothing,
+            next_value=nothing,
+            terminated=last,
+            truncated=jnp.zeros_like(batch.mask),
+            score=right.reshape(groups),
+        )
+
+    return problem._replace(init=init, apply=apply, collect=collect)
+
+
+def outcomes(rows: int, size: int) -> jax.Array:
+    """0, 1, 0, 1, … within each group."""
+    return (jnp.arange(rows) % size % 2).astype(jnp.float32)
+
+
+def one_step(config: Any) -> Any:
+    """The same loss in one plain step: what decides how far it goes, and not where, is as it is without flags."""
+    plain = {
+        "num_epochs": 1,
+        "num_minibatches": 1,
+        "num_microbatches": 1,
+        "warm_up_iterations": 0,
+        "decay_iterations": 0,
+        "fisher_stride": 1,
+        "value_epochs": 1,
+        "value_minibatches": 1,
+    }
+    own = ("learning_rate", "max_grad_norm")
+    changes: dict[str, Any] = {name: value for name, value in plain.items() if name in vars(config)}
+    changes |= {name: vars(type(config)())[name] for name in own if name in vars(config)}
+    if isinstance(config, npg.Config):
+        changes |= {
+            "damping": 1e6,
+            "cg_iterations": 1,
+        }  # so much that the natural step points along the gradient
+    if isinstance(config, dapo.Config):
+        changes |= {
+            "soft_overlong": False,
+            "overlong_cache": 0,
+            "overlong_factor": 1.0,
+        }  # a price of length is no weight
+    return dataclasses.replace(config, **changes)
+
+
+def token_weights(
+    algorithm: Any, config: Any, problem: Problem, key: jax.Array
+) -> tuple[Array, Array, Array]:
+    """What one token weighs in the loss of an algorithm, by differentiating that loss.
+
+    Args:
+      algorithm: module with `make`.
+      config: its record.
+      problem: language; a policy whose responses are of several lengths.
+      key: consumed.
+
+    Returns:
+      Of each response, `[B]`: its length in tokens, its outcome, and |d loss / d log π| of its
+      tokens on average, up to a common factor.
+    """
+    batch = jax.eval_shape(lambda: problem.collect(*problem.init(key), key)[1])
+    instance = shifted(problem, batch.score.shape, batch.mask.shape[1])
+    optimizer = () if isinstance(config, npg.Config) else (optax.sgd(1.0),)
+    learner = algorithm.make(one_step(config), instance, *optimizer)
+    state, _ = jax.jit(lambda key: learner.step(learner.init(key)))(key)
+    weight = np.abs(np.asarray(state.params.policy[1], np.float64))
+    length = np.count_nonzero(weight, axis=1).astype(np.float64)  # no advantage is 0
+    outcome = np.asarray(outcomes(len(weight), max(batch.score.shape[1], 2)), np.float64)
+    return length, outcome, weight.sum(axis=1) / np.maximum(length, 1.0)
+
+
+def length_slope(length: Array, outcome: Array, weight: Array) -> float:
+    """Slope of log(weight of a token) over log(length of its response), by least squares with an intercept for each outcome.
+
+    −1: a token of a response twice as long weighs half; 0: all tokens weigh the same.
+
+    Example:
+      >>> length = np.array([1.0, 2.0, 4.0, 2.0])
+      >>> round(length_slope(length, np.array([0.0, 0.0, 1.0, 1.0]), 3.0 / length), 6)
+      -1.0
+    """
+    columns = np.stack([np.log(length), outcome == 0.0, outcome == 1.0], axis=1).astype(np.float64)
+    return float(np.linalg.lstsq(columns, np.log(weight), rcond=None)[0][0])
+
+
+def size_of(tree: PyTree) -> int:
+    """Bytes of the arrays (or shapes) of a tree; keys do not count."""
+    leaves = [
+        leaf
+        for leaf in jax.tree.leaves(tree)
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    ]
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def measure(result: Result, out: Path) -> dict[str, Any]:
+    """All cells of one run.
+
+    Args:
+      result: of the run.
+      out: folder of its folder.
+    """
+    records = earlier.read(language.SCRIPT, "out", str(out / result.name))
+    options, problem, config = records[""], records["problem"], records["config"]
+    algorithm = methods.ALGORITHMS[options.algorithm]
+    learner = language.build(records, algorithm, Placement(1, 1, 1)).learner
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    models = {
+        "policy": state.params.policy,
+        "critic": state.params.value,
+        "reference": state.reference_params,
+        "frozen": state.collector.replicated,
+    }
+    held = {name: size_of(tree) for name, tree in models.items() if jax.tree.leaves(tree)}
+    placement = parallel.choose(
+        options.devices, num_seeds=options.seeds, num_rows=problem.num_prompts, mesh=options.mesh
+    )
+    seeds = placement.num_seeds // placement.seed_devices  # of one device
+    first, last, iterations = (
+        result.rows[0],
+        result.rows[-1],
+        np.diff([row["iteration"] for row in result.rows]),
+    )
+    generated, useful = (
+        ablation.generated(result)[:, -1].mean(),
+        useful_steps(result, config, iterations),
+    )
+    _, kl = metrics.curve(result.rows, "kl")
+    return {
+        "models": held,
+        "optimizer bytes": size_of(state.opt_state),
+        "peak bytes": None
+        if first["memory/peak_bytes"] is None
+        else first["memory/peak_bytes"] / seeds,
+        "completions per iteration": problem.num_prompts * problem.group_size,
+        "samples per prompt": problem.group_size * line_mean(result, "generation_batches", 1.0),
+        "dead groups": line_mean(result, "dead_groups", None),
+        "tokens per useful step": generated / useful if useful else None,
+        "length slope": length_slope(
+            *token_weights(algorithm, config, untrained(records), jax.random.key(options.seed))
+        ),
+        "seconds per iteration": sum(row.get("time/seconds", 0.0) for row in result.rows)
+        / last["iteration"],
+        "tokens generated": generated,
+        "kl": [float(np.nanmean(kl)), float(np.nanmax(kl))],
+        "warm start": np.mean(first["greedy_accuracy"]),
+        "final accuracy": float(metrics.interquartile_mean(last["greedy_accuracy"])),
+    }
+
+
+def untrained(records: Mapping[str, Any]) -> Problem:
+    """The run's task with a policy that has learnt nothing yet, whose responses are of all lengths."""
+    task = tasks.TASKS[records[""].task].make(**vars(records["task"]))
+    policy, critic = (
+        records["model"].build(task.tokenizer.size, outputs=outputs) for outputs in (0, 1)
+    )
+    size = records["problem"].group_size
+    return language_lib.make_problem(
+        task, policy, critic=critic, num_prompts=max(64 // size, 1), group_size=size
+    )
+
+
+def line_mean(result: Result, metric: str, default: float | None) -> float | None:
+    """Mean over the lines and seeds of a metric; `default` where no line has it."""
+    _, values = metrics.curve(result.rows, metric)
+    return float(np.nanmean(values)) if values.size else default
+
+
+def known(values: Any) -> Array:
+    """Numbers of a line, `[S]`, with 0 for those that were not had."""
+    return np.nan_to_num(np.asarray(values, np.float64))
+
+
+def useful_steps(result: Result, config: Any, iterations: Array) -> float:
+    """Steps that moved the parameters, each counted by the share of its tokens that had an advantage; mean over seeds.
+
+    A seed without a number in a line (no step was tried, no token trained) adds nothing.
+    """
+    steps = vars(config).get("num_epochs", 1) * vars(config).get("num_minibatches", 1)
+    rows = result.rows[1:]
+    moved = "updates" if "updates" in rows[0] else "accepted"
+    taken = [known(row[moved]).mean() * known(row.get("signal", [1.0])).mean() for row in rows]
+    return float(np.sum(np.array(taken) * iterations) * steps)

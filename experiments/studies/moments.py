@@ -1,0 +1,172 @@
+"""Bias and variance of advantage estimators and of the policy gradients that they give: measured from segments, and exactly."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from segments import GROUPS, Array, Setting, Sums, total
+
+Statistics = dict[str, Array]
+Pair = tuple[Array, Array]
+
+
+class Cells(NamedTuple):
+    """Moments of Â − A given the state, the action and the position; for an unvisited cell NaN.
+
+    Attributes:
+      mean: `[C, E, T, S, A]`.
+      variance: `[C, E, T, S, A]`.
+      visits: `[T, S, A]`, their number; infinite where the moments are exact.
+    """
+
+    mean: Array
+    variance: Array
+    visits: Array
+
+
+def cells(setting: Setting, sums: Sums) -> Cells:
+    """The measured moments; variances are unbiased."""
+    count = sums.visits
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = sums.error / count
+        variance = (sums.square - count * np.square(mean)) / (count - 1)
+    variance = np.where(count > 1, np.maximum(variance, 0.0), np.nan)
+    return Cells(
+        *(x.reshape(*x.shape[:-1], *setting.logits.shape) for x in (mean, variance, count))
+    )
+
+
+def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: int) -> Cells:
+    """The same moments by enumeration, backwards from the last step of the sum Σ_l cˡ δ_{t+l}.
+
+    Args:
+      setting: the MDP, the policy and the critics.
+      mixtures: `[E]`, λ, so that c = γλ.
+      horizons: `[E]`, steps of the sum, no more than are left of the segment.
+      num_steps: T, of the segment.
+    """
+    transition, reward, _, gamma = (np.asarray(x) for x in setting.mdp)
+    policy, critics = np.asarray(setting.policy), np.asarray(setting.critics)
+    delta = (reward[:, :, None] + gamma * critics[:, None, None, :] - critics[:, :, None, None])[
+        :, None
+    ]
+    decay = gamma * mixtures[:, None, None, None]
+
+    def expected(x: Array) -> Array:
+        return np.einsum("sat,...sat->...sa", transition, x)
+
+    def following(x: Array) -> Array:
+        """Of the next step's state and action, and of the next state."""
+        return np.sum(policy * x, axis=-1)[:, :, None, None, :]
+
+    mean = square = np.zeros((len(critics), len(mixtures), *reward.shape))
+    means, squares = [], []
+    for _ in range(num_steps):
+        ahead = decay * following(mean)
+        square = expected(
+            np.square(delta) + 2 * delta * ahead + np.square(decay) * following(square)
+        )
+        mean = expected(delta + ahead)
+        means.append(mean)
+        squares.append(square)
+    left = np.minimum(horizons[:, None], num_steps - np.arange(num_steps)) - 1
+    chosen = np.arange(len(mixtures))[:, None]
+    mean, square = (np.stack(x, axis=2)[:, chosen, left] for x in (means, squares))
+    variance = np.maximum(square - np.square(mean), 0.0)
+    return Cells(mean - np.asarray(setting.advantage), variance, np.full(mean.shape[2:], np.inf))
+
+
+def scores(setting: Setting, moments: Cells) -> Statistics:
+    """Means over visits, squared, so that a bias that is not there is 0 on average, whatever its noise.
+
+    Returns:
+      `advantage_bias` of Â against A; `bias` and `rmse` of Â + V̂ against Q; `deviation` given
+      state, action and position.
+    """
+    policy = np.asarray(setting.policy)
+    often = np.asarray(setting.mdp.initial)[:, None] * policy
+    weights = np.where(
+        np.isinf(moments.visits), often, np.where(moments.visits > 1, moments.visits, 0.0)
+    )
+    weights = weights / weights.sum()
+    baseline = (np.asarray(setting.critics) - np.asarray(setting.value))[:, None, None, :, None]
+
+    def average(x: Array) -> Array:
+        return np.sum(weights * np.where(weights > 0, x, 0.0), axis=(-3, -2, -1))
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        noise = moments.variance / moments.visits
+    bias, variance = average(np.square(moments.mean + baseline) - noise), average(moments.variance)
+    advantage_bias = average(np.square(moments.mean) - noise)
+    return {
+        "advantage_bias": advantage_bias,
+        "bias": bias,
+        "deviation": variance,
+        "rmse": bias + variance,
+    }
+
+
+class GradientScores(NamedTuple):
+    """Of the policy gradient of one segment, relative to the squared norm of the exact one, `[C, E]`.
+
+    Attributes:
+      bias: squared.
+      variance: trace of the covariance.
+    """
+
+    bias: Array
+    variance: Array
+
+    def error(self, segments: float | Array) -> Array:
+        """Mean square relative error of the mean of so many segments."""
+        return np.maximum(self.bias, 0.0) + self.variance / segments
+
+    def segments(self, accuracy: float) -> Array:
+        """Segments for which the root of that is `accuracy`; infinite where the bias alone is more."""
+        slack = accuracy**2 - np.maximum(self.bias, 0.0)
+        return np.where(slack > 0, self.variance / np.where(slack > 0, slack, 1.0), np.inf)
+
+
+def gradient_scores(setting: Setting, sums: Sums) -> GradientScores:
+    """Measured from the segments' gradients."""
+    count = sums.visits[0].sum()
+    exact = np.asarray(setting.gradient).ravel()
+    mean = sums.gradient / count
+    variance = (sums.gradient_square - count * np.square(mean).sum(-1)) / (count - 1)
+    bias = np.square(mean - exact).sum(-1) - variance / count
+    return GradientScores(bias / (exact @ exact), variance / (exact @ exact))
+
+
+def gradient_bias(setting: Setting, moments: Cells) -> Array:
+    """Expected policy gradient less the exact one, `[C, E, S·A]`, from the exact moments."""
+    policy = np.asarray(setting.policy)
+    error = moments.mean.mean(axis=2)
+    centred = error - np.sum(policy * error, axis=-1, keepdims=True)
+    bias = np.asarray(setting.mdp.initial)[:, None] * policy * centred
+    return bias.reshape(*bias.shape[:2], -1)
+
+
+def exact_scores(setting: Setting, mixtures: Array, horizons: Array, num_steps: int) -> Statistics:
+    """Roots of the `scores` of `exact_cells`, and the relative `gradient_bias`."""
+    moments = exact_cells(setting, mixtures, horizons, num_steps)
+    bias = gradient_bias(setting, moments)
+    squared = scores(setting, moments) | {
+        "gradient_bias": np.square(bias).sum(-1) / np.square(setting.gradient).sum()
+    }
+    return {name: np.sqrt(x) for name, x in squared.items()}
+
+
+def jackknife(statistic: Callable[[Sums], Statistics], sums: Sums) -> dict[str, Pair]:
+    """Root of each statistic of all segments, and its standard error from leaving out one group at a time."""
+    whole = total(sums)
+    others = [
+        statistic(Sums(*(x - y[i] for x, y in zip(whole, sums, strict=True))))
+        for i in range(GROUPS)
+    ]
+    pairs = {}
+    for name, squared in statistic(whole).items():
+        error = np.sqrt((GROUPS - 1) * np.var([other[name] for other in others], axis=0))
+        centre = np.maximum(squared, 0.0)
+        # Upwards only, which is finite at 0 too.
+        pairs[name] = np.sqrt(centre), np.sqrt(centre + error) - np.sqrt(centre)
+    return pairs

@@ -1,0 +1,194 @@
+"""Segments of a tabular MDP, and what every advantage estimator makes of them under several critics."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tabular
+from tabular import MDP
+
+from jaxrl_po import advantages, losses
+from jaxrl_po.distributions import Categorical
+
+Array = np.ndarray[Any, Any]
+
+GROUPS = 16  # of segments; the standard errors are their jackknife
+
+
+class Grid(NamedTuple):
+    """The estimators, in this order: Monte Carlo, A3C(k), GAE(λ); all are Σ_l cˡ δ_{t+l} over n steps or to the segment's end.
+
+    Attributes:
+      num_steps: T, of a segment.
+      ks: of A3C(k), which is the n-step estimator with n = k + 1.
+      lambdas: of GAE.
+    """
+
+    num_steps: int
+    ks: tuple[int, ...]
+    lambdas: tuple[float, ...]
+
+    def names(self) -> list[str]:
+        """`[E]`."""
+        return [
+            "MC",
+            *(f"A3C({k})" for k in self.ks),
+            *(f"GAE({lambda_:g})" for lambda_ in self.lambdas),
+        ]
+
+    def mixtures(self) -> Array:
+        """λ, so that c = γλ, `[E]`."""
+        return np.array([*(1.0 for _ in range(1 + len(self.ks))), *self.lambdas])
+
+    def horizons(self) -> Array:
+        """n, `[E]`."""
+        return np.array(
+            [self.num_steps, *(k + 1 for k in self.ks), *(self.num_steps for _ in self.lambdas)]
+        )
+
+
+class Setting(NamedTuple):
+    """A policy in an MDP, and what is known of them exactly.
+
+    Attributes:
+      mdp: its first state is drawn from the stationary distribution.
+      logits: `[S, A]`, of the policy.
+      policy: `[S, A]`, its probabilities.
+      value: `[S]`.
+      advantage: `[S, A]`.
+      gradient: `[S, A]`, (1 − γ) ∇J.
+      critics: `[C, S]`, in the order of `CRITICS`.
+    """
+
+    mdp: MDP
+    logits: jax.Array
+    policy: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    gradient: jax.Array
+    critics: jax.Array
+
+
+@jax.jit
+def solve(mdp: MDP, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """V `[S]`, A `[S, A]` and (1 − γ) ∇J `[S, A]` of the softmax policy."""
+    policy = jax.nn.softmax(logits)
+    gradient = (1 - mdp.gamma) * tabular.policy_gradient(mdp, logits)
+    return tabular.value(mdp, policy), tabular.advantage(mdp, policy), gradient
+
+
+def stationary_distribution(transition: Array) -> Array:
+    """`d = d P`, `[S]`, of a chain `[S, S]` that has one."""
+    size = len(transition)
+    equations = np.vstack([transition.T - np.eye(size), np.ones(size)])
+    return np.linalg.lstsq(equations, np.eye(size + 1)[-1], rcond=None)[0]
+
+
+class Sums(NamedTuple):
+    """Of all segments of a group; a cell is a position, a state and an action.
+
+    Attributes:
+      visits: `[T, S·A]`, of a cell.
+      error: `[C, E, T, S·A]`, of Â − A.
+      square: `[C, E, T, S·A]`, of (Â − A)².
+      gradient: `[C, E, S·A]`, of a segment's policy gradient.
+      gradient_square: `[C, E]`, of its squared norm.
+    """
+
+    visits: Any
+    error: Any
+    square: Any
+    gradient: Any
+    gradient_square: Any
+
+
+def sample(
+    mdp: MDP, logits: jax.Array, num_steps: int, key: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """States, actions and next states of one segment, each `[T]`; consumes `key`."""
+
+    def step(
+        state: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+        action_key, state_key = jax.random.split(key)
+        action = Categorical(logits[state]).sample(action_key)
+        following = Categorical(jnp.log(mdp.transition[state, action])).sample(state_key)
+        return following, (state, action, following)
+
+    first_key, key = jax.random.split(key)
+    first = Categorical(jnp.log(mdp.initial)).sample(first_key)
+    return jax.lax.scan(step, first, jax.random.split(key, num_steps))[1]
+
+
+def estimates(
+    reward: jax.Array, value: jax.Array, next_value: jax.Array, gamma: jax.Array, grid: Grid
+) -> jax.Array:
+    """Â of one segment by every estimator, `[E, T]`."""
+    off = jnp.zeros(reward.shape, bool)
+    stream = reward, next_value, off, off
+    returns = [
+        advantages.discounted_returns(*stream, gamma=gamma),
+        *(advantages.n_step_returns(*stream, gamma=gamma, n=k + 1) for k in grid.ks),
+    ]
+    generalised = jax.vmap(
+        lambda lambda_: advantages.gae(
+            reward, value, next_value, off, off, gamma=gamma, lambda_=lambda_
+        ),
+    )(jnp.array(grid.lambdas))
+    return jnp.concatenate([jnp.stack(returns) - value[None, :], generalised])
+
+
+@functools.partial(jax.jit, static_argnames=("grid", "num_samples"))
+def measure(setting: Setting, key: jax.Array, *, grid: Grid, num_samples: int) -> Sums:
+    """Samples segments and sums what every estimator makes of them under every critic.
+
+    Args:
+      setting: the MDP, the policy and the critics.
+      key: consumed.
+      grid: the estimators.
+      num_samples: segments, a multiple of `GROUPS`.
+
+    Returns:
+      One for each group, leaves `[GROUPS, …]`.
+    """
+    mdp, logits = setting.mdp, setting.logits
+
+    def gradient(state: jax.Array, action: jax.Array, advantage: jax.Array) -> jax.Array:
+        def loss(logits: jax.Array) -> jax.Array:
+            return losses.policy_gradient(
+                Categorical(logits[state]).log_prob(action), advantage
+            ).mean()
+
+        return -jax.grad(loss)(logits).ravel()
+
+    def group(key: jax.Array) -> Sums:
+        keys = jax.random.split(key, num_samples // GROUPS)
+        state, action, following = jax.vmap(lambda key: sample(mdp, logits, grid.num_steps, key))(
+            keys
+        )
+        reward, advantage = mdp.reward[state, action], setting.advantage[state, action]
+        cell = jax.nn.one_hot(state * logits.shape[1] + action, logits.size, dtype=reward.dtype)
+
+        def under(critic: jax.Array) -> tuple[jax.Array, ...]:
+            made = jax.vmap(estimates, in_axes=(0, 0, 0, None, None))(
+                reward, critic[state], critic[following], mdp.gamma, grid
+            )
+            error = made - advantage[:, None, :]
+            gradients = jax.vmap(jax.vmap(gradient, in_axes=(None, None, 0)))(state, action, made)
+            return (
+                jnp.einsum("net,ntc->etc", error, cell),
+                jnp.einsum("net,ntc->etc", jnp.square(error), cell),
+                gradients.sum(0),
+                jnp.square(gradients).sum((0, 2)),
+            )
+
+        return Sums(cell.sum(0), *jax.lax.map(under, setting.critics))
+
+    return jax.lax.map(group, jax.random.split(key, GROUPS))
+
+
+def total(sums: Sums) -> Sums:
+    """Of all groups."""
+    return Sums(*(x.sum(0) for x in sums))

@@ -1,0 +1,336 @@
+"""Checkpoints of a training state: written in the background, complete or absent, and verified when they are read.
+
+A thin layer over orbax. A state is stored as a dict from the path of each leaf to a host array;
+typed PRNG keys are stored as their words, and arrays of size zero, which orbax refuses, are rebuilt
+from the state that is asked for. Checksums of the files are written last: a checkpoint without them
+was not finished, one that differs from them is damaged and never handed to orbax.
+
+Of several processes all take part in saving, the first writes, and all read. A state is stored with
+its global shapes, so that it can be loaded onto another number of devices and processes.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import orbax.checkpoint as ocp
+
+from jaxrl_po.run import processes
+from jaxrl_po.run.folder import reason
+from jaxrl_po.run.metrics import write_atomically
+from jaxrl_po.types import PyTree
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+CHECKSUMS = "checksums.json"
+ITEM = "default"  # the folder that orbax gives to a single item
+
+
+class CheckpointError(Exception):
+    """Saved states exist, but none can be used."""
+
+
+class SaveError(OSError):
+    """A state could not be written; those that were saved before it are as they were."""
+
+
+class Store:
+    """A folder of checkpoints, numbered by iteration; the newest `keep` stay.
+
+    Args:
+      folder: where; made if absent, and what a killed run left unfinished there is cleared.
+      keep: how many stay. Two or more let a run survive a damaged newest one.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp
+      >>> with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
+      ...     store.save(3, {"w": jnp.arange(2.0)})
+      ...     store.load({"w": jnp.zeros(2)})
+      (3, {'w': Array([0., 1.], dtype=float32)})
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2):
+        logging.getLogger("absl").setLevel(
+            logging.CRITICAL
+        )  # orbax logs at length what is told here in a line
+        self._folder = folder.absolute()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        here = jax.process_index()
+        options = ocp.CheckpointManagerOptions(
+            create=False,
+            read_only=not processes.is_writer(),
+            enable_async_checkpointing=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=here,  # each process by itself: none waits for another
+                active_processes={here},
+            ),
+        )
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        self._keep = keep
+        self._clear_unfinished()
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._written: Future[None] | None = None
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def iterations(self) -> list[int]:
+        """Iterations at which there is a checkpoint, ascending."""
+        self.wait_until_finished()
+        return list(processes.decide(self._steps))
+
+    def _steps(self) -> list[int]:
+        return sorted(self._manager.all_steps())
+
+    def save(self, iteration: int, state: PyTree, *, after: "Store | None" = None) -> None:
+        """Copies `state` to the host and writes it in the background; the state may be donated right away.
+
+        Args:
+          iteration: its number.
+          state: the training state.
+          after: what is being saved there must be on disk first.
+        """
+        arrays = to_host(state)
+        self.wait_until_finished()
+        if processes.is_writer():
+            self._written = self._writer.submit(
+                self._write, iteration, arrays, None if after is None else after._written
+            )
+
+    def _write(self, iteration: int, arrays: Arrays, first: Future[None] | None) -> None:
+        if first is not None:
+            first.result()
+        step = self._folder / str(iteration)
+        try:
+            if iteration in self._manager.all_steps():
+                self._manager.delete(iteration)
+            self._manager.save(iteration, args=ocp.args.StandardSave(arrays), force=True)
+            write_atomically(step / CHECKSUMS, json.dumps(checksums(step / ITEM)))
+            steps = self._steps()
+            kept = [each for each in steps if each <= iteration][-self._keep :]
+            for each in set(steps).difference(
+                kept
+            ):  # only now: until here it may have been the newest that is intact
+                self._manager.delete(each)
+        except (OSError, ValueError) as error:  # tensorstore tells of a full disk by a ValueError
+            self._clear_unfinished()
+            raise SaveError(f"checkpoint {step} cannot be written: {reason(error)}") from error
+
+    def _clear_unfinished(self) -> None:
+        if processes.is_writer():
+            for path in self._folder.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def wait_until_finished(self) -> None:
+        """Waits until what was saved is on disk; raises what went wrong there."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+    def load(
+        self, like: PyTree, *, tell: Callable[[str], None] = print
+    ) -> tuple[int, PyTree] | None:
+        """The newest checkpoint that is intact; those after it are told of and dropped.
+
+        Args:
+          like: a state, or `jax.ShapeDtypeStruct`s (with shardings), of the structure that is
+            wanted.
+          tell: is given one line for each checkpoint that cannot be used.
+
+        Returns:
+          `(iteration, state)`, placed as `like` is, or None when nothing was ever saved completely.
+
+        Raises:
+          CheckpointError: all are damaged (they stay), or the newest intact one holds other shapes.
+        """
+        self.wait_until_finished()
+        newest = processes.decide(lambda: self._drop_damaged(tell), CheckpointError)
+        self._manager.reload()
+        return None if newest is None else (newest, from_host(self.read(newest), like))
+
+    def _drop_damaged(self, tell: Callable[[str], None]) -> int | None:
+        """Drops what is newer than the newest intact checkpoint, and returns the iteration of that one."""
+        found = {
+            iteration: condition_of(self._folder / str(iteration)) for iteration in self._steps()
+        }
+        intact = [iteration for iteration, condition in found.items() if condition == "intact"]
+        if not intact and "damaged" in found.values():
+            raise CheckpointError(
+                f"no checkpoint in {self._folder} is intact: {sorted(found)} are damaged"
+            )
+        newest = max(intact, default=None)
+        for iteration, condition in found.items():
+            if newest is None or iteration > newest:
+                tell(f"checkpoint {self._folder / str(iteration)} is {condition} and dropped")
+                shutil.rmtree(self._folder / str(iteration))
+        return newest
+
+    def read(self, iteration: int) -> Arrays:
+        """The stored arrays of one checkpoint, by the path of their leaf."""
+        return dict(self._manager.restore(iteration, args=ocp.args.StandardRestore()))
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        self._writer.shutdown()
+        self._manager.close()
+        self.wait_until_finished()
+
+
+def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
+    """The newest intact checkpoint of a folder, in which nothing is changed: another process may be writing there.
+
+    Args:
+      folder: of a `Store`; it may be absent.
+      like: see `Store.load`.
+
+    Returns:
+      `(iteration, state)`, placed as `like` is, or None when none is intact.
+
+    Raises:
+      CheckpointError: it holds other shapes.
+    """
+    found = _peek_arrays(folder)
+    return None if found is None else (found[0], from_host(found[1], like))
+
+
+def peek_policy(folder: Path, like: PyTree, *, seed_index: int) -> PyTree | None:
+    """The policy's parameters of one seed in the newest intact checkpoint of a folder, in which nothing is changed.
+
+    Args:
+      folder: of a `Store` of stacked training states; it may be absent.
+      like: parameters, or `jax.ShapeDtypeStruct`s, of the structure that is wanted.
+      seed_index: which of the seeds.
+
+    Returns:
+      The parameters, or None when no checkpoint is intact.
+
+    Raises:
+      CheckpointError: it holds other shapes.
+    """
+    found, policy = _peek_arrays(folder), ".params.policy"
+    if found is None:
+        return None
+    arrays = {
+        name.removeprefix(policy): array
+        for name, array in found[1].items()
+        if name.startswith(policy)
+    }
+    return from_host({name: array[seed_index] for name, array in arrays.items()}, like)
+
+
+def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
+    for iteration in sorted(
+        (int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True
+    ):
+        with tempfile.TemporaryDirectory() as copy:
+            with contextlib.suppress(OSError):  # its writer may be dropping it
+                shutil.copytree(folder / str(iteration), Path(copy) / str(iteration))
+            if condition_of(Path(copy) / str(iteration)) == "intact":
+                with Store(Path(copy)) as store:
+                    return iteration, store.read(iteration)
+    return None
+
+
+def newest_intact(folder: Path) -> int | None:
+    """The iteration of the newest intact checkpoint of a folder, in which nothing is changed; None where there is none."""
+    found = sorted(
+        (int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True
+    )
+    return next(
+        (iteration for iteration in found if condition_of(folder / str(iteration)) == "intact"),
+        None,
+    )
+
+
+def condition_of(step: Path) -> str:
+    """Whether the folder of one checkpoint is `intact`, `unfinished` or `damaged`."""
+    try:
+        expected = json.loads((step / CHECKSUMS).read_text())
+    except FileNotFoundError:
+        return "unfinished"
+    except (OSError, ValueError):
+        return "damaged"
+    return "intact" if checksums(step / ITEM) == expected else "damaged"
+
+
+def checksums(folder: Path) -> dict[str, int]:
+    """CRC-32 of each file below `folder`, by relative path; any single flipped bit changes it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key_impl(leaf: Any) -> Any:
+    """The random-number generator of a key, or of the shape of one."""
+    impls: list[Any] = []
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), leaf)
+    return impls[0]
+
+
+def to_host(state: PyTree) -> Arrays:
+    """Path to array, for every leaf of non-zero size: copies, since a donated buffer is overwritten."""
+    words = {
+        name: jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        for name, leaf in _named(state).items()
+    }
+    return {name: processes.whole(leaf) for name, leaf in words.items() if leaf.size}
+
+
+def from_host(arrays: Arrays, like: PyTree) -> PyTree:
+    """The inverse of `to_host`: leaves in the structure, the dtypes and the placement of `like`.
+
+    Raises:
+      CheckpointError: names a leaf that is missing, left over, or of another shape.
+    """
+    left = dict(arrays)
+    if any(name.startswith(".actor.") for name in left):
+        raise CheckpointError(
+            "the checkpoint is of a version before 0.2, whose states had other names: "
+            "--init_from reads its policy, and all else needs that version"
+        )
+
+    def restore(path: Any, leaf: Any) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        shape = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        array = left.pop(name, None) if shape.size else np.zeros(shape.shape, shape.dtype)
+        if array is None or array.shape != shape.shape or array.dtype != shape.dtype:
+            held = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            raise CheckpointError(
+                f"the checkpoint holds {held} for {name}, where "
+                f"{shape.dtype}{list(shape.shape)} is wanted"
+            )
+        placed = processes.place(array, getattr(leaf, "sharding", None))
+        return jax.random.wrap_key_data(placed, impl=_key_impl(leaf)) if _is_key(leaf) else placed
+
+    state = jax.tree_util.tree_map_with_path(restore, like)
+    if left:
+        raise CheckpointError(f"the checkpoint holds {next(iter(left))}, which is not wanted")
+    return state

@@ -1,0 +1,1 @@
+"""The commands of `jaxrl-po`, one module each."""

@@ -1,0 +1,194 @@
+"""Trains a method on a gymnax environment: `jaxrl-po control --env=CartPole-v1 --out=runs/first`."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import config, control, losses
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.control.evaluation import Evaluate
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.masked import Mean
+from jaxrl_po.run import flags, jobs, launch, methods
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.options import Options as RunOptions
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.plotting import Series
+from jaxrl_po.types import Problem, Samples
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+class Sampling(NamedTuple):
+    """A way to collect.
+
+    Attributes:
+      settings: record of `--problem.*`.
+      build: `(env, settings, axis_name) -> Problem`.
+      rows: settings to what is sharded over devices.
+      steps: settings and the number of discrete actions to the environment steps of one iteration,
+        every one that is simulated.
+    """
+
+    settings: type
+    build: Callable[..., Problem]
+    rows: Callable[[Any], int]
+    steps: Callable[[Any, int], int]
+
+
+SAMPLINGS = {
+    "path": Sampling(
+        control.Settings,
+        control.from_settings,
+        lambda s: s.num_envs,
+        lambda s, _: s.num_envs * s.num_steps,
+    ),
+    "groups": Sampling(
+        control.GroupSettings,
+        control.groups_from_settings,
+        lambda s: s.num_prompts,
+        lambda s, _: s.num_prompts * s.group_size * s.num_steps,
+    ),
+    "vine": Sampling(
+        control.VineSettings,
+        control.vine_from_settings,
+        lambda s: s.num_envs,
+        control.VineSettings.steps,
+    ),
+}
+
+
+@config.record
+class Options(RunOptions):
+    """The run as a whole."""
+
+    env: str = static("CartPole-v1", "a registered gymnax environment")
+    sampling: str = static(
+        "auto",
+        (
+            "rollouts that run on (path), episodes in groups from one state (groups), or "
+            "branches from visited states (vine); auto is groups for the methods without a "
+            "critic, else path"
+        ),
+        choices=("auto", *SAMPLINGS),
+    )
+    eval_episodes: int = static(
+        32, "greedy episodes of one evaluation of one seed", unit="episodes", within=COUNT
+    )
+
+
+def sampling(options: Options) -> Sampling:
+    """The way to collect that the options ask for."""
+    default = "groups" if options.algorithm in methods.IN_GROUPS else "path"
+    return flags.lookup(
+        "sampling", default if options.sampling == "auto" else options.sampling, SAMPLINGS
+    )
+
+
+def tuned(options: Options) -> Mapping[str, Any]:
+    """Flags to the values that a sweep found for this method on this environment; none where there was no sweep."""
+    path = CONFIGS / options.algorithm / f"{options.env}.json"
+    return json.loads(path.read_text())["flags"] if path.exists() else {}
+
+
+def defaults(options: Options) -> Mapping[str, Any]:
+    """What a sweep found; and an episode that lasts to the time limit is no overlong answer."""
+    overlong = (
+        {"config.overlong_filtering": False, "config.soft_overlong": False}
+        if options.algorithm == "dapo"
+        else {}
+    )
+    return {**overlong, **tuned(options)}
+
+
+def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:
+    """TRPO eq. 18 over the branches of each state, rows `[N · K]`."""
+    rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
+    of_states = jax.vmap(losses.self_normalized_surrogate)(*(x.reshape(-1, branches) for x in rows))
+    return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
+
+
+def make_env(name: str) -> Any:
+    """A registered environment."""
+    import gymnax  # here, because it starts the backend, whose devices are chosen first
+
+    flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
+    return gymnax.make(name)[0]
+
+
+def build_problem(records: Mapping[str, Any], axis_name: str | None) -> tuple[Any, Problem]:
+    """The environment and the problem that it makes."""
+    options = records[""]
+    env = make_env(options.env)
+    return env, sampling(options).build(env, records["problem"], axis_name=axis_name)
+
+
+def steps(records: Mapping[str, Any]) -> int:
+    """Environment steps of one iteration of one seed."""
+    options = records[""]
+    return sampling(options).steps(
+        records["problem"], control.adapt(make_env(options.env)).num_actions
+    )
+
+
+def greedy(evaluate: Evaluate) -> Evaluate:
+    """The same evaluation under the names of its metrics."""
+    return lambda params, collector, key: {
+        f"greedy_{name}": value for name, value in evaluate(params, collector, key).items()
+    }
+
+
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
+    """The method on the environment."""
+    options, settings = records[""], records["problem"]
+    for name in ("overlong_filtering", "soft_overlong"):
+        if vars(records["config"]).get(name):
+            raise UsageError(
+                f"--config.{name} must be false on control: an episode that reaches its "
+                "time limit is not too long"
+            )
+    env, problem = build_problem(records, placement.axis_name)
+    make = algorithm.make
+    if (
+        options.algorithm in ("npg", "trpo")
+        and options.sampling == "vine"
+        and settings.num_branches
+    ):
+        make = functools.partial(
+            make, surrogate=functools.partial(self_normalized, settings.num_branches)
+        )
+    return jobs.Experiment(
+        learner=make(
+            dataclasses.replace(records["config"], axis_name=placement.axis_name), problem
+        ),
+        evaluate=greedy(control.make_evaluate(env, problem, num_episodes=options.eval_episodes)),
+        score="greedy_return",
+    )
+
+
+SCRIPT = launch.Script(
+    name="control",
+    summary="Trains a method of policy optimisation on a gymnax environment.",
+    options=Options,
+    defaults=defaults,
+    sections=lambda options: {"problem": sampling(options).settings},
+    rows=lambda records: sampling(records[""]).rows(records["problem"]),
+    steps=steps,
+    shards_params=lambda options: False,
+    build=build,
+    title=lambda records: f"{records[''].algorithm} on {records[''].env}",
+    unit="environment steps",
+    curves=(Series("episode_return", "training"), Series("greedy_return", "greedy")),
+    y_label="return",
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    return launch.main(SCRIPT, argv)

@@ -1,0 +1,116 @@
+"""Evaluates the policies of a run again: `jaxrl-po evaluate --run=runs/first --size=1024`.
+
+Every seed of the run is evaluated, greedily, at one iteration for all: that of the best mean score
+over seeds, or the latest. Episodes or held-out prompts follow from `--seed` and so differ from
+those by which the best checkpoint was chosen: its own score is flattered. Leaves `evaluation.json`
+in the folder of the run, or `--out`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.config import NON_NEGATIVE, static
+from jaxrl_po.run import earlier, flags, folder, launch, metrics
+from jaxrl_po.run.commands import control, language
+
+SCRIPTS = (control.SCRIPT, language.SCRIPT)
+SIZES = {
+    "control": "eval_episodes",
+    "language": "eval_prompts",
+}  # the flags that say how much is evaluated
+
+Scores = dict[str, np.ndarray[Any, Any]]
+
+
+class Found(NamedTuple):
+    """What an evaluation found.
+
+    Attributes:
+      title: what ran on what.
+      iteration: of the checkpoint.
+      scores: name to the mean of each seed `[S]`.
+    """
+
+    title: str
+    iteration: int
+    scores: Scores
+
+
+@config.record
+class Options:
+    """What is to be evaluated."""
+
+    run: str = static("", "folder of a run of jaxrl-po control or jaxrl-po language")
+    out: str = static("", "the file; empty is evaluation.json in the folder of the run")
+    checkpoint: str = static(
+        "best", f"whose parameters are evaluated; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+    )
+    size: int = static(
+        0,
+        "episodes or held-out prompts of each seed; 0 is as many as in the run",
+        within=NON_NEGATIVE,
+    )
+    seed: int = static(1, "of the evaluation's random numbers", within=NON_NEGATIVE)
+
+
+def evaluate(options: Options, script: launch.Script, records: dict[str, Any]) -> Found:
+    """Evaluates every seed of the run."""
+    if options.size:
+        records[""] = dataclasses.replace(records[""], **{SIZES[script.name]: options.size})
+    experiment, iteration, state = earlier.state(
+        script, records, "run", options.run, options.checkpoint
+    )
+    key = jax.random.key(options.seed)
+    values = jax.jit(
+        jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key))
+    )(state)
+    scores = {
+        name: np.asarray(value).reshape(records[""].seeds, -1).mean(axis=1)
+        for name, value in values.items()
+    }
+    return Found(script.title(records), iteration, scores)
+
+
+def table(scores: Scores) -> str:
+    """One line for each quantity: mean, interquartile mean with its 95 % interval, and the worst seed."""
+    lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
+    for name, values in scores.items():
+        low, high = metrics.bootstrap_interval([values])
+        middle = (
+            f"{float(metrics.interquartile_mean(values)):.4g} [{float(low):.4g}, {float(high):.4g}]"
+        )
+        lines.append(f"{name:>28} {values.mean():>10.4g} {middle:>32} {values.min():>10.4g}")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    options = flags.ask(
+        argv, "jaxrl-po evaluate", "Evaluates the policies of a run again.", Options
+    )
+    if options is None:
+        return 0
+    script, records = earlier.read_any(SCRIPTS, "run", options.run)
+    path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
+    title, iteration, scores = evaluate(options, script, records)
+    print(f"{title}, {options.checkpoint} checkpoint (iteration {iteration}), {options.run}")
+    print(table(scores), end="")
+    lists = {name: values.tolist() for name, values in scores.items()}
+    with folder.writing(path):
+        folder.write_json(
+            path,
+            {
+                "options": flags.flatten({"": options}),
+                "run": title,
+                "iteration": iteration,
+                **lists,
+            },
+        )
+    print(f"see {path}")
+    return 0

@@ -1,0 +1,405 @@
+"""Trains a transformer on a verifiable task: `jaxrl-po language --task=addition --out=runs/addition`."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_po import config, language
+from jaxrl_po.algorithms import dapo
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, number, static
+from jaxrl_po.language.transformer import LOGICAL_AXES
+from jaxrl_po.run import (
+    checkpoint,
+    earlier,
+    flags,
+    jobs,
+    launch,
+    methods,
+    programs,
+    scoring,
+    sharding,
+)
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.options import Options as RunOptions
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.plotting import Series
+from jaxrl_po.run.tasks import TASKS
+from jaxrl_po.types import Problem
+
+VERIFIER, MODEL = "verifier", "model"
+
+
+@config.record
+class Options(RunOptions):
+    """The run as a whole."""
+
+    task: str = static("addition", f"one of {', '.join(TASKS)}")
+    init_from: str = static(
+        "",
+        (
+            "folder of an earlier run of this script, at whose latest policy (of its first "
+            "seed) every seed starts; empty for none"
+        ),
+    )
+    reward: str = static(
+        VERIFIER,
+        (
+            f"what is optimised: `{VERIFIER}`, the task's own; `{MODEL}`, fitted to its "
+            "comparisons (--reward_model.*, --preferences.*); or Python functions that score "
+            "completions, as in rewards.py:nearly,package.module:other"
+        ),
+    )
+    eval_prompts: int = static(
+        512, "held-out prompts of one evaluation of one seed", unit="prompts", within=COUNT
+    )
+    eval_samples: int = static(
+        0,
+        "samples of each held-out prompt, for avg@n and pass@k; 0 evaluates greedily only",
+        unit="samples",
+        within=NON_NEGATIVE,
+    )
+    reward_weights: str = static("", "their weights, as in 1,0.2; empty weighs each 1")
+    reward_accuracy: str = static(
+        "",
+        (
+            "the function whose score is the accuracy, and decides which groups are "
+            "informative; empty takes the first"
+        ),
+    )
+    reward_timeout: float = number(
+        60.0, "one call of a function must return within", unit="seconds", within=POSITIVE
+    )
+    shard_params: bool = static(
+        False,
+        (
+            "cut parameters, reference and optimizer state over the devices of the data axis, "
+            "in place of copying them"
+        ),
+    )
+    show: int = static(
+        4,
+        (
+            "held-out prompts of the first seed whose completions, greedy and sampled, each "
+            "evaluation adds to samples.jsonl"
+        ),
+        unit="prompts",
+        within=NON_NEGATIVE,
+    )
+
+
+def initial_policy(
+    records: Mapping[str, Any], task: language.Task, policy: language.Transformer
+) -> Any:
+    """The parameters that `--init_from` names.
+
+    Raises:
+      UsageError: its vocabulary or its model is another one, or no checkpoint is intact.
+    """
+    run = records[""].init_from
+    settings = earlier.read(SCRIPT, "init_from", run)
+    tokenizer = TASKS[settings[""].task].make(**vars(settings["task"])).tokenizer
+    if tokenizer != task.tokenizer:
+        raise UsageError(
+            f"--init_from={run} must have the vocabulary of --task={records[''].task}, "
+            f"{task.tokenizer.characters!r}; it was trained on {settings[''].task}, "
+            f"{tokenizer.characters!r}"
+        )
+    for name, mine in vars(records["model"]).items():
+        its = vars(settings["model"])[name]
+        if mine != its and name not in ("dtype", "remat"):  # how it is computed, not what it is
+            raise UsageError(
+                f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
+            )
+    with earlier.blame("init_from", run):
+        found = checkpoint.peek_policy(
+            Path(run) / "checkpoints" / "latest", policy.parameter_shapes(), seed_index=0
+        )
+    if found is None:
+        raise UsageError(
+            f"--init_from={run} holds no intact checkpoint; wait for one or choose another run"
+        )
+    return found
+
+
+def functions(options: Options) -> list[str]:
+    """The functions that score on the host: those of `--reward`, or those that belong to the task."""
+    own = TASKS[options.task].reward if options.task in TASKS else ""
+    sources = {VERIFIER: own, MODEL: ""}.get(options.reward, options.reward)
+    return [source for source in sources.split(",") if source]
+
+
+def host_score(
+    options: Options, task: language.Task, placement: Placement
+) -> scoring.HostScore | None:
+    """The functions of `--reward`, or those that belong to the task; None where its verifier is in the program.
+
+    Raises:
+      ConfigError, UsageError: they do not suit; none is loaded.
+    """
+    sources = functions(options)
+    for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
+        config.require(options, name, bool(sources), "reward names functions")
+    if options.reward == MODEL and TASKS[options.task].reward:
+        raise UsageError(
+            f"--reward={MODEL} must be fitted to a verifier in the program; "
+            f"--task={options.task} has none"
+        )
+    if not sources:
+        return None
+    if not all(":" in source for source in sources):
+        near = flags.suggest(options.reward, (VERIFIER, MODEL))
+        raise UsageError(
+            f"--reward={options.reward} must be {VERIFIER}, {MODEL}, or functions such as "
+            f"rewards.py:nearly{near}"
+        )
+    if options.distributed:
+        raise UsageError(
+            "--reward must be left out with --distributed: completions are scored in one process"
+        )
+    if placement.cuts_params:
+        raise UsageError(
+            "--reward must be left out where parameters are cut over devices "
+            "(--shard_params, model in --mesh)"
+        )
+    weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)
+    if len(weights) != len(sources):
+        raise UsageError(
+            f"--reward_weights={options.reward_weights} must be {len(sources)} numbers, one "
+            "for each function"
+        )
+    try:
+        rewards = [
+            scoring.Reward(source, float(weight))
+            for source, weight in zip(sources, weights, strict=True)
+        ]
+    except ValueError:
+        raise UsageError(
+            f"--reward_weights must be numbers such as 1,0.2, got {options.reward_weights!r}"
+        ) from None
+    return scoring.HostScore(
+        rewards, task, accuracy=options.reward_accuracy, timeout=float(options.reward_timeout)
+    )
+
+
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
+    """The method on the task, with a policy and, where the method reads one, a critic of its size."""
+    options, settings, model = records[""], records["problem"], records["model"]
+    task = TASKS[options.task].make(**vars(records["task"]))
+    rewarded = host_score(options, task, placement)
+    policy, critic = model.build(task.tokenizer.size), model.build(task.tokenizer.size, outputs=1)
+    if placement.cuts_params:
+        require_shares(model, placement)
+        policy, critic = (
+            each.clone(constrain=sharding.rows_over_data(placement)) for each in (policy, critic)
+        )
+    if (
+        not settings.max_new_tokens
+        and isinstance(records["config"], dapo.Config)
+        and records["config"].soft_overlong
+    ):
+        settings = dataclasses.replace(
+            settings, max_new_tokens=language.rewards.budget_with_room(task.answer_length)
+        )
+    problem = language.make_problem(
+        task,
+        policy,
+        **vars(settings),
+        verify=rewarded is None,
+        critic=None if options.algorithm in methods.IN_GROUPS else critic,
+        initial=initial_policy(records, task, policy) if options.init_from else None,
+        warm=records["warm_start"],
+        axis_name=placement.axis_name,
+    )
+    if options.reward == MODEL:
+        problem = with_reward_model(problem, records, task, policy)
+    decoding = {
+        "max_new_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "top_k": settings.top_k,
+        "top_p": settings.top_p,
+    }
+    return jobs.Experiment(
+        learner=algorithm.make(
+            dataclasses.replace(records["config"], axis_name=placement.axis_name), problem
+        ),
+        evaluate=language.make_evaluate(
+            task,
+            policy,
+            num_prompts=options.eval_prompts,
+            num_samples=options.eval_samples,
+            **decoding,
+        ),
+        score="greedy_accuracy",
+        initial="warm_start_accuracy",
+        examples=programs.Examples(
+            language.make_describe(task, policy, num_prompts=options.show, **decoding),
+            functools.partial(language.render, task),
+        )
+        if options.show
+        else None,
+        axes=LOGICAL_AXES,
+        rewarded=rewarded,
+    )
+
+
+def with_reward_model(
+    problem: Problem, records: Mapping[str, Any], task: language.Task, policy: language.Transformer
+) -> Problem:
+    """The problem with a reward model, fitted to comparisons of what the initial policy samples.
+
+    Raises:
+      UsageError: the verifier's rewards were asked for as well.
+    """
+    settings = records["problem"]
+    if settings.process_reward:
+        raise UsageError(
+            f"--problem.process_reward has no effect with --reward={MODEL}: the model "
+            "rewards the last token"
+        )
+    model = (
+        records["reward_model"]
+        .build(task.tokenizer.size, outputs=1)
+        .clone(constrain=policy.constrain)
+    )
+    fit = functools.partial(
+        language.reward_model.fit,
+        model,
+        task,
+        policy,
+        settings=records["preferences"],
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+    )
+    return language.learned_reward(problem, task, model, fit)
+
+
+def require_shares(model: language.ModelSettings, placement: Placement) -> None:
+    """Raises UsageError where the devices cannot share the transformer evenly."""
+    over_data = {"width": model.width} if placement.shard_params else {}
+    over_model = {"kv_heads": model.kv_heads, "mlp_width": model.mlp_width}
+    for axis, devices, sizes in (
+        ("data", placement.data_devices, over_data),
+        ("model", placement.model_devices, over_model),
+    ):
+        for name, size in sizes.items():
+            if size % devices:
+                raise UsageError(
+                    f"--model.{name}={size} must be a multiple of {devices}, the devices of "
+                    f"the {axis} axis of the mesh"
+                )
+
+
+# Few passes over many rows keep a small model stable.
+SMALL = {
+    "total_steps": 131_072,
+    "seeds": 4,
+    "model.mlp_width": 128,
+    "warm_start.steps": 10_000,
+    "warm_start.accuracy": 0.5,
+}
+# One completion is one episode with its reward at the end.
+EPISODES: dict[str, Any] = {
+    "config.gamma": 1.0,
+    "problem.num_prompts": 256,
+    "problem.group_size": 1,
+}
+# A critic that has learnt little halves what a natural step gains: fit it well, and save on the
+# Fisher products.
+FIT = {"config.value_epochs": 4, "config.value_minibatches": 8, "config.value_learning_rate": 3e-3}
+NATURAL = EPISODES | FIT | {"config.lambda_": 1.0, "config.fisher_stride": 2}
+WITH_CRITIC = {
+    "reinforce": EPISODES | FIT | {"config.learning_rate": 1e-3, "config.max_grad_norm": 1.0},
+    "a2c": EPISODES
+    | {
+        "config.learning_rate": 1e-3,
+        "config.max_grad_norm": 1.0,
+        "config.estimator": "monte_carlo",
+    },
+    "npg": NATURAL,
+    "trpo": NATURAL | {"config.max_kl": 0.02},
+    "ppo": EPISODES
+    | {
+        "config.learning_rate": 1e-3,
+        "config.lambda_": 1.0,
+        "config.max_grad_norm": 1.0,
+        "config.num_epochs": 2,
+        "config.num_minibatches": 2,
+    },
+}
+# Four small steps from a batch of 512: from 128 completions and with a bonus on entropy, most seeds
+# forgot all they knew.
+IN_GROUPS = {
+    "total_steps": 204_800,
+    "config.learning_rate": 1e-3,
+    "config.warm_up_iterations": 30,
+    launch.DECAY: 400,
+    "config.entropy_coefficient": 0.0,
+    "config.num_epochs": 2,
+    "config.num_minibatches": 2,
+    "problem.num_prompts": 64,
+    "problem.group_size": 8,
+}
+
+
+# A learned reward is worth following only where it was fitted, which the reference marks.
+JUDGED = {"reward_model.width": 32, "reward_model.mlp_width": 64}
+REFERRED = {"config.use_reference": True}
+
+
+def defaults(options: Options) -> dict[str, Any]:
+    """Flags that suit small transformers."""
+    small: dict[str, Any] = dict(SMALL)
+    if options.init_from:
+        small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
+    if options.reward == MODEL:
+        small |= JUDGED | (REFERRED if options.algorithm == "ppo" else {})
+    if options.algorithm in WITH_CRITIC:
+        return small | WITH_CRITIC[options.algorithm]
+    if options.algorithm == "dapo" and functions(options):
+        small |= {
+            "config.dynamic_sampling": dapo.REWEIGHT
+        }  # a refill needs the scores inside the program
+    once = (
+        {"config.num_epochs": 1} if options.algorithm == "rloo" else {}
+    )  # its surrogate has no clip
+    return small | IN_GROUPS | once if options.algorithm in methods.IN_GROUPS else {}
+
+
+def sections(options: Options) -> dict[str, type]:
+    """Prefix to record."""
+    judge = (
+        {"reward_model": language.ModelSettings, "preferences": language.Preferences}
+        if options.reward == MODEL
+        else {}
+    )
+    return {
+        "task": flags.lookup("task", options.task, TASKS).settings,
+        "problem": language.Settings,
+        "model": language.ModelSettings,
+        "warm_start": language.WarmStart,
+        **judge,
+    }
+
+
+SCRIPT = launch.Script(
+    name="language",
+    summary="Trains a small transformer on a task whose answers are verified.",
+    options=Options,
+    defaults=defaults,
+    sections=sections,
+    rows=lambda records: records["problem"].num_prompts,
+    steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,
+    shards_params=lambda options: options.shard_params,
+    build=build,
+    title=lambda records: f"{records[''].algorithm} on {records[''].task}",
+    unit="completions",
+    curves=(Series("accuracy", "training"), Series("greedy_accuracy", "greedy, held out")),
+    y_label="accuracy",
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    return launch.main(SCRIPT, argv)

@@ -1,0 +1,196 @@
+"""A finished or running run of `jaxrl-po control` as a GIF: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
+
+It shows one episode of one seed, from a checkpoint, which is only read.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.config import NON_NEGATIVE, Interval, static
+from jaxrl_po.control import adapt, unroll
+from jaxrl_po.control.problem import normalize
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.run import earlier, flags, folder, rendering
+from jaxrl_po.run.commands import control
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.rendering import Draw, Episode
+from jaxrl_po.types import ActorCritic, CollectorState, Problem
+
+
+class Scene(NamedTuple):
+    """How an environment is shown.
+
+    Attributes:
+      draw: one moment of it.
+      fps: frames a second that suit its pace.
+    """
+
+    draw: Draw
+    fps: int
+
+
+SCENES = {
+    "CartPole-v1": Scene(rendering.cart_pole, 30),
+    "Pendulum-v1": Scene(rendering.pendulum, 20),
+    "Acrobot-v1": Scene(rendering.acrobot, 15),
+    "MountainCar-v0": Scene(functools.partial(rendering.mountain_car, goal=0.5), 30),
+    "MountainCarContinuous-v0": Scene(functools.partial(rendering.mountain_car, goal=0.45), 30),
+    **{
+        f"{game}-MinAtar": Scene(rendering.grid, 10)
+        for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+    },
+    **{f"{name}-bsuite": Scene(rendering.grid, 5) for name in ("Catch", "DeepSea", "MNISTBandit")},
+}
+OTHER = Scene(rendering.components, 10)
+
+
+@config.record
+class Options:
+    """What is to be shown."""
+
+    run: str = static("", "folder of a run of jaxrl-po control")
+    out: str = static("", "the GIF; empty is episode.gif in the folder of the run")
+    seed_index: int = static(0, "which of the run's seeds plays", within=NON_NEGATIVE)
+    checkpoint: str = static(
+        "best", f"whose parameters play; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+    )
+    greedy: bool = static(True, "take the mode of the policy; otherwise sample")
+    seed: int = static(0, "of the episode's random numbers", within=NON_NEGATIVE)
+    max_steps: int = static(
+        0,
+        "length of the episode at most; 0 is the environment's own limit",
+        unit="steps",
+        within=NON_NEGATIVE,
+    )
+    fps: int = static(
+        0,
+        "frames a second, at most 50; 0 is what suits the environment",
+        unit="frames",
+        within=Interval(0, 50),
+    )
+    width: int = static(
+        480,
+        "of a frame, whose height is three quarters of it",
+        unit="pixels",
+        within=Interval(120, 1920),
+    )
+
+
+class Player(NamedTuple):
+    """One seed at one checkpoint.
+
+    Attributes:
+      env: the environment.
+      problem: whose `apply` is the policy.
+      params: of the seed.
+      collector: of the seed, whose statistics are frozen.
+      iteration: of the checkpoint.
+      title: what plays what.
+    """
+
+    env: Any
+    problem: Problem
+    params: ActorCritic
+    collector: CollectorState
+    iteration: int
+    title: str
+
+
+class Mode(NamedTuple):
+    """A policy's distribution with all its mass on the mode, for `unroll`, which samples.
+
+    Attributes:
+      distribution: the policy's.
+    """
+
+    distribution: Distribution
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """The mode; `key` is not used."""
+        return self.distribution.mode()
+
+
+def restore(options: Options, records: Mapping[str, Any]) -> Player:
+    """Rebuilds the problem of the run and reads the checkpoint."""
+    run = records[""]
+    if options.seed_index >= run.seeds:
+        raise UsageError(
+            f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of "
+            f"--run={options.run}"
+        )
+    _, iteration, state = earlier.state(
+        control.SCRIPT, records, "run", options.run, options.checkpoint
+    )
+    env, problem = control.build_problem(records, None)
+    params, collector = jax.tree.map(
+        lambda x: x[options.seed_index], (state.params, state.collector)
+    )
+    return Player(
+        env,
+        problem,
+        params,
+        collector,
+        iteration,
+        f"{control.SCRIPT.title(records)}, seed {options.seed_index}",
+    )
+
+
+def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
+    """Plays one episode, the first of those that `control.make_evaluate` plays with this key; `key` is consumed."""
+    environment = adapt(player.env)
+    reset_key, step_key = jax.random.split(key)
+
+    @jax.jit
+    def run(params: ActorCritic, collector: CollectorState) -> unroll.Trajectory:
+        def policy(observation: jax.Array) -> Any:
+            distribution = player.problem.apply(params, normalize(collector, observation))[0]
+            return Mode(distribution) if greedy else distribution
+
+        start = unroll.start(environment, reset_key, jnp.arange(1, dtype=jnp.int32))
+        return unroll.unroll(environment, policy, start, step_key, num_steps=max_steps)[1]
+
+    trajectory = jax.tree.map(lambda x: np.asarray(x[0]), run(player.params, player.collector))
+    transition = trajectory.transition
+    ended = np.flatnonzero(transition.terminated | transition.truncated)
+    length = int(ended[0]) + 1 if ended.size else max_steps
+    final = transition.final_observation[length - 1 : length]
+    return Episode(
+        observation=np.concatenate([trajectory.observation[:length], final]),
+        action=trajectory.action[:length],
+        reward=transition.reward[:length],
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    options = flags.ask(
+        argv, "jaxrl-po render", "Shows one episode of a run of jaxrl-po control as a GIF.", Options
+    )
+    if options is None:
+        return 0
+    records = earlier.read(control.SCRIPT, "run", options.run)
+    out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
+    player = restore(options, records)
+    limit = options.max_steps or getattr(player.env.default_params, "max_steps_in_episode", 0)
+    if not limit:
+        raise UsageError("--max_steps must be at least 1: the environment has no limit of its own")
+    episode = play(
+        player, jax.random.key(options.seed), max_steps=int(limit), greedy=options.greedy
+    )
+    scene = SCENES.get(records[""].env, OTHER)
+    with folder.writing(out):
+        pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
+        rendering.save_gif(pictures, out, fps=options.fps or scene.fps)
+    gain = float(np.sum(episode.reward, dtype=np.float64))
+    print(
+        f"{player.title}, {options.checkpoint} checkpoint (iteration {player.iteration}): "
+        f"{len(episode.reward)} steps, return {gain:.5g}, see {out}"
+    )
+    return 0

@@ -1,0 +1,403 @@
+"""Searches settings of a method on an environment, seeds and numbers vmapped into one program.
+
+`jaxrl-po sweep --algorithm=ppo --env=Pendulum-v1 --seeds=4 --config.learning_rate=3e-4,1e-3
+--config.gamma=0.9,0.95`
+
+A flag of `jaxrl-po control` that is given several values, separated by commas, is swept over, all
+combinations of all of them. Those that differ in numbers alone train side by side in one program;
+other sizes and switches are programs of their own, `--processes` of which train at a time. Leaves
+`sweep.json` (after each program: an interrupted sweep resumes with `--out=… --resume` alone),
+`table.txt` and `sweep.png` under `--out`, and prints the flags of the best: so were the files under
+`jaxrl_po/run/configs/` found.
+"""
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.run import flags, folder, launch, methods, metrics, parallel, plotting
+from jaxrl_po.run.commands import control
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.types import Learner, TrainState
+
+Combination = dict[str, str]
+ALONE = Placement(1, 1, 1)
+OF_A_START = ("resume", "overwrite", "processes")
+MAY_DIFFER = ("out", "devices", "mesh", "save", *OF_A_START)
+
+
+@config.record
+class Options(control.Options):
+    """The sweep as a whole."""
+
+    evaluations: int = static(
+        10, "greedy evaluations of each run; the score is the mean of the last three", within=COUNT
+    )
+    processes: int = static(
+        1,
+        (
+            "programs that train at a time, each in a process of its own; 1 trains one after "
+            "another in this one"
+        ),
+        within=COUNT,
+    )
+    save: bool = static(False, "write the best flags to jaxrl_po/run/configs/")
+
+
+class Asked(NamedTuple):
+    """What a sweep is of.
+
+    Attributes:
+      flags: name to value, of those that are given one.
+      swept: name to values, as they were written, of those that are given several.
+      tuned: the defaults of `jaxrl-po control` when it was begun; `--save` changes them.
+    """
+
+    flags: dict[str, Any]
+    swept: dict[str, list[str]]
+    tuned: Mapping[str, Any]
+
+    def records(self, combination: Combination, sections: Mapping[str, type]) -> dict[str, Any]:
+        """The records of one combination."""
+        written = [
+            f"--{name}={flags.shown(value)}" for name, value in (self.flags | combination).items()
+        ]
+        return flags.parse(written, sections, defaults=self.tuned)
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Arguments without the swept flags, and the values of these.
+
+    Example:
+      >>> split(["--seeds=2", "--config.gamma=0.9,0.99"])
+      (['--seeds=2'], {'config.gamma': ['0.9', '0.99']})
+    """
+    swept: dict[str, list[str]] = {}
+    kept = []
+    for argument in argv:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if equals and "," in value and name.startswith(("config.", "problem.")):
+            swept[name] = value.split(",")
+        else:
+            kept.append(argument)
+    return kept, swept
+
+
+def combinations(swept: Mapping[str, Sequence[str]]) -> list[Combination]:
+    """All combinations of the values; one empty one where there are none.
+
+    Example:
+      >>> combinations({"config.gamma": ["0.9", "0.99"]})
+      [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}]
+    """
+    return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+
+
+def read(argv: Sequence[str], options: Options) -> Asked:
+    """What the arguments ask for."""
+    kept, swept = split(argv)
+    return Asked(flags.given(kept, sections_of(options)), swept, control.defaults(options))
+
+
+def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
+    """What the sweep in a folder is of; the arguments may leave flags out, and must not contradict it.
+
+    Args:
+      argv: arguments.
+      stored: its `config.json`.
+      out: the value of `--out`.
+
+    Raises:
+      UsageError: names the flags that differ, and both values.
+    """
+    if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
+        raise UsageError(
+            f"--resume: --out={out} must hold a sweep of this version of jaxrl-po sweep; "
+            "choose another or --overwrite"
+        )
+    asked = Asked(**{name: stored[name] for name in Asked._fields})
+    options = flags.parse([], {"": Options}, stored=asked.flags)[""]
+    refuse_differences(
+        flags.given(argv, {"": Options}, partial=True), [flags.flatten({"": options})], out
+    )
+    sections = sections_of(options)
+    kept, swept = split(argv)
+    now = flags.given(kept, sections)
+    several = {
+        name: [flags.given([f"--{name}={value}"], sections)[name] for value in values]
+        for name, values in swept.items()
+    }
+    refuse_differences(
+        now | several,
+        [flags.flatten(asked.records(each, sections)) for each in combinations(asked.swept)],
+        out,
+    )
+    return asked._replace(
+        flags=asked.flags | {name: value for name, value in now.items() if name in MAY_DIFFER}
+    )
+
+
+def refuse_differences(
+    now: Mapping[str, Any], before: Sequence[Mapping[str, Any]], out: str
+) -> None:
+    """Raises UsageError for flags whose values, one or several, are not those of the combinations of the sweep in `out`."""
+    different = []
+    for name in set(now) - set(MAY_DIFFER):
+        values = now[name] if isinstance(now[name], list) else [now[name]]
+        had = list(dict.fromkeys(settings[name] for settings in before))
+        if set(values) != set(had):
+            different.append(f"--{name}={flags.shown(values)} must be {flags.shown(had)}")
+    if different:
+        raise UsageError(
+            f"{', '.join(sorted(different))}, as in the sweep in {out} that is resumed; leave "
+            f"{'the flag' if len(different) == 1 else 'them'} out, or choose another --out"
+        )
+
+
+def static_part(records: Mapping[str, Any]) -> str:
+    """What makes another program: everything but the numbers of the algorithm's config."""
+    values = flags.flatten(records)
+    numbers = {
+        f"config.{f.name}"
+        for f in dataclasses.fields(records["config"])
+        if not f.metadata["static"]
+    }
+    return json.dumps(
+        {name: value for name, value in values.items() if name not in numbers},
+        default=str,
+        sort_keys=True,
+    )
+
+
+def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
+    """Trains all combinations of one program, each over all seeds.
+
+    Returns:
+      `steps` `[E]` and `scores` `[C, S, E]` of the evaluations, `seconds` and `compile_seconds`.
+    """
+    runs = len(group) * options.seeds
+    placement = parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
+    if placement.cuts_params:
+        raise UsageError(
+            f"--mesh={options.mesh}: model is for jaxrl-po language; these networks are not cut"
+        )
+    algorithm = methods.ALGORITHMS[options.algorithm]
+    experiments = [control.build(records, algorithm, ALONE) for records in group]
+    steps = control.steps(group[0])
+    iterations = launch.count_iterations(options.total_steps, steps, "environment steps")
+    for records in group:
+        launch.require_learning(records["config"], iterations)
+    every = max(1, iterations // options.evaluations)
+    configs = jax.tree.map(
+        lambda *leaves: jnp.repeat(jnp.stack(leaves), options.seeds, axis=0),
+        *(config.as_arrays(r["config"]) for r in group),
+    )
+    training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
+    # Every combination meets the same seeds, so that they are compared and not their luck.
+    keys = jnp.tile(
+        jax.vmap(jax.random.fold_in, in_axes=(None, 0))(training_key, jnp.arange(options.seeds)),
+        len(group),
+    )
+
+    def learner(settings: Any) -> Learner:
+        return control.build({**group[0], "config": settings}, algorithm, ALONE).learner
+
+    def train(settings: Any, key: jax.Array) -> jax.Array:
+        method = learner(settings)
+
+        def stretch(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
+            state, _ = jax.lax.scan(
+                lambda state, _: (method.step(state)[0], None), state, None, length=every
+            )
+            return state, experiments[0].evaluate(state.params, state.collector, evaluation_key)[
+                "greedy_return"
+            ].mean()
+
+        return jax.lax.scan(stretch, method.init(key), None, length=iterations // every)[1]
+
+    program = parallel.spread(jax.vmap(train), placement)
+    begun = time.perf_counter()
+    compiled = jax.jit(program).lower(configs, keys).compile()
+    compile_seconds = time.perf_counter() - begun
+    begun = time.perf_counter()
+    scores = np.asarray(compiled(configs, keys)).reshape(len(group), options.seeds, -1)
+    return {
+        "steps": [steps * every * (i + 1) for i in range(iterations // every)],
+        "scores": scores.tolist(),
+        "seconds": time.perf_counter() - begun,
+        "compile_seconds": compile_seconds,
+    }
+
+
+def run_all(
+    groups: Mapping[int, Sequence[Mapping[str, Any]]], options: Options
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Trains the programs here, or several at a time in processes of their own; yields the number and the result of each that ends.
+
+    Raises:
+      UsageError: a process ended without a result.
+    """
+    if options.processes == 1:
+        for number, group in groups.items():
+            yield number, run(group, options)
+        return
+    # A fresh process has no backend yet, so that it chooses its own devices, and gives its memory
+    # back when it ends.
+    fresh = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(options.processes, fresh, max_tasks_per_child=1) as pool:
+        started = {pool.submit(run, group, options): number for number, group in groups.items()}
+        try:
+            for done in futures.as_completed(started):
+                yield started[done], done.result()
+        except BrokenProcessPool:
+            raise UsageError(
+                f"--processes={options.processes}: a process of the sweep was killed, "
+                "perhaps for want of memory; go on with --resume and fewer of them"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def final(scores: Any) -> np.ndarray[Any, Any]:
+    """The score of each seed, `[S]`: the mean of its last three evaluations; a run that is not finite is worst."""
+    last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
+    return np.where(np.isfinite(last), last, -np.inf)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The combinations, best first, with mean, interquartile mean and worst seed."""
+    names = sorted({name for row in rows for name in row["flags"]})
+    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", *names])]
+    for row in rows:
+        scores = final(row["scores"])
+        numbers = [scores.mean(), float(metrics.interquartile_mean(scores)), scores.min()]
+        values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
+        lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), *values]))
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    if {"--help", "-h"} & set(argv):
+        options = flags.parse(
+            [a for a in argv if a.lstrip("-") not in ("h", "help")], {"": Options}, partial=True
+        )[""]
+        print(
+            flags.usage(
+                "jaxrl-po sweep",
+                "Searches settings: give a flag several values, separated by commas.",
+                sections_of(options),
+            )
+        )
+        return 0
+    options = flags.parse(argv, {"": Options}, partial=True)[""]
+    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    asked = resumed(argv, stored, options.out) if stored else read(argv, options)
+    options = flags.parse([], {"": Options}, stored=asked.flags)[""]
+    if options.distributed:
+        raise UsageError(
+            "--distributed is for jaxrl-po control and jaxrl-po language: a sweep runs in "
+            "one process"
+        )
+    for name in ("tensorboard", "wandb", "deterministic"):
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name} is for jaxrl-po control and jaxrl-po language: a sweep writes sweep.json"
+            )
+    sections = sections_of(options)
+    groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
+    for combination in combinations(asked.swept):
+        records = asked.records(combination, sections)
+        groups.setdefault(static_part(records), []).append((combination, records))
+
+    with folder.claim(options.out, overwrite=options.overwrite) as out:
+        of_sweep = {
+            name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
+        }
+        folder.write_json(
+            out / folder.CONFIG, {"script": "sweep", **asked._replace(flags=of_sweep)._asdict()}
+        )
+        path = out / "sweep.json"
+        rows = json.loads(path.read_text()) if options.resume and path.exists() else []
+        done = [row["flags"] for row in rows]
+        programs = dict(enumerate(groups.values(), 1))
+        todo = {
+            number: [records for _, records in group]
+            for number, group in programs.items()
+            if not all(combination in done for combination, _ in group)
+        }
+        with flags.blame(sections):
+            for number, result in run_all(todo, options):
+                group = programs[number]
+                rows += [
+                    {"flags": combination, **result, "scores": scores}
+                    for (combination, _), scores in zip(group, result["scores"], strict=True)
+                ]
+                rows.sort(key=lambda row: -final(row["scores"]).mean())
+                folder.write_json(path, rows)
+                print(
+                    (
+                        f"program {number} of {len(groups)}: {len(group)} settings × "
+                        f"{options.seeds} seeds, {result['seconds']:.0f} s"
+                    ),
+                    flush=True,
+                )
+        text = table(rows)
+        (out / "table.txt").write_text(text)
+        plotting.save_sweep(
+            [(row["flags"], final(row["scores"])) for row in rows], out / "sweep.png"
+        )
+        print(text, end="")
+        best = flags.flatten(asked.records(rows[0]["flags"], sections))
+        tunable = [
+            name for name in asked.flags | asked.swept if name.startswith(("config.", "problem."))
+        ]
+        chosen = {
+            name: best[name] for name in dict.fromkeys([*asked.tuned, *tunable]) if name in best
+        }
+        print("best:", *(f"--{name}={flags.shown(value)}" for name, value in chosen.items()))
+        if options.save:
+            save(options, asked, chosen, final(rows[0]["scores"]))
+    return 0
+
+
+def save(options: Options, asked: Asked, chosen: Mapping[str, Any], scores: Any) -> None:
+    """Writes what was found, and how, to `jaxrl_po/run/configs/<algorithm>/<env>.json`."""
+    written = (asked.flags | asked.swept).items()
+    arguments = [
+        f"--{name}={flags.shown(value)}"
+        for name, value in written
+        if name not in ("out", "save", *OF_A_START)
+    ]
+    content = {
+        "found_by": " ".join(["jaxrl-po", "sweep", *arguments]),
+        "score": {
+            "mean": float(np.mean(scores)),
+            "worst": float(np.min(scores)),
+            "seeds": len(scores),
+            "steps": options.total_steps,
+        },
+        "flags": chosen,
+    }
+    path = control.CONFIGS / options.algorithm / f"{options.env}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_json(path, content)
+    print(f"saved to {path}")
+
+
+def sections_of(options: Options) -> dict[str, type]:
+    """Prefix to record."""
+    return {**launch.sections_of(control.SCRIPT, options), "": Options}

@@ -1,0 +1,170 @@
+"""Several runs of one script side by side, each in a folder or a process of its own; several programs in turns."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+
+from jaxrl_po.run import metrics, plotting
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import Row
+from jaxrl_po.run.plotting import Panel, Series
+from jaxrl_po.types import TrainState
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+START = "warm start"  # the initial policy of several runs
+
+
+class Result(NamedTuple):
+    """What a run left.
+
+    Attributes:
+      name: of the run.
+      rows: its lines.
+      summary: its summary.
+    """
+
+    name: str
+    rows: list[Row]
+    summary: Mapping[str, Any]
+
+
+def run_each(
+    main: Callable[[Sequence[str]], int],
+    runs: Mapping[str, Sequence[str]],
+    shared: Sequence[str],
+    out: Path,
+) -> list[Result]:
+    """Runs a script once for each name, one after another; what an earlier comparison left is replaced.
+
+    Args:
+      main: of the script.
+      runs: name to the arguments that set it apart.
+      shared: arguments of every run.
+      out: folder of the folders.
+
+    Raises:
+      UsageError: a run that did not finish ends the comparison.
+    """
+    results = []
+    for name, arguments in runs.items():
+        status = main([*shared, *arguments, f"--out={out / name}", "--overwrite"])
+        if status or not (out / name / "summary.json").exists():
+            raise UsageError(f"{name} did not finish; see {out / name}")
+        results.append(read(out, name))
+    return results
+
+
+def run_from_one(
+    main: Callable[[Sequence[str]], int],
+    runs: Mapping[str, Sequence[str]],
+    shared: Mapping[str, Any],
+    start: Mapping[str, Any],
+    rows: Mapping[str, Any],
+    out: Path,
+) -> list[Result]:
+    """Makes one initial policy, in the folder `START`, and runs a script from there once for each name.
+
+    Args:
+      main: of `jaxrl-po language`.
+      runs: see `run_each`.
+      shared: flags of all, and their values.
+      start: those of the initial policy alone, which is warm-started and not trained.
+      rows: those of the runs alone.
+      out: see `run_each`.
+    """
+    first = {"seeds": 1, "total_steps": 0, **start}
+    others = {"init_from": out / START, **rows}
+    given = [
+        [f"--{name}={value}" for name, value in (dict(shared) | each).items()]
+        for each in (first, others)
+    ]
+    run_each(main, {START: []}, given[0], out)
+    return run_each(main, runs, given[1], out)
+
+
+def read(out: Path, name: str) -> Result:
+    """What the run of this name left in its folder."""
+    summary = json.loads((out / name / "summary.json").read_text())
+    return Result(name, metrics.read(out / name / "metrics.jsonl"), summary)
+
+
+def panel(
+    results: Sequence[Result],
+    metric: str,
+    title: str,
+    x_label: str,
+    y_label: str,
+    target: float | None = None,
+) -> Panel:
+    """One metric of every run, a curve each."""
+    series = [Series(metric, result.name, result.rows) for result in results]
+    return Panel([], series, title, x_label, y_label, target, seeds=False)
+
+
+def leave(out: Path, name: str, panels: Sequence[Panel], heading: str, table: str) -> None:
+    """Writes the picture `name.png` and `table.txt`, and prints the table under its heading."""
+    plotting.save(panels, out / f"{name}.png")
+    (out / "table.txt").write_text(table)
+    print(heading, table, sep="\n", end="")
+    print(f"see {out / name}.png")
+
+
+def clock(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
+    """Seconds of a call, and its result."""
+    begun = time.perf_counter()
+    result = jax.block_until_ready(function(*args))
+    return time.perf_counter() - begun, result
+
+
+def stepper(step: Callable[[TrainState], Any], state: TrainState) -> Callable[[], float]:
+    """Runs one iteration now, which compiles it and moves the state to where it stays; each call then times one more."""
+    state = jax.block_until_ready(step(state))[0]
+
+    def tick() -> float:
+        nonlocal state
+        seconds, (state, _) = clock(step, state)
+        return seconds
+
+    return tick
+
+
+def in_turns(clocks: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name, list[float]]:
+    """Times programs in turns, so that a machine whose speed drifts is fair to them; the first round does not count.
+
+    Args:
+      clocks: name to a function that runs one more iteration and returns the seconds it took.
+      rounds: that count.
+
+    Returns:
+      Name to seconds, a number for each round.
+    """
+    seconds: dict[Name, list[float]] = {name: [] for name in clocks}
+    for i in range(rounds + 1):
+        # Every other round runs backwards, so that whoever follows a heavy neighbour is not always
+        # the same.
+        for name in list(clocks)[:: 1 if i % 2 else -1]:
+            seconds[name].append(clocks[name]())
+    return {name: values[1:] for name, values in seconds.items()}
+
+
+def show(row: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints what was measured, a line for each number, or as the one line that `measure_apart` reads."""
+    print(
+        json.dumps(row) if as_json else "\n".join(f"{name}: {value}" for name, value in row.items())
+    )
+
+
+def measure_apart(script: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Runs a benchmark in a process of its own, so that its memory and its devices are its own; returns its last line."""
+    command = [sys.executable, script, *arguments, "--json"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    row: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return row

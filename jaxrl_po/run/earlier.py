@@ -1,0 +1,103 @@
+"""Runs that were made before: their settings, their states, and errors that say which of them does not suit."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run import checkpoint, folder, jobs, launch, methods
+from jaxrl_po.run.checkpoint import CheckpointError
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.types import TrainState
+
+CHECKPOINTS = ("best", "latest")
+WHICH = (
+    "each holds all seeds at one iteration, and best is the one with the highest mean score "
+    "over seeds"
+)
+
+
+def read(script: launch.Script, flag: str, run: str) -> dict[str, Any]:
+    """The settings of an earlier run of a script, prefix to record.
+
+    Args:
+      script: that made it.
+      flag: which names its folder.
+      run: the folder.
+
+    Raises:
+      UsageError: names the flag; no run of that script, or not of this version of the library.
+    """
+    return read_any([script], flag, run)[1]
+
+
+def read_any(
+    scripts: Sequence[launch.Script], flag: str, run: str
+) -> tuple[launch.Script, dict[str, Any]]:
+    """The one of several scripts that made an earlier run, and its settings; see `read`."""
+    makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
+    if not run:
+        raise UsageError(
+            f"--{flag} must name the folder of a run of {makers}, e.g. --{flag}=runs/first"
+        )
+    wanted = f"--{flag}={run} must be the folder of a run of {makers}"
+    try:
+        stored = dict(json.loads((Path(run) / folder.CONFIG).read_text(encoding="utf-8")))
+    except OSError:
+        raise UsageError(f"{wanted}; it holds no {folder.CONFIG}") from None
+    except (TypeError, ValueError):
+        raise UsageError(f"--{flag}={run} holds a {folder.CONFIG} that is damaged") from None
+    for script in scripts:
+        if stored.get("script") == script.name:
+            with blame(flag, run):
+                return script, launch.parse(script, [], stored)
+    raise UsageError(f"{wanted}, not of jaxrl-po {stored.get('script')}")
+
+
+def state(
+    script: launch.Script, records: Mapping[str, Any], flag: str, run: str, kind: str
+) -> tuple[jobs.Experiment, int, TrainState]:
+    """What a run was of, and the newest intact checkpoint of a kind: its iteration, and the state, leaves `[S, …]`, on one device.
+
+    Args:
+      script: that made it.
+      records: its settings, see `read`.
+      flag: which names its folder.
+      run: the folder.
+      kind: see `CHECKPOINTS`.
+
+    Raises:
+      UsageError: no such checkpoint, or one of another version of the library.
+    """
+    options = records[""]
+    alone = Placement(options.seeds, 1, 1)
+    with blame(flag, run):
+        experiment = script.build(records, methods.ALGORITHMS[options.algorithm], alone)
+        job = jobs.make_job(
+            experiment, options, alone, iterations=1, steps_per_iteration=1, log_every=1
+        )
+        found = checkpoint.peek(
+            Path(run) / "checkpoints" / kind, jax.eval_shape(job.learner.init, job.keys)
+        )
+    if found is None:
+        raise UsageError(
+            f"--checkpoint={kind}: --{flag}={run} holds no intact checkpoint of that kind; "
+            "wait for one or choose the other kind"
+        )
+    return experiment, *found
+
+
+@contextlib.contextmanager
+def blame(flag: str, run: str) -> Iterator[None]:
+    """Inside, settings or states that are not what this version of the library makes become an error that names the flag."""
+    try:
+        yield
+    except (CheckpointError, ConfigError, UsageError) as error:
+        raise UsageError(
+            f"--{flag}={run} does not suit this version of the library: {error}"
+        ) from None

@@ -1,0 +1,215 @@
+"""The folder of a run: held by one process at a time, never overwritten by accident, continued only with the same settings."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxrl_po.run import processes
+from jaxrl_po.run.flags import UsageError, shown
+from jaxrl_po.run.metrics import strict, write_atomically
+
+CONFIG = "config.json"
+WANDB_ID = "wandb_id"
+ARTEFACTS = (
+    *(
+        CONFIG,
+        "metrics.jsonl",
+        "samples.jsonl",
+        "summary.json",
+        "curves.png",
+        "checkpoints",
+        "tensorboard",
+        WANDB_ID,
+    ),
+    *("evaluation.json", "episode.gif"),  # of the policies, by later scripts
+)
+# Flags of one start and not of the run: a run that began with --overwrite would otherwise be
+# replaced when it is resumed.
+OF_A_START = (
+    "resume",
+    "overwrite",
+    "distributed",
+    "coordinator",
+    "num_processes",
+    "process_id",
+    "coordinator_timeout",
+)
+MAY_DIFFER = (
+    "out",
+    "devices",
+    "mesh",
+    "shard_params",
+    "total_steps",
+    "reward_timeout",
+    "tensorboard",
+    "wandb",
+    *OF_A_START,
+)
+
+
+def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """Checks that a run may use the folder `out`, and changes nothing.
+
+    Args:
+      out: the value of `--out`.
+      resume: the value of `--resume`.
+      overwrite: the value of `--overwrite`.
+
+    Returns:
+      The `config.json` of the run that is resumed, without the flags of its start; empty when there
+      is none yet.
+
+    Raises:
+      UsageError: no folder is named, the place cannot be written, or it is used and neither switch
+        is given.
+    """
+    if not out:
+        raise UsageError("--out must name a folder for the results, e.g. --out=runs/first")
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other: give one of them")
+    folder = Path(out)
+    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not ancestor.is_dir():
+        raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
+    if not os.access(ancestor, os.W_OK | os.X_OK):
+        raise UsageError(f"--out={out} must be a folder that can be written; {ancestor} cannot")
+    used = folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
+    if used and not (resume or overwrite):
+        raise UsageError(
+            f"--out={out} already holds files; add --resume to go on with a run, "
+            "--overwrite to replace it, or choose another"
+        )
+    if not (used and resume):
+        return {}
+    try:
+        stored = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UsageError(
+            f"--resume: --out={out} holds files but no {CONFIG} of a run; choose the folder "
+            "of a run"
+        ) from None
+    except ValueError:
+        raise UsageError(
+            f"--resume: {folder / CONFIG} is damaged; put it right, or start afresh with "
+            "--overwrite"
+        ) from None
+    return {name: value for name, value in stored.items() if name not in OF_A_START}
+
+
+def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:
+    """Checks that a run which goes on has the settings that it began with; `total_steps` may grow.
+
+    Args:
+      settings: flag name to value, now.
+      stored: flag name to value, of the run in the folder.
+      out: the value of `--out`.
+
+    Raises:
+      UsageError: names the first flag that differs.
+    """
+    for name, value in settings.items():
+        if name in stored and name not in MAY_DIFFER and strict(value) != stored[name]:
+            raise UsageError(
+                f"--{name}={shown(value)} must be {shown(stored[name])}, as in the run in "
+                f"{out} that is resumed; leave the flag out, or choose another --out"
+            )
+    if settings["total_steps"] < stored.get("total_steps", 0):
+        raise UsageError(
+            f"--total_steps={settings['total_steps']} must be at least "
+            f"{stored['total_steps']}, as in the run in {out} that is resumed: it may only "
+            "grow"
+        )
+
+
+@contextmanager
+def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
+    """Makes the folder and holds it; the hold goes with the process, however that ends. The first process holds it for all.
+
+    Args:
+      out: the value of `--out`.
+      overwrite: remove what an earlier run left there, and nothing else.
+
+    Raises:
+      UsageError: it cannot be made or written, or another process holds it.
+    """
+    folder = Path(out)
+    if not processes.is_writer():
+        yield folder
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UsageError(
+            f"--out={out} must be a folder that can be written: {error.strerror}"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"--out={out} is in use by another run; wait for its end or choose another"
+            ) from None
+        if overwrite:
+            for path in (folder / name for name in ARTEFACTS):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        yield folder
+
+
+def require_file(out: str, suffix: str) -> Path:
+    """The path of `--out` where it is a file, after a check that it can be written there.
+
+    Raises:
+      UsageError: another ending, a folder, or a place that cannot be written to.
+    """
+    path = Path(out)
+    ancestor = next(each for each in path.absolute().parents if each.exists())
+    if path.suffix.lower() != suffix or path.is_dir():
+        raise UsageError(f"--out={out} must be a file whose name ends in {suffix}")
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--out={out} must be a file that can be written; {ancestor} is no folder to write to"
+        )
+    return path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes the folder of a file that is named by `--out`; inside, a failure to write becomes an error that says so.
+
+    Raises:
+      UsageError: names the file and what went wrong.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"--out={path} must be a file that can be written: {reason(error)}"
+        ) from None
+
+
+def reason(error: Exception) -> str:
+    """What the system said, in a few words, of an error of Python's or of tensorstore's.
+
+    Example:
+      >>> reason(ValueError("OUT_OF_RANGE: Failed to write 9 bytes to file 14: File too large [os_error_code='27']"))
+      'File too large'
+    """
+    told = re.search(r"os_error_code='(\d+)'", str(error))
+    if told:
+        return os.strerror(int(told[1]))
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replaces a JSON file in one step; NaN becomes null."""
+    write_atomically(
+        path, json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    )

@@ -1,0 +1,99 @@
+"""From what a script builds of one seed to the job over all seeds and devices."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_po.run import parallel, processes, programs, sharding
+from jaxrl_po.run.options import Options
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.scoring import HostScore
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, Metrics, TrainState
+
+
+class Experiment(NamedTuple):
+    """What a script builds from its flags.
+
+    Attributes:
+      learner: of one seed.
+      evaluate: `(params, collector, key) -> {name: array}` of one seed; each is logged as the mean
+        over its array.
+      score: the evaluated name that marks the best checkpoint.
+      initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
+      examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` is
+        given the key of the evaluation.
+      axes: of the parameters, where they can be cut over devices, or None.
+      rewarded: what scores batches on the host, or None where the program does.
+    """
+
+    learner: Learner
+    evaluate: Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
+    score: str
+    initial: str = ""
+    examples: programs.Examples | None = None
+    axes: sharding.LogicalAxes | None = None
+    rewarded: HostScore | None = None
+
+
+def make_job(
+    experiment: Experiment,
+    options: Options,
+    placement: Placement,
+    *,
+    iterations: int,
+    steps_per_iteration: int,
+    log_every: int,
+) -> programs.Job:
+    """The experiment over all seeds and devices."""
+    training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
+    if experiment.axes is not None and placement.cuts_params:
+        learner = sharding.over_mesh(experiment.learner, placement, experiment.axes)
+    else:
+        learner = parallel.over_devices(experiment.learner, placement)
+    step: Callable[[TrainState], tuple[TrainState, Metrics]] = jax.jit(learner.step)
+    if experiment.rewarded is not None:
+        step = parallel.halves_over_devices(programs.halves(experiment.learner), placement)
+
+    def evaluate(state: TrainState) -> dict[str, jax.Array]:
+        of_seed = jax.vmap(
+            lambda state: experiment.evaluate(state.params, state.collector, evaluation_key)
+        )
+        values = parallel.spread(of_seed, placement)(state)
+        return {
+            name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()
+        }
+
+    replicated = parallel.replicated(placement) if processes.several() else None
+    seeds = jax.numpy.arange(options.seeds)
+    return programs.Job(
+        learner=Learner(jax.jit(learner.init), step),
+        keys=jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), out_shardings=replicated)(
+            training_key, seeds
+        ),
+        iterations=iterations,
+        steps_per_iteration=steps_per_iteration,
+        log_every=log_every,
+        eval_every=options.eval_every,
+        checkpoint_every=options.checkpoint_every,
+        patience=options.patience,
+        idle_patience=options.idle_patience,
+        rewarded=experiment.rewarded,
+        evaluate=evaluate,
+        score=experiment.score,
+        examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),
+        where=placement.describe(),
+        replicated=replicated,
+    )
+
+
+def of_first_seed(examples: programs.Examples, key: jax.Array) -> programs.Examples:
+    """Those of the first seed of a stacked state; `key` is fixed, so that every evaluation shows the same."""
+
+    def describe(state: TrainState) -> Any:
+        params, collector = jax.tree.map(lambda x: x[0], (state.params, state.collector))
+        return examples.describe(params, collector, key)
+
+    return programs.Examples(
+        describe, lambda arrays: [{"seed": 0, **row} for row in examples.render(arrays)]
+    )

@@ -1,0 +1,376 @@
+"""What the experiment scripts share: their flags, the table of algorithms, and the way from flags to a folder of results."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_po.run import (
+    checkpoint,
+    exporters,
+    flags,
+    folder,
+    jobs,
+    metrics,
+    parallel,
+    plotting,
+    processes,
+    programs,
+    provenance,
+    runner,
+    summary,
+)
+from jaxrl_po.run.checkpoint import CheckpointError
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.jobs import Experiment
+from jaxrl_po.run.methods import ALGORITHMS
+from jaxrl_po.run.options import LINES, Options
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.progress import Progress
+from jaxrl_po.run.scoring import RewardError
+
+DECAY = "config.decay_iterations"
+PER_PROCESS = (
+    "out",
+    "coordinator",
+    "process_id",
+)  # flags that may differ between processes, or are compared by themselves
+
+
+class Script(NamedTuple):
+    """What makes one script differ from another.
+
+    Attributes:
+      name: of the script.
+      summary: first line of `--help`.
+      options: record of the flags without a prefix, an extension of `Options`.
+      defaults: options to flags and their defaults, where those of the records do not suit.
+      sections: options to prefix and record, beside `config`, which is the algorithm's.
+      rows: records to the rows (environments or prompts) of one seed.
+      steps: records to the environment steps (or completions) of one iteration of one seed.
+      shards_params: options to whether parameters are cut over the devices of the rows.
+      build: `(records, algorithm, placement) -> Experiment`; raises ConfigError or UsageError.
+      title: records to what runs on what.
+      unit: what a step is.
+      curves: metrics to draw, with their labels.
+      y_label: of the curves.
+    """
+
+    name: str
+    summary: str
+    options: type
+    defaults: Callable[[Any], Mapping[str, Any]]
+    sections: Callable[[Any], Mapping[str, type]]
+    rows: Callable[[Mapping[str, Any]], int]
+    steps: Callable[[Mapping[str, Any]], int]
+    shards_params: Callable[[Any], bool]
+    build: Callable[[Mapping[str, Any], Any, Placement], Experiment]
+    title: Callable[[Mapping[str, Any]], str]
+    unit: str
+    curves: tuple[plotting.Series, ...]
+    y_label: str
+
+
+def main(script: Script, argv: Sequence[str]) -> int:
+    """Runs a script from its arguments; returns the exit status: 0 done or interrupted and saved, 1 broken off.
+
+    It is broken off when it diverges, when a reward fails at once, or when its folder cannot be
+    written any more.
+
+    Raises:
+      UsageError: before anything is compiled, and with nothing changed in the folder.
+    """
+    if {"--help", "-help", "-h"} & set(argv):
+        options = flags.parse(
+            [a for a in argv if a.lstrip("-") not in ("h", "help")],
+            {"": script.options},
+            partial=True,
+        )[""]
+        sections = sections_of(script, options)
+        print(
+            flags.usage(
+                f"jaxrl-po {script.name}", script.summary, sections, script.defaults(options)
+            )
+        )
+        return 0
+
+    options = flags.parse(argv, {"": script.options}, partial=True)[""]
+    if options.distributed:
+        processes.start(
+            coordinator=options.coordinator,
+            num_processes=options.num_processes,
+            process_id=options.process_id,
+            timeout=options.coordinator_timeout,
+        )
+    with processes.together() as require_same:
+        plan = prepare(script, argv, options, require_same)
+    options = plan.records[""]
+    try:
+        outcome = carry_out(script, plan)
+    except OSError as error:
+        print(f"error: {broken_off(options.out, error)}", file=sys.stderr)
+        return 1
+    return 1 if outcome is None else 0
+
+
+def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
+    """Runs what is planned in its folder and leaves its files there; returns what `train` does.
+
+    Raises:
+      UsageError: the folder cannot be had, or what was saved there not be used.
+      OSError: it cannot be written any more.
+    """
+    records, options = plan.records, plan.records[""]
+    with contextlib.ExitStack() as stack:
+        with processes.together(), flags.blame({"": script.options}):
+            if plan.experiment.rewarded is not None:
+                stack.enter_context(plan.experiment.rewarded)
+            out = stack.enter_context(folder.claim(options.out, overwrite=options.overwrite))
+            if processes.is_writer():
+                settings = {
+                    name: value
+                    for name, value in flags.flatten(records).items()
+                    if name not in folder.OF_A_START
+                }
+                folder.write_json(
+                    out / folder.CONFIG,
+                    {"script": script.name, **settings, "resolved": plan.resolved},
+                )
+        outcome = train(plan, out, script)
+        if processes.is_writer():
+            rows = metrics.read(out / "metrics.jsonl")
+            plotting.save([panel(script, plan.title, rows)], out / "curves.png")
+            if rows[-1]["iteration"] == plan.job.iterations or (
+                outcome is not None and outcome.idle
+            ):
+                experiment = plan.experiment
+                told = summary.of_run(
+                    rows, options, plan.resolved, score=experiment.score, initial=experiment.initial
+                )
+                folder.write_json(out / "summary.json", told)
+    return outcome
+
+
+def broken_off(out: str, error: OSError) -> str:
+    """One line on a run that the system stopped: why, what is left of it and how it goes on."""
+    why = (
+        str(error)
+        if isinstance(error, checkpoint.SaveError)
+        else f"--out={out}: {folder.reason(error)}"
+    )
+    newest = checkpoint.newest_intact(Path(out) / "checkpoints" / "latest")
+    if newest is None:
+        return f"{why}; nothing was saved yet, begin again with --overwrite where there is room"
+    return (
+        f"{why}; all up to iteration {newest} is intact in {out}: make room there, and --resume "
+        "goes on from it"
+    )
+
+
+class Plan(NamedTuple):
+    """What is to be run, all of it checked.
+
+    Attributes:
+      records: prefix to record.
+      experiment: of one seed.
+      job: over all seeds and devices.
+      title: for a person.
+      resolved: what the flags left to choose, and what the numbers depend on beside the flags.
+      changes: of the latter, since the run that is resumed was begun.
+    """
+
+    records: dict[str, Any]
+    experiment: Experiment
+    job: programs.Job
+    title: str
+    resolved: dict[str, Any]
+    changes: list[str]
+
+
+def prepare(
+    script: Script,
+    argv: Sequence[str],
+    options: Options,
+    require_same: Callable[[Mapping[str, Any]], None],
+) -> Plan:
+    """Reads all flags, chooses where everything lies and builds the job; nothing is compiled and nothing is written.
+
+    Args:
+      script: see `Script`.
+      argv: its arguments.
+      options: those of the run as a whole, as far as they are given.
+      require_same: see `processes.together`.
+    """
+    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    if stored.get("script", script.name) != script.name:
+        raise UsageError(
+            f"--resume: --out={options.out} holds a run of jaxrl-po {stored['script']}, not "
+            f"of jaxrl-po {script.name}"
+        )
+    provenance.require_readable(stored.get("resolved", {}), options.out)
+    records = parse(script, argv, stored)
+    options = records[""]
+    if options.deterministic:
+        provenance.ask_for_determinism()
+    sections = sections_of(script, options)
+    settings, given = flags.flatten(records), flags.given(argv, sections)
+    # all must see the same folder
+    holds = f"{options.out} ({'with a run' if stored else 'without a run'})"
+    require_same(
+        {"out": holds, **{name: settings[name] for name in settings if name not in PER_PROCESS}}
+    )
+    given_first = {
+        name: settings[name] for name in given
+    } | settings  # what differs because of one that is given is not named
+    folder.require_same(given_first, stored, options.out)
+
+    if options.tensorboard:
+        exporters.require("tensorboard", "tensorboardX", "tensorboard")
+    if options.wandb:
+        exporters.require("wandb", "wandb", "wandb")
+    title = f"{script.title(records)}, {options.seeds} seeds"
+    with flags.blame(sections):
+        placement = parallel.choose(
+            options.devices,
+            num_seeds=options.seeds,
+            num_rows=script.rows(records),
+            mesh=options.mesh,
+            shard_params=script.shards_params(options),
+            num_processes=options.num_processes if options.distributed else 1,
+        )
+        steps = script.steps(records)
+        iterations = count_iterations(options.total_steps, steps, script.unit)
+        if iterations and DECAY in script.defaults(options) and not stored and DECAY not in given:
+            # A tuned decay ends with the run, however long that is.
+            records["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
+        require_learning(records["config"], iterations)
+        experiment = script.build(records, ALGORITHMS[options.algorithm], placement)
+        if placement.cuts_params and experiment.axes is None:
+            raise UsageError(
+                f"--mesh={options.mesh}: model is for jaxrl-po language; the networks of "
+                f"jaxrl-po {script.name} are not cut"
+            )
+        log_every = (
+            stored.get("resolved", {}).get("log_every")
+            or options.log_every
+            or max(1, iterations // LINES)
+        )
+        job = jobs.make_job(
+            experiment,
+            options,
+            placement,
+            iterations=iterations,
+            steps_per_iteration=steps,
+            log_every=log_every,
+        )
+        programs.check(job)
+
+    sizes = {"iterations": iterations, "steps_per_iteration": steps, "log_every": log_every}
+    origin, before = provenance.describe(placement.describe()), stored.get("resolved", {})
+    if options.deterministic:
+        provenance.require_same(origin, before, options.out)
+    resolved = sizes | provenance.go_on(origin, before)
+    return Plan(records, experiment, job, title, resolved, provenance.differences(origin, before))
+
+
+def exporters_of(plan: Plan, out: Path) -> list[exporters.Exporter]:
+    """What the flags ask for; the first process exports."""
+    options, found = plan.records[""], list[exporters.Exporter]()
+    if options.tensorboard and processes.is_writer():
+        found.append(exporters.TensorBoard(out / "tensorboard"))
+    if options.wandb and processes.is_writer():
+        found.append(
+            exporters.WeightsAndBiases(options.wandb, out, plan.title, flags.flatten(plan.records))
+        )
+    return found
+
+
+def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
+    """Runs the job and says how it ended; returns its outcome, or None where it diverged or a reward failed at once."""
+    job, title = plan.job, plan.title
+    watch, quiet = [series.metric for series in script.curves], not processes.is_writer()
+    with (
+        Progress(
+            title,
+            job.iterations * job.steps_per_iteration,
+            unit=script.unit,
+            watch=watch,
+            quiet=quiet,
+        ) as progress,
+        exporters.Exporting(progress, exporters_of(plan, out)) as reporter,
+    ):
+        if plan.changes:
+            progress.tell(
+                f"{title}: goes on under other circumstances, so last bits may differ: "
+                f"{'; '.join(plan.changes)}"
+            )
+        try:
+            outcome = runner.run(job, out, reporter, resume=plan.records[""].resume)
+        except (runner.Diverged, RewardError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return None
+        except CheckpointError as error:
+            raise UsageError(
+                f"--resume: {error}; start afresh with --overwrite or another --out"
+            ) from None
+        if outcome.interrupted:
+            progress.tell(
+                f"{title}: stopped and saved at iteration {outcome.iteration}; --resume "
+                "goes on from there"
+            )
+        elif outcome.idle:
+            progress.tell(
+                f"{title}: ended at iteration {outcome.iteration}: all members of a group "
+                "scored alike in every group of every seed for "
+                f"--idle_patience={job.idle_patience} iterations. The task is too hard or "
+                "too easy for the policy: warm start it further, choose another "
+                "difficulty, or raise --problem.group_size"
+            )
+        else:
+            progress.tell(f"{title}: done, results in {out}")
+    return outcome
+
+
+def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Prefix to record, from arguments and, where they leave something out, from the `config.json` of an earlier run."""
+    options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
+    return flags.parse(
+        argv, sections_of(script, options), stored=stored, defaults=script.defaults(options)
+    )
+
+
+def sections_of(script: Script, options: Any) -> dict[str, type]:
+    """Prefix to record, with the algorithm's own."""
+    algorithm = flags.lookup("algorithm", options.algorithm, ALGORITHMS)
+    return {"": script.options, "config": algorithm.Config, **script.sections(options)}
+
+
+def count_iterations(total_steps: int, steps_per_iteration: int, unit: str) -> int:
+    """Whole iterations in `total_steps`."""
+    if 0 < total_steps < steps_per_iteration:
+        raise UsageError(
+            f"--total_steps={total_steps} must be 0 or at least {steps_per_iteration}, the "
+            f"{unit} of one iteration"
+        )
+    return total_steps // steps_per_iteration
+
+
+def require_learning(settings: Any, iterations: int) -> None:
+    """Refuses iterations in which the learning rate has already fallen to 0; a method without a decay has none."""
+    decay_iterations = vars(settings).get("decay_iterations", 0)
+    if 0 < decay_iterations < iterations:
+        raise UsageError(
+            f"--config.decay_iterations={decay_iterations} must be 0 or at least "
+            f"{iterations}, the iterations of --total_steps: the learning rate is 0 after it"
+        )
+
+
+def panel(
+    script: Script, title: str, rows: Sequence[metrics.Row], target: float | None = None
+) -> plotting.Panel:
+    """The learning curves of a run."""
+    return plotting.Panel(
+        rows, script.curves, title, f"{script.unit}, each seed", script.y_label, target
+    )

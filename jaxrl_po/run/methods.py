@@ -1,0 +1,28 @@
+"""The table of methods: one row for each, named as on the command line."""
+
+from jaxrl_po.algorithms import (
+    a2c,
+    cispo,
+    dapo,
+    dr_grpo,
+    grpo,
+    gspo,
+    npg,
+    ppo,
+    reinforce,
+    reinforce_pp,
+    rloo,
+    trpo,
+)
+
+WITH_CRITIC = {"reinforce": reinforce, "a2c": a2c, "npg": npg, "trpo": trpo, "ppo": ppo}
+IN_GROUPS = {
+    "grpo": grpo,
+    "dapo": dapo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+ALGORITHMS = WITH_CRITIC | IN_GROUPS

@@ -1,0 +1,88 @@
+"""Tasks of reasoning-gym: their items as prompts, and their own scores as a reward function (the extra `language`).
+
+Runs in the worker of `scoring` as well, so it imports nothing that this does not need.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+NAMES = tuple(sorted(DATASETS))
+CHECKED = 16  # items whose own answers are scored beforehand
+
+
+def items(name: str, *, seed: int, size: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The items of a data set as rows: `prompt`, `answer`, and `dataset`, `options` and `metadata`, which `score_answer` reads.
+
+    Args:
+      name: one of `NAMES`.
+      seed: of the data set.
+      size: items.
+      options: further fields of the data set's config.
+
+    Raises:
+      ValueError: options that the data set does not admit, an item without one right answer, or
+        items that cannot be scored again from JSON.
+    """
+    try:
+        dataset = reasoning_gym.create_dataset(name, seed=seed, size=size, **options)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} does not admit these options: {error}") from None
+    rows = []
+    for i in range(size):
+        item = dataset[i]
+        if not (isinstance(item["answer"], str) and item["question"]):
+            raise ValueError(f"item {i} of {name} has no answer to learn from: {item['answer']!r}")
+        metadata = json.loads(json.dumps(item["metadata"]))
+        rows.append(
+            {
+                "prompt": item["question"],
+                "answer": item["answer"],
+                "dataset": name,
+                "options": json.dumps(options),
+                "metadata": metadata,
+            }
+        )
+        if i < CHECKED and dataset.score_answer(item["answer"], _entry(rows[-1])) < 1.0:
+            raise ValueError(
+                f"item {i} of {name} cannot be scored again: its own answer "
+                f"{item['answer']!r} is not right"
+            )
+    return rows
+
+
+def score_answer(
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    answer: Sequence[str],
+    dataset: Sequence[str],
+    options: Sequence[str],
+    metadata: Sequence[Any],
+    **columns: Any,
+) -> list[float]:
+    """What reasoning-gym gives for each completion, in [0, 1]; a text on which its parser stumbles is worth 0."""
+    rows = [
+        dict(zip(("prompt", "answer", "dataset", "options", "metadata"), row, strict=True))
+        for row in zip(prompts, answer, dataset, options, metadata, strict=True)
+    ]
+    return [_score(completion, row) for completion, row in zip(completions, rows, strict=True)]
+
+
+def _score(completion: str, row: Mapping[str, Any]) -> float:
+    try:
+        return float(_dataset(row["dataset"], row["options"]).score_answer(completion, _entry(row)))
+    except Exception:
+        return 0.0
+
+
+@functools.cache
+def _dataset(name: str, options: str) -> Any:
+    return reasoning_gym.create_dataset(name, seed=0, size=1, **json.loads(options))
+
+
+def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"question": row["prompt"], "answer": row["answer"], "metadata": row["metadata"]}

@@ -1,0 +1,301 @@
+"""The loop around the one program: run a chunk, write its line, save, until done.
+
+Chunks end at multiples of `log_every`, and a shorter one is the same program with a smaller count;
+what is evaluated and saved depends on the iteration alone, never on the clock. So a run that was
+killed and resumed equals one that was not, bit for bit.
+"""
+
+import contextlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.masked import Mean
+from jaxrl_po.run import metrics as metrics_lib
+from jaxrl_po.run import processes
+from jaxrl_po.run import programs as programs_lib
+from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.metrics import Row
+from jaxrl_po.run.programs import Job
+from jaxrl_po.types import TrainState
+
+SKIPPED = "skipped"
+SIGNAL = "signal"
+METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
+
+
+class Diverged(Exception):
+    """Loss or gradient stayed non-finite; the message says in which seed and where."""
+
+
+class Reporter(Protocol):
+    """Where progress is shown."""
+
+    def tell(self, line: str) -> None:
+        """A line that stays."""
+
+    def phase(self, name: str) -> None:
+        """What happens beside the training itself."""
+
+    def update(self, row: Row, seconds_left: float) -> None:
+        """One line of metrics."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+      state: the training state.
+      iteration: iterations done.
+      interrupted: whether a signal of the system ended it early.
+      idle: whether it ended early because nothing that was sampled could teach anything.
+    """
+
+    state: TrainState
+    iteration: int
+    interrupted: bool
+    idle: bool = False
+
+
+def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> Outcome:
+    """Runs `job` to its end, leaving `metrics.jsonl` and `checkpoints/{latest,best}` in `folder`, and `samples.jsonl` of examples.
+
+    A line, and the best state if it is that, are on disk before the checkpoint that goes with them.
+    On resuming, the newest intact checkpoint is loaded and the lines after it are dropped and
+    written again. SIGINT or SIGTERM ends the run after the current chunk, saved; a second one
+    kills. Of several processes all compute and the first one writes; a signal to any of them ends
+    all.
+
+    Args:
+      job: see `Job`.
+      folder: exists.
+      reporter: shows progress.
+      resume: go on from what is saved, if anything is.
+
+    Returns:
+      The `Outcome`.
+
+    Raises:
+      Diverged: see `Job.patience`; the last good checkpoint stays.
+      RewardError: see `scoring`; so does it then.
+      CheckpointError: nothing that was saved can be used.
+      OSError: the folder cannot be written; what was saved before stays.
+    """
+    with (
+        Store(folder / "checkpoints" / "latest", keep=2) as latest,
+        Store(folder / "checkpoints" / "best", keep=1) as best,
+        ThreadPoolExecutor(max_workers=1) as worker,
+        hear_signals() as stop,
+    ):
+
+        def wait_for(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+            """Calls in another thread, so that this one hears signals; returns the result and the seconds it took."""
+            begun = time.perf_counter()
+            result = worker.submit(lambda: jax.block_until_ready(function(*args))).result()
+            return result, max(time.perf_counter() - begun, 0.0)  # a clock may jump
+
+        if resume and max(latest.iterations(), default=-1) >= job.iterations:
+            finished = latest.load(jax.eval_shape(job.learner.init, job.keys), tell=reporter.tell)
+            if finished is not None and finished[0] >= job.iterations:
+                reporter.tell(
+                    f"nothing left to do: step {finished[0] * job.steps_per_iteration:,} is reached"
+                )
+                return Outcome(finished[1], finished[0], False)
+
+        reporter.phase("compiling")
+        programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
+        reporter.tell("; ".join(filter(None, [job.where, programs.memory.describe()])))
+        saved = latest.load(programs.like, tell=reporter.tell) if resume else None
+        done = saved[0] if saved else -1
+        if resume and saved is None and metrics_lib.read(folder / METRICS):
+            reporter.tell("no checkpoint is left to go on from: the run begins again at step 0")
+        log = Log(folder / METRICS, job.score, after=done)
+        if job.examples is not None and processes.is_writer():
+            metrics_lib.truncate(folder / EXAMPLES, done)
+
+        def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
+            """Writes the line of `iteration`, and keeps its state as the best so far if it is."""
+            place = {"iteration": iteration, "step": iteration * job.steps_per_iteration}
+            row = {
+                **place,
+                **fields,
+                **place,
+            }  # first in the line, and not overruled by a metric of the same name
+            if evaluated and programs.evaluate is not None:
+                values, seconds = wait_for(programs.evaluate, state)
+                row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
+            if evaluated and job.examples is not None:
+                arrays, _ = wait_for(programs.describe, state)
+                if processes.is_writer():
+                    examples = job.examples.render(jax.device_get(arrays))
+                    metrics_lib.append(
+                        folder / EXAMPLES, *({**place, **example} for example in examples)
+                    )
+            row["time/compile_seconds"] = compile_seconds
+            if log.write(row) and not streak.any():
+                best.save(iteration, state)
+            return row
+
+        streak = np.zeros(job.num_seeds, np.int64)
+        if saved is None:
+            reporter.phase("initialising")
+            state, _ = wait_for(programs.init, job.keys)
+            iteration = kept = 0
+            held = {
+                f"memory/{name}_bytes": value for name, value in programs.memory._asdict().items()
+            }
+            reporter.update(record(0, state, held, evaluated=True), math.inf)
+            latest.save(0, state, after=best)
+        else:
+            iteration, state = saved
+            kept = iteration
+            reporter.tell(
+                f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})"
+            )
+
+        first, begun, idle = iteration, time.perf_counter(), False
+        while iteration < job.iterations and not idle and not processes.any_of(stop.is_set()):
+            end = job.boundary(iteration)
+            (state, buffer), seconds = wait_for(
+                programs.chunk, state, np.int32(end - iteration), reporter.tell
+            )
+            means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
+            streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
+            rate = (
+                (end - iteration) * job.steps_per_iteration * job.num_seeds / seconds
+                if seconds
+                else math.nan
+            )
+            fields = {
+                **metrics_lib.by_seed(metrics_lib.pool(means)),
+                "time/seconds": seconds,
+                "time/steps_per_second": rate,
+            }
+            idle = log.idle(end, fields) >= job.idle_patience
+            row = record(end, state, fields, evaluated=idle or job.due(end, job.eval_every))
+            reporter.update(
+                row, max(time.perf_counter() - begun, 0.0) / (end - first) * (job.iterations - end)
+            )
+            if stuck is not None:
+                where = iteration + stuck[0] + 1
+                raise Diverged(
+                    f"seed {stuck[1]}: loss or gradient was not finite in any update of the "
+                    f"{job.patience} iterations up to iteration {where} (step "
+                    f"{where * job.steps_per_iteration:,}); the last good checkpoint, of "
+                    f"iteration {kept}, stays in {folder / 'checkpoints'}"
+                )
+            iteration = end
+            if job.due(iteration, job.checkpoint_every) and not streak.any():
+                latest.save(iteration, state, after=best)
+                kept = iteration
+        if kept != iteration and not streak.any():
+            latest.save(iteration, state, after=best)
+    return Outcome(state, iteration, iteration < job.iterations and not idle, idle)
+
+
+class Log:
+    """The file of lines, the best score in it, and the last line with a signal.
+
+    Args:
+      path: of the file.
+      score: the evaluated quantity whose mean over seeds is the score; empty for none.
+      after: lines of later iterations are dropped.
+    """
+
+    def __init__(self, path: Path, score: str, *, after: int):
+        self._path, self._name = path, f"{score}/mean"
+        self._best, self._signalled = -math.inf, 0
+        rows = (
+            metrics_lib.truncate(path, after) if processes.is_writer() else metrics_lib.read(path)
+        )
+        for row in rows:
+            if row["iteration"] <= after:
+                self._follow(row)
+
+    def idle(self, iteration: int, fields: Row) -> int:
+        """Iterations up to this one in which no sample of any seed carried a signal."""
+        signal = fields.get(SIGNAL)
+        return (
+            0
+            if signal is None or np.any(np.asarray(signal, np.float64) > 0)
+            else iteration - self._signalled
+        )
+
+    def write(self, row: Row) -> bool:
+        """Appends a line; returns whether its score is the best so far."""
+        if processes.is_writer():
+            metrics_lib.append(self._path, row)
+        return self._follow(row)
+
+    def _follow(self, row: Row) -> bool:
+        score = row.get(self._name)
+        improved = bool(score is not None and score > self._best)  # a NaN is not
+        if score is not None and improved:
+            self._best = float(score)
+        if self.idle(row["iteration"], row) == 0:
+            self._signalled = row["iteration"]
+        return improved
+
+
+def extend_streaks(
+    streak: npt.NDArray[np.int64], skipped: Mean | None, patience: int
+) -> tuple[npt.NDArray[np.int64], tuple[int, int] | None]:
+    """Counts the iterations in a row in which every update was skipped.
+
+    Args:
+      streak: `[S]`, the counts so far.
+      skipped: `[n, S]`, updates skipped among those tried, of n further iterations; None where the
+        learner does not tell.
+      patience: a count that is too many.
+
+    Returns:
+      The counts after them, and `(index of the iteration, seed)` where one first reached
+      `patience`, or None.
+
+    Example:
+      >>> both = Mean(np.array([[4.0, 0.0], [4.0, 1.0]]), np.array([[4.0, 4.0], [4.0, 4.0]]))
+      >>> counts, stuck = extend_streaks(np.array([1, 1]), both, patience=3)
+      >>> counts.tolist(), stuck
+      ([3, 0], (1, 0))
+    """
+    stuck = None
+    if skipped is not None:
+        for i, bad in enumerate((skipped.count > 0) & (skipped.total >= skipped.count)):
+            streak = np.where(bad, streak + 1, 0)
+            if stuck is None and streak.max() >= patience:
+                stuck = (i, int(streak.argmax()))
+    return streak, stuck
+
+
+@contextlib.contextmanager
+def hear_signals() -> Iterator[threading.Event]:
+    """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler, which leaves at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may set handlers
+        return
+
+    def hear(number: int, frame: Any) -> None:
+        stop.set()
+        for each in handlers:
+            signal.signal(each, signal.SIG_DFL)
+        os.write(
+            2, b"\nfinishing what runs, then saving; once more to leave at once\n"
+        )  # printing is not safe in a handler
+
+    handlers = {each: signal.signal(each, hear) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, before in handlers.items():
+            signal.signal(each, before)

@@ -1,0 +1,364 @@
+"""Rewards that only Python can compute: functions of texts, called between the two halves of a learner's step.
+
+Each function runs in a process of its own, `scoring_worker`, for which there is a time limit: a
+thread that never returns could not be ended. A function gets what TRL's GRPOTrainer gives it, by
+keyword, and returns a number for each completion.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language.problem import give_reward
+from jaxrl_po.language.tasks import Task
+from jaxrl_po.masked import Mean
+from jaxrl_po.run import scoring_worker
+from jaxrl_po.types import Batch, Metrics, PyTree
+
+START_LIMIT = 120.0  # seconds for a worker to import what its function needs
+PATIENCE = 1.0  # seconds for a worker to leave by itself
+FAILURES = "reward_failures"
+
+Columns = Mapping[str, Sequence[Any]]
+"""Name to one value for each completion, of what JSON can hold."""
+Floats = npt.NDArray[np.float32]
+
+
+class RewardError(Exception):
+    """A reward function cannot be used; the message names it."""
+
+
+class Reward(NamedTuple):
+    """One reward function and its part in the reward.
+
+    Attributes:
+      source: `file.py:function` or `module:function`.
+      weight: of what it returns, in the sum that is the reward.
+    """
+
+    source: str
+    weight: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """The function's name, under which it is logged."""
+        return self.source.rpartition(":")[2]
+
+
+class Scores(NamedTuple):
+    """What one call of a function came to.
+
+    Attributes:
+      values: `[B]`, 0 where it failed.
+      failed: `[B]`, bool.
+      why: in words, or empty.
+    """
+
+    values: Floats
+    failed: npt.NDArray[np.bool_]
+    why: str = ""
+
+
+class Worker:
+    """A reward function in a process of its own, which is started again after it had to be ended.
+
+    Args:
+      source: see `Reward`.
+      timeout: seconds that one call may take.
+    """
+
+    def __init__(self, source: str, timeout: float):
+        self._source, self._timeout = source, timeout
+        self._pipe: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = (0.0, 0, "")  # when, of how many completions, and what went wrong with it
+
+    def start(self) -> None:
+        """Starts the process and loads the function, where this is not done.
+
+        Raises:
+          RewardError: it cannot be loaded.
+        """
+        if self._pipe is not None:
+            return
+        self._pipe, theirs = Pipe()
+        with theirs:
+            # Not a fork, which threads of JAX would not survive, and not `multiprocessing`, which
+            # runs the main script again.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", scoring_worker.__file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        start = {"source": self._source, "path": sys.path, "timeout": self._timeout}
+        reply = self._exchange(json.dumps(start).encode(), START_LIMIT)
+        if "error" in reply:
+            self.close()
+            raise RewardError(f"reward={self._source} cannot be loaded: {reply['error']}")
+
+    def ask(self, columns: Columns, count: int) -> None:
+        """Sends one call of `count` completions; its limit runs from here."""
+        why = ""
+        try:
+            self.start()
+            self._send(json.dumps(columns).encode())
+        except RewardError as error:
+            why = str(error)
+        self._asked = time.monotonic(), count, why
+
+    def take(self) -> Scores:
+        """Waits for what was asked, as long as it may take."""
+        begun, count, why = self._asked
+        reply = (
+            {"error": why}
+            if why
+            else self._receive(begun + self._timeout, f"did not return within {self._timeout:g} s")
+        )
+        if "error" in reply:
+            return Scores(np.zeros(count, np.float32), np.ones(count, bool), reply["error"])
+        values = np.array(reply["scores"], np.float32)
+        failed = ~np.isfinite(values)
+        why = (
+            f"returned {values[failed][0]} for {failed.sum()} of {count} completions"
+            if failed.any()
+            else ""
+        )
+        return Scores(np.where(failed, np.float32(0.0), values), failed, why)
+
+    def _exchange(self, message: bytes, limit: float) -> dict[str, Any]:
+        deadline = time.monotonic() + limit
+        try:
+            self._send(message)
+        except RewardError as error:
+            return {"error": str(error)}
+        return self._receive(deadline, f"could not be loaded within {limit:g} s")
+
+    def _send(self, message: bytes) -> None:
+        assert self._pipe is not None
+        try:
+            self._pipe.send_bytes(message)
+        except OSError:
+            raise RewardError(self._ended()) from None
+
+    def _receive(self, deadline: float, late: str) -> dict[str, Any]:
+        assert self._pipe is not None
+        try:
+            if self._pipe.poll(max(deadline - time.monotonic(), 0.0)):
+                reply: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+                return reply
+        except (OSError, EOFError):
+            return {"error": self._ended()}
+        self.close(patience=0.0)
+        return {"error": late}
+
+    def _ended(self) -> str:
+        status = None if self._process is None else self._process.wait()
+        self.close()
+        return f"ended its process, with status {status}"
+
+    def close(self, patience: float = PATIENCE) -> None:
+        """Lets the process leave, which it does once its pipe is closed, and ends it after `patience` seconds."""
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            try:
+                self._process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = self._pipe = None
+
+
+class HostScore:
+    """Scores stacked batches: `score(batch, first=…, tell=…) -> (batch with its reward, metrics)`.
+
+    The functions are called once for each seed, so that a seed's rewards do not depend on its
+    neighbours, several functions at a time. The reward is Σ weight · score at the last token; the
+    raw score is that of the first function, or of the one that `accuracy` names, and decides which
+    groups are informative.
+
+    A function that raises, does not return in time, or returns something else than a finite number
+    for each completion scores 0 where it failed. On the very first batch of a run that is an error.
+
+    Args:
+      rewards: at least one, of different names.
+      task: whose columns the functions are given; where it has none, its demonstration as `answer`.
+      accuracy: name of the function whose score is the raw one; empty for the first.
+      timeout: seconds that one call may take.
+
+    Metrics:
+      `accuracy` (the raw score), `dead_groups` (share of the groups in which it is the same for
+      all), `reward/<name>` of each function, `reward` (their weighted sum), `reward_failures`
+      (share of the completions on which some function failed).
+
+    Raises:
+      ConfigError: names the argument that cannot work.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        task: Task,
+        *,
+        accuracy: str = "",
+        timeout: float = 60.0,
+    ):
+        check(rewards, accuracy, timeout)
+        self._rewards, self._tokenizer = tuple(rewards), task.tokenizer
+        self._columns = task.columns or demonstrations(task)
+        self._accuracy = accuracy or self._rewards[0].name
+        self._workers = [Worker(reward.source, timeout) for reward in rewards]
+        self._told: set[str] = set()
+
+    def __enter__(self) -> "HostScore":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Loads the functions.
+
+        Raises:
+          ConfigError: one cannot be loaded.
+        """
+        try:
+            for worker in self._workers:
+                worker.start()
+        except RewardError as error:
+            self.close()
+            raise ConfigError(str(error)) from None
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for worker in self._workers:
+            worker.close()
+
+    def __call__(
+        self, batch: Batch, *, first: bool, tell: Callable[[str], None]
+    ) -> tuple[Batch, Metrics]:
+        """See above; leaves of `batch` lead with `[S]`.
+
+        Args:
+          batch: without a reward.
+          first: whether this is the first batch of the run.
+          tell: is given a line when a function fails for the first time.
+
+        Raises:
+          RewardError: a function fails on the first batch.
+        """
+        tokens, pad, action, mask = (
+            np.asarray(x) for x in (batch.inputs.tokens, batch.inputs.pad, batch.action, batch.mask)
+        )
+        problem = jax.tree.map(np.asarray, batch.inputs.problem)
+        prompt_length = tokens.shape[2] - action.shape[2]
+        by_seed = []
+        for seed in range(len(tokens)):
+            prompts = tokens[seed, :, :prompt_length]
+            columns = {
+                "prompts": self._tokenizer.decode_rows(
+                    prompts, np.arange(prompt_length) >= pad[seed][:, None]
+                ),
+                "completions": self._tokenizer.decode_rows(action[seed], mask[seed]),
+                "completion_ids": [
+                    row[:n].tolist()
+                    for row, n in zip(action[seed], mask[seed].sum(axis=1), strict=True)
+                ],
+                **self._columns(jax.tree.map(lambda x, seed=seed: x[seed], problem)),
+            }
+            for worker in self._workers:
+                worker.ask(columns, len(prompts))
+            by_seed.append([worker.take() for worker in self._workers])
+            for reward, scores in zip(self._rewards, by_seed[-1], strict=True):
+                if scores.why:
+                    self._report(
+                        f"reward function {reward.source} {scores.why}", reward.name, first, tell
+                    )
+        scored = {
+            reward.name: np.stack([scores[i].values for scores in by_seed])
+            for i, reward in enumerate(self._rewards)
+        }
+        failed = np.stack([np.any([scores.failed for scores in each], axis=0) for each in by_seed])
+        total = np.sum(
+            [np.float32(reward.weight) * scored[reward.name] for reward in self._rewards], axis=0
+        )
+        means = {"accuracy": scored[self._accuracy], "reward": total, FAILURES: failed}
+        means |= {f"reward/{name}": values for name, values in scored.items()}
+        if batch.score.shape[2] > 1:
+            means["dead_groups"] = (
+                np.ptp(scored[self._accuracy].reshape(batch.score.shape), axis=2) == 0.0
+            )
+        return give_reward(batch, scored[self._accuracy], total), {
+            name: _mean(values) for name, values in means.items()
+        }
+
+    def _report(self, failure: str, name: str, first: bool, tell: Callable[[str], None]) -> None:
+        if first:
+            raise RewardError(f"{failure}; this is the first batch, so the run ends here")
+        if name not in self._told:
+            self._told.add(name)
+            tell(f"{failure}; such completions score 0 and are counted in {FAILURES}")
+
+
+def demonstrations(task: Task) -> Callable[[PyTree], dict[str, list[Any]]]:
+    """`problem [B, …] -> {"answer": texts}` of a task that has no columns of its own."""
+    demonstrate = jax.jit(jax.vmap(task.demonstrate))
+
+    def columns(problem: PyTree) -> dict[str, list[Any]]:
+        tokens = np.asarray(demonstrate(problem))
+        return {"answer": task.tokenizer.decode_rows(tokens, tokens != task.tokenizer.pad)}
+
+    return columns
+
+
+def check(rewards: Sequence[Reward], accuracy: str, timeout: float) -> None:
+    """Raises ConfigError for rewards that cannot work; no function is loaded."""
+    names = [reward.name for reward in rewards]
+    if not rewards:
+        raise ConfigError("rewards must name at least one function")
+    for reward in rewards:
+        place = reward.source.rpartition(":")[0]
+        if not (place and reward.name.isidentifier()):
+            raise ConfigError(
+                f"reward must read like file.py:function or module:function, got {reward.source!r}"
+            )
+        if place.endswith(".py") and not Path(place).is_file():
+            raise ConfigError(f"reward={reward.source}: there is no file {place}")
+        if not math.isfinite(reward.weight):
+            raise ConfigError(
+                f"reward_weights must be finite, got {reward.weight} for {reward.name}"
+            )
+        if names.count(reward.name) > 1:
+            raise ConfigError(
+                f"reward names {reward.name} twice: give the functions different names"
+            )
+    if accuracy and accuracy not in names:
+        raise ConfigError(f"reward_accuracy must be one of {', '.join(names)}, got {accuracy!r}")
+    if not (math.isfinite(timeout) and timeout > 0.0):
+        raise ConfigError(f"reward_timeout must be above 0 s, got {timeout}")
+
+
+def _mean(values: npt.NDArray[Any]) -> Mean:
+    """Of each seed, `[S, B]`."""
+    count = np.full(len(values), values.shape[1], np.float32)
+    mean: Any = Mean
+    return mean(values.sum(axis=1, dtype=np.float32), count)

@@ -1,0 +1,184 @@
+"""The process in which one reward function runs: it can be killed, and it refuses to run text as code.
+
+Started as a script of its own that knows the standard library only, so that neither JAX nor the
+main program is imported again. It reads JSON from a pipe and answers with JSON: first the function
+is loaded, then each request is one call.
+"""
+
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+GRACE = 10.0  # seconds after which a worker whose parent did not kill it ends by itself
+
+
+class Guard:
+    """Refuses `eval` and `exec` of text while a reward function runs, but of text that stands in the data set.
+
+    Imports go on working, since their code comes from files. A refusal is remembered even where the
+    function swallows it.
+    """
+
+    def __init__(self) -> None:
+        self._given: frozenset[str] | None = None
+        self._source: Any = None
+        self.refused = False
+        sys.addaudithook(self._hear)
+
+    def call(
+        self, function: Callable[..., Any], given: frozenset[str], columns: dict[str, Any]
+    ) -> Any:
+        """`function(**columns)` under guard; `given` is the text that may run."""
+        self._given, self.refused = given, False
+        try:
+            return function(**columns)
+        finally:
+            self._given = None
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "compile":
+            self._source = args[0]
+        elif event == "exec" and self._given is not None and _is_text(args[0].co_filename):
+            source = self._source.decode() if isinstance(self._source, bytes) else self._source
+            if source not in self._given:
+                self.refused = True
+                raise PermissionError("a reward function must not run text as code")
+
+
+def _is_text(filename: str) -> bool:
+    return filename.startswith("<") and not filename.startswith("<frozen ")
+
+
+def load(source: str) -> Callable[..., Any]:
+    """The function that `file.py:function` or `module:function` names."""
+    place, _, name = source.rpartition(":")
+    if place.endswith(".py"):
+        path = Path(place).resolve()
+        sys.path.insert(0, str(path.parent))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{place} cannot be read")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    members = vars(module)
+    if name not in members:
+        found = [
+            key for key, value in members.items() if callable(value) and not key.startswith("_")
+        ]
+        raise ImportError(f"{place} holds no {name!r}, but {', '.join(found) or 'no function'}")
+    if not callable(members[name]):
+        raise ImportError(f"{name} in {place} is not a function")
+    function: Callable[..., Any] = members[name]
+    return function
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All texts inside a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts(item)
+
+
+def numbers(result: Any, count: int) -> list[float]:
+    """What a reward function returned, as so many floats; NaN stays.
+
+    Raises:
+      TypeError, ValueError: it is something else.
+
+    Example:
+      >>> numbers((1, True, 0.5), 3)
+      [1.0, 1.0, 0.5]
+    """
+    if isinstance(result, str | bytes | dict | set | frozenset):
+        raise TypeError(
+            f"returned {type(result).__name__} where a list of {count} numbers is wanted"
+        )
+    try:
+        values = list(result)
+    except TypeError:
+        raise TypeError(
+            f"returned {type(result).__name__} where a list of {count} numbers is wanted"
+        ) from None
+    if len(values) != count:
+        raise ValueError(f"returned {len(values)} numbers for {count} completions")
+    for value in values:
+        if value is None or isinstance(value, str | bytes):
+            raise TypeError(f"returned {value!r} where a number is wanted")
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"returned a list of {type(values[0]).__name__} where numbers are wanted"
+        ) from None
+
+
+def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) -> dict[str, Any]:
+    """One call: `{"scores": [...]}` or `{"error": text}`."""
+    completions = request["completions"]
+    given = frozenset(
+        text for name, column in request.items() if name != "completions" for text in texts(column)
+    )
+    try:
+        result = guard.call(function, given, request)
+    except BaseException as error:
+        if not guard.refused:
+            return {"error": f"raised {type(error).__name__}: {error}"}
+    if guard.refused:
+        return {
+            "error": (
+                "tried to run text as code (eval or exec), which is refused while a completion "
+                "is scored"
+            )
+        }
+    try:
+        return {"scores": numbers(result, len(completions))}
+    except (TypeError, ValueError) as error:
+        return {"error": str(error)}
+
+
+def serve(pipe: Connection) -> None:
+    """Answers requests until the pipe is closed."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # the run decides when this ends
+    start = json.loads(pipe.recv_bytes())
+    sys.path[:] = start["path"]
+    guard = Guard()
+    try:
+        function = load(start["source"])
+    except BaseException as error:
+        pipe.send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        return
+    pipe.send_bytes(b"{}")
+    with Path(os.devnull).open("w") as nowhere:
+        while True:
+            request = json.loads(pipe.recv_bytes())
+            # A run that was killed no longer ends what hangs.
+            faulthandler.dump_traceback_later(start["timeout"] + GRACE, exit=True, file=nowhere)
+            reply = answer(function, guard, request)
+            faulthandler.cancel_dump_traceback_later()
+            pipe.send_bytes(json.dumps(reply).encode())
+
+
+def main() -> None:
+    """Entry point: the first argument is the file descriptor of the pipe."""
+    try:
+        serve(Connection(int(sys.argv[1])))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the run has ended, or no longer waits
+
+
+if __name__ == "__main__":
+    main()

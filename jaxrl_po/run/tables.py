@@ -1,0 +1,118 @@
+"""Tasks from lists of prompts: a JSONL file, or the items of a reasoning-gym data set."""
+
+import json
+from typing import Any
+
+from jaxrl_po import config, language
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Interval, number, static
+from jaxrl_po.run import flags, prompts
+from jaxrl_po.run.flags import UsageError
+
+FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
+
+
+@config.record
+class File:
+    """Settings of `--task=file`."""
+
+    train: str = static(
+        "", "file of prompts, one JSON object a line, with prompt, answer and any further columns"
+    )
+    test: str = static("", "file of held-out prompts; empty to hold out a part of those of train")
+    test_fraction: float = number(
+        0.1, "part of the prompts that is held out, by a hash of the prompt", within=FRACTION
+    )
+    characters: str = static("", "the alphabet; empty takes the characters of the files")
+    max_prompt_length: int = static(
+        256, "a longer prompt is an error; 0 admits any", unit="characters", within=NON_NEGATIVE
+    )
+
+    def validate(self) -> None:
+        """Refuses what would have no effect."""
+        if not self.train:
+            raise ConfigError("train must name a file of prompts, e.g. --task.train=prompts.jsonl")
+        config.require(self, "test_fraction", not self.test, "test is left out")
+
+
+@config.record
+class ReasoningGym:
+    """Settings of `--task=reasoning_gym`."""
+
+    dataset: str = static("chain_sum", "name of the data set in reasoning-gym")
+    size: int = static(1000, "items, held-out ones included", within=COUNT)
+    seed: int = static(0, "of the data set", within=NON_NEGATIVE)
+    options: str = static("{}", 'further settings of the data set, as JSON, e.g. {"max_digits": 1}')
+    test_fraction: float = number(
+        0.1, "part of the prompts that is held out, by a hash of the prompt", within=FRACTION
+    )
+    max_prompt_length: int = static(
+        512, "a longer prompt is an error; 0 admits any", unit="characters", within=NON_NEGATIVE
+    )
+
+
+def from_file(
+    *, train: str, test: str, test_fraction: float, characters: str, max_prompt_length: int
+) -> language.Task:
+    """The task of `--task=file`.
+
+    Raises:
+      UsageError: names the flag, the file and the line.
+    """
+    try:
+        rows = prompts.read_jsonl(train)
+    except ConfigError as error:
+        raise UsageError(f"--task.train: {error}") from None
+    try:
+        split = (rows, prompts.read_jsonl(test)) if test else prompts.split(rows, test_fraction)
+        return prompts.make_task(
+            train, *split, characters=characters, max_prompt_length=max_prompt_length
+        )
+    except ConfigError as error:
+        raise UsageError(f"--task.{'test' if test else 'train'}: {error}") from None
+
+
+def from_reasoning_gym(
+    *,
+    dataset: str,
+    size: int,
+    seed: int,
+    options: str,
+    test_fraction: float,
+    max_prompt_length: int,
+) -> language.Task:
+    """The task of `--task=reasoning_gym`; items with the same question fall to the same split.
+
+    Raises:
+      UsageError: the extra is not installed, or names the flag that cannot work.
+    """
+    try:
+        from jaxrl_po.run import reasoning
+    except ImportError as error:
+        raise UsageError(
+            "--task=reasoning_gym needs the extra `language`: pip install "
+            f"'jaxrl_po[language]' ({error})"
+        ) from None
+    if dataset not in reasoning.NAMES:
+        raise UsageError(
+            f"--task.dataset has no {dataset!r}{flags.suggest(dataset, reasoning.NAMES)}"
+        )
+    try:
+        items = reasoning.items(dataset, seed=seed, size=size, options=_parse_options(options))
+        rows = [prompts.Row(item, f"item {i} of {dataset}") for i, item in enumerate(items)]
+        return prompts.make_task(
+            dataset, *prompts.split(rows, test_fraction), max_prompt_length=max_prompt_length
+        )
+    except ValueError as error:  # a ConfigError is one
+        raise UsageError(f"--task.dataset={dataset}: {error}") from None
+
+
+def _parse_options(options: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(options)
+    except ValueError as error:
+        raise UsageError(f"--task.options must be JSON, got {options!r}: {error}") from None
+    if not isinstance(parsed, dict):
+        raise UsageError(
+            f'--task.options must be a JSON object such as {{"max_digits": 1}}, got {options!r}'
+        )
+    return parsed

@@ -1,0 +1,142 @@
+"""The tasks that a script may name, each with the record of its flags."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxrl_po import config, language
+from jaxrl_po.config import Interval, static
+from jaxrl_po.run import tables
+
+
+@config.record
+class Addition:
+    """Settings of `--task=addition`."""
+
+    num_digits: int = static(
+        3, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_DIGITS)
+    )
+    zero_pad: bool = static(
+        True,
+        (
+            "operands and sum fill their width with zeros; otherwise prompts and answers vary "
+            "in length"
+        ),
+    )
+    reverse: bool = static(True, "answers lowest digit first, the order in which carries propagate")
+
+
+@config.record
+class Multiplication:
+    """Settings of `--task=multiplication`."""
+
+    num_digits: int = static(
+        2,
+        "digits of an operand",
+        unit="digits",
+        within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
+    )
+    chain_of_thought: bool = static(
+        True, "write the partial products and the sums so far before the answer"
+    )
+
+
+@config.record
+class Sorting:
+    """Settings of `--task=sorting`."""
+
+    length: int = static(
+        6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH)
+    )
+    symbols: int = static(10, "digits to choose from", within=Interval(2, 10))
+
+
+@config.record
+class Modular:
+    """Settings of `--task=modular`."""
+
+    num_digits: int = static(
+        1,
+        "digits of an operand",
+        unit="digits",
+        within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
+    )
+    modulus_digits: int = static(
+        1,
+        "digits of the modulus",
+        unit="digits",
+        within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
+    )
+
+
+@config.record
+class BaseConversion:
+    """Settings of `--task=base_conversion`."""
+
+    num_digits: int = static(
+        3,
+        "decimal digits of a number",
+        unit="digits",
+        within=Interval(1, language.tasks.MAX_DIGITS),
+    )
+    base: int = static(2, "base of the answer", within=Interval(2, 16))
+
+
+@config.record
+class Countdown:
+    """Settings of `--task=countdown`."""
+
+    num_numbers: int = static(
+        3, "given numbers, each to be used once", within=Interval(2, language.tasks.MAX_NUMBERS)
+    )
+    max_number: int = static(
+        9, "the largest of them; max_number ** num_numbers below 2 ** 31", within=Interval(2)
+    )
+
+
+@config.record
+class RunningSum:
+    """Settings of `--task=running_sum`."""
+
+    length: int = static(
+        6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH)
+    )
+    modulus: int = static(10, "of the sums", within=Interval(2, 10))
+    max_filler: int = static(
+        8,
+        "most filler tokens of a demonstration",
+        unit="tokens",
+        within=Interval(0, language.tasks.MAX_FILLER),
+    )
+
+
+class TaskEntry(NamedTuple):
+    """A task by name.
+
+    Attributes:
+      settings: record of `--task.*`.
+      make: settings as keywords to a task.
+      reward: the reward function in Python that belongs to it; empty where the verifier is in the
+        program.
+    """
+
+    settings: type
+    make: Callable[..., language.Task]
+    reward: str = ""
+
+
+# Made and verified inside the program.
+GENERATED = {
+    "addition": TaskEntry(Addition, language.tasks.addition),
+    "multiplication": TaskEntry(Multiplication, language.tasks.multiplication),
+    "sorting": TaskEntry(Sorting, language.tasks.sorting),
+    "modular": TaskEntry(Modular, language.tasks.modular),
+    "base_conversion": TaskEntry(BaseConversion, language.tasks.base_conversion),
+    "countdown": TaskEntry(Countdown, language.tasks.countdown),
+    "running_sum": TaskEntry(RunningSum, language.tasks.running_sum),
+}
+TASKS = GENERATED | {
+    "file": TaskEntry(tables.File, tables.from_file),
+    "reasoning_gym": TaskEntry(
+        tables.ReasoningGym, tables.from_reasoning_gym, "jaxrl_po.run.reasoning:score_answer"
+    ),
+}
