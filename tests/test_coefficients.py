@@ -17,7 +17,8 @@ import pytest
 from probes import tabular_problem
 from test_fields import CASES, shared_with_grpo
 
-from jaxrl_po.algorithms import npg
+from jaxrl_po.algorithms import actor_critic, npg, ppo
+from jaxrl_po.algorithms.reference import COEFFICIENT
 from jaxrl_po.config import as_arrays
 from jaxrl_po.types import ActorCritic
 
@@ -29,6 +30,8 @@ ONE_STEP = {"num_epochs": 1, "num_minibatches": 1}
 FIT = {"value_epochs": 1, "value_minibatches": 1, "normalize_advantage": False}
 BASE = {
     "ppo": ONE_STEP | {"normalize_advantage": False},
+    "ppo_penalty": ONE_STEP | {"normalize_advantage": False, "kl_coefficient": 0.0},
+    "ppo_reference": ONE_STEP | {"normalize_advantage": False, "reference_kl_coefficient": 0.0},
     "a2c": {"entropy_coefficient": 0.0},
     "reinforce": FIT,
     "npg": FIT | {"cg_iterations": 60, "cg_tolerance": 1e-6},
@@ -36,6 +39,7 @@ BASE = {
     **{name: ONE_STEP | {"use_reference": True, "kl_coefficient": 0.0} for name in GROUPS},
 }
 BASE["dapo"] |= {"dynamic_sampling": "off", "overlong_filtering": False, "overlong_cache": 6}
+PPO = ("ppo", "ppo_penalty", "ppo_reference")
 TESTED: set[tuple[str, str]] = set()
 
 
@@ -90,11 +94,11 @@ def program(algorithm, structure, plain):
         held = reference if jax.tree.leaves(state.reference_params) else state.reference_params
         state = state._replace(params=params, reference_params=held, step=step)
         state = state._replace(kl_coefficient=jnp.where(beta < 0, state.kl_coefficient, beta))
-        after, metrics = learner.step.update(state, batch)
+        after, metrics = learner.update(state, batch)
         return (
             jax.tree.map(jnp.subtract, after.params, params),
             {k: m.value() for k, m in metrics.items()},
-            after.kl_coefficient,
+            after.collector.replicated.get(COEFFICIENT, after.kl_coefficient),
         )
 
     return update
@@ -317,14 +321,14 @@ def test_reinforce_pp_takes_the_distance_from_what_follows_or_adds_it_to_the_los
         )
 
 
-@number("kl_coefficient", "ppo")
+@number("kl_coefficient", "ppo_penalty")
 def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
     """The penalty has no gradient in the first step of an update; in the second it is that of the exact KL(old ‖ new)."""
     k, params = known(algorithm), situation(WITH_CRITIC)[0].policy
     first = gradient(algorithm, weights(algorithm) * k.ratio * gae(k, 0.99, 0.95))
     after = jax.tree.map(jnp.add, params, first)
     away = gradient(algorithm, weights(algorithm), "kl", at=after, frm=params)
-    settings = {"clip": False, "penalty": "fixed", "num_epochs": 2}
+    settings = {"penalty": "fixed", "num_epochs": 2}
     nothing = change(algorithm, kl_coefficient=0.0, **settings).policy
     for c in (0.5, 1.0):
         assert_same(
@@ -332,13 +336,13 @@ def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
         )
 
 
-@number("reference_kl_coefficient", "ppo")
+@number("reference_kl_coefficient", "ppo_reference")
 def test_ppo_takes_the_distance_to_the_reference_from_each_reward(algorithm):
     k = known(algorithm)
     for c in (0.0, 0.5, 1.0):
         reward = k.reward - c * k.mask * (k.old - k.reference)
         advantage = gae(k, 0.99, 0.95, reward)
-        moved = change(algorithm, clip=False, use_reference=True, reference_kl_coefficient=c)
+        moved = change(algorithm, clip=False, reference_kl_coefficient=c)
         assert_same(moved.policy, gradient(algorithm, weights(algorithm) * k.ratio * advantage))
         error = advantage + k.value - k.value_now
         assert_same(moved.value, times(0.5, value_gradient(algorithm, weights(algorithm) * error)))
@@ -404,7 +408,7 @@ def test_earlier_outcomes_keep_that_weight_in_each_iteration(algorithm):
         state = learner.init(jax.random.key(0))
         batches = []
         for key in jax.random.split(jax.random.key(7), 3):
-            state, batch = learner.step.sample(state._replace(key=key))
+            state, batch = learner.sample(state._replace(key=key))
             batches.append((batch.score.reshape(-1), batch.stratum, batch.reward.sum(1)))
         return batches
 
@@ -621,7 +625,7 @@ def test_each_refusal_shortens_the_step_by_that_factor(algorithm):
 
 
 @number("target_kl", "ppo")
-def test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at(algorithm):
+def test_the_target_is_what_an_early_stop_admits(algorithm):
     """Two full-batch steps, the second of which is stopped by what the first has moved, or is not."""
     k = known(algorithm)
     stop = {"early_stop": True, "num_epochs": 2}
@@ -632,22 +636,24 @@ def test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at(al
     ]
     assert shares[0] == 0.0
     assert shares[1] > 0.0
-    adapt = {"penalty": "adaptive", "clip": False, "num_epochs": 2, "kl_coefficient": 1.0}
+
+
+@number("target_kl", "ppo_penalty")
+def test_the_target_is_what_the_penalty_aims_at(algorithm):
+    adapt = {"penalty": "adaptive", "num_epochs": 2, "kl_coefficient": 1.0}
     kl = float(outcome(algorithm, **adapt)[1]["exact_kl"])
     for share, beta in ((0.98 / 1.5, 2.0), (1.02 / 1.5, 1.0), (0.98 * 1.5, 1.0), (1.02 * 1.5, 0.5)):
         assert float(outcome(algorithm, target_kl=share * kl, **adapt)[2]) == beta
 
 
-@number("reference_target_kl", "ppo")
+@number("reference_target_kl", "ppo_reference")
 def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
     k = known(algorithm)
     kl = float((weights(algorithm) * (k.old - k.reference)).sum())
-    settings = {"clip": False, "use_reference": True, "adapt_reference_kl": True}
+    settings = {"clip": False, "adapt_reference_kl": True, "reference_kl_coefficient": 0.3}
     assert kl > 0
     for error in (-0.5, -0.1, 0.05, 0.1, 0.5):
-        beta = float(
-            outcome(algorithm, reference_target_kl=kl / (1 + error), beta=0.3, **settings)[2]
-        )
+        beta = float(outcome(algorithm, reference_target_kl=kl / (1 + error), **settings)[2])
         assert beta == pytest.approx(0.3 * (1 + 0.1 * np.clip(error, -0.2, 0.2)), rel=1e-4)
 
 
@@ -665,7 +671,7 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     }
     natural_steps = algorithm in ("npg", "trpo")
     wanted["grad_norm"] = np.linalg.norm(
-        flat(moved if algorithm in ("ppo", "a2c") else moved.policy)
+        flat(moved if algorithm in (*PPO, "a2c") else moved.policy)
     )
     if natural_steps:
         wanted["grad_norm"] = np.linalg.norm(curvature()[1])
@@ -684,7 +690,7 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     assert got == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert np.isfinite(float(metrics["kl"]))
     assert ("clip_fraction_high" in metrics) == (
-        algorithm not in ("reinforce", "a2c", "npg", "trpo", "rloo")
+        algorithm not in ("reinforce", "a2c", "npg", "trpo", "rloo", "ppo_penalty")
     )
 
 
@@ -692,6 +698,8 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
 HANDED_ON = {
     "reinforce": {"lambda_"},
     "a2c": {"lambda_"},
+    "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)},
+    "ppo_reference": {f.name for f in dataclasses.fields(ppo.Config)},
     "npg": {"gamma", "lambda_", "value_learning_rate"},
     "trpo": {f.name for f in dataclasses.fields(npg.Config)},
     **{

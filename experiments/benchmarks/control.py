@@ -49,10 +49,8 @@ class Options:
     devices: str = static("auto", "devices; auto on a CPU is one for each core")
     updates: int = static(
         0,
-        (
-            "rounds of one update of TRPO beside one of PPO, in turns, in place of whole "
-            "loops; 0 for none"
-        ),
+        "rounds of one update of TRPO beside one of PPO, in turns, in place of whole "
+        "loops; 0 for none",
         within=config.NON_NEGATIVE,
     )
     json: bool = static(False, "print one JSON object as the last line")
@@ -191,10 +189,8 @@ def table(devices: str) -> None:
         ]
         row = comparison.measure_apart(__file__, [*numbers, f"--devices={devices}"])
         print(
-            (
-                f"{envs:>7} × {steps:<4} {seeds:>6} {row['steps_per_second']:>10,} "
-                f"{row['compile_seconds']:>10} {row['peak_memory_mb']:>8}  {row['placement']}"
-            ),
+            f"{envs:>7} × {steps:<4} {seeds:>6} {row['steps_per_second']:>10,} "
+            f"{row['compile_seconds']:>10} {row['peak_memory_mb']:>8}  {row['placement']}",
             flush=True,
         )
 

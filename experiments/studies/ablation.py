@@ -46,11 +46,9 @@ class Options:
     length: int = static(5, "digits of a list, for running_sum", within=COUNT)
     max_new_tokens: int = static(
         0,
-        (
-            "token budget of a completion; 0 takes the longest demonstration of running_sum, "
-            "whose length is to be learnt, and a quarter more than the longest answer of other "
-            "tasks, so that none is punished for its length"
-        ),
+        "token budget of a completion; 0 takes the longest demonstration of running_sum, "
+        "whose length is to be learnt, and a quarter more than the longest answer of other "
+        "tasks, so that none is punished for its length",
         unit="tokens",
         within=NON_NEGATIVE,
     )
@@ -63,10 +61,8 @@ class Options:
     layers: int = static(2, "its blocks", within=COUNT)
     learning_rate: float = static(
         3e-4,
-        (
-            "Adam's step size at most: it rises over the first twentieth of the updates, then "
-            "falls to 0"
-        ),
+        "Adam's step size at most: it rises over the first twentieth of the updates, then "
+        "falls to 0",
         within=POSITIVE,
     )
     warm_start: float = static(
@@ -82,8 +78,10 @@ class Options:
 
     def validate(self) -> None:
         """Raises ConfigError for a field without effect."""
-        config.require(self, "length", self.task == "running_sum", "task is running_sum")
-        config.require(self, "warm_start", self.warm_start_steps > 0, "warm_start_steps is above 0")
+        config.require_effect(self, "length", self.task == "running_sum", "task is running_sum")
+        config.require_effect(
+            self, "warm_start", self.warm_start_steps > 0, "warm_start_steps is above 0"
+        )
 
 
 class Scores(NamedTuple):
