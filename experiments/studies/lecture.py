@@ -223,7 +223,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
 
 def untrained(records: Mapping[str, Any]) -> Problem:
     """The run's task with a policy that has learnt nothing yet, whose responses are of all lengths."""
-    task = tasks.TASKS[records[""].task].make(**vars(records["task"]))
+    task = tasks.entry(records[""].task).make(**vars(records["task"]))
     policy, critic = (
         records["model"].build(task.tokenizer.size, outputs=outputs) for outputs in (0, 1)
     )

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jaxrl_po.config import ConfigError
 from jaxrl_po.types import PyTree
 
+METHODS = ("reset", "step", "action_space", "observation_space", "default_params")
+
 
 class Transition(NamedTuple):
     """One step of one environment.
@@ -38,6 +40,8 @@ class Environment(NamedTuple):
       observation_shape: shape of an observation.
       num_actions: number of discrete actions, or 0 where actions are continuous.
       action_size: components of a continuous action, or 0.
+      observe: the environment's observation to the policy's input, float32.
+      to_action: the policy's action to the environment's own.
     """
 
     reset: Callable[[jax.Array], tuple[jax.Array, PyTree]]
@@ -45,6 +49,8 @@ class Environment(NamedTuple):
     observation_shape: tuple[int, ...]
     num_actions: int
     action_size: int
+    observe: Callable[[Any], jax.Array]
+    to_action: Callable[[jax.Array], jax.Array]
 
 
 def adapt(env: Any, env_params: Any = None) -> Environment:
@@ -63,8 +69,8 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
       The `Environment`.
 
     Raises:
-      ConfigError: for a structured observation, or an action space that is neither discrete nor a
-        bounded or free box.
+      ConfigError: for a structured observation, an action space that is neither discrete nor a
+        bounded or free box, or an environment that does not speak the interface.
 
     Example:
       >>> import gymnax
@@ -72,6 +78,17 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
       >>> cart_pole.observation_shape, cart_pole.num_actions, cart_pole.action_size
       ((4,), 2, 0)
     """
+    if isinstance(env, tuple):
+        raise ConfigError(
+            "env must be the environment alone; gymnax.make returns it with its parameters: pass "
+            "gymnax.make(name)[0]"
+        )
+    missing = [method for method in METHODS if not hasattr(env, method)]
+    if missing:
+        raise ConfigError(
+            f"env {type(env).__name__} must have the interface of gymnax >= 1.0; it lacks "
+            f"{', '.join(missing)}"
+        )
     params = env.default_params if env_params is None else env_params
     observation_space, action_space = env.observation_space(params), env.action_space(params)
     name = getattr(env, "name", type(env).__name__)
@@ -117,9 +134,18 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         return observe(observation), _strong(state)
 
     def step(key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, Transition]:
-        observation, state, reward, terminated, truncated, info = env.step(
-            key, state, act(action), params
-        )
+        results = env.step(key, state, act(action), params)
+        if len(results) != 6:
+            raise ConfigError(
+                f"env {name}: step must return (observation, state, reward, terminated, truncated, "
+                f"info) as in gymnax >= 1.0, got {len(results)} values"
+            )
+        observation, state, reward, terminated, truncated, info = results
+        if "final_observation" not in info:
+            raise ConfigError(
+                f"env {name}: info of step must hold final_observation, the next observation "
+                "before any reset: the value of a truncated episode's rest is computed from it"
+            )
         return _strong(state), Transition(
             observation=observe(observation),
             reward=jnp.asarray(reward, float).reshape(()),
@@ -129,7 +155,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         )
 
     observation_shape = jax.eval_shape(reset, jax.random.key(0))[0].shape
-    return Environment(reset, step, observation_shape, num_actions, action_size)
+    return Environment(reset, step, observation_shape, num_actions, action_size, observe, act)
 
 
 def _strong(tree: PyTree) -> PyTree:

@@ -114,8 +114,12 @@ def build_networks(modules: Mapping[str, Any], observation_rank: int) -> Network
         shared = modules["actor_critic"]
         return Networks(
             init=lambda key, observation: ActorCritic(shared.init(key, observation)),
-            policy=lambda params, inputs: shared.apply(params.policy, inputs)[0],
-            value=lambda params, inputs: shared.apply(params.policy, inputs)[1],
+            policy=lambda params, inputs: require_distribution(
+                shared.apply(params.policy, inputs)[0]
+            ),
+            value=lambda params, inputs: require_value(
+                shared.apply(params.policy, inputs)[1], inputs, observation_rank
+            ),
         )
     policy, critic = modules["policy"], modules["critic"]
 
@@ -127,9 +131,42 @@ def build_networks(modules: Mapping[str, Any], observation_rank: int) -> Network
     def value(params: ActorCritic, inputs: jax.Array) -> jax.Array:
         if params.value is None:
             return jnp.zeros(inputs.shape[: inputs.ndim - observation_rank])
-        return critic.apply(params.value, inputs)
+        return require_value(critic.apply(params.value, inputs), inputs, observation_rank)
 
-    return Networks(init, lambda params, inputs: policy.apply(params.policy, inputs), value)
+    return Networks(
+        init,
+        lambda params, inputs: require_distribution(policy.apply(params.policy, inputs)),
+        value,
+    )
+
+
+def require_distribution(output: Any) -> Distribution:
+    """The output of a policy, which must be a distribution.
+
+    Raises:
+      ConfigError: it is something else, such as an array of logits.
+    """
+    if not all(hasattr(output, name) for name in ("log_prob", "entropy", "kl", "sample", "mode")):
+        raise ConfigError(
+            f"policy must return a distribution, got {type(output).__name__}: wrap logits as "
+            "jaxrl_po.distributions.Categorical(logits), a mean and log σ as DiagonalGaussian"
+        )
+    return cast(Distribution, output)
+
+
+def require_value(value: jax.Array, inputs: jax.Array, observation_rank: int) -> jax.Array:
+    """The output of a critic, which must have one value for each observation.
+
+    Raises:
+      ConfigError: it has another shape, such as a last axis of one.
+    """
+    shape = inputs.shape[: inputs.ndim - observation_rank]
+    if value.shape != shape:
+        raise ConfigError(
+            f"critic must return one value for each observation, shape {list(shape)}, got "
+            f"{list(value.shape)}: drop a last axis of 1 by [..., 0]"
+        )
+    return value
 
 
 def default_modules(

@@ -1,6 +1,6 @@
 """From what a script builds of one seed to the job over all seeds and devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ class Experiment(NamedTuple):
     Attributes:
       learner: of one seed.
       evaluate: `(params, collector, key) -> {name: array}` of one seed; each is logged as the mean
-        over its array.
+        over its array; None evaluates nothing.
       score: the evaluated name that marks the best checkpoint.
       initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
       examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` is
@@ -28,7 +28,7 @@ class Experiment(NamedTuple):
     """
 
     learner: Learner
-    evaluate: Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
+    evaluate: Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]] | None
     score: str
     initial: str = ""
     examples: programs.Examples | None = None
@@ -52,9 +52,12 @@ def make_job(
     else:
         learner = parallel.over_devices(experiment.learner, placement)
 
+    measure = experiment.evaluate
+
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
+        assert measure is not None
         each = jax.vmap(
-            lambda state: experiment.evaluate(state.params, state.collector, evaluation_key),
+            lambda state: measure(state.params, state.collector, evaluation_key),
             in_axes=(parallel.STATE_AXES,),
         )
         values = parallel.spread(each, placement, (parallel.whole_state_spec(),))(state)
@@ -77,7 +80,7 @@ def make_job(
         patience=options.patience,
         idle_patience=options.idle_patience,
         rewarded=experiment.rewarded,
-        evaluate=evaluate,
+        evaluate=None if measure is None else evaluate,
         score=experiment.score,
         examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),
         where=placement.describe(),

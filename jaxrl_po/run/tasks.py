@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from jaxrl_po import config, language
 from jaxrl_po.config import Interval, static
-from jaxrl_po.run import tables
+from jaxrl_po.run import flags, tables, user_code
+from jaxrl_po.run.flags import UsageError
 
 
 @config.record
@@ -122,6 +123,11 @@ class TaskEntry(NamedTuple):
     reward: str = ""
 
 
+@config.record
+class NoSettings:
+    """A task of the user's own has no flags."""
+
+
 # Made and verified inside the program.
 GENERATED = {
     "addition": TaskEntry(Addition, language.tasks.addition),
@@ -138,3 +144,24 @@ TASKS = GENERATED | {
         tables.ReasoningGym, tables.from_reasoning_gym, "jaxrl_po.run.reasoning:score_answer"
     ),
 }
+
+
+def entry(name: str) -> TaskEntry:
+    """The task of a name, or that of `file.py:name`, a function without arguments that makes it.
+
+    Raises:
+      UsageError: there is none of that name, or the file cannot be used.
+    """
+    if user_code.is_source(name):
+        return TaskEntry(NoSettings, lambda: _own(name))
+    found: TaskEntry = flags.lookup("task", name, TASKS)
+    return found
+
+
+def _own(name: str) -> language.Task:
+    task = user_code.make("task", name)
+    if not isinstance(task, language.Task):
+        raise UsageError(
+            f"--task={name} must make a jaxrl_po.language.Task, got {type(task).__name__}"
+        )
+    return task

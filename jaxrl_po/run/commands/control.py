@@ -15,7 +15,7 @@ from jaxrl_po.config import COUNT, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import flags, jobs, launch, methods
+from jaxrl_po.run import flags, jobs, launch, methods, user_code
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.run.parallel import Placement
@@ -68,7 +68,10 @@ SAMPLINGS = {
 class Options(RunOptions):
     """The run as a whole."""
 
-    env: str = static("CartPole-v1", "a registered gymnax environment")
+    env: str = static(
+        "CartPole-v1",
+        "a registered gymnax environment, or a class of your own as file.py:Name",
+    )
     sampling: str = static(
         "auto",
         "rollouts that run on (path), episodes in groups from one state (groups), or "
@@ -92,7 +95,10 @@ def sampling(options: Options) -> Sampling:
 def tuned(options: Options) -> Mapping[str, Any]:
     """Flags to the values that a sweep found for this method on this environment; none where there was no sweep."""
     path = CONFIGS / options.algorithm / f"{options.env}.json"
-    return json.loads(path.read_text())["flags"] if path.exists() else {}
+    if user_code.is_source(options.env) or not path.exists():
+        return {}
+    flags_of_sweep: dict[str, Any] = json.loads(path.read_text())["flags"]
+    return flags_of_sweep
 
 
 def defaults(options: Options) -> Mapping[str, Any]:
@@ -113,7 +119,13 @@ def self_normalized(branches: int, distribution: Distribution, samples: Samples)
 
 
 def make_env(name: str) -> Any:
-    """A registered environment."""
+    """A registered environment, or that of `file.py:Name`.
+
+    Raises:
+      UsageError: there is none of that name, or the file cannot be used.
+    """
+    if user_code.is_source(name):
+        return user_code.make("env", name)
     import gymnax  # here, because it starts the backend, whose devices are chosen first
 
     flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))

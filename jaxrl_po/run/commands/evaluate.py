@@ -67,9 +67,11 @@ def evaluate(options: Options, script: launch.Script, records: dict[str, Any]) -
         script, records, "run", options.run, options.checkpoint
     )
     key = jax.random.key(options.seed)
+    measure = experiment.evaluate
+    assert measure is not None
     values = jax.jit(
         jax.vmap(
-            lambda state: experiment.evaluate(state.params, state.collector, key),
+            lambda state: measure(state.params, state.collector, key),
             in_axes=(parallel.STATE_AXES,),
         )
     )(state)

@@ -20,6 +20,7 @@ from jaxrl_po.run import (
     programs,
     scoring,
     sharding,
+    tasks,
 )
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.options import Options as RunOptions
@@ -35,7 +36,9 @@ VERIFIER, MODEL = "verifier", "model"
 class Options(RunOptions):
     """The run as a whole."""
 
-    task: str = static("addition", f"one of {', '.join(TASKS)}")
+    task: str = static(
+        "addition", f"one of {', '.join(TASKS)}, or a function of your own as file.py:name"
+    )
     init_from: str = static(
         "",
         "folder of an earlier run of this script, at whose latest policy (of its first "
@@ -89,7 +92,7 @@ def initial_policy(
     """
     run = records[""].init_from
     settings = earlier.read(SCRIPT, "init_from", run)
-    tokenizer = TASKS[settings[""].task].make(**vars(settings["task"])).tokenizer
+    tokenizer = tasks.entry(settings[""].task).make(**vars(settings["task"])).tokenizer
     if tokenizer != task.tokenizer:
         raise UsageError(
             f"--init_from={run} must have the vocabulary of --task={records[''].task}, "
@@ -115,7 +118,7 @@ def initial_policy(
 
 def functions(options: Options) -> list[str]:
     """The functions that score on the host: those of `--reward`, or those that belong to the task."""
-    own = TASKS[options.task].reward if options.task in TASKS else ""
+    own = tasks.entry(options.task).reward
     sources = {VERIFIER: own, MODEL: ""}.get(options.reward, options.reward)
     return [source for source in sources.split(",") if source]
 
@@ -131,7 +134,7 @@ def host_score(
     sources = functions(options)
     for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
         config.require_effect(options, name, bool(sources), "reward names functions")
-    if options.reward == MODEL and TASKS[options.task].reward:
+    if options.reward == MODEL and tasks.entry(options.task).reward:
         raise UsageError(
             f"--reward={MODEL} must be fitted to a verifier in the program; "
             f"--task={options.task} has none"
@@ -176,7 +179,7 @@ def host_score(
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
     """The method on the task, with a policy and, where the method reads one, a critic of its size."""
     options, settings, model = records[""], records["problem"], records["model"]
-    task = TASKS[options.task].make(**vars(records["task"]))
+    task = tasks.entry(options.task).make(**vars(records["task"]))
     rewarded = host_score(options, task, placement)
     policy, critic = model.build(task.tokenizer.size), model.build(task.tokenizer.size, outputs=1)
     if placement.cuts_params:
@@ -374,7 +377,7 @@ def sections(options: Options) -> dict[str, type]:
         else {}
     )
     return {
-        "task": flags.lookup("task", options.task, TASKS).settings,
+        "task": tasks.entry(options.task).settings,
         "problem": language.Settings,
         "model": language.ModelSettings,
         "warm_start": language.WarmStart,

@@ -213,6 +213,9 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
     def learner(settings: Any) -> Learner:
         return control.build({**group[0], "config": settings}, algorithm, ALONE).learner
 
+    measure = experiments[0].evaluate
+    assert measure is not None
+
     def train(settings: Any, key: jax.Array) -> jax.Array:
         method = learner(settings)
 
@@ -220,9 +223,8 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
             state, _ = jax.lax.scan(
                 lambda state, _: (method.step(state)[0], None), state, None, length=every
             )
-            return state, experiments[0].evaluate(state.params, state.collector, evaluation_key)[
-                "greedy_return"
-            ].mean()
+            scores = measure(state.params, state.collector, evaluation_key)
+            return state, scores["greedy_return"].mean()
 
         return jax.lax.scan(stretch, method.init(key), None, length=iterations // every)[1]
 

@@ -1,0 +1,154 @@
+"""`load`: the policy of a run, to act or to answer with."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po import language
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control.environment import adapt
+from jaxrl_po.control.problem import normalize
+from jaxrl_po.language import sampling
+from jaxrl_po.run import earlier, flags, parallel, tasks
+from jaxrl_po.run.commands import control
+from jaxrl_po.run.commands import language as language_command
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.types import ActorCritic, TrainState
+
+
+class ControlPolicy(NamedTuple):
+    """The policy of a run of `jaxrl-po control`.
+
+    Attributes:
+      settings: flag name to value.
+      iteration: of the checkpoint.
+      params: `ActorCritic` of one seed.
+      act: `act(observation, key=None) -> action`: an observation of the environment `[*shape]` to
+        an action in the environment's own units; the mode, or with a key a sample (consumed).
+        Normalised as in training. Jitted; `jax.vmap` makes it act for many.
+    """
+
+    settings: dict[str, Any]
+    iteration: int
+    params: ActorCritic
+    act: Callable[..., jax.Array]
+
+
+class LanguagePolicy(NamedTuple):
+    """The policy of a run of `jaxrl-po language`.
+
+    Attributes:
+      settings: flag name to value.
+      iteration: of the checkpoint.
+      params: `ActorCritic` of one seed.
+      generate: `generate(prompts, key=None) -> completions`, lists of texts: greedy, or with a key
+        sampled at the run's temperature (consumed). A prompt must consist of the task's characters
+        and be no longer than its prompts.
+    """
+
+    settings: dict[str, Any]
+    iteration: int
+    params: ActorCritic
+    generate: Callable[..., list[str]]
+
+
+def load(
+    folder: str | Path, *, checkpoint: str = "best", seed: int = 0
+) -> ControlPolicy | LanguagePolicy:
+    """The policy of one seed of a run.
+
+    Args:
+      folder: of a run of `jaxrl-po control` or `jaxrl-po language`.
+      checkpoint: "best" (the iteration of the highest mean score over seeds) or "latest".
+      seed: which of the run's seeds, from 0.
+
+    Returns:
+      The policy, with `act` or `generate`.
+
+    Raises:
+      ConfigError: no such run, checkpoint or seed, or a run of another version of the library.
+    """
+    try:
+        if checkpoint not in earlier.CHECKPOINTS:
+            raise UsageError(f"checkpoint must be one of {', '.join(earlier.CHECKPOINTS)}")
+        scripts = (control.SCRIPT, language_command.SCRIPT)
+        script, records = earlier.read_any(scripts, "folder", str(folder))
+        if not 0 <= seed < records[""].seeds:
+            raise UsageError(
+                f"seed={seed} must be below {records[''].seeds}, the seeds of folder={folder}"
+            )
+        _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
+    except UsageError as error:
+        raise ConfigError(str(error).replace("--", "")) from None
+    state, settings = parallel.of_seed(stacked, seed), flags.flatten(records)
+    if script.name == control.SCRIPT.name:
+        return ControlPolicy(settings, iteration, state.params, _act(records, state))
+    return LanguagePolicy(settings, iteration, state.params, _generate(records, state))
+
+
+def _act(records: dict[str, Any], state: TrainState) -> Callable[..., jax.Array]:
+    env, problem = control.build_problem(records, None)
+    environment = adapt(env)
+
+    @jax.jit
+    def act(observation: Any, key: jax.Array | None = None) -> jax.Array:
+        inputs = normalize(state.collector, environment.observe(observation))[None]
+        distribution, _ = problem.apply(state.params._replace(value=None), inputs)
+        action = distribution.mode() if key is None else distribution.sample(key)
+        return environment.to_action(action[0])
+
+    return act
+
+
+def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[str]]:
+    task: language.Task = tasks.entry(records[""].task).make(**vars(records["task"]))
+    model, settings = records["model"].build(task.tokenizer.size), records["problem"]
+    budget = settings.max_new_tokens or task.answer_length
+
+    @jax.jit
+    def complete(prompt: jax.Array, pad: jax.Array, key: jax.Array | None) -> sampling.Completions:
+        return sampling.generate(
+            model,
+            state.params.policy,
+            prompt,
+            pad,
+            jax.random.split(jax.random.key(0) if key is None else key, prompt.shape[0]),
+            group_size=1,
+            max_new_tokens=budget,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            eos=task.tokenizer.eos,
+            pad_token=task.tokenizer.pad,
+            greedy=key is None,
+        )
+
+    def generate(prompts: Sequence[str], key: jax.Array | None = None) -> list[str]:
+        tokens, pad = _left_padded(prompts, task)
+        completions = complete(jnp.asarray(tokens), jnp.asarray(pad), key)
+        length = np.asarray(completions.length - completions.ended)  # without EOS
+        within = np.arange(budget) < length[:, None]
+        return task.tokenizer.decode_rows(np.asarray(completions.tokens), within)
+
+    return generate
+
+
+def _left_padded(
+    prompts: Sequence[str], task: language.Task
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Tokens `[P, L]` and the padding tokens on the left `[P]`."""
+    if isinstance(prompts, str):
+        raise ConfigError("prompts must be a list of texts, got one text: put it into a list")
+    rows = [task.tokenizer.encode(prompt) for prompt in prompts]
+    longest = task.prompt_length
+    for prompt, row in zip(prompts, rows, strict=True):
+        if len(row) > longest:
+            raise ConfigError(f"prompts must have at most {longest} characters, got {prompt!r}")
+    pad = np.array([longest - len(row) for row in rows], np.int32)
+    filled = [[task.tokenizer.pad] * (longest - len(row)) + row for row in rows]
+    return np.array(filled, np.int32).reshape(len(rows), longest), pad

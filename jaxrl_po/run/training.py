@@ -1,0 +1,161 @@
+"""`train`: a learner of one's own with the runner's progress, checkpoints, pictures and resume."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.run import folder, jobs, metrics, parallel, plotting, provenance, runner
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import Row
+from jaxrl_po.run.options import LINES, Options
+from jaxrl_po.run.plotting import Panel, Series
+from jaxrl_po.run.progress import Progress
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
+
+SCRIPT = "train"
+Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]
+
+
+class Trained(NamedTuple):
+    """What `train` leaves.
+
+    Attributes:
+      state: the final state; leaves lead with the seeds, but for what is frozen.
+      rows: the lines of `metrics.jsonl`, a list of one number for each seed under each name.
+      folder: where they lie, or None.
+      interrupted: whether a signal ended it early.
+    """
+
+    state: TrainState
+    rows: list[Row]
+    folder: Path | None
+    interrupted: bool
+
+
+def train(
+    learner: Learner,
+    iterations: int,
+    *,
+    seeds: int = 1,
+    seed: int = 0,
+    steps_per_iteration: int = 1,
+    evaluate: Evaluate | None = None,
+    score: str = "",
+    watch: Sequence[str] = (),
+    out: str | Path = "",
+    resume: bool = False,
+    overwrite: bool = False,
+    log_every: int = 0,
+    eval_every: int = 5,
+) -> Trained:
+    """Trains a learner of one's own as the commands train theirs, all seeds side by side.
+
+    Args:
+      learner: of one seed.
+      iterations: in all, a resumed run's earlier ones included.
+      seeds: runs side by side, vmapped and sharded over the devices they divide among.
+      seed: base seed, from which those of all runs follow.
+      steps_per_iteration: environment steps (or completions) of one iteration of one seed.
+      evaluate: `(params, collector, key) -> {name: array}` of one seed, whose means are logged;
+        its key is the same at each evaluation. None evaluates nothing.
+      score: the evaluated name that marks the best checkpoint; empty keeps the latest only.
+      watch: metrics to show while it runs, and to draw in `curves.png`.
+      out: folder for `metrics.jsonl`, `checkpoints/`, `curves.png` and `config.json`; empty writes
+        nothing that stays.
+      resume: continue the run in `out`; it must have been started with the same arguments, but
+        `iterations` may grow.
+      overwrite: replace the run in `out`.
+      log_every: iterations pooled into one line; 0 makes about 50 lines.
+      eval_every: lines between evaluations.
+
+    Returns:
+      `Trained`. A first SIGINT ends the run after the current line, saved.
+
+    Raises:
+      ConfigError: names the argument that cannot work; nothing is compiled or written.
+      runner.Diverged: no update was finite for 10 iterations; the last good checkpoint stays.
+
+    Example:
+      >>> import gymnax
+      >>> from jaxrl_po import control
+      >>> from jaxrl_po.algorithms import ppo
+      >>> problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=8)
+      >>> learner = ppo.make(ppo.Config(num_minibatches=2), problem)
+      >>> trained = train(learner, 2, seeds=2)  # doctest: +ELLIPSIS
+      training: ...
+      >>> trained.rows[-1]["iteration"], len(trained.rows[-1]["entropy"])
+      (2, 2)
+    """
+    for name, value, within in (
+        ("iterations", iterations, NON_NEGATIVE),
+        ("seeds", seeds, COUNT),
+        ("steps_per_iteration", steps_per_iteration, COUNT),
+        ("log_every", log_every, NON_NEGATIVE),
+        ("eval_every", eval_every, COUNT),
+    ):
+        if value not in within:
+            raise ConfigError(f"{name} must lie in {within}, got {value}")
+    options = Options(seeds=seeds, seed=seed, eval_every=eval_every)
+    settings = {
+        "seeds": seeds,
+        "seed": seed,
+        "steps_per_iteration": steps_per_iteration,
+        "log_every": log_every or max(1, iterations // LINES),
+        "eval_every": eval_every,
+        "total_steps": iterations * steps_per_iteration,
+    }
+    with _as_arguments():
+        stored = folder.inspect(str(out), resume=resume, overwrite=overwrite) if out else {}
+        if stored.get("script", SCRIPT) != SCRIPT:
+            raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
+        provenance.require_readable(stored.get("resolved", {}), str(out))
+        if stored:
+            settings["log_every"] = stored["log_every"]
+        folder.require_same(settings, stored, str(out))
+        placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
+        job = jobs.make_job(
+            jobs.Experiment(learner, evaluate, score),
+            options,
+            placement,
+            iterations=iterations,
+            steps_per_iteration=steps_per_iteration,
+            log_every=settings["log_every"],
+        )
+        with _place(out, overwrite) as place:
+            origin = provenance.describe(placement.describe())
+            config = {"script": SCRIPT, **settings, "resolved": origin}
+            folder.write_json(place / folder.CONFIG, config)
+            total = iterations * steps_per_iteration
+            with Progress("training", total, watch=[*watch, *filter(None, [score])]) as progress:
+                outcome = runner.run(job, place, progress, resume=resume)
+            rows = metrics.read(place / runner.METRICS)
+            if out:
+                series = [Series(name, name.replace("_", " ")) for name in (*watch, score) if name]
+                panel = Panel(rows, series, "training", "steps, each seed", "")
+                plotting.save([panel], place / "curves.png")
+    return Trained(outcome.state, rows, Path(out) if out else None, outcome.interrupted)
+
+
+@contextlib.contextmanager
+def _place(out: str | Path, overwrite: bool) -> Iterator[Path]:
+    """The folder of the run, or one that goes with it."""
+    if out:
+        with folder.claim(str(out), overwrite=overwrite) as place:
+            yield place
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Path(scratch)
+
+
+@contextlib.contextmanager
+def _as_arguments() -> Iterator[None]:
+    """Inside, an error about flags becomes one about arguments of those names."""
+    try:
+        yield
+    except UsageError as error:
+        raise ConfigError(str(error).replace("--", "")) from None
