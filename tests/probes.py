@@ -1,4 +1,4 @@
-"""Environments whose values are known by hand, in gymnax's own interface."""
+"""Environments with known values, in gymnax's own interface."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ class Params(environment.EnvParams):
 
 
 class Probe(environment.Environment):
-    """One cue in {−1, +1}, redrawn at each reset; reward and termination are given by the subclass."""
+    """One cue in {−1, +1}, redrawn at each reset; subclasses define reward and termination."""
 
     num_actions = 2
 
@@ -57,7 +57,7 @@ class Probe(environment.Environment):
 
 
 class AlwaysTruncated(Probe):
-    """Reward 1 for ever, cut every 5 steps: V = 1 / (1 − γ), which only bootstrapping at the limit can find."""
+    """Reward 1 forever, truncated every 5 steps: V = 1 / (1 − γ), found only by bootstrapping."""
 
 
 class AlwaysTerminated(Probe):
@@ -101,7 +101,7 @@ class NanReward(Probe):
 
 
 def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
-    """A problem without an environment, for tests of what is above it: its programs compile in a second.
+    """A problem without an environment, for tests of the layers above: it compiles in a second.
 
     The state at step t is (context + t) mod 6, whatever was done; action 0 ends the row, and a row
     that never ends is truncated. A row's raw score is 1 if it has at least three steps. The reward

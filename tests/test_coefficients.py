@@ -1,9 +1,9 @@
-"""Every number of every config by hand: the term that it scales, its sign and its size, in one step of plain gradient descent.
+"""Every number of every config by hand: the term that it scales, its sign and its size.
 
-Where the default optimizer is not what is tested it is `sgd(1)`, so that a change of the parameters
-is a gradient. It is taken from parameters that did not sample the batch, so that ratios are not 1,
-beside a reference that is neither. What a method ought to do is in each test the weight of every
-step on `∇ log π`, in numpy.
+Each test takes one step of gradient descent: unless the default optimizer is tested, it is
+`sgd(1)`, so that the change of the parameters is a gradient. The parameters are not those that
+sampled the batch, so that ratios are not 1, and the reference differs from both. The expected
+gradient is computed in numpy, from the weight of every step on `∇ log π`.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from jaxrl_po.types import ActorCritic
 WITH_CRITIC = tabular_problem(num_prompts=8, num_steps=8)
 IN_GROUPS = tabular_problem(num_prompts=4, group_size=4, dense=False)
 GROUPS = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo")
-# One program for each method: what is a number below is traced, and these are not.
+# One program per method: numbers set in the tests are traced, these settings are static.
 ONE_STEP = {"num_epochs": 1, "num_minibatches": 1}
 FIT = {"value_epochs": 1, "value_minibatches": 1, "normalize_advantage": False}
 BASE = {
@@ -40,7 +40,7 @@ TESTED: set[tuple[str, str]] = set()
 
 
 def number(fields, *algorithms):
-    """Marks the test of these fields, for these methods."""
+    """Parametrises a test over methods and records which of their fields it covers."""
     TESTED.update((name, field) for name in algorithms for field in fields.split())
     return pytest.mark.parametrize("algorithm", algorithms)
 
@@ -60,7 +60,7 @@ def perturbed(params, size, seed):
 
 @functools.cache
 def situation(problem):
-    """The parameters that are improved, the reference, and the batch that others sampled."""
+    """The parameters to improve, the reference, and the batch that other parameters sampled."""
     old, collector = problem.init(jax.random.key(0))
     key = jax.random.key(24 if problem is IN_GROUPS else 1)  # ratios on all sides of the clips
     batch = jax.jit(problem.collect)(old, collector, key)[1]
@@ -133,7 +133,7 @@ def minus(a, b):
     return jax.tree.map(jnp.subtract, a, b)
 
 
-# What the laws below are made of.
+# Building blocks of the expected values.
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -152,7 +152,7 @@ def _gradients(problem, policy, reference, batch, weight):
 
 
 def gradient(algorithm, weight, of="log_prob", at=None, frm=None):
-    """`∇ Σ w x` over the policy's parameters, x the log-probability of the action, the entropy, or KL(`frm` ‖ policy)."""
+    """`∇ Σ w x` for the policy; x is log π of the action, the entropy, or KL(`frm` ‖ policy)."""
     params, reference, batch = situation(problem_of(algorithm))
     policy, frm = params.policy if at is None else at, reference if frm is None else frm
     return _gradients(problem_of(algorithm), policy, frm, batch, jnp.asarray(weight, jnp.float32))[
@@ -172,7 +172,7 @@ def value_gradient(algorithm, weight):
 
 @functools.cache
 def arrays(problem):
-    """The batch in numpy, `log_prob` of the parameters that are improved and of the reference beside the sampler's, and values."""
+    """The batch in numpy, with log-probabilities of current and reference policy, and values."""
     params, reference, batch = situation(problem)
     distribution, value = problem.apply(params, batch.inputs)
     names = ("reward", "value", "next_value", "terminated", "truncated", "mask", "score", "stratum")
@@ -197,7 +197,7 @@ def known(algorithm):
 
 
 def weights(algorithm):
-    """What one step weighs in the mean: all alike, all rows alike, or over a constant."""
+    """Weight of one step in the mean: equal for all, equal for rows, or over a constant."""
     mask = known(algorithm).mask
     if algorithm in ("grpo", "gspo"):
         return mask / mask.sum(1, keepdims=True) / len(mask)
@@ -319,7 +319,7 @@ def test_reinforce_pp_takes_the_distance_from_what_follows_or_adds_it_to_the_los
 
 @number("kl_coefficient", "ppo")
 def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
-    """The penalty has no gradient in the first step of an update; in the second it is that of the exact KL(old ‖ new)."""
+    """No gradient in the first step of an update; in the second that of the exact KL(old ‖ new)."""
     k, params = known(algorithm), situation(WITH_CRITIC)[0].policy
     first = gradient(algorithm, weights(algorithm) * k.ratio * gae(k, 0.99, 0.95))
     after = jax.tree.map(jnp.add, params, first)
@@ -509,7 +509,7 @@ def test_a_negative_advantage_admits_that_ratio_at_most(algorithm):
 
 
 def first_step(algorithm, descent, learning_rate, max_grad_norm):
-    """Of Adam, or of A2C's RMSProp, along a gradient that is cut at a norm."""
+    """Of Adam, or of A2C's RMSProp, along a gradient clipped at a norm."""
     cut = jax.tree.map(
         lambda g: g * min(1.0, max_grad_norm / np.linalg.norm(flat(descent))), descent
     )
@@ -551,7 +551,7 @@ def test_the_critic_steps_by_its_own_learning_rate(algorithm):
 
 @functools.cache
 def curvature():
-    """The Fisher matrix by enumerating actions, and the gradient uphill, of NPG's one update; float64."""
+    """NPG's Fisher matrix by enumerating actions, and its ascent gradient, in float64."""
     problem, k = WITH_CRITIC, known("npg")
     params, _, batch = situation(problem)
     vector, unravel = jax.flatten_util.ravel_pytree(params.policy)
@@ -566,7 +566,7 @@ def curvature():
 
 
 def conjugate_gradient(matrix, b, tolerance):
-    """The textbook's, up to a relative residual."""
+    """Textbook conjugate gradients, up to a relative residual."""
     x, residual = np.zeros_like(b), b
     direction = b
     while np.linalg.norm(residual) > tolerance * np.linalg.norm(b):
@@ -622,7 +622,7 @@ def test_each_refusal_shortens_the_step_by_that_factor(algorithm):
 
 @number("target_kl", "ppo")
 def test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at(algorithm):
-    """Two full-batch steps, the second of which is stopped by what the first has moved, or is not."""
+    """Two full-batch steps: what the first moved decides whether the second is stopped."""
     k = known(algorithm)
     stop = {"early_stop": True, "num_epochs": 2}
     kl = float((weights(algorithm) * (np.expm1(k.now - k.old) - (k.now - k.old))).sum())
@@ -688,7 +688,7 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     )
 
 
-# Numbers that a method hands on to code which another method's tests cover.
+# Numbers that a method passes to code covered by another method's tests.
 HANDED_ON = {
     "reinforce": {"lambda_"},
     "a2c": {"lambda_"},

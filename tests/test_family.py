@@ -1,4 +1,4 @@
-"""REINFORCE, A2C, NPG, TRPO, PPO's penalties and GRPO on probes with known answers, and what each promises."""
+"""The control family on probes with known answers, and what each method promises."""
 
 import dataclasses
 import functools
@@ -20,12 +20,12 @@ CART_POLE = gymnax.make("CartPole-v1")[0]
 FIT = {"value_epochs": 4, "value_minibatches": 1, "value_learning_rate": 1e-2}
 
 
-NATURAL = [pytest.param(npg, marks=pytest.mark.slow), trpo]  # the step of both is one function
+NATURAL = [pytest.param(npg, marks=pytest.mark.slow), trpo]  # both share one step function
 
 
 @functools.cache
 def program(module, problem, iterations):
-    """Numbers of a config are traced, so that those who differ in nothing else share it."""
+    """Numbers of a config are traced: configs that differ only in numbers share a program."""
 
     @jax.jit
     def run(config, key):
@@ -158,9 +158,8 @@ def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
     assert float(searched["backtracks"].value()[0]) == 0.0
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(
-        natural["exact_kl"].value(), 1e-4, rtol=0.3
-    )  # the model of the KL is good for so small a step
+    # The quadratic model of the KL is accurate for a step this small.
+    np.testing.assert_allclose(natural["exact_kl"].value(), 1e-4, rtol=0.3)
 
 
 def test_impossible_steps_leave_the_policy_bit_exact():
@@ -173,7 +172,7 @@ def test_impossible_steps_leave_the_policy_bit_exact():
     base = control.make_problem(Constant(), num_envs=8, num_steps=8)
 
     def collect(params, collector, key):
-        """With a critic that is right, so that the advantage is 0 everywhere."""
+        """With an exact critic, so that the advantage is 0 everywhere."""
         collector, batch = base.collect(params, collector, key)
         return collector, batch._replace(value=jnp.ones_like(batch.value))
 
@@ -334,7 +333,7 @@ def test_groups_of_one_are_refused():
 
 
 def test_vine_tries_every_action_from_one_state():
-    """MatchCue pays 1 for the action that names the cue, and the episode is over: Q is 0 or 1, by enumeration."""
+    """MatchCue pays 1 for the action that names the cue and ends: Q is 0 or 1, by enumeration."""
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=5)
     params, collector = problem.init(jax.random.key(0))
     collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
@@ -350,7 +349,7 @@ def test_vine_tries_every_action_from_one_state():
 
 
 def test_branches_share_their_random_numbers():
-    """AlwaysTruncated pays 1 a step whatever is done: every branch is the same, and its return is a geometric sum."""
+    """AlwaysTruncated pays 1 a step: all branches are the same, the return is a geometric sum."""
     problem = control.make_vine(
         AlwaysTruncated(),
         num_envs=2,
@@ -367,9 +366,8 @@ def test_branches_share_their_random_numbers():
     assert len(np.unique(batch.score)) > 1
     score = np.asarray(batch.score)
     np.testing.assert_array_equal(score, np.repeat(score[:, :1], 3, axis=1))
-    np.testing.assert_array_equal(
-        batch.value.reshape(-1), score.reshape(-1)
-    )  # the mean over branches
+    # The mean over branches.
+    np.testing.assert_array_equal(batch.value.reshape(-1), score.reshape(-1))
     long = control.make_vine(
         CART_POLE, num_envs=4, num_steps=8, num_states=4, num_branches=4, horizon=40
     )
@@ -519,7 +517,7 @@ def test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body():
 
 @pytest.mark.parametrize("module", [reinforce, a2c, ppo, grpo])
 def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
-    """Every action tried once is drawn uniformly and not by the policy: the gradient of −log π · A would be another's."""
+    """Trying each action once is uniform, not the policy: −log π · A has another gradient."""
     enumerated, sampled = (
         control.make_vine(
             MatchCue(), num_envs=2, num_steps=8, num_states=2, horizon=2, num_branches=k
@@ -543,13 +541,12 @@ def test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal():
     )
     _, metrics = jax.jit(learner.step)(state)
     assert float(metrics["accepted"].value()) == 1.0
-    # With all actions weighed by their probability, the k3 estimate has no noise: it is the exact
-    # KL.
+    # With all actions weighted by their probability, the k3 estimate is the exact KL.
     np.testing.assert_allclose(metrics["kl"].value(), metrics["exact_kl"].value(), rtol=1e-3)
 
 
 def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
-    """On CartPole they are the best: filtered out, nothing would be left to learn from."""
+    """On CartPole these are the best: without them there is nothing to learn from."""
     problem = control.make_groups(CART_POLE, num_prompts=4, group_size=4, num_steps=12)
     _, metrics, _ = train(dapo, dapo.Config(dynamic_sampling="off"), problem, 1)
     assert float(metrics["truncated"].value()[0]) > 0.2
@@ -560,7 +557,10 @@ def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
 
 
 def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
-    """TRPO eq. 17: `mean_n Σ_k π(a_k|s_n) A_nk`, whatever the policy; weighed by π / π_old it would be twice as far from it."""
+    """TRPO eq. 17: `mean_n Σ_k π(a_k|s_n) A_nk` for any policy.
+
+    Weighted by π / π_old, it would be twice as far off.
+    """
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=2)
     params, collector = problem.init(jax.random.key(0))
     policy = jax.tree.map(lambda x: 3.0 * x, params.policy)

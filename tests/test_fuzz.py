@@ -1,7 +1,7 @@
-"""Every public pure function under drawn shapes, masks and extremes: finite, of the right shape, and true to what it promises.
+"""Every public pure function on random shapes, masks and extremes: finite, and as it promises.
 
-One row a function. Data come from numpy by a drawn seed and regime, programs are kept by shape, so
-that a case costs a millisecond.
+One row per function. Data are drawn by numpy from a seed and a regime, and programs are cached by
+shape, so that a case costs a millisecond.
 """
 
 import functools

@@ -34,7 +34,7 @@ SMALL = [
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 

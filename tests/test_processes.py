@@ -68,7 +68,7 @@ CLUSTERS = (
 
 @pytest.fixture(scope="module")
 def environment():
-    """Of no cluster."""
+    """Environment variables without those of a cluster."""
     return {name: value for name, value in surroundings().items() if not name.startswith(CLUSTERS)}
 
 
@@ -114,7 +114,7 @@ def started(script, arguments, environment, count=2, timeout=120, apart=()):
 def finish(running, limit=200):
     """Status, standard output without what gloo says, and errors of each process.
 
-    Gloo connects in threads that write their sentence piece by piece, so that one may come in the
+    Gloo connects in threads that write a message piece by piece, so that one may come in the
     middle of another.
     """
     ends = []

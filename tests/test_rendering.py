@@ -194,7 +194,7 @@ def test_an_episode_ends_where_the_environment_or_the_flag_says(script, run):
 
 @pytest.fixture
 def played(script, monkeypatch):
-    """The episode is there without being played."""
+    """Skips playing the episode."""
     monkeypatch.setattr(script, "play", lambda *_, **__: episode(CASES["cart_pole"][1]))
 
 

@@ -46,7 +46,7 @@ def mean_kl(policy):
 
 
 def dense_fisher(policy):
-    """`E[∇log π ∇log πᵀ]` of a categorical by enumeration, of a Gaussian by the Hessian of −E log π in closed form."""
+    """`E[∇log π ∇log πᵀ]`: of a categorical by enumeration, of a Gaussian in closed form."""
     flat, unravel = ravel_pytree(PARAMS)
     if policy is categorical:
         jacobian = jax.jacobian(lambda x: categorical(unravel(x)).log_probs())(flat)
@@ -438,7 +438,10 @@ STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
 
 
 def test_the_fisher_stride_counts_rows_over_devices_and_parts():
-    """A stride that does not divide the rows of a part began anew in each, and read other rows: another natural step."""
+    """A stride that does not divide the rows of a part used to restart in each part.
+
+    It then read other rows, and the natural step was another one.
+    """
     mask = jnp.asarray(rng.random(40) < 0.8)
     advantage, action = (
         jnp.asarray(rng.normal(size=40), jnp.float32),
