@@ -44,7 +44,7 @@ TESTS = {
     "divergences": ("test_divergences", "test_identities"),
     "losses": ("test_losses", "test_identities"),
     "advantages": ("test_advantages",),
-    "trust_region": ("test_trust_region",),
+    "trust_region": ("test_trust_region", "test_fisher"),
 }
 PATIENCE = 5.0
 SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -282,10 +282,8 @@ def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
         killed += outcome != "passed"
         if outcome != "failed":
             print(
-                (
-                    f"{module}.py:{mutant.line}: "
-                    f"{'survived' if outcome == 'passed' else outcome}: {mutant.change}"
-                ),
+                f"{module}.py:{mutant.line}:",
+                f"{'survived' if outcome == 'passed' else outcome}: {mutant.change}",
                 flush=True,
             )
     print(f"{module}: {killed} of {len(chosen)} mutants killed", flush=True)

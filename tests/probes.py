@@ -1,4 +1,6 @@
-"""Environments with known values, in gymnax's own interface."""
+"""Environments with known values in gymnax's interface, and training on them."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +8,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from jaxrl_po import masked
+from jaxrl_po.config import as_arrays
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
@@ -169,3 +172,35 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
     return Problem(init, collect, apply, rows, strata=states)
+
+
+@functools.cache
+def program(module, problem, iterations):
+    """Numbers of a config are traced: configs that differ only in numbers share a program."""
+
+    @jax.jit
+    def run(config, key):
+        learner = module.make(config, problem)
+
+        def step(state, _):
+            after, metrics = learner.step(state)
+            return after, (metrics, state.params)
+
+        return jax.lax.scan(step, learner.init(key), None, length=iterations)
+
+    return run
+
+
+def train(module, config, problem, iterations):
+    state, (metrics, history) = program(module, problem, iterations)(
+        as_arrays(config), jax.random.key(0)
+    )
+    return state, metrics, history
+
+
+def accuracy(problem, params):
+    """Share of the cues that the mode names, and the lowest log-probability of a right action."""
+    distribution, _ = problem.apply(params, jnp.array([[-1.0], [1.0]]))
+    return float((distribution.mode() == jnp.array([0, 1])).mean()), float(
+        distribution.log_prob(jnp.array([0, 1])).min()
+    )

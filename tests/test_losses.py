@@ -205,11 +205,8 @@ MASK = jnp.array([[True, True, True], [True, False, False], [False, False, False
 AGGREGATES = {
     "token": (losses.token_mean, 19.0, 4.0),  # 19 over 4 tokens
     "sequence": (losses.sequence_mean, 15.0, 2.0),  # 2 + 13 over the two rows that are not empty
-    "fixed length": (
-        lambda x, mask: losses.fixed_length_mean(x, mask, 5),
-        19.0,
-        15.0,
-    ),  # 19 over 3 rows × 5
+    # 19 over 3 rows × 5.
+    "fixed length": (lambda x, mask: losses.fixed_length_mean(x, mask, 5), 19.0, 15.0),
 }
 
 

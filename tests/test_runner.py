@@ -50,9 +50,8 @@ def toy(poison=None, work=0):
         )
         metrics = {
             "size": Mean(jnp.square(params.policy).sum() + 0.0 * busy, jnp.float32(4.0)),
-            "step": Mean(
-                -jnp.ones(()), jnp.float32(1.0)
-            ),  # the line's own field of this name comes first
+            # The line's own field of this name takes precedence.
+            "step": Mean(-jnp.ones(()), jnp.float32(1.0)),
             "skipped": Mean(2.0 * skipped, jnp.float32(2.0)),
         }
         return state._replace(params=params, key=key, step=state.step + 1), metrics
