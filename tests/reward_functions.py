@@ -18,7 +18,7 @@ def digits(completions, **columns):
 
 
 def right(prompt):
-    """Of `zero_pad`ded addition, lowest digit first."""
+    """The right answer of `zero_pad`ded addition, lowest digit first."""
     a, b = prompt.removesuffix("=").split("+")
     return str(int(a) + int(b)).zfill(len(a) + 1)[::-1]
 

@@ -171,7 +171,7 @@ def test_splits_are_disjoint_and_cover_every_pair_of_two_digits():
 
 
 def test_operands_are_uniform():
-    """The mean of 0 … 99 is 49.5, its std 28.9; the mean of 20,000 draws is off by 0.2."""
+    """The mean of 0 … 99 is 49.5, its std 28.9; the mean of 20,000 draws has standard error 0.2."""
     first, second = examples((2, True, False), False, 20_000, seed=3)[0].problem
     for operand in (first, second):
         assert abs(operand.mean() - 49.5) < 1.0

@@ -417,7 +417,10 @@ def test_process_rewards_count_where_a_step_ends():
 
 
 def test_two_steps_of_a_trace():
-    """Shao et al. 2024, 4.1.3: a token gets the normalised rewards of steps that end after it."""
+    """A token gets the normalised rewards of the steps that end at or after it.
+
+    Shao et al. 2024, section 4.1.3.
+    """
     reward = jnp.array([[0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
     step_end = jnp.array([[False, True, False, True]] * 2)
     got = advantages.process_relative(reward, jnp.ones((2, 4), bool), step_end, epsilon=0.0)

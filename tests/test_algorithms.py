@@ -336,9 +336,8 @@ FURTHER = [
         for kind in ("groups", "addition")
     ),
 ]
-# Left to the slow tests: cases that repeat the path of another one which is compared in double
-# precision on the same problem (but not those that search in each seed, with their own number of
-# rounds), and a second natural step on tokens.
+# Left to the slow tests: cases that are compared in double precision on the same problem, except
+# one with a search and a number of rounds for each seed; and a second natural step on tokens.
 REPEATED = [
     *(
         (algorithm, "table")
@@ -421,7 +420,7 @@ IN_DOUBLE = [
     ids="-".join,
 )
 def test_in_double_precision_eight_devices_equal_one(case):
-    """Two seeds, the rows of each over four devices: in float32 only rounding differs."""
+    """Two seeds, rows of each over four devices: differences in float32 are rounding alone."""
     module, config = ALGORITHMS[case[0]]
     if module is npg:
         # Each product of a conjugate gradient amplifies rounding errors at least tenfold: 1e-8

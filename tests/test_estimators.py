@@ -1,4 +1,4 @@
-"""`experiments/studies/estimators.py`: what it measures agrees with what the MDP says exactly."""
+"""`experiments/studies/estimators.py`: its measurements agree with the exact values of the MDP."""
 
 import importlib.util
 import json

@@ -49,10 +49,7 @@ def snapshot(path):
         (
             "control",
             [],
-            (
-                r"--out=.*control already holds files; add --resume .*, --overwrite .*, or "
-                r"choose another"
-            ),
+            r"--out=.*control already holds files; add --resume .*, --overwrite .*, or choose",
         ),
         (
             "control",

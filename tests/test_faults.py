@@ -162,8 +162,8 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert kept in (0, 5)  # the latter was perhaps being written
     assert re.match(
         (
-            rf"error: (checkpoint {tmp_path}/.*/\d+ cannot be written|--out={tmp_path}): File "
-            r"too large; all up to"
+            rf"error: (checkpoint {tmp_path}/.*/\d+ cannot be written|--out={tmp_path}): "
+            r"File too large; all up to"
         ),
         line,
     )
@@ -191,8 +191,8 @@ def test_a_folder_that_turns_read_only_is_told_with_what_is_left(
     assert main(tmp_path, "--deterministic") == 1
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(
-        f"error: --out={tmp_path}: Read-only file system; all up to iteration 10 is intact "
-        f"in {tmp_path}"
+        f"error: --out={tmp_path}: Read-only file system; "
+        f"all up to iteration 10 is intact in {tmp_path}"
     )
     monkeypatch.setattr(metrics_lib, "append", append)
     assert main(tmp_path, "--resume") == 0
@@ -382,10 +382,7 @@ def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_pa
     before = everything(bound)
     with pytest.raises(
         UsageError,
-        match=(
-            r"--deterministic promises the same bits only .*; there differ placement: .* on 2 "
-            r"dev"
-        ),
+        match=r"--deterministic promises the same bits .*; there differ placement: .* on 2 dev",
     ):
         main(bound, "--resume", "--devices=2", "--total_steps=100")
     assert everything(bound) == before

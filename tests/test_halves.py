@@ -26,7 +26,7 @@ SEEDS = 2
 
 @functools.cache
 def warm():
-    """Parameters of which some answers are right, and most are not."""
+    """Parameters whose answers are sometimes right, but mostly wrong."""
     settings = language.WarmStart(steps=150, batch_size=64, learning_rate=1e-2)
     return jax.jit(language.make_problem(TASK, MODEL, warm=settings).init)(jax.random.key(1))[
         0

@@ -186,7 +186,7 @@ def test_the_reference_is_the_initial_policy_and_stays():
 
 @pytest.mark.parametrize(("target", "second"), [(1e-6, 1.02), (1e6, 0.98)])
 def test_the_price_adapts_both_ways(target, second):
-    """At the reference the KL is 0 and β falls by 0.1 · 0.2, the maximum; then the KL is higher."""
+    """At the reference the KL is 0 and β falls by 0.1 · 0.2; then the KL exceeds the low target."""
     states, metrics = steps(
         dataclasses.replace(REFERRED, adapt_reference_kl=True, reference_target_kl=target), 2
     )

@@ -51,8 +51,8 @@ LANGUAGE = [
     "--warm_start.batch_size=4",
 ]
 GLOO = re.compile(
-    r"(\s|\d|\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer "
-    r"ranks|is :)*"
+    r"(\s|\d|\[Gloo\] Rank|is connected to|peer ranks\.|"
+    r"Expected number of connected peer ranks|is :)*"
 )
 CLUSTERS = (
     "SLURM_",
@@ -205,8 +205,8 @@ def test_what_each_device_holds_is_told(pair):
     out, ends = pair
     told = next(line for line in ends[0][1] if "a device holds" in line)
     assert told.startswith(
-        "2 seeds in 2 shares of 1, the rows of each sharded over 4 devices, 8 in all; a "
-        "device holds "
+        "2 seeds in 2 shares of 1, the rows of each sharded over 4 devices, 8 in all; "
+        "a device holds "
     )
     first = read(out / "two" / "metrics.jsonl")[0]
     assert 0 < first["memory/state_bytes"] < first["memory/peak_bytes"]

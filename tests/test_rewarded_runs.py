@@ -105,10 +105,7 @@ def rows(tmp_path):
         ),
         (
             [*FILE, *REWARD, "--algorithm=dapo", "--config.dynamic_sampling=refill"],
-            (
-                r"--config\.dynamic_sampling must not refill groups of a problem that is scored "
-                r"outside the program"
-            ),
+            r"--config\.dynamic_sampling must not refill groups of .* scored outside the program",
         ),
         (
             [*REWARD, "--problem.process_reward"],

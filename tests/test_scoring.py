@@ -132,7 +132,7 @@ def test_failures_score_0_are_counted_and_told_once(name):
 
 
 def test_what_stands_in_the_data_set_may_run(tmp_path):
-    """reasoning-gym's sorting evaluates its own answer; a completion must never run."""
+    """reasoning-gym's sorting evaluates its own answer; a completion must not, even in a `try`."""
     path = tmp_path / "own.py"
     path.write_text(
         "def own(completions, answer, **columns):\n    return [float(eval(a)) for a in answer]\n"

@@ -132,7 +132,7 @@ EVERY = pytest.mark.parametrize("name", list(cases()))
 
 
 def postfix(text, width):
-    """The numbers and the value of a postfix expression, or None where it is none."""
+    """The numbers and the value of a postfix expression, or None if it is not one."""
     stack, used = [], []
     while text:
         if re.match(rf"\d{{{width}}}", text):

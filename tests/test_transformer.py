@@ -61,7 +61,7 @@ def test_no_gradient_from_the_future_nor_from_padding(kv_heads):
     jacobian = jax.jit(jax.jacrev(outputs))(params["params"]["embedding"])
     reads = np.abs(jacobian).sum(axis=2)[:, np.asarray(tokens[0])] > 0
     n, m = np.meshgrid(np.arange(LENGTH), np.arange(LENGTH), indexing="ij")
-    real = n >= 2  # what stands in a padded position is read by nobody
+    real = n >= 2  # padded positions are never read
     np.testing.assert_array_equal(reads[real], ((m <= n) & (m >= 2))[real])
 
 
@@ -91,7 +91,7 @@ def test_cache_keeps_key_value_heads_only():
 
 
 def test_padding_does_not_matter():
-    """A prompt padded on the left says what it says without, whatever stands in the padding."""
+    """Left padding does not change the outputs of a prompt, whatever its tokens."""
     model, params = build(layers=1)
     bare = logits_of(model, params, tokens_of(batch=1, length=4), jnp.array([0]))
     for filler in (0, 5):

@@ -59,7 +59,7 @@ def now() -> Took:
 
 
 def since(begun: Took) -> Took:
-    """What passed."""
+    """Time elapsed since `begun`."""
     return Took(*(end - start for end, start in zip(now(), begun, strict=True)))
 
 

@@ -77,8 +77,8 @@ class Case:
         if settings.kv_heads % placement.model_devices or settings.width % placement.data_devices:
             raise UsageError(
                 f"--devices and --model: {placement.model_devices} devices must divide the "
-                f"{settings.kv_heads} heads of {name}, and {placement.data_devices} its "
-                f"width {settings.width}"
+                f"{settings.kv_heads} heads of {name}, and {placement.data_devices} "
+                f"its width {settings.width}"
             )
         self.name, self.settings, self.placement, self.options = name, settings, placement, options
         self.task = language.tasks.addition(3)
@@ -286,12 +286,12 @@ def table(rows: Sequence[Mapping[str, Any]], options: Options) -> str:
             ]
             checked.append([*mesh, *map(mb, pairs), str(seen["seconds"])])
     work = (
-        f"{options.prompts} prompts × {options.group_size} completions of {options.new_tokens} "
-        "tokens"
+        f"{options.prompts} prompts × {options.group_size} completions "
+        f"of {options.new_tokens} tokens"
     )
     text = (
-        f"GRPO with a reference, float32. On each device of the data axis {work}. MB of one "
-        "device.\n\n"
+        f"GRPO with a reference, float32. On each device of the data axis {work}. "
+        "MB of one device.\n\n"
     )
     text += markdown(header, plain)
     return text + (

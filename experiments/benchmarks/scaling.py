@@ -130,8 +130,8 @@ def table(results: Mapping[str, Mapping[str, Any]], cores: int) -> str:
                 f"{gain / min(devices, cores):>8.0%}"
             )
         lines.append(
-            f"{name:<20} sharded on one device costs {result['overhead']:+.1%} (plain "
-            f"{result['plain']:.4f} s)"
+            f"{name:<20} sharded on one device costs {result['overhead']:+.1%} "
+            f"(plain {result['plain']:.4f} s)"
         )
     return "\n".join(lines) + "\n"
 

@@ -196,8 +196,8 @@ def main(argv: Sequence[str]) -> int:
     results = run(options, out)
     heading = (
         f"{options.num_digits}-digit addition, {options.seeds} seeds, "
-        f"{options.total_steps:,} completions each, warm start at {options.warm_start}; IQM "
-        "of the greedy accuracy with 95 % intervals"
+        f"{options.total_steps:,} completions each, warm start at {options.warm_start}; "
+        "IQM of the greedy accuracy with 95 % intervals"
     )
     comparison.leave(out, "estimates", panels(results), heading, table(results))
     return 0

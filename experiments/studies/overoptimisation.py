@@ -282,8 +282,8 @@ def main(argv: Sequence[str]) -> int:
         save_figure(curves, betas, out / "overoptimisation.png")
     print(
         (
-            f"{options.num_digits}-digit addition, {options.seeds} seeds: mean [lowest, "
-            "highest] over seeds"
+            f"{options.num_digits}-digit addition, {options.seeds} seeds: "
+            "mean [lowest, highest] over seeds"
         ),
         text,
         sep="\n",
