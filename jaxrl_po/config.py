@@ -155,7 +155,7 @@ def check(config: Any) -> None:
                 raise ConfigError(f"{field.name} must lie in {within}{unit}, got {element:g}")
 
 
-def require(config: Any, name: str, condition: bool, when: str) -> None:
+def require_effect(config: Any, name: str, condition: bool, when: str) -> None:
     """Refuses a field that was set although it has no effect.
 
     Args:
@@ -169,6 +169,11 @@ def require(config: Any, name: str, condition: bool, when: str) -> None:
     """
     if not condition and changed(config, name):
         raise NoEffectError(name, when)
+
+
+def require_unset(config: Any, name: str, when: str) -> None:
+    """Refuses a field that was set where another argument takes its place; see `require_effect`."""
+    require_effect(config, name, False, when)
 
 
 def require_order(low: Number, high: Number, low_name: str, high_name: str) -> None:

@@ -95,7 +95,7 @@ def dynamic_sampling(
     def like(params: ActorCritic, collector: CollectorState, key: jax.Array) -> Batch:
         """Shapes of one batch of the problem inside, one device's share of it where rows are sharded."""
         batch = jax.eval_shape(problem.collect, params, collector, key)[1]
-        if isinstance(batch.reward, tuple):
+        if batch.reward is None:
             raise ConfigError(
                 "dynamic_sampling must not refill groups of a problem that is scored "
                 "outside the program: a group is kept or replaced by its scores, while the "
@@ -254,14 +254,14 @@ def _by_group(batch: Any) -> Any:
             else jax.ShapeDtypeStruct(whole, leaf.dtype)
         )
 
-    return jax.tree.map(split, batch._replace(score=(), metrics={}, stratum=()))._replace(
+    return jax.tree.map(split, batch._replace(score=None, metrics={}, stratum=None))._replace(
         score=batch.score
     )
 
 
 def _by_row(groups: Any) -> Batch:
     """Leaves `[P, G, …]` as `[P·G, …]`, but for `score`."""
-    merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups._replace(score=()))
+    merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups._replace(score=None))
     return merged._replace(score=groups.score)
 
 

@@ -169,7 +169,7 @@ def running_relative(
     ) -> tuple[CollectorState, Batch]:
         before = collector.replicated[OUTCOME_STATISTICS]
         collector, batch = problem.collect(params, collector.remove(OUTCOME_STATISTICS), key)
-        if isinstance(batch.reward, tuple):
+        if batch.reward is None:
             raise ConfigError(
                 "running_statistics must be off where rewards are computed outside the "
                 "program: it has none inside"

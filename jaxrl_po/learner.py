@@ -18,7 +18,6 @@ from jaxrl_po.types import (
     Problem,
     PyTree,
     Samples,
-    Step,
     TrainState,
 )
 
@@ -32,7 +31,7 @@ def make(
     estimate: Estimate,
     improve: Improve,
     init_optimizer: Callable[[ActorCritic], PyTree],
-    init_reference: Callable[[ActorCritic], PyTree] = lambda params: (),
+    init_reference: Callable[[ActorCritic], PyTree] = lambda params: None,
     kl_coefficient: Number = 0.0,
     num_parts: int = 1,
     axis_name: str | None = None,
@@ -43,7 +42,8 @@ def make(
       problem: where samples come from.
       estimate: `estimate(state, batch) -> samples`.
       improve: `improve(state, samples, key) -> (state, metrics)`; consumes `key`.
-      init_optimizer: `params -> opt_state`, over the subtree that is optimised by gradient.
+      init_optimizer: `params -> opt_state`, over the subtree that is optimised by gradient; frozen
+        parameters are left out of `params`.
       init_reference: `params -> reference parameters`; the default holds none.
       kl_coefficient: initial β of an adaptive penalty.
       num_parts: parts of a batch, one after another, in which the learner computes the old policy's
@@ -51,7 +51,7 @@ def make(
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      A `Learner`, whose step is a `Step`. Metrics come pooled over devices.
+      The `Learner`. Metrics come pooled over devices.
     """
 
     def init(key: jax.Array) -> TrainState:
@@ -59,7 +59,7 @@ def make(
         params, collector = problem.init(problem_key)
         return TrainState(
             params=params,
-            opt_state=init_optimizer(params),
+            opt_state=init_optimizer(params.trained()),
             reference_params=init_reference(params),
             kl_coefficient=jnp.asarray(kl_coefficient, jnp.float32),
             collector=collector,
@@ -68,8 +68,8 @@ def make(
         )
 
     def sample(state: TrainState) -> tuple[TrainState, Batch]:
-        _, collect_key, _ = jax.random.split(state.key, 3)
-        collector, batch = problem.collect(state.params, state.collector, collect_key)
+        state, key = next_key(state)
+        collector, batch = problem.collect(state.params, state.collector, key)
         batch = zero_masked(batch)
         return state._replace(collector=collector), batch._replace(
             metrics=masked.psum(batch.metrics, axis_name)
@@ -77,7 +77,7 @@ def make(
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         require_reward(batch)
-        key, _, improve_key = jax.random.split(state.key, 3)  # as `sample` split it
+        state, key = next_key(state)
         measured: Metrics = {
             "frac_masked": Mean(
                 jnp.sum(~batch.mask, dtype=jnp.float32), jnp.float32(batch.mask.size)
@@ -89,18 +89,24 @@ def make(
             )
             measured |= distance
         samples = estimate(state, batch)
-        state, metrics = improve(state._replace(key=key), samples, improve_key)
+        state, metrics = improve(state, samples, key)
         metrics = {**batch.metrics, **masked.psum({**metrics, **measured}, axis_name)}
         return state._replace(step=state.step + 1), metrics
 
-    return Learner(init, Step(sample, update))
+    return Learner(init, sample, update)
+
+
+def next_key(state: TrainState) -> tuple[TrainState, jax.Array]:
+    """The state with the key that follows, and a key to consume now."""
+    following, key = jax.random.split(state.key)
+    return state._replace(key=following), key
 
 
 def require_reward(batch: Batch) -> None:
     """Raises ConfigError where nothing has given the batch its reward."""
-    if isinstance(batch.reward, tuple):
+    if batch.reward is None:
         raise ConfigError(
-            "reward must be given between `step.sample` and `step.update`, jitted apart: "
+            "reward must be given between `learner.sample` and `learner.update`, jitted apart: "
             "this problem is scored outside the program"
         )
 

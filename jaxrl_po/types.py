@@ -4,7 +4,6 @@ Axes, in both domains: B rows (environments, or P prompts × G completions, grou
 (environment steps, or generated tokens).
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,15 +17,23 @@ Metrics = dict[str, Mean]
 
 
 class ActorCritic(NamedTuple):
-    """Parameters by role, so that a trust region picks its subtree by structure and never by name.
+    """Parameters by role, so that a trust region picks its subtree by structure, never by name.
 
     Attributes:
       policy: parameters of the policy.
-      value: parameters of the critic, or `()` where there is none.
+      value: parameters of the critic, or None where there is none.
+      frozen: parameters that `Problem.apply` reads and nothing trains (a pretrained base under
+        adapters), or None. They are outside gradients, optimizers and checkpoints, and all seeds
+        share one copy.
     """
 
     policy: PyTree
-    value: PyTree = ()
+    value: PyTree = None
+    frozen: PyTree = None
+
+    def trained(self) -> "ActorCritic":
+        """The parameters without those that are frozen."""
+        return self._replace(frozen=None)
 
 
 class CollectorState(NamedTuple):
@@ -90,8 +97,8 @@ class Batch(NamedTuple):
       action: `[B, T, …]`, as sampled (never clipped).
       log_prob: `[B, T]`, nats, of `action` under the policy that collected, the old policy of a
         ratio.
-      reward: `[B, T]`, reward units; `()` where it is still to be given, outside the program, see
-        `Step`.
+      reward: `[B, T]`, reward units; None where it is still to be given, outside the program,
+        between `Learner.sample` and `Learner.update`.
       value: `[B, T]`, the critic at the input; zeros without a critic.
       next_value: `[B, T]`, the critic at the *true* next observation: the final one where an
         episode ended.
@@ -101,11 +108,11 @@ class Batch(NamedTuple):
         final) and truncated (so that it can be filtered).
       mask: `[B, T]`, bool; False in slots that hold no sample (after the end of a completion).
       score: `[P, G]`, the raw outcome of each row before any shaping; its shape *is* the group axis
-        (B = P·G). 0 as long as the reward is `()`.
+        (B = P·G). 0 as long as the reward is None.
       metrics: what `collect` measured.
       stratum: `[B]`, int32 below `Problem.strata`: which prompts a row's outcome may be compared
         with beyond its own group (those of one number in a finite set, or of one difficulty), or
-        `()` where the problem does not tell.
+        None where the problem does not tell.
       sampler_log_prob: `[B, T]`, nats, of `action` under μ, what drew it (before top-k or top-p
         truncated it); None where that is `log_prob`. It differs where a sampler computes in another
         precision than `apply`, and where a proposal drew the action.
@@ -118,7 +125,7 @@ class Batch(NamedTuple):
     inputs: PyTree
     action: jax.Array
     log_prob: jax.Array
-    reward: jax.Array
+    reward: Any
     value: jax.Array
     next_value: jax.Array
     terminated: jax.Array
@@ -126,25 +133,27 @@ class Batch(NamedTuple):
     mask: jax.Array
     score: jax.Array
     metrics: Metrics
-    stratum: Any = ()
+    stratum: Any = None
     sampler_log_prob: Any = None
     step_end: Any = None
     age: Any = None
 
 
 class Samples(NamedTuple):
-    """What `improve` consumes; leaves `[B, T, …]`, or `[B·T, …]` after `Problem.rows`. A field that is off is `()`.
+    """What `improve` consumes; leaves `[B, T, …]`, or `[B·T, …]` after `Problem.rows`.
+
+    What a method does not read is None.
 
     Attributes:
       inputs: see `Batch`.
       action: see `Batch`.
       log_prob: nats, under the collecting parameters.
       advantage: reward units, or normalised.
-      target: regression target of the critic, reward units, or `()` without one.
-      value: the critic under the collecting parameters, reward units, or `()` where the loss does
-        not read it.
-      reference_log_prob: nats, under the reference policy, or `()`.
       mask: bool, False where the slot holds no sample.
+      target: regression target of the critic, reward units, or None without one.
+      value: the critic under the collecting parameters, reward units, or None where the loss does
+        not read it.
+      reference_log_prob: nats, under the reference policy, or None.
       sampler_log_prob: see `Batch`; None where the loss does not read it.
       sampled: bool, the slots that the old policy sampled, over which the KL of an update is
         measured; None where that is `mask`. A method may leave slots out of its loss, and rows that
@@ -155,10 +164,10 @@ class Samples(NamedTuple):
     action: jax.Array
     log_prob: jax.Array
     advantage: jax.Array
-    target: Any
-    value: Any
-    reference_log_prob: Any
     mask: jax.Array
+    target: Any = None
+    value: Any = None
+    reference_log_prob: Any = None
     sampler_log_prob: Any = None
     sampled: Any = None
 
@@ -169,7 +178,7 @@ class TrainState(NamedTuple):
     Attributes:
       params: `ActorCritic`.
       opt_state: state of the optimizer, over the subtree that the algorithm optimises by gradient.
-      reference_params: frozen policy parameters, or `()`.
+      reference_params: frozen policy parameters, or None.
       kl_coefficient: `[]`, float32, β of an adaptive penalty; 0 where none is used.
       collector: whatever `collect` carries.
       key: typed PRNG key, `[]`.
@@ -185,39 +194,26 @@ class TrainState(NamedTuple):
     step: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One iteration, `step(state) -> (state, metrics)`: the composition of two pure functions.
-
-    What only Python can compute (a reward) is put into the batch between the two, each jitted by
-    itself.
-
-    Attributes:
-      sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics
-        pooled over devices.
-      update: `update(state, batch) -> (state, metrics)`: estimate and improve.
-    """
-
-    sample: Callable[[TrainState], tuple[TrainState, Batch]]
-    update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-
-    def __call__(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """One iteration as one function."""
-        return self.update(*self.sample(state))
-
-
 class Learner(NamedTuple):
-    """A method on a problem: two pure functions, to be jitted, vmapped, scanned and sharded at will.
+    """A method on a problem: three pure functions, to be jitted, vmapped, scanned and sharded at will.
 
     Attributes:
       init: `init(key) -> TrainState`; consumes `key`.
-      step: `step(state) -> (state, metrics)`: one iteration of collect, estimate, improve; keys
-        come from the state. Those that `learner.make` builds are a `Step`, whose halves can be had
-        apart.
+      sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics pooled
+        over devices.
+      update: `update(state, batch) -> (state, metrics)`: estimate and improve. What only Python can
+        compute (a reward) is put into the batch before it, each function then jitted by itself.
+
+    Both take a key from the state and leave the next one there, so that sampling twice differs.
     """
 
     init: Callable[[jax.Array], TrainState]
-    step: Callable[[TrainState], tuple[TrainState, Metrics]]
+    sample: Callable[[TrainState], tuple[TrainState, Batch]]
+    update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+    def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
+        """One iteration, `update(*sample(state))`."""
+        return self.update(*self.sample(state))
 
 
 class Problem(NamedTuple):
@@ -226,7 +222,7 @@ class Problem(NamedTuple):
     Attributes:
       init: `init(key) -> (params, collector)`; consumes `key`.
       collect: `collect(params, collector, key) -> (collector, Batch)`; consumes `key`.
-      apply: `apply(params, inputs) -> (distribution, value)`; with critic parameters `()` the value
+      apply: `apply(params, inputs) -> (distribution, value)`; with critic parameters None the value
         is zeros.
       rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
         control, the identity for sequences.

@@ -10,6 +10,7 @@ import pytest
 from probes import tabular_problem
 from test_fields import CASES
 
+from jaxrl_po.algorithms.reference import COEFFICIENT
 from jaxrl_po.config import as_arrays
 from jaxrl_po.types import ActorCritic
 
@@ -21,6 +22,8 @@ ONE_STEP = {"num_epochs": 1, "num_minibatches": 1}
 FIT = {"value_epochs": 1, "value_minibatches": 1, "normalize_advantage": False}
 BASE = {
     "ppo": ONE_STEP | {"normalize_advantage": False},
+    "ppo_penalty": ONE_STEP | {"normalize_advantage": False, "kl_coefficient": 0.0},
+    "ppo_reference": ONE_STEP | {"normalize_advantage": False, "reference_kl_coefficient": 0.0},
     "a2c": {"entropy_coefficient": 0.0},
     "reinforce": FIT,
     "npg": FIT | {"cg_iterations": 60, "cg_tolerance": 1e-6},
@@ -28,6 +31,7 @@ BASE = {
     **{name: ONE_STEP | {"use_reference": True, "kl_coefficient": 0.0} for name in GROUPS},
 }
 BASE["dapo"] |= {"dynamic_sampling": "off", "overlong_filtering": False, "overlong_cache": 6}
+PPO = ("ppo", "ppo_penalty", "ppo_reference")
 TESTED: set[tuple[str, str]] = set()
 
 
@@ -82,11 +86,11 @@ def program(algorithm, structure, plain):
         held = reference if jax.tree.leaves(state.reference_params) else state.reference_params
         state = state._replace(params=params, reference_params=held, step=step)
         state = state._replace(kl_coefficient=jnp.where(beta < 0, state.kl_coefficient, beta))
-        after, metrics = learner.step.update(state, batch)
+        after, metrics = learner.update(state, batch)
         return (
             jax.tree.map(jnp.subtract, after.params, params),
             {k: m.value() for k, m in metrics.items()},
-            after.kl_coefficient,
+            after.collector.replicated.get(COEFFICIENT, after.kl_coefficient),
         )
 
     return update

@@ -10,7 +10,7 @@ from gymnax.environments import environment, spaces
 from jaxrl_po import masked
 from jaxrl_po.config import as_arrays
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, Problem
 
 
 @struct.dataclass
@@ -128,7 +128,7 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
     def apply(params, inputs):
         x = features[inputs]
         logits = jnp.tanh(x @ params.policy["hidden"]) @ params.policy["head"]
-        value = jnp.zeros(inputs.shape) if isinstance(params.value, tuple) else x @ params.value
+        value = jnp.zeros(inputs.shape) if params.value is None else x @ params.value
         return Categorical(logits), value
 
     def collect(params, collector, key):
@@ -172,6 +172,12 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
     return Problem(init, collect, apply, rows, strata=states)
+
+
+def one_piece(init, step):
+    """A learner whose iteration cannot be taken apart: `sample` gives an empty batch."""
+    empty = Batch(**dict.fromkeys(Batch._fields))._replace(metrics={})
+    return Learner(init, lambda state: (state, empty), lambda state, batch: step(state))
 
 
 @functools.cache

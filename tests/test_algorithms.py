@@ -9,6 +9,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ppo_reference
 import pytest
 from probes import tabular_problem
 
@@ -22,6 +23,7 @@ from jaxrl_po.algorithms import (
     gspo,
     npg,
     ppo,
+    ppo_penalty,
     reinforce,
     reinforce_pp,
     rloo,
@@ -132,12 +134,12 @@ ALGORITHMS = {
         ),
     ),
     "ppo-penalty": (
-        ppo,
-        ppo.Config(num_epochs=2, num_minibatches=2, clip=False, penalty="satisfied"),
+        ppo_penalty,
+        ppo_penalty.Config(num_epochs=2, num_minibatches=2, penalty="satisfied"),
     ),
     "ppo-reference": (
-        ppo,
-        ppo.Config(num_epochs=2, num_minibatches=2, use_reference=True, adapt_reference_kl=True),
+        ppo_reference,
+        ppo_reference.Config(num_epochs=2, num_minibatches=2, adapt_reference_kl=True),
     ),
     "reinforce": (reinforce, reinforce.Config(**FIT)),
     "a2c": (a2c, a2c.Config(n=3)),
@@ -280,7 +282,7 @@ def batch_of_the_table():
     """The batch of every method's first step on the table."""
     problem = PROBLEMS["table"](None)
     state = jitted("trpo", "table")[0](jax.random.key(0))
-    _, collect_key, _ = jax.random.split(state.key, 3)
+    collect_key = jax.random.split(state.key)[1]
     return problem, jax.jit(problem.collect)(state.params, state.collector, collect_key)[1]
 
 

@@ -101,14 +101,14 @@ def test_reinforce_pp_takes_the_distance_from_what_follows_or_adds_it_to_the_los
         )
 
 
-@number("kl_coefficient", "ppo")
+@number("kl_coefficient", "ppo_penalty")
 def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
     """No gradient in the first step of an update; in the second that of the exact KL(old ‖ new)."""
     k, params = known(algorithm), situation(WITH_CRITIC)[0].policy
     first = gradient(algorithm, weights(algorithm) * k.ratio * gae(k, 0.99, 0.95))
     after = jax.tree.map(jnp.add, params, first)
     away = gradient(algorithm, weights(algorithm), "kl", at=after, frm=params)
-    settings = {"clip": False, "penalty": "fixed", "num_epochs": 2}
+    settings = {"penalty": "fixed", "num_epochs": 2}
     nothing = change(algorithm, kl_coefficient=0.0, **settings).policy
     for c in (0.5, 1.0):
         assert_same(
@@ -116,13 +116,13 @@ def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
         )
 
 
-@number("reference_kl_coefficient", "ppo")
+@number("reference_kl_coefficient", "ppo_reference")
 def test_ppo_takes_the_distance_to_the_reference_from_each_reward(algorithm):
     k = known(algorithm)
     for c in (0.0, 0.5, 1.0):
         reward = k.reward - c * k.mask * (k.old - k.reference)
         advantage = gae(k, 0.99, 0.95, reward)
-        moved = change(algorithm, clip=False, use_reference=True, reference_kl_coefficient=c)
+        moved = change(algorithm, clip=False, reference_kl_coefficient=c)
         assert_same(moved.policy, gradient(algorithm, weights(algorithm) * k.ratio * advantage))
         error = advantage + k.value - k.value_now
         assert_same(moved.value, times(0.5, value_gradient(algorithm, weights(algorithm) * error)))
@@ -188,7 +188,7 @@ def test_earlier_outcomes_keep_that_weight_in_each_iteration(algorithm):
         state = learner.init(jax.random.key(0))
         batches = []
         for key in jax.random.split(jax.random.key(7), 3):
-            state, batch = learner.step.sample(state._replace(key=key))
+            state, batch = learner.sample(state._replace(key=key))
             batches.append((batch.score.reshape(-1), batch.stratum, batch.reward.sum(1)))
         return batches
 

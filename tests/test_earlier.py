@@ -132,7 +132,10 @@ def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
         ([], "--run must name the folder of a run of jaxrl-po control or jaxrl-po language"),
         (
             ["--run={tmp}"],
-            r"--run=.* a run of jaxrl-po control or jaxrl-po language; it holds no config.json",
+            (
+                r"--run=.* must be the folder of a run of jaxrl-po control or jaxrl-po language; "
+                r"it holds no config.json"
+            ),
         ),
         (["--run={control}", "--checkpoint=worst"], "checkpoint must be one of"),
         (

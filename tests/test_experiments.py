@@ -49,7 +49,10 @@ def snapshot(path):
         (
             "control",
             [],
-            r"--out=.*control already holds files; add --resume .*, --overwrite .*, or choose",
+            (
+                r"--out=.*control already holds files; "
+                r"add --resume .*, --overwrite .*, or choose another"
+            ),
         ),
         (
             "control",

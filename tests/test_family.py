@@ -20,7 +20,16 @@ from probes import (
 )
 
 from jaxrl_po import control
-from jaxrl_po.algorithms import a2c, actor_critic, grpo, npg, ppo, reinforce, trpo
+from jaxrl_po.algorithms import (
+    a2c,
+    actor_critic,
+    grpo,
+    npg,
+    ppo,
+    ppo_penalty,
+    reinforce,
+    trpo,
+)
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.types import ActorCritic
 
@@ -41,15 +50,13 @@ NATURAL = [pytest.param(npg, marks=pytest.mark.slow), trpo]  # both share one st
         (npg, npg.Config(**FIT)),
         (trpo, trpo.Config(**FIT)),
         (
-            ppo,
-            ppo.Config(
-                clip=False, penalty="adaptive", learning_rate=1e-2, num_epochs=4, num_minibatches=1
-            ),
+            ppo_penalty,
+            ppo_penalty.Config(learning_rate=1e-2, num_epochs=4, num_minibatches=1),
         ),
         (
-            ppo,
-            ppo.Config(
-                clip=False, penalty="satisfied", learning_rate=1e-2, num_epochs=4, num_minibatches=1
+            ppo_penalty,
+            ppo_penalty.Config(
+                penalty="satisfied", learning_rate=1e-2, num_epochs=4, num_minibatches=1
             ),
         ),
     ],
@@ -191,13 +198,13 @@ def test_shared_parameters_are_refused_where_they_cannot_work():
                 lambda key, learner=learner: learner.step(learner.init(key)), jax.random.key(0)
             )
     state, _, _ = train(ppo, ppo.Config(), shared, 1)
-    assert state.params.value == ()
+    assert state.params.value is None
     learner = a2c.make(a2c.Config(), shared)
     assert (
         jax.eval_shape(
             lambda key: learner.step(learner.init(key))[0], jax.random.key(0)
         ).params.value
-        == ()
+        is None
     )
 
 
@@ -209,8 +216,8 @@ def test_fixed_penalty_holds_the_policy_back():
     problem = kl_problem()
     far, near = (
         train(
-            ppo,
-            ppo.Config(clip=False, penalty="fixed", kl_coefficient=beta, learning_rate=1e-2),
+            ppo_penalty,
+            ppo_penalty.Config(penalty="fixed", kl_coefficient=beta, learning_rate=1e-2),
             problem,
             1,
         )[1]
@@ -222,15 +229,14 @@ def test_fixed_penalty_holds_the_policy_back():
 
 @pytest.mark.parametrize("direction", ["old_new", pytest.param("new_old", marks=pytest.mark.slow)])
 def test_adaptive_penalty_doubles_and_halves(direction):
-    config = ppo.Config(
-        clip=False,
+    config = ppo_penalty.Config(
         penalty="adaptive",
         kl_direction=direction,
         learning_rate=1e-2,
         num_epochs=4,
         target_kl=0.01,
     )
-    _, metrics, _ = train(ppo, config, kl_problem(), 12)
+    _, metrics, _ = train(ppo_penalty, config, kl_problem(), 12)
     beta, kl = (np.asarray(metrics[name].value()) for name in ("kl_coefficient", "exact_kl"))
     expected = np.where(kl > 0.015, 2.0, np.where(kl < 0.01 / 1.5, 0.5, 1.0))
     np.testing.assert_allclose(beta[1:] / beta[:-1], expected[:-1])
@@ -238,15 +244,14 @@ def test_adaptive_penalty_doubles_and_halves(direction):
 
 
 def test_penalty_is_adapted_until_satisfied_or_the_cap():
-    config = ppo.Config(
-        clip=False,
+    config = ppo_penalty.Config(
         penalty="satisfied",
         learning_rate=1e-2,
         num_epochs=4,
         target_kl=0.01,
-        satisfied_rounds=4,
+        max_rounds=4,
     )
-    _, metrics, _ = train(ppo, config, kl_problem(), 12)
+    _, metrics, _ = train(ppo_penalty, config, kl_problem(), 12)
     rounds, kl = (np.asarray(metrics[name].value()) for name in ("rounds", "exact_kl"))
     assert rounds.min() >= 1
     assert rounds.max() <= 4
@@ -300,7 +305,7 @@ def test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted():
     raw, scaled = (train(PlainGradient, config, problem, 1)[0].params.policy for config in configs)
     start = problem.init(jax.random.split(jax.random.key(0))[0])[0].policy
     learner = reinforce.make(as_arrays(reinforce.Config(**shared)), problem)
-    batch = learner.step.sample(learner.init(jax.random.key(0)))[1]
+    batch = learner.sample(learner.init(jax.random.key(0)))[1]
     returns = actor_critic.estimate(reinforce.Config(), batch)[1]
     change = [jax.tree.map(jnp.subtract, after, start) for after in (raw, scaled)]
     for one, other in zip(*map(jax.tree.leaves, change), strict=True):

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import NanReward
+from probes import NanReward, one_piece
 from scripts import everything, lines
 
 from jaxrl_po import control
@@ -35,7 +35,7 @@ from jaxrl_po.run.checkpoint import SaveError, Store
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import read
 from jaxrl_po.run.options import Options as RunOptions
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
 SIZE = 8_000  # floats that do not compress: a checkpoint's file is larger than any other
 FLAGS = ["--seeds=2", "--devices=1", "--total_steps=230", "--log_every=5", "--eval_every=2"]
@@ -68,8 +68,8 @@ def walk(poison=lambda step: False):
         params = ActorCritic(jax.random.normal(key, (SIZE,)))
         return TrainState(
             params,
-            (),
-            (),
+            None,
+            None,
             jnp.float32(0.0),
             CollectorState({}),
             jax.random.fold_in(key, 1),
@@ -85,7 +85,7 @@ def walk(poison=lambda step: False):
         }
         return state._replace(params=params, key=key, step=state.step + 1), metrics
 
-    return Learner(init, step)
+    return one_piece(init, step)
 
 
 SCRIPT = launch.Script(
@@ -382,7 +382,8 @@ def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_pa
     before = everything(bound)
     with pytest.raises(
         UsageError,
-        match=r"--deterministic promises the same bits .*; there differ placement: .* on 2 dev",
+        match=r"--deterministic promises the same bits only .*; "
+        r"there differ placement: .* on 2 dev",
     ):
         main(bound, "--resume", "--devices=2", "--total_steps=100")
     assert everything(bound) == before

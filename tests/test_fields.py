@@ -6,11 +6,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ppo_reference
 import pytest
 from probes import tabular_problem
 
 from jaxrl_po.algorithms import (
     a2c,
+    actor_critic,
     cispo,
     dapo,
     dr_grpo,
@@ -19,6 +21,7 @@ from jaxrl_po.algorithms import (
     gspo,
     npg,
     ppo,
+    ppo_penalty,
     reinforce,
     reinforce_pp,
     rloo,
@@ -60,8 +63,8 @@ NATURAL = (
 )
 # Curvature from every eighth row is so inaccurate that the first candidate is refused.
 REFUSED = {"fisher_stride": 8, "damping": 1e-3, "max_kl": 0.1}
-PENALISED = {"clip": False, "penalty": "adaptive", "kl_coefficient": 3.0, "target_kl": 1e-4}
-REFERRED = {"use_reference": True, "reference_kl_coefficient": 5.0}
+PENALISED = {"penalty": "adaptive", "kl_coefficient": 3.0, "target_kl": 1e-4}
+REFERRED = {"reference_kl_coefficient": 5.0}
 # Field to its change, or to the two settings to compare if it has no effect at the base.
 CASES = {
     "reinforce": (
@@ -97,16 +100,8 @@ CASES = {
         ESTIMATION
         | JOINT
         | {
-            "clip": {"clip": False},
             "epsilon_low": {"epsilon_low": 0.01},
             "epsilon_high": {"epsilon_high": 0.01},
-            "penalty": {"penalty": "fixed"},
-            "kl_coefficient": ({"penalty": "fixed"}, {"penalty": "fixed", "kl_coefficient": 100.0}),
-            "kl_direction": ({"penalty": "fixed"}, {"penalty": "fixed", "kl_direction": "new_old"}),
-            "satisfied_rounds": (
-                PENALISED | {"penalty": "satisfied"},
-                PENALISED | {"penalty": "satisfied", "satisfied_rounds": 2},
-            ),
             "target_kl": (
                 {"early_stop": True, "target_kl": 1e6},
                 {"early_stop": True, "target_kl": 1e-7},
@@ -115,11 +110,30 @@ CASES = {
             "num_epochs": {"num_epochs": 1},
             "num_minibatches": {"num_minibatches": 4},
             "clip_value": {"clip_value": True},
-            "use_reference": {"use_reference": True},
-            "reference_kl_coefficient": (
-                {"use_reference": True},
-                {"use_reference": True, "reference_kl_coefficient": 5.0},
+        },
+    ),
+    "ppo_penalty": (
+        ppo_penalty,
+        ppo_penalty.Config(learning_rate=3e-2, num_epochs=3, num_minibatches=2),
+        {
+            "penalty": {"penalty": "fixed"},
+            "kl_coefficient": {"kl_coefficient": 100.0},
+            "kl_direction": {"kl_direction": "new_old"},
+            "max_rounds": (
+                PENALISED | {"penalty": "satisfied"},
+                PENALISED | {"penalty": "satisfied", "max_rounds": 2},
             ),
+            "target_kl": {"target_kl": 10.0},
+            "num_epochs": {"num_epochs": 1},
+            "num_minibatches": {"num_minibatches": 4},
+        },
+    ),
+    "ppo_reference": (
+        ppo_reference,
+        ppo_reference.Config(learning_rate=3e-2, num_epochs=3, num_minibatches=2),
+        {
+            "clip": {"clip": False},
+            "reference_kl_coefficient": {"reference_kl_coefficient": 5.0},
             "adapt_reference_kl": (REFERRED, REFERRED | {"adapt_reference_kl": True}),
             "reference_target_kl": (
                 REFERRED | {"adapt_reference_kl": True},
@@ -262,6 +276,8 @@ def shared_with_grpo(name):
 HANDED_ON = {
     "reinforce": {"lambda_", "estimator", "n", "normalize_advantage"},
     "a2c": {"lambda_", "estimator"},
+    "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)},
+    "ppo_reference": {f.name for f in dataclasses.fields(ppo.Config)},
     "npg": {"lambda_", "estimator", "n", "normalize_advantage"},
     "trpo": {f.name for f in dataclasses.fields(npg.Config)},
     **{name: shared_with_grpo(name) - set(CASES[name][2]) for name in IN_GROUPS if name != "grpo"},
@@ -310,35 +326,19 @@ def test_every_field_does_something(algorithm, field):
         (
             "ppo",
             {"target_kl": 0.5},
-            "target_kl has no effect unless early_stop is on or the penalty adapts",
+            "target_kl has no effect unless early_stop is on",
         ),
-        ("ppo", {"kl_coefficient": 0.5}, "kl_coefficient has no effect unless there is a penalty"),
-        ("ppo", {"clip": False, "epsilon_low": 0.1}, "epsilon_low has no effect unless clip is on"),
         (
-            "ppo",
+            "ppo_penalty",
             {"penalty": "addaptive"},
-            "penalty must be one of none, fixed, adaptive, satisfied",
+            "penalty must be one of fixed, adaptive, satisfied",
         ),
         (
-            "ppo",
-            {"reference_kl_coefficient": 0.1},
-            "reference_kl_coefficient has no effect unless use_reference is on",
+            "ppo_penalty",
+            {"penalty": "fixed", "target_kl": 0.5},
+            "target_kl has no effect unless the penalty adapts",
         ),
-        (
-            "ppo",
-            {"adapt_reference_kl": True},
-            "adapt_reference_kl has no effect unless use_reference is on",
-        ),
-        (
-            "ppo",
-            {"use_reference": True, "reference_target_kl": 1.0},
-            "reference_target_kl has no effect unless adapt_reference",
-        ),
-        (
-            "ppo",
-            {"use_reference": True, "adapt_reference_kl": True, "penalty": "adaptive"},
-            "adapt_reference_kl must be off where penalty is adaptive: one β adapts at a time",
-        ),
+        ("ppo_penalty", {"max_rounds": 3}, "max_rounds has no effect unless penalty is satisfied"),
         ("ppo", {"n": 3}, "n has no effect unless estimator is n_step"),
         (
             "a2c",

@@ -137,17 +137,8 @@ def test_the_fisher_stride_counts_rows_over_devices_and_parts():
         jnp.asarray(rng.normal(size=40), jnp.float32),
         jnp.asarray(rng.integers(0, 4, 40)),
     )
-    nothing = jnp.zeros(40)
-    samples = Samples(
-        STRIDED,
-        action,
-        categorical(PARAMS, STRIDED).log_prob(action),
-        advantage,
-        nothing,
-        nothing,
-        nothing,
-        mask,
-    )
+    log_prob = categorical(PARAMS, STRIDED).log_prob(action)
+    samples = Samples(STRIDED, action, log_prob, advantage, mask)
 
     def update(axis_name=None, num_microbatches=1):
         return updates.trust_region_update(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import tabular_problem
+from probes import one_piece, tabular_problem
 
 from jaxrl_po import advantages, losses
 from jaxrl_po.algorithms import cispo, dr_grpo, grpo, gspo, ppo, reinforce_pp, rloo
@@ -16,7 +16,6 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import programs, runner
 from jaxrl_po.run.metrics import read
-from jaxrl_po.types import Learner
 
 GROUPS, SIZE = 4, 4
 PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
@@ -235,7 +234,7 @@ def hopeless(from_iteration=0):
         signal = metrics["signal"]
         return after, metrics | {"signal": Mean(jnp.where(gone, 0.0, signal.total), signal.count)}
 
-    return Learner(jax.vmap(learner.init), jax.vmap(step))
+    return one_piece(jax.vmap(learner.init), jax.vmap(step))
 
 
 class Quiet:

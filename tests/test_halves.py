@@ -15,7 +15,6 @@ from jaxrl_po.run import parallel, programs, runner
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.metrics import read
 from jaxrl_po.run.scoring import HostScore, Reward, RewardError
-from jaxrl_po.types import Learner, Step
 
 HERE = Path(__file__).parent / "reward_functions.py"
 TASK = language.tasks.addition(1)
@@ -43,15 +42,9 @@ def make(*, verify=False, axis_name=None):
 
 def job(rewarded=None, **changes):
     own = make(verify=rewarded is None)
-    learner = parallel.over_seeds(own, SEEDS)
-    step = (
-        parallel.halves_over_devices(own.step, parallel.Placement(SEEDS, 1, 1))
-        if rewarded
-        else learner.step
-    )
     defaults = {"iterations": 3, "steps_per_iteration": 32, "log_every": 2, "rewarded": rewarded}
     return programs.Job(
-        Learner(learner.init, step),
+        parallel.over_seeds(own, SEEDS),
         jax.random.split(jax.random.key(0), SEEDS),
         **(defaults | changes),
     )
@@ -151,14 +144,14 @@ def test_a_failure_on_the_first_batch_ends_the_run_and_keeps_what_there_was(tmp_
 def test_halves_over_devices_are_the_halves_on_one():
     host, placement = make(), parallel.Placement(1, 1, 2)
     state = jax.jit(host.init)(jax.random.key(3))
-    alone = jax.jit(host.step.sample)(state)
+    alone = jax.jit(host.sample)(state)
 
     def reward(batch):
         score = np.asarray(batch.action)[..., 0] % 2
         return language.give_reward(batch, score, score)
 
-    expected, metrics = jax.jit(host.step.update)(alone[0], reward(alone[1]))
-    placed = parallel.halves_over_devices(make(axis_name=placement.axis_name).step, placement)
+    expected, metrics = jax.jit(host.update)(alone[0], reward(alone[1]))
+    placed = parallel.over_devices(make(axis_name=placement.axis_name), placement)
     stacked, batch = jax.jit(placed.sample)(jax.tree.map(lambda x: x[None], state))
     np.testing.assert_array_equal(batch.action[0], alone[1].action)
     after, told = jax.jit(placed.update)(stacked, reward(batch))
@@ -174,12 +167,28 @@ def test_halves_over_devices_are_the_halves_on_one():
     )
 
 
-def test_a_learner_is_two_functions_and_its_step_the_composition():
-    init, step = make(verify=True)
-    assert isinstance(step, Step)
-    state = jax.eval_shape(init, jax.random.key(0))
-    composed = jax.eval_shape(step.update, *jax.eval_shape(step.sample, state))
-    assert jax.tree.structure(composed) == jax.tree.structure(jax.eval_shape(step, state))
+def test_a_step_is_the_composition_of_sample_and_update():
+    learner = make(verify=True)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    composed = jax.jit(learner.update)(*jax.jit(learner.sample)(state))
+    whole = jax.jit(learner.step)(state)
+    assert jax.tree.structure(composed) == jax.tree.structure(whole)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+        composed[0].params,
+        whole[0].params,
+    )
+    np.testing.assert_array_equal(*(jax.random.key_data(s.key) for s, _ in (composed, whole)))
+
+
+def test_sampling_twice_does_not_repeat():
+    learner = make(verify=True)
+    sample = jax.jit(learner.sample)
+    state, first = sample(jax.jit(learner.init)(jax.random.key(0)))
+    again, second = sample(state)
+    assert (np.asarray(first.inputs.tokens) != np.asarray(second.inputs.tokens)).any()
+    keys = [bytes(jax.random.key_data(s.key)) for s in (state, again)]
+    assert keys[0] != keys[1]
 
 
 def test_what_needs_scores_inside_the_program_is_refused():
@@ -189,11 +198,9 @@ def test_what_needs_scores_inside_the_program_is_refused():
     problem = language.make_problem(TASK, MODEL, num_prompts=2, group_size=2, verify=False)
     learner = dapo.make(dapo.Config(), problem)
     with pytest.raises(ConfigError, match="dynamic_sampling must not refill"):
-        jax.eval_shape(learner.step.sample, jax.eval_shape(learner.init, jax.random.key(0)))
+        jax.eval_shape(learner.sample, jax.eval_shape(learner.init, jax.random.key(0)))
     with pytest.raises(ConfigError, match="process_reward has no effect unless verify"):
         language.make_problem(TASK, MODEL, verify=False, process_reward=True)
-    with pytest.raises(ConfigError, match="no halves"):
-        programs.halves(Learner(host.init, lambda state: (state, {})))
 
 
 @pytest.mark.slow
@@ -209,11 +216,11 @@ def test_keeping_only_informative_groups_needs_no_score_inside():
         num_minibatches=1,
     )
     learner = dapo.make(settings, problem)
-    state, batch = jax.jit(learner.step.sample)(jax.jit(learner.init)(jax.random.key(0)))
+    state, batch = jax.jit(learner.sample)(jax.jit(learner.init)(jax.random.key(0)))
     score = np.array([1, 1, 0, 0, 1, 0, 0, 1], np.float32)
     batch = language.give_reward(batch, score, 2.0 * score)
     np.testing.assert_array_equal(np.sum(batch.reward, axis=1), 2.0 * score)
-    _, metrics = jax.jit(learner.step.update)(state, batch)
+    _, metrics = jax.jit(learner.update)(state, batch)
     assert float(metrics["grad_norm"].value()) > 0.0
     # Tokens of the informative groups.
     assert float(metrics["signal"].count) == float(jnp.sum(batch.mask[4:]))
@@ -228,7 +235,7 @@ def test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it():
     problem = language.make_problem(task, model, num_prompts=16, group_size=2, verify=False)
     learner = grpo.make(grpo.Config(), problem)
     state = jax.jit(learner.init)(jax.random.key(0))
-    batch = jax.jit(learner.step.sample)(state)[1]
+    batch = jax.jit(learner.sample)(state)[1]
     assert batch.inputs.problem.solution.shape == batch.mask.shape
     assert (
         np.asarray(batch.mask).sum(axis=1) < batch.mask.shape[1]

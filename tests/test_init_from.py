@@ -79,7 +79,10 @@ def test_every_seed_starts_where_the_earlier_run_stopped(earlier, tmp_path):
     [
         (
             ["--task=sorting"],
-            r"--init_from=.* must have the vocabulary of --task=sorting, .* trained on addition, ",
+            (
+                r"--init_from=.* must have the vocabulary of --task=sorting, '.*'; "
+                r"it was trained on addition, "
+            ),
         ),
         (["--model.width=32"], "--model.width=32 must be 16, as in --init_from="),
     ],
@@ -96,7 +99,8 @@ def test_another_vocabulary_or_model_is_refused_before_anything_is_written(
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(
         UsageError,
-        match=r"--init_from=.* must be the folder of a run of .*language; it holds no config.json",
+        match=r"--init_from=.* must be the folder of a run of jaxrl-po language; "
+        r"it holds no config.json",
     ):
         script.main([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
 

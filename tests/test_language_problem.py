@@ -223,7 +223,7 @@ def test_completions_do_not_depend_on_where_prompts_lie():
 
 def test_without_a_critic():
     _, params, _, batch = collected(critic=None)
-    assert params.value == ()
+    assert params.value is None
     assert not batch.value.any()
     assert not batch.next_value.any()
 

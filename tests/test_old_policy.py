@@ -143,7 +143,7 @@ def test_a_surplus_keeps_what_its_sampler_gave():
     )
     learner = dapo.make(config, problem)
     state, ages = jax.jit(learner.init)(jax.random.key(0)), []
-    sample, update = jax.jit(learner.step.sample), jax.jit(learner.step.update)
+    sample, update = jax.jit(learner.sample), jax.jit(learner.update)
     for _ in range(3):
         before, (state, batch) = state.params, sample(state)
         again = recompute_log_prob(problem, before, batch, num_parts=1, axis_name=None)[0]

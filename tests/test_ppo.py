@@ -18,10 +18,10 @@ from probes import (
     tabular_problem,
 )
 
-from jaxrl_po import control, divergences
-from jaxrl_po.algorithms import actor_critic, ppo, reference
-from jaxrl_po.config import as_arrays
-from jaxrl_po.types import Samples
+from jaxrl_po import control
+from jaxrl_po.algorithms import actor_critic, ppo, reference, surrogates
+from jaxrl_po.config import ConfigError, as_arrays
+from jaxrl_po.types import Learner
 
 FAST = ppo.Config(learning_rate=1e-2, num_epochs=4, num_minibatches=1)
 
@@ -118,12 +118,14 @@ def test_early_stop_saves_updates():
 
 
 TABLE = tabular_problem(num_prompts=8, num_steps=8)
-REFERRED = ppo.Config(learning_rate=3e-2, num_epochs=2, num_minibatches=2, use_reference=True)
+PLAIN = ppo.Config(learning_rate=3e-2, num_epochs=2, num_minibatches=2)
 
 
-def steps(config, number):
+def steps(config, number, settings=None):
     """States after each of `number` iterations, after the initial one, and the metrics of each."""
     learner = ppo.make(as_arrays(config), TABLE)
+    if settings is not None:
+        learner = reference.with_reference_kl(learner, TABLE, settings)
     state, step = learner.init(jax.random.key(0)), jax.jit(learner.step)
     states, metrics = [state], []
     for _ in range(number):
@@ -139,44 +141,40 @@ def test_price_of_a_token_by_hand():
     frozen = jax.tree.map(lambda x: x + 0.3, params.policy)
     batch = TABLE.collect(params, collector, jax.random.key(1))[1]
     assert not batch.mask.all()
-    state = steps(ppo.Config(), 0)[0][0]._replace(
-        reference_params=frozen, kl_coefficient=jnp.float32(0.7)
-    )
-
-    def rewards(state, batch):
-        return Samples((), (), (), batch.reward, (), (), (), batch.mask)
-
+    state = steps(ppo.Config(), 0)[0][0]._replace(reference_params=frozen)
+    seen = []
+    inner = Learner(None, None, lambda state, batch: (seen.append(batch.reward), (state, {}))[1])
+    settings = reference.Settings(enabled=True, kl_coefficient=0.7)
+    charged = reference.with_reference_kl(inner, TABLE, settings).update
+    charged(state, batch)
     policy = actor_critic.policy_of(TABLE)
-    charged = reference.beside(
-        rewards, policy, reward_kl=divergences.k1, coefficient=lambda state: state.kl_coefficient
-    )
-    got = charged(state, batch)
     log_softmax = [
-        np.asarray(jax.nn.log_softmax(policy(p, batch).logits)) for p in (params.policy, frozen)
+        np.asarray(jax.nn.log_softmax(policy(p, batch).logits))
+        for p in (params, params._replace(policy=frozen))
     ]
     now, before = (
         np.take_along_axis(x, np.asarray(batch.action)[..., None], -1)[..., 0] for x in log_softmax
     )
     want = np.where(batch.mask, batch.reward - 0.7 * (now - before), batch.reward)
-    np.testing.assert_allclose(got.advantage, want, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(got.reference_log_prob, before, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(seen[0], want, rtol=1e-5, atol=1e-6)
     garbage = batch._replace(log_prob=jnp.where(batch.mask, batch.log_prob, 50.0))
-    np.testing.assert_array_equal(charged(state, garbage).advantage, got.advantage)
+    charged(state, garbage)
+    np.testing.assert_array_equal(seen[1], seen[0])
 
 
 def test_a_reference_that_is_off_is_neither_held_nor_computed():
     (state, after), (metrics,) = steps(ppo.Config(num_minibatches=2), 1)
-    assert state.reference_params == after.reference_params == ()
+    assert state.reference_params is after.reference_params is None
     assert "reference_kl" not in metrics
 
 
 def test_the_reference_is_the_initial_policy_and_stays():
-    states, metrics = steps(REFERRED, 2)
+    states, metrics = steps(PLAIN, 2, reference.Settings(enabled=True))
     for state in states:
         jax.tree.map(np.testing.assert_array_equal, state.reference_params, states[0].params.policy)
     assert float(metrics[0]["reference_kl"].value()) == pytest.approx(0.0, abs=1e-6)
     assert abs(float(metrics[1]["reference_kl"].value())) > 1e-3
-    without, _ = steps(dataclasses.replace(REFERRED, use_reference=False), 2)
+    without, _ = steps(PLAIN, 2)
     policies = [
         [np.asarray(jax.tree.leaves(s.params.policy)[0]) for s in run] for run in (states, without)
     ]
@@ -187,20 +185,41 @@ def test_the_reference_is_the_initial_policy_and_stays():
 @pytest.mark.parametrize(("target", "second"), [(1e-6, 1.02), (1e6, 0.98)])
 def test_the_price_adapts_both_ways(target, second):
     """At the reference the KL is 0 and β falls by 0.1 · 0.2; then the KL exceeds the low target."""
-    states, metrics = steps(
-        dataclasses.replace(REFERRED, adapt_reference_kl=True, reference_target_kl=target), 2
-    )
-    betas = [float(state.kl_coefficient) for state in states]
+    settings = reference.Settings(enabled=True, adapt=True, target_kl=target)
+    states, metrics = steps(PLAIN, 2, settings)
+    betas = [float(state.collector.replicated[reference.COEFFICIENT]) for state in states]
     np.testing.assert_allclose(betas, [0.05, 0.05 * 0.98, 0.05 * 0.98 * second], rtol=1e-5)
     np.testing.assert_allclose(
         [m["reference_kl_coefficient"].value() for m in metrics], betas[:2], rtol=1e-6
     )
 
 
-def test_a_fixed_penalty_beside_an_adapted_price_keeps_its_own_coefficient():
-    config = dataclasses.replace(
-        REFERRED, adapt_reference_kl=True, penalty="fixed", kl_coefficient=3.0
+def test_a_surrogate_of_ones_own_replaces_the_clipped_one():
+    config = dataclasses.replace(BASE, num_epochs=6)
+    clipped, plain, same = (
+        jax.jit(made.step)(made.init(jax.random.key(0)))[0].params.policy
+        for made in (
+            ppo.make(config, TABLE),
+            ppo.make(config, TABLE, surrogate=surrogates.plain),
+            ppo.make(config, TABLE, surrogate=surrogates.clipped(0.2, 0.2)),
+        )
     )
-    states, metrics = steps(config, 2)
-    assert [float(m["kl_coefficient"].value()) for m in metrics] == [3.0, 3.0]
-    assert float(states[1].kl_coefficient) == pytest.approx(0.05 * 0.98)
+    jax.tree.map(np.testing.assert_array_equal, clipped, same)
+    difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), clipped, plain)
+    assert max(jax.tree.leaves(difference)) > 1e-4
+    with pytest.raises(ConfigError, match="epsilon_low has no effect unless the surrogate is"):
+        ppo.make(dataclasses.replace(BASE, epsilon_low=0.1), TABLE, surrogate=surrogates.plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kl_coefficient": 0.1}, "kl_coefficient has no effect unless enabled is on"),
+        ({"adapt": True}, "adapt has no effect unless enabled is on"),
+        ({"enabled": True, "target_kl": 1.0}, "target_kl has no effect unless adapt is on"),
+        ({"enabled": True, "kl_coefficient": -1.0}, "kl_coefficient must lie in"),
+    ],
+)
+def test_bad_settings_of_the_reference_are_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        reference.Settings(**changes).validate()

@@ -124,7 +124,8 @@ def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
     other = NOW | {"device": "1 × cpu", "versions": {"jax": "1", "numpy": "1"}}
     with pytest.raises(
         UsageError,
-        match=r"in runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. Resume it there",
+        match=r"run in runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. "
+        r"Resume it there",
     ):
         provenance.require_same(NOW, other, "runs/x")
     with pytest.raises(UsageError, match="there differ source: None → aa"):

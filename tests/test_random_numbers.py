@@ -187,9 +187,7 @@ def test_no_key_is_used_twice():
         return state._replace(opt_state=jax.random.key_data(key)), {}
 
     def estimate(state, batch):
-        return Samples(
-            batch.inputs, batch.action, batch.log_prob, batch.reward, (), (), (), batch.mask
-        )
+        return Samples(batch.inputs, batch.action, batch.log_prob, batch.reward, batch.mask)
 
     own = problem._replace(init=lambda key: (params, jax.random.key_data(key)), collect=collect)
     made = learner.make(
@@ -210,7 +208,7 @@ def test_no_key_is_used_twice():
 def test_no_two_iterations_sample_the_same():
     made = grpo.make(grpo.Config(learning_rate=1e-30), tabular_problem(num_prompts=8, group_size=4))
     state, seen = made.init(jax.random.key(0)), set()
-    sample, update = jax.jit(made.step.sample), jax.jit(made.step.update)
+    sample, update = jax.jit(made.sample), jax.jit(made.update)
     for _ in range(4):
         state, batch = sample(state)
         seen.add(np.asarray(batch.action).tobytes())

@@ -105,7 +105,10 @@ def rows(tmp_path):
         ),
         (
             [*FILE, *REWARD, "--algorithm=dapo", "--config.dynamic_sampling=refill"],
-            r"--config\.dynamic_sampling must not refill groups of .* scored outside the program",
+            (
+                r"--config\.dynamic_sampling must not refill groups of a problem "
+                r"that is scored outside the program"
+            ),
         ),
         (
             [*REWARD, "--problem.process_reward"],

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import one_piece
 
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import memory, programs, runner
@@ -21,7 +22,7 @@ from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.metrics import read
 from jaxrl_po.run.programs import Job
 from jaxrl_po.run.runner import Diverged
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
 SEEDS = 3
 
@@ -33,8 +34,8 @@ def toy(poison=None, work=0):
         params = ActorCritic(jax.random.normal(key, (4,)))
         return TrainState(
             params,
-            (),
-            (),
+            None,
+            None,
             jnp.float32(0.0),
             CollectorState({}),
             jax.random.fold_in(key, 1),
@@ -56,7 +57,7 @@ def toy(poison=None, work=0):
         }
         return state._replace(params=params, key=key, step=state.step + 1), metrics
 
-    return Learner(jax.vmap(init), lambda state: jax.vmap(step)(state, jnp.arange(SEEDS)))
+    return one_piece(jax.vmap(init), lambda state: jax.vmap(step)(state, jnp.arange(SEEDS)))
 
 
 def greedy(state):
@@ -343,10 +344,10 @@ def test_one_program_serves_every_chunk_and_every_length(tmp_path):
         traced.append(1)
         return toy().step(state)
 
-    run(tmp_path / "a", learner=Learner(toy().init, step), iterations=5)
+    run(tmp_path / "a", learner=one_piece(toy().init, step), iterations=5)
     short = len(traced)
     traced.clear()
-    run(tmp_path / "b", learner=Learner(toy().init, step), iterations=23)
+    run(tmp_path / "b", learner=one_piece(toy().init, step), iterations=23)
     assert 1 <= len(traced) <= short
 
 

@@ -44,7 +44,7 @@ def batch_of(prompts, completions, *, seeds=1):
         inputs=inputs,
         action=action,
         log_prob=nothing,
-        reward=(),
+        reward=None,
         value=nothing,
         next_value=nothing,
         terminated=at == length[:, None] - 1,

@@ -14,6 +14,7 @@ import pytest
 import test_coefficients  # noqa: F401  its tests register the numbers that they cover
 from one_step import (
     GROUPS,
+    PPO,
     TESTED,
     WITH_CRITIC,
     assert_same,
@@ -34,7 +35,7 @@ from one_step import (
 )
 from test_fields import CASES, shared_with_grpo
 
-from jaxrl_po.algorithms import npg
+from jaxrl_po.algorithms import actor_critic, npg, ppo
 from jaxrl_po.types import ActorCritic
 
 # The length of a step.
@@ -153,7 +154,7 @@ def test_each_refusal_shortens_the_step_by_that_factor(algorithm):
 
 
 @number("target_kl", "ppo")
-def test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at(algorithm):
+def test_the_target_is_what_an_early_stop_admits(algorithm):
     """Two full-batch steps: what the first moved decides whether the second is stopped."""
     k = known(algorithm)
     stop = {"early_stop": True, "num_epochs": 2}
@@ -164,22 +165,24 @@ def test_the_target_is_what_an_early_stop_admits_and_what_the_penalty_aims_at(al
     ]
     assert shares[0] == 0.0
     assert shares[1] > 0.0
-    adapt = {"penalty": "adaptive", "clip": False, "num_epochs": 2, "kl_coefficient": 1.0}
+
+
+@number("target_kl", "ppo_penalty")
+def test_the_target_is_what_the_penalty_aims_at(algorithm):
+    adapt = {"penalty": "adaptive", "num_epochs": 2, "kl_coefficient": 1.0}
     kl = float(outcome(algorithm, **adapt)[1]["exact_kl"])
     for share, beta in ((0.98 / 1.5, 2.0), (1.02 / 1.5, 1.0), (0.98 * 1.5, 1.0), (1.02 * 1.5, 0.5)):
         assert float(outcome(algorithm, target_kl=share * kl, **adapt)[2]) == beta
 
 
-@number("reference_target_kl", "ppo")
+@number("reference_target_kl", "ppo_reference")
 def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
     k = known(algorithm)
     kl = float((weights(algorithm) * (k.old - k.reference)).sum())
-    settings = {"clip": False, "use_reference": True, "adapt_reference_kl": True}
+    settings = {"clip": False, "adapt_reference_kl": True, "reference_kl_coefficient": 0.3}
     assert kl > 0
     for error in (-0.5, -0.1, 0.05, 0.1, 0.5):
-        beta = float(
-            outcome(algorithm, reference_target_kl=kl / (1 + error), beta=0.3, **settings)[2]
-        )
+        beta = float(outcome(algorithm, reference_target_kl=kl / (1 + error), **settings)[2])
         assert beta == pytest.approx(0.3 * (1 + 0.1 * np.clip(error, -0.2, 0.2)), rel=1e-4)
 
 
@@ -197,7 +200,7 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     }
     natural_steps = algorithm in ("npg", "trpo")
     wanted["grad_norm"] = np.linalg.norm(
-        flat(moved if algorithm in ("ppo", "a2c") else moved.policy)
+        flat(moved if algorithm in (*PPO, "a2c") else moved.policy)
     )
     if natural_steps:
         wanted["grad_norm"] = np.linalg.norm(curvature()[1])
@@ -216,7 +219,7 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     assert got == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert np.isfinite(float(metrics["kl"]))
     assert ("clip_fraction_high" in metrics) == (
-        algorithm not in ("reinforce", "a2c", "npg", "trpo", "rloo")
+        algorithm not in ("reinforce", "a2c", "npg", "trpo", "rloo", "ppo_penalty")
     )
 
 
@@ -224,6 +227,8 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
 HANDED_ON = {
     "reinforce": {"lambda_"},
     "a2c": {"lambda_"},
+    "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)},
+    "ppo_reference": {f.name for f in dataclasses.fields(ppo.Config)},
     "npg": {"gamma", "lambda_", "value_learning_rate"},
     "trpo": {f.name for f in dataclasses.fields(npg.Config)},
     **{

@@ -65,17 +65,17 @@ WRONG = [
         ),
     ),
     Wrong(
-        "collecting and improving with one key",
+        "the key does not advance in an update",
         "learner",
-        "key, _, improve_key = jax.random.split",
-        "key, improve_key, _ = jax.random.split",
+        "        state, key = next_key(state)\n        measured",
+        "        _, key = next_key(state)\n        measured",
         ("test_random_numbers.py::test_no_key_is_used_twice",),
     ),
     Wrong(
-        "the key does not advance",
+        "the key does not advance at all",
         "learner",
-        "_replace(key=key), samples",
-        "_replace(key=state.key), samples",
+        "return state._replace(key=following), key",
+        "return state, key",
         ("test_random_numbers.py::test_no_two_iterations_sample_the_same",),
     ),
     Wrong(
@@ -221,8 +221,8 @@ WRONG = [
     Wrong(
         "the policy is its own reference",
         "algorithms.reference",
-        "policy(state.reference_params, batch)",
-        "policy(state.params.policy, batch)",
+        "state.params._replace(policy=state.reference_params)",
+        "state.params",
         ("test_coefficients.py::test_rloo_takes_the_distance_from_the_outcome",),
     ),
     Wrong(

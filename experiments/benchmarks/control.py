@@ -190,10 +190,8 @@ def table(devices: str) -> None:
         ]
         row = comparison.measure_apart(__file__, [*numbers, f"--devices={devices}"])
         print(
-            (
-                f"{envs:>7} × {steps:<4} {seeds:>6} {row['steps_per_second']:>10,} "
-                f"{row['compile_seconds']:>10} {row['peak_memory_mb']:>8}  {row['placement']}"
-            ),
+            f"{envs:>7} × {steps:<4} {seeds:>6} {row['steps_per_second']:>10,} "
+            f"{row['compile_seconds']:>10} {row['peak_memory_mb']:>8}  {row['placement']}",
             flush=True,
         )
 

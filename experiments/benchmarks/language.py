@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import config, language, masked
+from jaxrl_po import config, language
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.language.problem import DTYPES
 from jaxrl_po.run import comparison, flags, parallel
-from jaxrl_po.types import Learner, Metrics, TrainState
+from jaxrl_po.types import TrainState
 
 # Width, blocks and new tokens for which the peer reports its time.
 TABLE = ((64, 2, 5), (128, 4, 64))
@@ -83,26 +83,24 @@ def measure(options: Options) -> dict[str, Any]:
     )
     learner = dapo.make(config.as_arrays(settings), problem)
 
-    def sample(state: TrainState) -> tuple[TrainState, Metrics]:
-        """Collects and counts tokens; the score keeps the compiler from dropping the verifier."""
-        _, batch = problem.collect(state.params, state.collector, state.key)
-        seen = {"tokens": masked.total(batch.mask), "score": masked.total(batch.score)}
-        return state, masked.psum(seen, placement.axis_name)
-
     keys = jax.random.split(jax.random.key(0), options.seeds)
-    whole, alone = (
-        parallel.over_devices(each, placement) for each in (learner, Learner(learner.init, sample))
-    )
+    whole = parallel.over_devices(learner, placement)
+
+    def sample(state: TrainState) -> tuple[jax.Array, jax.Array]:
+        """Collects and counts tokens; the score keeps the compiler from dropping the verifier."""
+        _, batch = whole.sample(state)
+        return batch.mask.sum(), batch.score.sum()
+
     state = jax.jit(whole.init)(keys)
     start = time.perf_counter()
     step = jax.jit(whole.step).lower(state).compile()
     compile_seconds = time.perf_counter() - start
-    collect = jax.jit(lambda state: alone.step(state)[1]["tokens"].total).lower(state).compile()
+    collect = jax.jit(sample).lower(state).compile()
     iteration, tokens, sampling = [], [], []
     for _ in range(options.iterations + 1):
-        took, generated = comparison.clock(collect, state)
+        took, (generated, _) = comparison.clock(collect, state)
         sampling.append(took)
-        tokens.append(float(generated.sum()))
+        tokens.append(float(generated))
         took, (state, _) = comparison.clock(step, state)
         iteration.append(took)
     seconds, sampled = median(iteration[1:]), median(sampling[1:])
@@ -184,10 +182,8 @@ def main(argv: Sequence[str]) -> int:
         ]
         row = comparison.measure_apart(__file__, [*numbers, f"--iterations={options.iterations}"])
         print(
-            (
-                f"{width:>6} {layers:>7} {new_tokens:>11} {row['seconds_per_iteration']:>14} "
-                f"{row['sampling_seconds']:>11} {row['compile_seconds']:>10}  {row['placement']}"
-            ),
+            f"{width:>6} {layers:>7} {new_tokens:>11} {row['seconds_per_iteration']:>14} "
+            f"{row['sampling_seconds']:>11} {row['compile_seconds']:>10}  {row['placement']}",
             flush=True,
         )
     return 0

@@ -66,8 +66,8 @@ def measure(options: Options) -> dict[str, Any]:
     )
     keys = jax.random.split(jax.random.key(0), options.seeds)
     state = jax.jit(parallel.over_devices(inside, placement).init)(keys)
-    halves = parallel.halves_over_devices(outside.step, placement)  # type: ignore[arg-type]
-    sample, update = jax.jit(halves.sample), jax.jit(halves.update)
+    split = parallel.over_devices(outside, placement)
+    sample, update = jax.jit(split.sample), jax.jit(split.update)
     parts: dict[str, list[float]] = {"sample": [], "score": [], "update": []}
 
     with HostScore([Reward(f"{REWARD}:digits")], task) as give:
@@ -87,10 +87,10 @@ def measure(options: Options) -> dict[str, Any]:
         one = jax.jit(parallel.over_devices(inside, placement).step)
         clocks = {
             "one program": comparison.stepper(one, state),
-            "two halves": comparison.stepper(apart, state),
+            "two programs": comparison.stepper(apart, state),
         }
         seconds = comparison.in_turns(clocks, options.rounds)
-    ratios = np.divide(seconds["two halves"], seconds["one program"])
+    ratios = np.divide(seconds["two programs"], seconds["one program"])
     return {
         **{name.replace(" ", "_"): round(median(values), 4) for name, values in seconds.items()},
         "ratio": round(float(np.median(ratios)), 3),

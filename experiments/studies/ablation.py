@@ -47,11 +47,9 @@ class Options:
     length: int = static(5, "digits of a list, for running_sum", within=COUNT)
     max_new_tokens: int = static(
         0,
-        (
-            "token budget of a completion; 0: the longest demonstration of running_sum, whose "
-            "length is to be learned, and 1.25 times the longest answer of other tasks, so that no "
-            "right answer is penalised for its length"
-        ),
+        "token budget of a completion; 0: the longest demonstration of running_sum, whose "
+        "length is to be learned, and 1.25 times the longest answer of other tasks, so that no "
+        "right answer is penalised for its length",
         unit="tokens",
         within=NON_NEGATIVE,
     )
@@ -83,8 +81,10 @@ class Options:
 
     def validate(self) -> None:
         """Raises ConfigError for a field that has no effect."""
-        config.require(self, "length", self.task == "running_sum", "task is running_sum")
-        config.require(self, "warm_start", self.warm_start_steps > 0, "warm_start_steps is above 0")
+        config.require_effect(self, "length", self.task == "running_sum", "task is running_sum")
+        config.require_effect(
+            self, "warm_start", self.warm_start_steps > 0, "warm_start_steps is above 0"
+        )
 
 
 class Scores(NamedTuple):

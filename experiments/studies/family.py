@@ -8,7 +8,6 @@ threshold, speed, time of an update) compare them.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,8 @@ class Options:
 
     env: str = static("CartPole-v1", "a registered gymnax environment")
     methods: str = static(
-        "reinforce,a2c,npg,trpo,ppo_kl,ppo,grpo",
-        "methods, separated by commas; ppo_kl is PPO with an adaptive penalty and no clip",
+        "reinforce,a2c,npg,trpo,ppo_penalty,ppo,grpo",
+        "methods, separated by commas",
     )
     seeds: int = static(8, "runs of each method", unit="seeds", within=COUNT)
     seed: int = static(0, "base seed", within=NON_NEGATIVE)
@@ -42,37 +41,18 @@ class Options:
     )
 
 
-class Method(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-      algorithm: of `control.py`.
-      arguments: its own flags.
-    """
-
-    algorithm: str
-    arguments: tuple[str, ...] = ()
-
-
-VARIANTS = {
-    "ppo_kl": Method(
-        "ppo", ("--config.clip=false", "--config.penalty=adaptive", "--config.target_kl=0.01")
-    )
-}
-METHODS = {**{name: Method(name) for name in methods.ALGORITHMS}, **VARIANTS}
+# Flags that differ from a method's defaults.
+APART = {"ppo_penalty": ["--config.target_kl=0.01"]}
 
 
 def compare(options: Options, out: Path) -> list[Result]:
     """Runs every method; an error of one ends the comparison."""
-    methods = {name: flags.lookup("methods", name, METHODS) for name in options.methods.split(",")}
+    names = options.methods.split(",")
     shared = [
         f"--{key}={getattr(options, key)}"
         for key in ("env", "seeds", "seed", "total_steps", "devices")
     ]
-    runs = {
-        name: [f"--algorithm={method.algorithm}", *method.arguments]
-        for name, method in methods.items()
-    }
+    runs = {name: [f"--algorithm={name}", *APART.get(name, [])] for name in names}
     return comparison.run_each(control.main, runs, [*shared, "--eval_every=2"], out)
 
 
@@ -120,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         return 0
     for name in options.methods.split(","):
-        flags.lookup("methods", name, METHODS)
+        flags.lookup("methods", name, methods.ALGORITHMS)
     out = Path(options.out)
     results = compare(options, out)
     heading = (

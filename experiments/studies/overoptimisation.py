@@ -23,11 +23,11 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from jaxrl_po import config, language
-from jaxrl_po.algorithms import ppo
+from jaxrl_po.algorithms import ppo, reference
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Interval, static
 from jaxrl_po.run import flags, folder, parallel, plotting
 from jaxrl_po.run.plotting import COLOURS, QUIET, STYLE
-from jaxrl_po.types import Problem
+from jaxrl_po.types import Learner, Problem
 
 Curves = dict[str, npt.NDArray[np.float64]]
 MEASURED = ("reward_model", "accuracy", "reference_kl", "response_length", "reward_model_accuracy")
@@ -135,27 +135,26 @@ def run(options: Options) -> Curves:
         max_grad_norm=1.0,
         num_epochs=2,
         num_minibatches=2,
-        use_reference=True,
     )
-    each = [
-        config.as_arrays(dataclasses.replace(base, reference_kl_coefficient=beta))
-        for beta in options.betas()
-    ]
-    settings = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    betas = jnp.array(options.betas(), jnp.float32)
+
+    def make(beta: jax.Array | float) -> Learner:
+        settings = reference.Settings(enabled=True, kl_coefficient=beta)
+        return reference.with_reference_kl(ppo.make(base, problem), problem, settings)
 
     def of_seed(key: jax.Array) -> dict[str, jax.Array]:
-        state = ppo.make(base, problem).init(key)
+        state = make(0.0).init(key)
 
-        def under(settings: Any) -> dict[str, jax.Array]:
+        def under(beta: jax.Array) -> dict[str, jax.Array]:
             _, logged = jax.lax.scan(
-                lambda s, _: ppo.make(settings, problem).step(s),
+                lambda s, _: make(beta).step(s),
                 state,
                 None,
                 length=options.iterations,
             )
             return {name: logged[name].value() for name in MEASURED}
 
-        return jax.vmap(under)(settings)
+        return jax.vmap(under)(betas)
 
     placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=1)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
@@ -281,10 +280,8 @@ def main(argv: Sequence[str]) -> int:
         np.savez_compressed(out / "curves.npz", **arrays)
         save_figure(curves, betas, out / "overoptimisation.png")
     print(
-        (
-            f"{options.num_digits}-digit addition, {options.seeds} seeds: "
-            "mean [lowest, highest] over seeds"
-        ),
+        f"{options.num_digits}-digit addition, {options.seeds} seeds: "
+        "mean [lowest, highest] over seeds",
         text,
         sep="\n",
         end="",

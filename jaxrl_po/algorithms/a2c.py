@@ -8,7 +8,7 @@ import jax
 import optax
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import learner, losses, optimizers, updates
+from jaxrl_po import learner, losses, optimizers
 from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.algorithms.actor_critic import ESTIMATORS, N_STEP, JointLoss
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
@@ -59,14 +59,12 @@ def make(
             config, distribution, samples, policy_loss=policy_loss, value_loss=value_loss
         )
 
-    update = updates.gradient_update(
-        loss, optimizer, num_microbatches=config.num_microbatches, axis_name=config.axis_name
-    )
-
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        rows, scale = problem.rows(samples), optimizers.decay(state.step, config.decay_iterations)
-        params, opt_state, metrics = update(state.params, state.opt_state, rows, key, scale)
-        kl = actor_critic.update_kl(problem, params.policy, rows, num_parts=config.num_microbatches)
+        rows = problem.rows(samples)
+        params, opt_state, metrics = actor_critic.gradient_steps(
+            config, loss, optimizer, state, rows, key
+        )
+        kl = actor_critic.update_kl(problem, params, rows, num_parts=config.num_microbatches)
         return state._replace(params=params, opt_state=opt_state), metrics | kl
 
     return learner.make(

@@ -36,8 +36,8 @@ from jaxrl_po.types import (
 MONTE_CARLO, N_STEP, GAE = ESTIMATORS = ("monte_carlo", "n_step", "gae")
 
 Elements = dict[str, jax.Array]
-Policy = Callable[[PyTree, Any], Distribution]
-ImprovePolicy = Callable[[PyTree, PyTree, Samples, jax.Array], tuple[PyTree, PyTree, Metrics]]
+Policy = Callable[[ActorCritic, Any], Distribution]
+ImprovePolicy = Callable[[ActorCritic, PyTree, Samples, jax.Array], tuple[PyTree, PyTree, Metrics]]
 
 
 @config_lib.record
@@ -54,13 +54,13 @@ class Estimation:
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         config_lib.check(self)
-        config_lib.require(
+        config_lib.require_effect(
             self,
             "lambda_",
             self.estimator == GAE,
             f"estimator is {GAE}, got estimator={self.estimator}",
         )
-        config_lib.require(
+        config_lib.require_effect(
             self,
             "n",
             self.estimator == N_STEP,
@@ -87,6 +87,19 @@ class JointLoss(Estimation):
         unit="iterations",
         within=NON_NEGATIVE,
     )
+
+
+@config_lib.record
+class Epochs(JointLoss):
+    """Several epochs of minibatches on each batch: the fields of both forms of PPO."""
+
+    num_epochs: int = static(10, "passes over each batch", within=COUNT)
+    num_minibatches: int = static(16, "gradient steps of one pass", within=COUNT)
+
+    @property
+    def num_parts(self) -> int:
+        """Parts in which a batch is read where its memory is to stay that of a microbatch."""
+        return self.num_minibatches * self.num_microbatches
 
 
 @config_lib.record
@@ -144,7 +157,7 @@ def make_estimate(
         advantage, target = estimate(config, batch)
         if config.normalize_advantage:
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
-        value = batch.value if keep_value else ()
+        value = batch.value if keep_value else None
         proposal = batch.sampler_log_prob if keep_proposal else None
         if keep_proposal and proposal is None:
             raise ConfigError(
@@ -152,23 +165,70 @@ def make_estimate(
                 "log μ of the actions"
             )
         return Samples(
-            batch.inputs,
-            batch.action,
-            batch.log_prob,
-            advantage,
-            target,
-            value,
-            (),
-            batch.mask,
-            proposal,
+            inputs=batch.inputs,
+            action=batch.action,
+            log_prob=batch.log_prob,
+            advantage=advantage,
+            mask=batch.mask,
+            target=target,
+            value=value,
+            sampler_log_prob=proposal,
         )
 
     return from_batch
 
 
 def policy_of(problem: Problem) -> Policy:
-    """`policy(params, samples) -> distribution` of the policy's parameters alone; the critic is not evaluated."""
-    return lambda params, samples: problem.apply(ActorCritic(params), samples.inputs)[0]
+    """`policy(params, samples) -> distribution`; the critic is not evaluated."""
+    return lambda params, samples: problem.apply(params._replace(value=None), samples.inputs)[0]
+
+
+def wrt_policy(function: Callable[..., Any], params: ActorCritic) -> Callable[..., Any]:
+    """The same function of the policy's parameters alone, the others as they are in `params`."""
+    return lambda policy, *others: function(params._replace(policy=policy), *others)
+
+
+def gradient_steps(
+    config: "JointLoss",
+    loss: updates.Loss,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    samples: Any,
+    key: jax.Array,
+    *,
+    num_epochs: int = 1,
+    num_minibatches: int = 1,
+    stop: updates.Stop | None = None,
+) -> tuple[ActorCritic, PyTree, Metrics]:
+    """Epochs of minibatch steps on a loss of policy and critic; frozen parameters stay outside.
+
+    Args:
+      config: see `JointLoss`.
+      loss: `loss(params, samples) -> (means, metrics)` of the whole `ActorCritic`.
+      optimizer: any optax transformation.
+      state: before the update.
+      samples: leaves lead with the rows.
+      key: consumed for the shuffles.
+      num_epochs: see `updates.gradient_update`, as are `num_minibatches` and `stop`.
+
+    Returns:
+      The parameters, the optimizer's state and the loss's metrics, see `updates.gradient_update`.
+    """
+    frozen = state.params.frozen
+    update = updates.gradient_update(
+        lambda params, samples: loss(params._replace(frozen=frozen), samples),
+        optimizer,
+        num_epochs=num_epochs,
+        num_minibatches=num_minibatches,
+        num_microbatches=config.num_microbatches,
+        stop=stop,
+        axis_name=config.axis_name,
+    )
+    scale = optimizers.decay(state.step, config.decay_iterations)
+    params, opt_state, metrics = update(
+        state.params.trained(), state.opt_state, samples, key, scale
+    )
+    return params._replace(frozen=frozen), opt_state, metrics
 
 
 def joint_loss(
@@ -212,7 +272,7 @@ def choose_optimizer(
     if given is None:
         return default(config.learning_rate, max_grad_norm=config.max_grad_norm)
     for name in ("learning_rate", "max_grad_norm"):
-        config_lib.require(config, name, False, "the optimizer is the method's own; leave it out")
+        config_lib.require_unset(config, name, "the optimizer is the method's own; leave it out")
     return given
 
 
@@ -227,12 +287,14 @@ def require_on_policy(problem: Problem) -> None:
         )
 
 
-def update_kl(problem: Problem, params: PyTree, samples: Samples, *, num_parts: int = 1) -> Metrics:
+def update_kl(
+    problem: Problem, params: ActorCritic, samples: Samples, *, num_parts: int = 1
+) -> Metrics:
     """What an update did to the policy: `kl`, the k3 estimate of KL(old ‖ new) over the samples of the old policy, in nats.
 
     Args:
       problem: whose policy it is; samples of a proposal are weighted by π_old / μ.
-      params: of the policy, after the update.
+      params: after the update.
       samples: rows.
       num_parts: parts of the rows, one after another, to bound memory.
     """
@@ -247,13 +309,13 @@ def update_kl(problem: Problem, params: PyTree, samples: Samples, *, num_parts: 
     return {"kl": minibatches.summed(total, minibatches.split(samples, num_parts))}
 
 
-def alternate(
+def make_with_fitted_critic(
     config: CriticFit,
     problem: Problem,
     *,
     improve_policy: ImprovePolicy,
     estimate: learner.Estimate | None = None,
-    init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: (),
+    init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: None,
     num_parts: int = 1,
 ) -> Learner:
     """A learner that moves policy and critic apart: the policy as it likes, the critic by Adam towards the targets.
@@ -261,8 +323,8 @@ def alternate(
     Args:
       config: see `CriticFit`.
       problem: without a critic, nothing is fitted.
-      improve_policy: `(params, opt_state, samples, key) -> (params, opt_state, metrics)` of the
-        policy; consumes `key`.
+      improve_policy: `(params, opt_state, samples, key) -> (policy, opt_state, metrics)`, the
+        optimizer's state being the policy's own; consumes `key`.
       estimate: see `learner.make`; None takes `make_estimate(config)`.
       init_policy_optimizer: policy parameters to the state of their optimizer; the default has
         none.
@@ -292,28 +354,24 @@ def alternate(
         return value, opt_state, {name: metrics[name] for name in ("value_loss", "skipped")}
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        rows, (policy, value), (policy_state, value_state) = (
-            problem.rows(samples),
-            state.params,
-            state.opt_state,
-        )
-        refuse_shared_parameters(problem, state.params, rows)
+        rows, params, opt_state = problem.rows(samples), state.params, state.opt_state
+        refuse_shared_parameters(problem, params, rows)
         policy_key, value_key = jax.random.split(key)
+        fitted: Metrics = {}
         # Before the policy moves: nothing but the critic's own parameters decides what it is.
-        if jax.tree.leaves(value):
-            value, value_state, fitted = fit(state.params, value_state, rows, value_key)
-        else:
-            fitted = {}
-        policy, policy_state, metrics = improve_policy(policy, policy_state, rows, policy_key)
+        if jax.tree.leaves(params.value):
+            value, value_state, fitted = fit(params, opt_state.value, rows, value_key)
+            params, opt_state = params._replace(value=value), opt_state._replace(value=value_state)
+        policy, policy_state, metrics = improve_policy(params, opt_state.policy, rows, policy_key)
         metrics = {**fitted, **metrics}
         if fitted:
             metrics["skipped"] += fitted["skipped"]
         return state._replace(
-            params=ActorCritic(policy, value), opt_state=ActorCritic(policy_state, value_state)
+            params=params._replace(policy=policy), opt_state=opt_state._replace(policy=policy_state)
         ), metrics
 
     def init_optimizer(params: ActorCritic) -> ActorCritic:
-        value = optimizer.init(params.value) if jax.tree.leaves(params.value) else ()
+        value = optimizer.init(params.value) if jax.tree.leaves(params.value) else None
         return ActorCritic(init_policy_optimizer(params.policy), value)
 
     return learner.make(

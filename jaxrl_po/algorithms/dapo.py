@@ -33,11 +33,9 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
     )
     dynamic_sampling: str = static(
         REFILL,
-        (
-            "groups whose members all score the same: trained on as they are, replaced by "
-            "fresh ones, or left out of the mean, which weighs the others by 1 / (1 − share "
-            "left out)"
-        ),
+        "groups whose members all score the same: trained on as they are, replaced by "
+        "fresh ones, or left out of the mean, which weighs the others by 1 / (1 − share "
+        "left out)",
         choices=DYNAMIC,
     )
     max_generation_batches: int = static(
@@ -48,10 +46,8 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
     )
     train_prompts: int = static(
         0,
-        (
-            "groups of one update, over all devices; 0 takes num_prompts, the groups of one "
-            "generated batch"
-        ),
+        "groups of one update, over all devices; 0 takes num_prompts, the groups of one "
+        "generated batch",
         within=NON_NEGATIVE,
     )
     token_level_loss: bool = static(
@@ -59,18 +55,14 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
     )
     overlong_filtering: bool = static(
         True,
-        (
-            "leave responses that were cut at the token budget out of the loss; an episode's "
-            "time limit is no such budget"
-        ),
+        "leave responses that were cut at the token budget out of the loss; an episode's "
+        "time limit is no such budget",
     )
     soft_overlong: bool = static(
         True,
-        (
-            "take up to overlong_factor from the reward of responses in the last "
-            "overlong_cache tokens of the budget, which must leave room for right answers "
-            "before them; not on control"
-        ),
+        "take up to overlong_factor from the reward of responses in the last "
+        "overlong_cache tokens of the budget, which must leave room for right answers "
+        "before them; not on control",
     )
     overlong_cache: int = static(
         0,
@@ -93,13 +85,13 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        config_lib.require(self, "epsilon_high", self.clip_higher, "clip_higher is on")
+        config_lib.require_effect(self, "epsilon_high", self.clip_higher, "clip_higher is on")
         for name in ("max_generation_batches", "carry_surplus", "train_prompts"):
-            config_lib.require(
+            config_lib.require_effect(
                 self, name, self.dynamic_sampling == REFILL, f"dynamic_sampling is {REFILL}"
             )
         for name in ("overlong_cache", "overlong_factor"):
-            config_lib.require(self, name, self.soft_overlong, "soft_overlong is on")
+            config_lib.require_effect(self, name, self.soft_overlong, "soft_overlong is on")
 
 
 def make(
@@ -121,7 +113,7 @@ def make(
     """
     config.validate()
     for name in ("overlong_cache", "overlong_factor"):
-        config_lib.require(
+        config_lib.require_effect(
             config,
             name,
             problem.truncated_is_overlong,
@@ -136,7 +128,7 @@ def make(
             axis_name=config.axis_name,
         )
 
-    def shape(batch: Batch) -> jax.Array:
+    def reward_fn(batch: Batch) -> jax.Array:
         if not (config.soft_overlong and problem.truncated_is_overlong):
             return batch.reward
         budget = batch.mask.shape[1]
@@ -146,7 +138,7 @@ def make(
         )
         return batch.reward.at[:, 0].add(punishment)
 
-    def keep(batch: Batch) -> jax.Array:
+    def loss_mask_fn(batch: Batch) -> jax.Array:
         kept = batch.mask
         if config.overlong_filtering and problem.truncated_is_overlong:
             kept &= ~jnp.any(batch.truncated, axis=1, keepdims=True)
@@ -161,7 +153,7 @@ def make(
         advantage=group_policy.group_relative(config),
         surrogate=group_policy.clipped(config),
         aggregate=losses.token_mean if config.token_level_loss else losses.sequence_mean,
-        shape=shape,
-        keep=keep,
+        reward_fn=reward_fn,
+        loss_mask_fn=loss_mask_fn,
         loss_kl=divergences.k3,
     )

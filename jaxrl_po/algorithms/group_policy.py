@@ -13,9 +13,10 @@ import optax
 
 from jaxrl_po import advantages, learner, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
-from jaxrl_po.algorithms import actor_critic
+from jaxrl_po.algorithms import actor_critic, surrogates
 from jaxrl_po.algorithms import reference as reference_lib
 from jaxrl_po.algorithms.reference import Divergence
+from jaxrl_po.algorithms.surrogates import CLIP, Surrogate
 from jaxrl_po.config import (
     COUNT,
     NON_NEGATIVE,
@@ -38,13 +39,10 @@ from jaxrl_po.types import (
     TrainState,
 )
 
-CLIP = Interval(0.0, 1.0, True, True)
 ABOVE_ONE = Interval(1.0, open_low=True)
 
 Advantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`(reward [P, G, T], mask [P, G, T], step_end [P, G, T]) -> [P, G, T]`; see `Batch`."""
-Surrogate = Callable[[jax.Array, Samples], tuple[jax.Array, dict[str, jax.Array]]]
-"""`(log_prob [B, T], samples) -> elements to minimise [B, T], and elements to log`."""
 Aggregate = Callable[[jax.Array, jax.Array], Mean]
 """`(elements [B, T], mask [B, T]) -> Mean`."""
 
@@ -94,10 +92,8 @@ class Reference(GradientSteps):
     )
     reset_iterations: int = static(
         0,
-        (
-            "every so many iterations the policy becomes the reference and the optimizer "
-            "starts afresh (ProRL); 0 never"
-        ),
+        "every so many iterations the policy becomes the reference and the optimizer "
+        "starts afresh (ProRL); 0 never",
         unit="iterations",
         within=NON_NEGATIVE,
     )
@@ -106,7 +102,7 @@ class Reference(GradientSteps):
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
         for name in ("kl_coefficient", "reset_iterations"):
-            config_lib.require(self, name, self.use_reference, "use_reference is on")
+            config_lib.require_effect(self, name, self.use_reference, "use_reference is on")
 
 
 @config_lib.record
@@ -135,7 +131,7 @@ class Clip(GradientSteps):
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
         config_lib.require_order(self.epsilon_low, self.upper, "epsilon_low", "epsilon_high")
-        config_lib.require(self, "dual_clip_ratio", self.dual_clip, "dual_clip is on")
+        config_lib.require_effect(self, "dual_clip_ratio", self.dual_clip, "dual_clip is on")
 
 
 @config_lib.record
@@ -151,8 +147,8 @@ class GroupScale(GradientSteps):
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        config_lib.require(self, "ddof", self.scale == "std", "scale is std")
-        config_lib.require(self, "std_epsilon", self.scale == "std", "scale is std")
+        config_lib.require_effect(self, "ddof", self.scale == "std", "scale is std")
+        config_lib.require_effect(self, "std_epsilon", self.scale == "std", "scale is std")
 
 
 def group_relative(config: GroupScale) -> Advantage:
@@ -206,20 +202,10 @@ def require_group(reward: jax.Array) -> None:
 
 
 def clipped(config: Clip) -> Surrogate:
-    """The clipped surrogate of each token and the shares at either clip; see `losses.clipped_surrogate`."""
-
-    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-        now = log_prob, samples.log_prob, samples.advantage
-        bound = config.dual_clip_ratio if config.dual_clip else None
-        elements = losses.clipped_surrogate(
-            *now, epsilon_low=config.epsilon_low, epsilon_high=config.upper, dual_clip=bound
-        )
-        return elements, {
-            "clip_fraction_low": losses.clip_fraction_low(*now, config.epsilon_low),
-            "clip_fraction_high": losses.clip_fraction_high(*now, config.upper),
-        }
-
-    return surrogate
+    """The clipped surrogate with the config's bounds; see `surrogates.clipped`."""
+    return surrogates.clipped(
+        config.epsilon_low, config.upper, config.dual_clip_ratio if config.dual_clip else None
+    )
 
 
 def make(
@@ -230,8 +216,8 @@ def make(
     advantage: Advantage,
     surrogate: Surrogate,
     aggregate: Aggregate,
-    shape: Callable[[Batch], jax.Array] = lambda batch: batch.reward,
-    keep: Callable[[Batch], jax.Array] = lambda batch: batch.mask,
+    reward_fn: Callable[[Batch], jax.Array] = lambda batch: batch.reward,
+    loss_mask_fn: Callable[[Batch], jax.Array] = lambda batch: batch.mask,
     extra_samples: int = 0,
     reward_kl: Divergence | None = None,
     loss_kl: Divergence | None = None,
@@ -239,7 +225,7 @@ def make(
     """A learner that compares responses within groups.
 
     The loss is `aggregate(surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`; the
-    rewards are `shape(batch) − β · reward_kl`, so that β stands in one place or the other.
+    rewards are `reward_fn(batch) − β · reward_kl`, so that β stands in one place or the other.
 
     Args:
       config: the fields above that the method reads; with a reference, those of `Reference`.
@@ -250,8 +236,8 @@ def make(
       advantage: see `Advantage`; masked slots hold reward 0.
       surrogate: see `Surrogate`.
       aggregate: see `Aggregate`.
-      shape: batch to rewards `[B, T]`.
-      keep: batch to the mask `[B, T]` of what is trained on.
+      reward_fn: batch to rewards `[B, T]`, such as a shaped reward.
+      loss_mask_fn: batch to the mask `[B, T]` of what is trained on.
       extra_samples: the last so many members of each group enter the advantages of the others and
         are not trained on.
       reward_kl: estimate of KL(policy ‖ reference) to take from the rewards, or None.
@@ -274,16 +260,20 @@ def make(
         del state
         step_end = batch.mask if batch.step_end is None else batch.step_end
         in_groups = [
-            x.reshape(*batch.score.shape, -1) for x in (shape(batch), batch.mask, step_end)
+            x.reshape(*batch.score.shape, -1) for x in (reward_fn(batch), batch.mask, step_end)
         ]
         relative = advantage(*in_groups).reshape(batch.mask.shape)
         fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
-        samples = Samples(
-            batch.inputs, batch.action, batch.log_prob, relative, (), (), (), keep(batch)
+        return Samples(
+            inputs=batch.inputs,
+            action=batch.action,
+            log_prob=batch.log_prob,
+            advantage=relative,
+            mask=loss_mask_fn(batch),
+            sampled=fresh,
         )
-        return samples._replace(sampled=fresh)
 
-    def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
+    def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
         log_prob = distribution.log_prob(samples.action)
         elements, others = surrogate(log_prob, samples)
@@ -305,26 +295,26 @@ def make(
         metrics = means | {name: losses.token_mean(x, samples.mask) for name, x in others.items()}
         return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
 
-    update = updates.gradient_update(
-        loss,
-        optimizer,
-        num_epochs=config.num_epochs,
-        num_minibatches=config.num_minibatches,
-        num_microbatches=config.num_microbatches,
-        axis_name=config.axis_name,
-    )
-
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
+        update = updates.gradient_update(
+            actor_critic.wrt_policy(loss, state.params),
+            optimizer,
+            num_epochs=config.num_epochs,
+            num_minibatches=config.num_minibatches,
+            num_microbatches=config.num_microbatches,
+            axis_name=config.axis_name,
+        )
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
             state.step, config.decay_iterations
         )
         trained_on = samples._replace(sampled=None)
-        params, opt_state, metrics = update(
+        new, opt_state, metrics = update(
             state.params.policy, state.opt_state, trained_on, key, scale
         )
+        params = state.params._replace(policy=new)
         metrics |= actor_critic.update_kl(problem, params, samples, num_parts=num_parts)
         metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
-        state = state._replace(params=state.params._replace(policy=params), opt_state=opt_state)
+        state = state._replace(params=params, opt_state=opt_state)
         return (state if reference is None else reset(state, reference.reset_iterations)), metrics
 
     def reset(state: TrainState, iterations: int) -> TrainState:
@@ -340,13 +330,12 @@ def make(
         return state._replace(reference_params=reference_params, opt_state=opt_state)
 
     def init_reference(params: ActorCritic) -> PyTree:
-        return () if reference is None else params.policy
+        return None if reference is None else params.policy
 
     estimate: learner.Estimate = compare
     if reference is not None:
-        beta = reference.kl_coefficient
-        estimate = reference_lib.beside(
-            compare, policy, reward_kl=reward_kl, coefficient=lambda state: beta
+        estimate = reference_lib.with_reference_log_prob(
+            compare, policy, reward_kl=reward_kl, coefficient=reference.kl_coefficient
         )
 
     def estimate_trained(state: TrainState, batch: Batch) -> Samples:

@@ -33,26 +33,20 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
 
     supervision: str = static(
         OUTCOME,
-        (
-            "one advantage for a whole response, or for each token that of the rewards which "
-            "follow it (section 4.1.3)"
-        ),
+        "one advantage for a whole response, or for each token that of the rewards which "
+        "follow it (section 4.1.3)",
         choices=SUPERVISIONS,
     )
     extra_samples: int = static(
         0,
-        (
-            "responses of each group, among its group_size, that enter mean and std and are "
-            "not trained on"
-        ),
+        "responses of each group, among its group_size, that enter mean and std and are "
+        "not trained on",
         within=NON_NEGATIVE,
     )
     running_statistics: bool = static(
         False,
-        (
-            "mean and std are running estimates, of each prompt of a finite set or of each "
-            "difficulty; else the group's own"
-        ),
+        "mean and std are running estimates, of each prompt of a finite set or of each "
+        "difficulty; else the group's own",
     )
     running_decay: Number = number(
         0.9,
@@ -61,18 +55,16 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
     )
     group_divisor: str = static(
         SIZE,
-        (
-            "the sum of the surrogate over the G trained responses of a group is divided by G "
-            "or by √G; penalty and entropy stay as they are, since a factor on all of them is "
-            "lost on Adam"
-        ),
+        "the sum of the surrogate over the G trained responses of a group is divided by G "
+        "or by √G; penalty and entropy stay as they are, since a factor on all of them is "
+        "lost on Adam",
         choices=DIVISORS,
     )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        config_lib.require(
+        config_lib.require_effect(
             self, "running_decay", self.running_statistics, "running_statistics is on"
         )
         if self.running_statistics and self.supervision == PROCESS:

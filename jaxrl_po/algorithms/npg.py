@@ -14,7 +14,7 @@ from jaxrl_po.algorithms.actor_critic import CriticFit
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Learner, Metrics, Problem, PyTree, Samples
+from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples
 
 
 @config_lib.record
@@ -78,28 +78,30 @@ def make(
     policy = actor_critic.policy_of(problem)
     if surrogate is None:
         surrogate = policy_surrogate if problem.on_policy else proposal_surrogate
-    update = updates.trust_region_update(
-        surrogate,
-        policy,
-        max_kl=config.max_kl,
-        damping=config.damping,
-        iterations=config.cg_iterations,
-        tolerance=config.cg_tolerance,
-        fisher_stride=config.fisher_stride,
-        num_microbatches=config.num_microbatches,
-        search=search,
-        axis_name=config.axis_name,
-    )
 
     def improve_policy(
-        params: PyTree, opt_state: PyTree, samples: Samples, key: jax.Array
+        params: ActorCritic, opt_state: PyTree, samples: Samples, key: jax.Array
     ) -> tuple[PyTree, PyTree, Metrics]:
         del key
+        update = updates.trust_region_update(
+            surrogate,
+            actor_critic.wrt_policy(policy, params),
+            max_kl=config.max_kl,
+            damping=config.damping,
+            iterations=config.cg_iterations,
+            tolerance=config.cg_tolerance,
+            fisher_stride=config.fisher_stride,
+            num_microbatches=config.num_microbatches,
+            search=search,
+            axis_name=config.axis_name,
+        )
         entropy = losses.token_mean(policy(params, samples).entropy(), samples.mask)
-        params, metrics = update(params, samples)
-        kl = actor_critic.update_kl(problem, params, samples, num_parts=config.num_microbatches)
-        return params, opt_state, {**metrics, **kl, "entropy": entropy}
+        new, metrics = update(params.policy, samples)
+        kl = actor_critic.update_kl(
+            problem, params._replace(policy=new), samples, num_parts=config.num_microbatches
+        )
+        return new, opt_state, {**metrics, **kl, "entropy": entropy}
 
-    return actor_critic.alternate(
+    return actor_critic.make_with_fitted_critic(
         config, problem, improve_policy=improve_policy, num_parts=config.num_microbatches
     )

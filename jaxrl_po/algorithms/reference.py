@@ -1,45 +1,143 @@
-"""A frozen reference policy beside the one that is trained: its log-probabilities, and a price on the distance to it."""
+"""A frozen reference policy beside the one that is trained, and the KL penalty to it in the rewards."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import learner
-from jaxrl_po.algorithms.actor_critic import Policy
-from jaxrl_po.config import Number
-from jaxrl_po.types import Batch, Samples, TrainState
+from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, learner, masked
+from jaxrl_po.algorithms.actor_critic import Policy, policy_of
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import Batch, Learner, Metrics, Problem, Samples, TrainState
 
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 """`(log_prob [B, T], reference_log_prob [B, T]) -> [B, T]`, nats."""
 
+COEFFICIENT = "reference_kl_coefficient"  # replicated entry of the collector's state: `[]`, β
 
-def beside(
+
+@config_lib.record
+class Settings:
+    """The KL penalty to a reference, the initial policy, in the reward of each step."""
+
+    enabled: bool = static(False, "take β · (log π − log π_ref) from the reward of each step")
+    kl_coefficient: Number = number(
+        0.05,
+        "β, the first one where it is adapted",
+        unit="reward units per nat",
+        within=NON_NEGATIVE,
+    )
+    adapt: bool = static(False, "move β by up to 2 % an iteration, towards target_kl")
+    target_kl: Number = number(
+        0.1,
+        "KL(policy ‖ reference) of one step that the adapted β aims at",
+        unit="nats",
+        within=POSITIVE,
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        config_lib.check(self)
+        for name in ("kl_coefficient", "adapt"):
+            config_lib.require_effect(self, name, self.enabled, "enabled is on")
+        config_lib.require_effect(self, "target_kl", self.adapt, "adapt is on")
+
+
+def with_reference_kl(
+    inner: Learner,
+    problem: Problem,
+    settings: Settings,
+    *,
+    num_parts: int = 1,
+    axis_name: str | None = None,
+) -> Learner:
+    """The learner on rewards `r_t − β (log π(a_t|s_t) − log π_ref(a_t|s_t))`, π_ref its initial policy.
+
+    As PPO has it for language models; any learner that reads `Batch.reward` will do.
+
+    Args:
+      inner: whose problem is `problem`; it has no reference of its own.
+      problem: where the samples come from.
+      settings: see `Settings`; `enabled` is left to the caller.
+      num_parts: see `learner.make`.
+      axis_name: device axis over which rows are sharded, or None.
+
+    Returns:
+      The learner. Metrics gain `reference_kl`, the k1 estimate of KL(old ‖ reference) in nats, and
+      `reference_kl_coefficient`. Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2 and section
+      2.2; Ouyang et al. 2022 (arXiv:2203.02155), eq. 2.
+
+    Example:
+      `with_reference_kl(ppo.make(config, problem), problem, reference.Settings(kl_coefficient=0.1))`
+    """
+    policy = policy_of(problem)
+
+    def init(key: jax.Array) -> TrainState:
+        state = inner.init(key)
+        if settings.adapt:
+            beta = jnp.asarray(settings.kl_coefficient, jnp.float32)
+            state = state._replace(collector=state.collector.add(replicated={COEFFICIENT: beta}))
+        return state._replace(reference_params=state.params.policy)
+
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        learner.require_reward(batch)
+        beta = (
+            state.collector.replicated[COEFFICIENT]
+            if settings.adapt
+            else jnp.asarray(settings.kl_coefficient, jnp.float32)
+        )
+        exact = batch
+        if not problem.exact_sampler:
+            exact, _ = learner.recompute_log_prob(
+                problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
+            )
+        k1 = divergences.k1(exact.log_prob, reference_log_prob(policy, state, batch))
+        kl = masked.psum(masked.total(k1, batch.mask), axis_name)
+        reward = batch.reward - beta * jnp.where(batch.mask, k1, 0.0)
+        state, metrics = inner.update(state, batch._replace(reward=reward))
+        if settings.adapt:
+            after = divergences.adapt_proportionally(beta, kl.value(), settings.target_kl)
+            replicated = {**state.collector.replicated, COEFFICIENT: after}
+            state = state._replace(collector=state.collector._replace(replicated=replicated))
+        return state, {
+            **metrics,
+            "reference_kl": kl,
+            "reference_kl_coefficient": Mean(beta, jnp.float32(1.0)),
+        }
+
+    return Learner(init, inner.sample, update)
+
+
+def reference_log_prob(policy: Policy, state: TrainState, batch: Batch) -> jax.Array:
+    """Log-probabilities `[B, T]` of the actions under the reference, nats."""
+    params = state.params._replace(policy=state.reference_params)
+    return policy(params, batch).log_prob(batch.action)
+
+
+def with_reference_log_prob(
     estimate: learner.Estimate,
     policy: Policy,
     *,
     reward_kl: Divergence | None = None,
-    coefficient: Callable[[TrainState], Number] = lambda state: 0.0,
+    coefficient: Number = 0.0,
 ) -> learner.Estimate:
-    """The same estimate, with `reference_log_prob` and, for k1, of the rewards `r_t − β (log π(a_t) − log π_ref(a_t))`.
+    """The same estimate with `reference_log_prob`, of rewards less `β · reward_kl(π, π_ref)`.
 
     Args:
       estimate: of the rewards of the batch.
       policy: see `actor_critic.policy_of`.
       reward_kl: estimate of KL(policy ‖ reference) at the sampled tokens, or None to leave the
         rewards as they are.
-      coefficient: state to β, reward units per nat.
-
-    Returns:
-      The estimate. Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; Ouyang et al. 2022
-      (arXiv:2203.02155), eq. 2.
+      coefficient: β, reward units per nat.
     """
 
     def with_reference(state: TrainState, batch: Batch) -> Samples:
-        log_prob = policy(state.reference_params, batch).log_prob(batch.action)
+        log_prob = reference_log_prob(policy, state, batch)
         if reward_kl is not None:
             kl = jnp.where(batch.mask, reward_kl(batch.log_prob, log_prob), 0.0)
-            batch = batch._replace(reward=batch.reward - coefficient(state) * kl)
+            batch = batch._replace(reward=batch.reward - coefficient * kl)
         return estimate(state, batch)._replace(reference_log_prob=log_prob)
 
     return with_reference

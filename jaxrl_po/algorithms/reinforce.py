@@ -14,7 +14,16 @@ from jaxrl_po.algorithms import actor_critic
 from jaxrl_po.algorithms.actor_critic import ESTIMATORS, MONTE_CARLO, CriticFit
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Batch, Learner, Metrics, Problem, PyTree, Samples, TrainState
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    Learner,
+    Metrics,
+    Problem,
+    PyTree,
+    Samples,
+    TrainState,
+)
 
 NONE, BATCH_MEAN, VALUE = BASELINES = ("none", "batch_mean", "value")
 
@@ -75,10 +84,15 @@ def make(
         elif config.normalize_advantage:
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         return Samples(
-            batch.inputs, batch.action, batch.log_prob, advantage, target, (), (), batch.mask
+            inputs=batch.inputs,
+            action=batch.action,
+            log_prob=batch.log_prob,
+            advantage=advantage,
+            mask=batch.mask,
+            target=target,
         )
 
-    def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
+    def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
         elements = losses.policy_gradient(distribution.log_prob(samples.action), samples.advantage)
         policy_loss = losses.token_mean(elements, samples.mask)
@@ -88,18 +102,22 @@ def make(
             "entropy": entropy,
         }
 
-    update = updates.gradient_update(
-        loss, optimizer, num_microbatches=config.num_microbatches, axis_name=config.axis_name
-    )
-
     def improve_policy(
-        params: PyTree, opt_state: PyTree, samples: Samples, key: jax.Array
+        params: ActorCritic, opt_state: PyTree, samples: Samples, key: jax.Array
     ) -> tuple[PyTree, PyTree, Metrics]:
-        params, opt_state, metrics = update(params, opt_state, samples, key)
-        kl = actor_critic.update_kl(problem, params, samples, num_parts=config.num_microbatches)
-        return params, opt_state, metrics | kl
+        update = updates.gradient_update(
+            actor_critic.wrt_policy(loss, params),
+            optimizer,
+            num_microbatches=config.num_microbatches,
+            axis_name=config.axis_name,
+        )
+        new, opt_state, metrics = update(params.policy, opt_state, samples, key)
+        kl = actor_critic.update_kl(
+            problem, params._replace(policy=new), samples, num_parts=config.num_microbatches
+        )
+        return new, opt_state, metrics | kl
 
-    return actor_critic.alternate(
+    return actor_critic.make_with_fitted_critic(
         config,
         problem,
         estimate=estimate,

@@ -7,7 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import advantages, masked
-from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, require, static
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    UNIT,
+    ConfigError,
+    check,
+    record,
+    require_effect,
+    static,
+)
 from jaxrl_po.control import networks, normalizer, unroll
 from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.control.normalizer import Normalizer
@@ -65,7 +74,7 @@ class Settings(NetworkSettings):
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        require(self, "reward_discount", self.scale_rewards, "scale_rewards is on")
+        require_effect(self, "reward_discount", self.scale_rewards, "scale_rewards is on")
 
 
 # Entries of the collector's state, see `CollectorState`.
@@ -112,11 +121,11 @@ def build_networks(modules: Mapping[str, Any], observation_rank: int) -> Network
 
     def init(key: jax.Array, observation: jax.Array) -> ActorCritic:
         policy_key, critic_key = jax.random.split(key)
-        value = () if critic is None else critic.init(critic_key, observation)
+        value = None if critic is None else critic.init(critic_key, observation)
         return ActorCritic(policy.init(policy_key, observation), value)
 
     def value(params: ActorCritic, inputs: jax.Array) -> jax.Array:
-        if params.value == ():
+        if params.value is None:
             return jnp.zeros(inputs.shape[: inputs.ndim - observation_rank])
         return critic.apply(params.value, inputs)
 

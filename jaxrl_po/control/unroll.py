@@ -111,7 +111,7 @@ def unroll(
             episode_return=jnp.where(running, episode_return, 0.0),
             episode_length=jnp.where(running, episode_length, 0.0),
         )
-        kept = envs.state if keep_states else ()
+        kept = envs.state if keep_states else None
         return following, Trajectory(
             envs.observation, distribution, action, transition, episode_return, episode_length, kept
         )

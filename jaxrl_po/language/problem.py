@@ -1,6 +1,6 @@
 """Language as a `Problem`: an episode is one completion, a step is one token."""
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,11 +73,9 @@ class Settings:
 
     old_log_prob: str = static(
         AUTO,
-        (
-            "whose log-probabilities are the old policy's in a ratio: the sampler's, or those "
-            "of a pass of the learner before its first step; auto takes the learner's where "
-            "the model computes in less than float32: its two passes then differ"
-        ),
+        "whose log-probabilities are the old policy's in a ratio: the sampler's, or those "
+        "of a pass of the learner before its first step; auto takes the learner's where "
+        "the model computes in less than float32: its two passes then differ",
         choices=OLD_LOG_PROBS,
     )
 
@@ -131,7 +129,7 @@ class Sequences(NamedTuple):
 
     tokens: jax.Array
     pad: jax.Array
-    problem: PyTree = ()
+    problem: PyTree = None
 
 
 def make_problem(
@@ -236,7 +234,7 @@ def make_problem(
         policy = model.init(policy_key, tokens, pad) if initial is None else initial
         if warm is not None:
             policy = warm_start(model, policy, task, warm, warm_key)
-        value = () if critic is None else critic.init(critic_key, tokens, pad)
+        value = None if critic is None else critic.init(critic_key, tokens, pad)
         return ActorCritic(policy, value), CollectorState(
             {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
         )
@@ -246,7 +244,7 @@ def make_problem(
         return Categorical(logits / temperature), value(params, inputs)
 
     def value(params: ActorCritic, inputs: Sequences) -> jax.Array:
-        if critic is None or params.value == ():
+        if critic is None or params.value is None:
             return jnp.zeros((inputs.tokens.shape[0], budget))
         return critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=budget)[0][..., 0]
 
@@ -277,7 +275,7 @@ def make_problem(
         at = jnp.arange(budget)[None, :]
         mask, is_last = at < completions.length[:, None], at == completions.length[:, None] - 1
         told: Metrics = {}
-        score, reward = jnp.zeros(mask.shape[0]), cast(Any, ())
+        score, reward = jnp.zeros(mask.shape[0]), None
         if verify:
             score = jax.vmap(source.score)(members.problem, completions.tokens)
             told["accuracy"] = masked.total(score)
@@ -298,7 +296,7 @@ def make_problem(
         asked = (
             members.problem[1] if prompt_set else members.problem
         )  # without the number in the set
-        inputs = Sequences(tokens, members.pad, () if verify else asked)
+        inputs = Sequences(tokens, members.pad, None if verify else asked)
         values = value(params, inputs)
         batch = Batch(
             inputs=inputs,
@@ -316,7 +314,7 @@ def make_problem(
                 "response_length": masked.total(completions.length),
                 "truncated": masked.total(~completions.ended),
             },
-            stratum=() if source.stratum is None else jax.vmap(source.stratum)(members.problem),
+            stratum=None if source.stratum is None else jax.vmap(source.stratum)(members.problem),
             sampler_log_prob=completions.log_prob if old_log_prob == LEARNER else None,
             step_end=step_end,
         )

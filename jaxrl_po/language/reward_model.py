@@ -45,10 +45,8 @@ class Preferences:
     )
     demonstrations: float = static(
         0.25,
-        (
-            "share of the pairs of which one is a demonstration; all others are samples of the "
-            "initial policy"
-        ),
+        "share of the pairs of which one is a demonstration; all others are samples of the "
+        "initial policy",
         within=UNIT,
     )
     epochs: int = static(4, "passes over the comparisons", within=COUNT)

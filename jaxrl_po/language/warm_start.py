@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_po import masked
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, check, record, require, static
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    POSITIVE,
+    UNIT,
+    check,
+    record,
+    require_effect,
+    static,
+)
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Task
@@ -29,10 +38,8 @@ class WarmStart:
     )
     accuracy: float = static(
         1.0,
-        (
-            f"stop once the greedy accuracy on fresh prompts, every {BETWEEN} steps, reaches "
-            "it; 1 takes all steps"
-        ),
+        f"stop once the greedy accuracy on fresh prompts, every {BETWEEN} steps, reaches "
+        "it; 1 takes all steps",
         within=UNIT,
     )
     batch_size: int = static(128, "demonstrations of one step", within=COUNT)
@@ -41,7 +48,7 @@ class WarmStart:
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         check(self)
-        require(self, "accuracy", self.steps > 0, "steps is above 0")
+        require_effect(self, "accuracy", self.steps > 0, "steps is above 0")
 
 
 def demonstration_loss(

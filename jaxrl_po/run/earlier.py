@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import checkpoint, folder, jobs, launch, methods
+from jaxrl_po.run import checkpoint, folder, jobs, launch, methods, runner
 from jaxrl_po.run.checkpoint import CheckpointError
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.parallel import Placement
@@ -81,15 +81,14 @@ def state(
         job = jobs.make_job(
             experiment, options, alone, iterations=1, steps_per_iteration=1, log_every=1
         )
-        found = checkpoint.peek(
-            Path(run) / "checkpoints" / kind, jax.eval_shape(job.learner.init, job.keys)
-        )
+        like = runner.without_frozen(jax.eval_shape(job.learner.init, job.keys))
+        found = checkpoint.peek(Path(run) / "checkpoints" / kind, like)
     if found is None:
         raise UsageError(
             f"--checkpoint={kind}: --{flag}={run} holds no intact checkpoint of that kind; "
             "wait for one or choose the other kind"
         )
-    return experiment, *found
+    return experiment, found[0], runner.with_frozen(found[1], job)
 
 
 @contextlib.contextmanager

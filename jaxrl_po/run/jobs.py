@@ -9,7 +9,7 @@ from jaxrl_po.run import parallel, processes, programs, sharding
 from jaxrl_po.run.options import Options
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.scoring import HostScore
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, Metrics, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 
 
 class Experiment(NamedTuple):
@@ -51,15 +51,13 @@ def make_job(
         learner = sharding.over_mesh(experiment.learner, placement, experiment.axes)
     else:
         learner = parallel.over_devices(experiment.learner, placement)
-    step: Callable[[TrainState], tuple[TrainState, Metrics]] = jax.jit(learner.step)
-    if experiment.rewarded is not None:
-        step = parallel.halves_over_devices(programs.halves(experiment.learner), placement)
 
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
-        of_seed = jax.vmap(
-            lambda state: experiment.evaluate(state.params, state.collector, evaluation_key)
+        each = jax.vmap(
+            lambda state: experiment.evaluate(state.params, state.collector, evaluation_key),
+            in_axes=(parallel.STATE_AXES,),
         )
-        values = parallel.spread(of_seed, placement)(state)
+        values = parallel.spread(each, placement, (parallel.whole_state_spec(),))(state)
         return {
             name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()
         }
@@ -67,7 +65,7 @@ def make_job(
     replicated = parallel.replicated(placement) if processes.several() else None
     seeds = jax.numpy.arange(options.seeds)
     return programs.Job(
-        learner=Learner(jax.jit(learner.init), step),
+        learner=Learner(jax.jit(learner.init), jax.jit(learner.sample), jax.jit(learner.update)),
         keys=jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), out_shardings=replicated)(
             training_key, seeds
         ),
@@ -91,8 +89,8 @@ def of_first_seed(examples: programs.Examples, key: jax.Array) -> programs.Examp
     """Those of the first seed of a stacked state; `key` is fixed, so that every evaluation shows the same."""
 
     def describe(state: TrainState) -> Any:
-        params, collector = jax.tree.map(lambda x: x[0], (state.params, state.collector))
-        return examples.describe(params, collector, key)
+        first = parallel.of_seed(state)
+        return examples.describe(first.params, first.collector, key)
 
     return programs.Examples(
         describe, lambda arrays: [{"seed": 0, **row} for row in examples.render(arrays)]

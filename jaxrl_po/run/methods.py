@@ -9,13 +9,21 @@ from jaxrl_po.algorithms import (
     gspo,
     npg,
     ppo,
+    ppo_penalty,
     reinforce,
     reinforce_pp,
     rloo,
     trpo,
 )
 
-WITH_CRITIC = {"reinforce": reinforce, "a2c": a2c, "npg": npg, "trpo": trpo, "ppo": ppo}
+WITH_CRITIC = {
+    "reinforce": reinforce,
+    "a2c": a2c,
+    "npg": npg,
+    "trpo": trpo,
+    "ppo": ppo,
+    "ppo_penalty": ppo_penalty,
+}
 IN_GROUPS = {
     "grpo": grpo,
     "dapo": dapo,

@@ -19,10 +19,8 @@ class Options:
     seed: int = static(0, "base seed, from which those of all runs follow", within=NON_NEGATIVE)
     total_steps: int = static(
         500_000,
-        (
-            "length of each run, counted for one seed: environment steps, or completions; 0 "
-            "only makes and saves the initial policy"
-        ),
+        "length of each run, counted for one seed: environment steps, or completions; 0 "
+        "only makes and saves the initial policy",
         within=NON_NEGATIVE,
     )
     devices: str = static(
@@ -30,10 +28,8 @@ class Options:
     )
     mesh: str = static(
         "",
-        (
-            "devices by hand, as in seed:2,data:4: seeds over the one axis, rows over the "
-            "other; model:M cuts a transformer's blocks"
-        ),
+        "devices by hand, as in seed:2,data:4: seeds over the one axis, rows over the "
+        "other; model:M cuts a transformer's blocks",
     )
     log_every: int = static(
         0,
@@ -50,19 +46,15 @@ class Options:
     )
     idle_patience: int = static(
         100,
-        (
-            "iterations in a row in which no group of any seed is informative, after which the "
-            "run ends"
-        ),
+        "iterations in a row in which no group of any seed is informative, after which the "
+        "run ends",
         within=COUNT,
     )
     deterministic: bool = static(
         False,
-        (
-            "have a GPU add in a fixed order, and go on (--resume) only where the run must "
-            "equal one in one go to the last bit: on the same machine and devices, with the "
-            "same versions and code; a CPU always adds in a fixed order"
-        ),
+        "have a GPU add in a fixed order, and go on (--resume) only where the run must "
+        "equal one in one go to the last bit: on the same machine and devices, with the "
+        "same versions and code; a CPU always adds in a fixed order",
     )
     tensorboard: bool = static(
         False, "write event files for TensorBoard as well, to --out/tensorboard"
@@ -95,4 +87,4 @@ class Options:
     def validate(self) -> None:
         """Refuses what would have no effect."""
         for name in ("coordinator", "num_processes", "process_id", "coordinator_timeout"):
-            config.require(self, name, self.distributed, "--distributed is given")
+            config.require_effect(self, name, self.distributed, "--distributed is given")

@@ -1,7 +1,6 @@
 """Placing a learner: seeds vmapped and sharded, or rows sharded, over devices."""
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.types import Batch, CollectorState, Learner, Step, TrainState
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
 
 MIN_ROWS = (
     16  # of a device, below which exchanging gradients costs more than sharing the work saves
@@ -219,54 +218,98 @@ def _available(wanted: int | None, num_processes: int) -> int:
     return jax.device_count()
 
 
+SEEDS = P("seed")
+
+# The seed axis of a stacked state, as `jax.vmap` reads it: all seeds share what is frozen.
+STATE_AXES: Any = TrainState(
+    params=ActorCritic(0, 0, None),
+    opt_state=0,
+    reference_params=0,
+    kl_coefficient=0,  # type: ignore[arg-type]
+    collector=0,  # type: ignore[arg-type]
+    key=0,  # type: ignore[arg-type]
+    step=0,  # type: ignore[arg-type]
+)
+
+
 def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None = None) -> Learner:
-    """The same learner on a leading seed axis: `init(keys [S])`, and a state and metrics whose leaves lead with `[S]`.
+    """The same learner on a leading seed axis: keys, state, batch and metrics lead with `[S]`.
 
     One seed is not vmapped but only given its axis: batching alone would slow its sorts and
     gathers. `spmd_axis_name` is the mesh axis of the seeds, for sharding constraints inside the
     learner.
     """
-    over = functools.partial(stacked, num_seeds=num_seeds, spmd_axis_name=spmd_axis_name)
-    return Learner(over(learner.init), over(learner.step))
+
+    def over(function: Callable[..., Any], in_axes: Any, out_axes: Any) -> Callable[..., Any]:
+        if num_seeds > 1:
+            return jax.vmap(function, in_axes, out_axes, spmd_axis_name=spmd_axis_name)
+        return lambda *trees: _each(
+            out_axes,
+            lambda x: x[None],
+            function(
+                *(
+                    _each(axes, lambda x: x[0], tree)
+                    for axes, tree in zip(in_axes, trees, strict=True)
+                )
+            ),
+        )
+
+    return Learner(
+        over(learner.init, (0,), STATE_AXES),
+        over(learner.sample, (STATE_AXES,), (STATE_AXES, 0)),
+        over(learner.update, (STATE_AXES, 0), (STATE_AXES, 0)),
+    )
 
 
-def stacked(
-    function: Callable[..., Any], num_seeds: int, *, spmd_axis_name: str | None = None
+def of_seed(state: TrainState, index: int = 0) -> TrainState:
+    """The state of one seed of a stacked state."""
+    taken: TrainState = _each(STATE_AXES, lambda x: x[index], state)
+    return taken
+
+
+def _each(axes: PyTree, function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
+    """Applies a function to the leaves that have a seed axis, by a prefix tree of 0 and None."""
+    return jax.tree.map(
+        lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),
+        axes,
+        tree,
+        is_leaf=lambda x: x is None,
+    )
+
+
+def spread(
+    function: Callable[..., Any], placement: Placement, in_specs: Any = SEEDS
 ) -> Callable[..., Any]:
-    """The function over a leading seed axis of all its arguments and results, see `over_seeds`."""
-    if num_seeds > 1:
-        return jax.vmap(function, spmd_axis_name=spmd_axis_name)
-    return lambda *trees: _lead(function(*jax.tree.map(lambda x: x[0], trees)))
-
-
-def _lead(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x[None], tree)
-
-
-def spread(function: Callable[..., Any], placement: Placement) -> Callable[..., Any]:
     """A function of arrays that lead with `[S]`, each seed where it lives; nothing is communicated.
 
     Args:
       function: arrays `[S, …]` to arrays `[S, …]`, each seed by itself (a vmapped function).
       placement: see `choose`.
+      in_specs: partition of the arguments; each seed where it lives.
     """
     if (
         placement.seed_devices == 1 or placement.cuts_params
     ):  # XLA spreads what lies on a mesh by itself
         return function
-    each = P("seed")
     return jax.shard_map(
-        function, mesh=make_mesh(placement), in_specs=each, out_specs=each, check_vma=False
+        function,
+        mesh=make_mesh(placement),
+        in_specs=in_specs,
+        out_specs=P("seed"),
+        check_vma=False,
     )
 
 
 def state_spec() -> Any:
-    """Partition of a stacked state: seeds over `seed`; of each seed, `collector.sharded` over `data`, all else on every device."""
+    """Partition of a stacked state: seeds over `seed`; of each seed, `collector.sharded` over `data`, all else on every device.
+
+    What is frozen is one copy on every device.
+    """
     each, rows = P("seed"), P("seed", "data")
     spec: Any = TrainState
     collector: Any = CollectorState
     return spec(
-        params=each,
+        params=ActorCritic(each, each, P()),
         opt_state=each,
         reference_params=each,
         kl_coefficient=each,
@@ -274,6 +317,11 @@ def state_spec() -> Any:
         key=each,
         step=each,
     )
+
+
+def whole_state_spec() -> Any:
+    """Partition of a stacked state whose rows are not sharded: seeds over `seed`."""
+    return state_spec()._replace(collector=P("seed"))
 
 
 def batch_spec() -> Any:
@@ -307,65 +355,35 @@ def over_devices(learner: Learner, placement: Placement) -> Learner:
       placement: see `choose`.
 
     Returns:
-      `init(keys [S])` and `step`, to be jitted, with leaves that lead with `[S]`. The numbers do
-      not depend on the placement, but for the order of floating-point sums.
+      The learner, to be jitted, with leaves that lead with `[S]`. The numbers do not depend on the
+      placement, but for the order of floating-point sums.
     """
-    stacked = over_seeds(learner, placement.num_seeds)
     if placement.num_devices == 1:
-        return stacked
-    mesh, spec = make_mesh(placement), state_spec()
-
-    def init(keys: jax.Array) -> TrainState:
-        # Seeds are initialised where they live; rows are cut up afterwards, so that their numbers
-        # do not depend on the mesh.
-        state = jax.shard_map(
-            over_seeds(learner, placement.num_seeds // placement.seed_devices).init,
-            mesh=mesh,
-            in_specs=P("seed"),
-            out_specs=P("seed"),
-            check_vma=False,
-        )(keys)
-        shardings = jax.tree.map(
-            lambda s: NamedSharding(mesh, s), spec, is_leaf=lambda x: isinstance(x, P)
-        )
-        return jax.lax.with_sharding_constraint(state, _broadcast(shardings, state))
-
-    step = jax.shard_map(
-        over_seeds(learner, placement.num_seeds // placement.seed_devices).step,
-        mesh=mesh,
-        in_specs=(spec,),
-        out_specs=(spec, P("seed")),
-        check_vma=False,
-    )
-    return Learner(init, step)
-
-
-def halves_over_devices(step: Step, placement: Placement) -> Step:
-    """The halves of a learner's step over stacked seeds and devices, placed as `over_devices` places the whole.
-
-    Args:
-      step: of one seed.
-      placement: see `choose`; parameters are not cut.
-
-    Returns:
-      `sample` and `update`, to be jitted, with leaves that lead with `[S]`.
-    """
-    own = placement.num_seeds // placement.seed_devices
-    sample, update = stacked(step.sample, own), stacked(step.update, own)
-    if placement.num_devices == 1:
-        return Step(sample, update)
+        return over_seeds(learner, placement.num_seeds)
+    own = over_seeds(learner, placement.num_seeds // placement.seed_devices)
     mesh, state, batch = make_mesh(placement), state_spec(), batch_spec()
-    return Step(
-        jax.shard_map(
-            sample, mesh=mesh, in_specs=(state,), out_specs=(state, batch), check_vma=False
-        ),
-        jax.shard_map(
-            update,
-            mesh=mesh,
-            in_specs=(state, batch),
-            out_specs=(state, P("seed")),
-            check_vma=False,
-        ),
+
+    def over(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+
+    # Seeds are initialised where they live; rows are sharded afterwards, so that their numbers do
+    # not depend on the mesh.
+    init = over(own.init, (P("seed"),), whole_state_spec())
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), state, is_leaf=lambda x: isinstance(x, P)
+    )
+
+    def init_sharded(keys: jax.Array) -> TrainState:
+        made = init(keys)
+        placed: TrainState = jax.lax.with_sharding_constraint(made, _broadcast(shardings, made))
+        return placed
+
+    return Learner(
+        init_sharded,
+        over(own.sample, (state,), (state, batch)),
+        over(own.update, (state, batch), (state, P("seed"))),
     )
 
 

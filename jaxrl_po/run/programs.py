@@ -1,4 +1,7 @@
-"""What a run compiles: the job as it is described, and its programs: start, chunk (one program, or two halves), evaluation."""
+"""What a run compiles: the job as it is described, and its programs: start, chunk, evaluation.
+
+A chunk is one program, or two with a score on the host between them.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import ConfigError
 from jaxrl_po.run import memory
 from jaxrl_po.run.memory import Memory
 from jaxrl_po.run.metrics import Row
-from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Step, TrainState
+from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
 
 
 class Score(Protocol):
-    """Gives a batch its reward, between the halves of a step."""
+    """Gives a batch its reward on the host, between `sample` and `update`."""
 
     def __call__(
         self, batch: Batch, *, first: bool, tell: Callable[[str], None]
@@ -24,7 +26,7 @@ class Score(Protocol):
         """Stacked batch to the batch with `score` and `reward`, and metrics `[S]`.
 
         Args:
-          batch: stacked, its reward `()`.
+          batch: stacked, its reward None.
           first: whether it is the first batch of the run, so that what is wrong may end it.
           tell: is given lines for a person.
         """
@@ -60,8 +62,8 @@ class Job:
         stops.
       idle_patience: iterations in a row in which no sample of any seed carried a signal (metric
         `signal`, where the learner tells it), before the run ends.
-      rewarded: what gives batches their reward, on the host, and then `learner.step` is a `Step`;
-        None where a step is one program.
+      rewarded: what gives batches their reward on the host, between `learner.sample` and
+        `learner.update`; None where a step is one program.
       evaluate: `state -> {name: [S]}`, or None; its random numbers must be its own and fixed.
       score: the evaluated quantity whose mean over seeds, when it grows, marks the best checkpoint;
         empty for none.
@@ -129,26 +131,10 @@ def check(job: Job) -> None:
       ConfigError: sizes that do not fit each other.
     """
     state = jax.eval_shape(job.learner.init, job.keys)
-    if job.rewarded is None:
-        jax.eval_shape(job.learner.step, state)
-    else:
-        step = halves(job.learner)
-        state, batch = jax.eval_shape(step.sample, state)
-        jax.eval_shape(step.update, state, _with_reward(batch))
-
-
-def halves(learner: Learner) -> Step:
-    """The step of a learner whose batches get their reward on the host.
-
-    Raises:
-      ConfigError: it has no halves.
-    """
-    if not isinstance(learner.step, Step):
-        raise ConfigError(
-            "reward must be left to the program: the learner's step has no halves between "
-            "which one could be given"
-        )
-    return learner.step
+    state, batch = jax.eval_shape(job.learner.sample, state)
+    if job.rewarded is not None:
+        batch = _with_reward(batch)
+    jax.eval_shape(job.learner.update, state, batch)
 
 
 def _with_reward(batch: Batch) -> Batch:
@@ -165,7 +151,7 @@ def compile_programs(job: Job) -> Programs:
     shapes = jax.eval_shape(job.learner.init, job.keys)
     placed = init.output_shardings
     like = _placed(shapes, placed)
-    chunk, held = (compile_chunk if job.rewarded is None else compile_halves)(job, like, placed)
+    chunk, held = (compile_chunk if job.rewarded is None else compile_with_score)(job, like, placed)
     out = job.replicated
     return Programs(
         init=init,
@@ -207,16 +193,20 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
     return lambda state, n, tell: compiled(state, n), memory.measure(compiled, like)
 
 
-def compile_halves(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """A chunk as two programs with the reward between them, and what the larger one holds."""
-    step, give = halves(job.learner), job.rewarded
+    learner, give = job.learner, job.rewarded
     assert give is not None
     sample = (
-        jax.jit(step.sample, donate_argnums=0, out_shardings=(placed, None)).lower(like).compile()
+        jax.jit(learner.sample, donate_argnums=0, out_shardings=(placed, None))
+        .lower(like)
+        .compile()
     )
-    batch = _with_reward(_placed(jax.eval_shape(step.sample, like)[1], sample.output_shardings[1]))
+    batch = _with_reward(
+        _placed(jax.eval_shape(learner.sample, like)[1], sample.output_shardings[1])
+    )
     update = (
-        jax.jit(step.update, donate_argnums=0, out_shardings=(placed, job.replicated))
+        jax.jit(learner.update, donate_argnums=0, out_shardings=(placed, job.replicated))
         .lower(like, batch)
         .compile()
     )

@@ -105,17 +105,19 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             return result, max(time.perf_counter() - begun, 0.0)  # a clock may jump
 
         if resume and max(latest.iterations(), default=-1) >= job.iterations:
-            finished = latest.load(jax.eval_shape(job.learner.init, job.keys), tell=reporter.tell)
+            like = jax.eval_shape(job.learner.init, job.keys)
+            finished = latest.load(without_frozen(like), tell=reporter.tell)
             if finished is not None and finished[0] >= job.iterations:
                 reporter.tell(
                     f"nothing left to do: step {finished[0] * job.steps_per_iteration:,} is reached"
                 )
-                return Outcome(finished[1], finished[0], False)
+                return Outcome(with_frozen(finished[1], job), finished[0], False)
 
         reporter.phase("compiling")
         programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
         reporter.tell("; ".join(filter(None, [job.where, programs.memory.describe()])))
-        saved = latest.load(programs.like, tell=reporter.tell) if resume else None
+        like = without_frozen(programs.like)
+        saved = latest.load(like, tell=reporter.tell) if resume else None
         done = saved[0] if saved else -1
         if resume and saved is None and metrics_lib.read(folder / METRICS):
             reporter.tell("no checkpoint is left to go on from: the run begins again at step 0")
@@ -143,7 +145,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                     )
             row["time/compile_seconds"] = compile_seconds
             if log.write(row) and not streak.any():
-                best.save(iteration, state)
+                best.save(iteration, without_frozen(state))
             return row
 
         streak = np.zeros(job.num_seeds, np.int64)
@@ -155,9 +157,9 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                 f"memory/{name}_bytes": value for name, value in programs.memory._asdict().items()
             }
             reporter.update(record(0, state, held, evaluated=True), math.inf)
-            latest.save(0, state, after=best)
+            latest.save(0, without_frozen(state), after=best)
         else:
-            iteration, state = saved
+            iteration, state = saved[0], with_frozen(saved[1], job)
             kept = iteration
             reporter.tell(
                 f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})"
@@ -196,11 +198,24 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                 )
             iteration = end
             if job.due(iteration, job.checkpoint_every) and not streak.any():
-                latest.save(iteration, state, after=best)
+                latest.save(iteration, without_frozen(state), after=best)
                 kept = iteration
         if kept != iteration and not streak.any():
-            latest.save(iteration, state, after=best)
+            latest.save(iteration, without_frozen(state), after=best)
     return Outcome(state, iteration, iteration < job.iterations and not idle, idle)
+
+
+def without_frozen(state: TrainState) -> TrainState:
+    """What a checkpoint holds: the state without the parameters that nothing trains."""
+    return state._replace(params=state.params.trained())
+
+
+def with_frozen(state: TrainState, job: Job) -> TrainState:
+    """The state of a checkpoint with the frozen parameters, which the job makes again."""
+    if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.keys).params.frozen):
+        return state
+    frozen = jax.jit(lambda keys: job.learner.init(keys).params.frozen)(job.keys)
+    return state._replace(params=state.params._replace(frozen=frozen))
 
 
 class Log:

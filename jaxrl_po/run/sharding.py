@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_po.run import parallel
 from jaxrl_po.run.parallel import Placement
-from jaxrl_po.types import Learner, Metrics, TrainState
+from jaxrl_po.types import Batch, Learner, Metrics, TrainState
 
 LogicalAxes = Mapping[tuple[str, ...], tuple[str, ...]]
 """The last two names of a parameter's path to a name for each of its dimensions; a parameter that is left out is not cut."""
@@ -84,6 +84,11 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
         return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
 
     placed: TrainState = jax.tree_util.tree_map_with_path(of, state)
+    frozen = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, partition(path, leaf.shape, mesh, axes, rules)),
+        state.params.frozen,
+    )
+    placed = placed._replace(params=placed.params._replace(frozen=frozen))
     rows = jax.tree.map(lambda _: NamedSharding(mesh, P("seed", "data")), state.collector.sharded)
     return placed._replace(collector=placed.collector._replace(sharded=rows))
 
@@ -119,8 +124,8 @@ def over_mesh(learner: Learner, placement: Placement, axes: LogicalAxes) -> Lear
       axes: see `LogicalAxes`.
 
     Returns:
-      `init(keys [S])` and `step`, to be jitted, with leaves that lead with `[S]`. The numbers do
-      not depend on the placement, but for the order of floating-point sums.
+      The learner, to be jitted, with leaves that lead with `[S]`. The numbers do not depend on the
+      placement, but for the order of floating-point sums.
     """
     mesh, rules = parallel.make_mesh(placement), rules_of(placement)
     stacked = parallel.over_seeds(learner, placement.num_seeds, spmd_axis_name="seed")
@@ -131,8 +136,12 @@ def over_mesh(learner: Learner, placement: Placement, axes: LogicalAxes) -> Lear
         )
         return placed
 
-    def step(state: TrainState) -> tuple[TrainState, Metrics]:
-        state, metrics = stacked.step(place(state))
+    def sample(state: TrainState) -> tuple[TrainState, Batch]:
+        state, batch = stacked.sample(place(state))
+        return place(state), batch
+
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        state, metrics = stacked.update(place(state), batch)
         return place(state), metrics
 
-    return Learner(lambda keys: place(stacked.init(keys)), step)
+    return Learner(lambda keys: place(stacked.init(keys)), sample, update)

@@ -31,7 +31,7 @@ class File:
         """Refuses what would have no effect."""
         if not self.train:
             raise ConfigError("train must name a file of prompts, e.g. --task.train=prompts.jsonl")
-        config.require(self, "test_fraction", not self.test, "test is left out")
+        config.require_effect(self, "test_fraction", not self.test, "test is left out")
 
 
 @config.record

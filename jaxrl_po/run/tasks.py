@@ -17,10 +17,8 @@ class Addition:
     )
     zero_pad: bool = static(
         True,
-        (
-            "operands and sum fill their width with zeros; otherwise prompts and answers vary "
-            "in length"
-        ),
+        "operands and sum fill their width with zeros; otherwise prompts and answers vary "
+        "in length",
     )
     reverse: bool = static(True, "answers lowest digit first, the order in which carries propagate")
 

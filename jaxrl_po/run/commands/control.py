@@ -71,11 +71,9 @@ class Options(RunOptions):
     env: str = static("CartPole-v1", "a registered gymnax environment")
     sampling: str = static(
         "auto",
-        (
-            "rollouts that run on (path), episodes in groups from one state (groups), or "
-            "branches from visited states (vine); auto is groups for the methods without a "
-            "critic, else path"
-        ),
+        "rollouts that run on (path), episodes in groups from one state (groups), or "
+        "branches from visited states (vine); auto is groups for the methods without a "
+        "critic, else path",
         choices=("auto", *SAMPLINGS),
     )
     eval_episodes: int = static(

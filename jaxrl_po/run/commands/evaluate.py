@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, static
-from jaxrl_po.run import earlier, flags, folder, launch, metrics
+from jaxrl_po.run import earlier, flags, folder, launch, metrics, parallel
 from jaxrl_po.run.commands import control, language
 
 SCRIPTS = (control.SCRIPT, language.SCRIPT)
@@ -68,7 +68,10 @@ def evaluate(options: Options, script: launch.Script, records: dict[str, Any]) -
     )
     key = jax.random.key(options.seed)
     values = jax.jit(
-        jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key))
+        jax.vmap(
+            lambda state: experiment.evaluate(state.params, state.collector, key),
+            in_axes=(parallel.STATE_AXES,),
+        )
     )(state)
     scores = {
         name: np.asarray(value).reshape(records[""].seeds, -1).mean(axis=1)

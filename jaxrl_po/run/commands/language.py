@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_po import config, language
-from jaxrl_po.algorithms import dapo
+from jaxrl_po.algorithms import dapo, reference
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, number, static
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run import (
@@ -38,18 +38,14 @@ class Options(RunOptions):
     task: str = static("addition", f"one of {', '.join(TASKS)}")
     init_from: str = static(
         "",
-        (
-            "folder of an earlier run of this script, at whose latest policy (of its first "
-            "seed) every seed starts; empty for none"
-        ),
+        "folder of an earlier run of this script, at whose latest policy (of its first "
+        "seed) every seed starts; empty for none",
     )
     reward: str = static(
         VERIFIER,
-        (
-            f"what is optimised: `{VERIFIER}`, the task's own; `{MODEL}`, fitted to its "
-            "comparisons (--reward_model.*, --preferences.*); or Python functions that score "
-            "completions, as in rewards.py:nearly,package.module:other"
-        ),
+        f"what is optimised: `{VERIFIER}`, the task's own; `{MODEL}`, fitted to its "
+        "comparisons (--reward_model.*, --preferences.*); or Python functions that score "
+        "completions, as in rewards.py:nearly,package.module:other",
     )
     eval_prompts: int = static(
         512, "held-out prompts of one evaluation of one seed", unit="prompts", within=COUNT
@@ -63,27 +59,21 @@ class Options(RunOptions):
     reward_weights: str = static("", "their weights, as in 1,0.2; empty weighs each 1")
     reward_accuracy: str = static(
         "",
-        (
-            "the function whose score is the accuracy, and decides which groups are "
-            "informative; empty takes the first"
-        ),
+        "the function whose score is the accuracy, and decides which groups are "
+        "informative; empty takes the first",
     )
     reward_timeout: float = number(
         60.0, "one call of a function must return within", unit="seconds", within=POSITIVE
     )
     shard_params: bool = static(
         False,
-        (
-            "cut parameters, reference and optimizer state over the devices of the data axis, "
-            "in place of copying them"
-        ),
+        "cut parameters, reference and optimizer state over the devices of the data axis, "
+        "in place of copying them",
     )
     show: int = static(
         4,
-        (
-            "held-out prompts of the first seed whose completions, greedy and sampled, each "
-            "evaluation adds to samples.jsonl"
-        ),
+        "held-out prompts of the first seed whose completions, greedy and sampled, each "
+        "evaluation adds to samples.jsonl",
         unit="prompts",
         within=NON_NEGATIVE,
     )
@@ -140,7 +130,7 @@ def host_score(
     """
     sources = functions(options)
     for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
-        config.require(options, name, bool(sources), "reward names functions")
+        config.require_effect(options, name, bool(sources), "reward names functions")
     if options.reward == MODEL and TASKS[options.task].reward:
         raise UsageError(
             f"--reward={MODEL} must be fitted to a verifier in the program; "
@@ -220,10 +210,18 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         "top_k": settings.top_k,
         "top_p": settings.top_p,
     }
+    settings_of_method = dataclasses.replace(records["config"], axis_name=placement.axis_name)
+    learner = algorithm.make(settings_of_method, problem)
+    if options.algorithm in methods.WITH_CRITIC and records["reference"].enabled:
+        learner = reference.with_reference_kl(
+            learner,
+            problem,
+            records["reference"],
+            num_parts=records["config"].num_microbatches,
+            axis_name=placement.axis_name,
+        )
     return jobs.Experiment(
-        learner=algorithm.make(
-            dataclasses.replace(records["config"], axis_name=placement.axis_name), problem
-        ),
+        learner=learner,
         evaluate=language.make_evaluate(
             task,
             policy,
@@ -308,6 +306,13 @@ EPISODES: dict[str, Any] = {
 # A critic that has learnt little halves what a natural step gains: fit it well, and save on the
 # Fisher products.
 FIT = {"config.value_epochs": 4, "config.value_minibatches": 8, "config.value_learning_rate": 3e-3}
+STEPS = {
+    "config.learning_rate": 1e-3,
+    "config.lambda_": 1.0,
+    "config.max_grad_norm": 1.0,
+    "config.num_epochs": 2,
+    "config.num_minibatches": 2,
+}
 NATURAL = EPISODES | FIT | {"config.lambda_": 1.0, "config.fisher_stride": 2}
 WITH_CRITIC = {
     "reinforce": EPISODES | FIT | {"config.learning_rate": 1e-3, "config.max_grad_norm": 1.0},
@@ -319,14 +324,8 @@ WITH_CRITIC = {
     },
     "npg": NATURAL,
     "trpo": NATURAL | {"config.max_kl": 0.02},
-    "ppo": EPISODES
-    | {
-        "config.learning_rate": 1e-3,
-        "config.lambda_": 1.0,
-        "config.max_grad_norm": 1.0,
-        "config.num_epochs": 2,
-        "config.num_minibatches": 2,
-    },
+    "ppo": EPISODES | STEPS,
+    "ppo_penalty": EPISODES | STEPS,
 }
 # Four small steps from a batch of 512: from 128 completions and with a bonus on entropy, most seeds
 # forgot all they knew.
@@ -345,7 +344,7 @@ IN_GROUPS = {
 
 # A learned reward is worth following only where it was fitted, which the reference marks.
 JUDGED = {"reward_model.width": 32, "reward_model.mlp_width": 64}
-REFERRED = {"config.use_reference": True}
+REFERRED = {"reference.enabled": True}
 
 
 def defaults(options: Options) -> dict[str, Any]:
@@ -354,7 +353,7 @@ def defaults(options: Options) -> dict[str, Any]:
     if options.init_from:
         small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
     if options.reward == MODEL:
-        small |= JUDGED | (REFERRED if options.algorithm == "ppo" else {})
+        small |= JUDGED | (REFERRED if options.algorithm in ("ppo", "ppo_penalty") else {})
     if options.algorithm in WITH_CRITIC:
         return small | WITH_CRITIC[options.algorithm]
     if options.algorithm == "dapo" and functions(options):
@@ -380,6 +379,7 @@ def sections(options: Options) -> dict[str, type]:
         "model": language.ModelSettings,
         "warm_start": language.WarmStart,
         **judge,
+        **({"reference": reference.Settings} if options.algorithm in methods.WITH_CRITIC else {}),
     }
 
 

@@ -201,10 +201,8 @@ def table(runs: Sequence[Run], metric: str) -> str:
             better = float(metrics.probability_of_improvement(scores, first))
             chance = f"{better:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
         lines.append(
-            (
-                f"{run.label:{width}} {len(scores):>5} {metrics.mean(scores):>10.4g} "
-                f"{middle:>30} {np.nanmin(scores):>10.4g} {chance:>24}"
-            ).rstrip()
+            f"{run.label:{width}} {len(scores):>5} {metrics.mean(scores):>10.4g} "
+            f"{middle:>30} {np.nanmin(scores):>10.4g} {chance:>24}".rstrip()
         )
     return "\n".join(lines) + "\n"
 
@@ -312,10 +310,8 @@ def main(argv: Sequence[str]) -> int:
     metric = choose_metric(options.metric, runs)
     if differ(runs):
         print(
-            (
-                "note: these runs are not on the same environment or task, so that their "
-                f"scores cannot be compared: {', '.join(run.label for run in runs)}"
-            ),
+            "note: these runs are not on the same environment or task, so that their "
+            f"scores cannot be compared: {', '.join(run.label for run in runs)}",
             file=sys.stderr,
         )
     folder.inspect(options.out, resume=False, overwrite=True)

@@ -48,10 +48,8 @@ class Options(control.Options):
     )
     processes: int = static(
         1,
-        (
-            "programs that train at a time, each in a process of its own; 1 trains one after "
-            "another in this one"
-        ),
+        "programs that train at a time, each in a process of its own; 1 trains one after "
+        "another in this one",
         within=COUNT,
     )
     save: bool = static(False, "write the best flags to jaxrl_po/run/configs/")
@@ -349,10 +347,8 @@ def main(argv: Sequence[str]) -> int:
                 rows.sort(key=lambda row: -final(row["scores"]).mean())
                 folder.write_json(path, rows)
                 print(
-                    (
-                        f"program {number} of {len(groups)}: {len(group)} settings × "
-                        f"{options.seeds} seeds, {result['seconds']:.0f} s"
-                    ),
+                    f"program {number} of {len(groups)}: {len(group)} settings × "
+                    f"{options.seeds} seeds, {result['seconds']:.0f} s",
                     flush=True,
                 )
         text = table(rows)

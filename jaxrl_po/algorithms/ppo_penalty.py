@@ -1,0 +1,157 @@
+"""PPO with a penalty on the KL, its first form (Schulman et al. 2017, arXiv:1707.06347, eq. 8).
+
+`−r A + β · KL(old ‖ new) + c_v ½(v − G)² − c_e H(π)`, with β fixed, adapted after each iteration
+towards `target_kl`, or adapted within the iteration until the KL of the batch is near it.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, learner, losses, masked, minibatches, optimizers
+from jaxrl_po.algorithms import actor_critic, surrogates
+from jaxrl_po.algorithms.actor_critic import Epochs
+from jaxrl_po.algorithms.surrogates import Surrogate
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples, TrainState
+
+FIXED, ADAPTIVE, SATISFIED = PENALTIES = ("fixed", "adaptive", "satisfied")
+OLD_NEW, NEW_OLD = DIRECTIONS = ("old_new", "new_old")
+Update = tuple[ActorCritic, PyTree, Metrics]
+
+
+@config_lib.record
+class Config(Epochs):
+    """Hyperparameters of PPO with a KL penalty; the defaults suit control."""
+
+    penalty: str = static(
+        ADAPTIVE,
+        "β is fixed, adapted after each iteration, or adapted until the KL of one batch is near "
+        "target_kl",
+        choices=PENALTIES,
+    )
+    kl_coefficient: Number = number(
+        1.0, "β, the first one where it is adapted", within=NON_NEGATIVE
+    )
+    kl_direction: str = static(
+        OLD_NEW, "the penalty is KL(old ‖ new) or KL(new ‖ old)", choices=DIRECTIONS
+    )
+    target_kl: Number = number(0.02, "KL that an adapted β aims at", unit="nats", within=POSITIVE)
+    max_rounds: int = static(
+        6, "optimisations of one batch at most, for penalty=satisfied", within=COUNT
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        config_lib.require_effect(self, "target_kl", self.penalty != FIXED, "the penalty adapts")
+        config_lib.require_effect(
+            self, "max_rounds", self.penalty == SATISFIED, f"penalty is {SATISFIED}"
+        )
+
+
+def make(
+    config: Config,
+    problem: Problem,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    surrogate: Surrogate = surrogates.plain,
+) -> Learner:
+    """PPO with a KL penalty on any problem with a critic; arguments as for `ppo.make`."""
+    config.validate()
+    actor_critic.require_on_policy(problem)
+    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
+    policy = actor_critic.policy_of(problem)
+
+    def divergence(old: Distribution, new: Distribution) -> jax.Array:
+        return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)
+
+    def loss(
+        params: ActorCritic, samples_and_old: tuple[Samples, Distribution], *, beta: jax.Array
+    ) -> tuple[tuple[Mean, ...], Metrics]:
+        samples, old = samples_and_old
+        distribution, value = problem.apply(params, samples.inputs)
+        log_prob = distribution.log_prob(samples.action)
+        policy_loss, others = surrogate(log_prob, samples)
+        return actor_critic.joint_loss(
+            config,
+            distribution,
+            samples,
+            policy_loss=policy_loss + beta * divergence(old, distribution),
+            value_loss=losses.squared_value(value, samples.target),
+            approximate_kl=divergences.k3(samples.log_prob, log_prob),
+            **others,
+        )
+
+    def exact_kl(params: ActorCritic, part: tuple[Samples, Distribution]) -> Mean:
+        samples, old = part
+        return masked.total(divergence(old, policy(params, samples)), samples.mask)
+
+    def optimise(state: TrainState, beta: jax.Array, rows: Samples, key: jax.Array) -> Update:
+        """The update from the collecting parameters under one β, and how far it went."""
+        samples = rows, policy(state.params, rows)
+        params, opt_state, metrics = actor_critic.gradient_steps(
+            config,
+            functools.partial(loss, beta=beta),
+            optimizer,
+            state,
+            samples,
+            key,
+            num_epochs=config.num_epochs,
+            num_minibatches=config.num_minibatches,
+        )
+        parts = minibatches.split(samples, config.num_parts)
+        metrics["exact_kl"] = minibatches.summed(functools.partial(exact_kl, params), parts)
+        metrics |= actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
+        return params, opt_state, metrics
+
+    def adapt(beta: jax.Array, metrics: Metrics) -> jax.Array:
+        kl = masked.psum(metrics["exact_kl"], config.axis_name).value()
+        return divergences.adapt_coefficient(beta, kl, config.target_kl)
+
+    def satisfy(
+        state: TrainState, rows: Samples, key: jax.Array, first: Update
+    ) -> tuple[jax.Array, Update]:
+        """Optimises the batch from the old parameters again until adapting leaves β alone."""
+
+        def unsatisfied(carry: tuple[jax.Array, jax.Array, Update]) -> jax.Array:
+            rounds, beta, (_, _, metrics) = carry
+            return (rounds < config.max_rounds) & (adapt(beta, metrics) != beta)
+
+        def again(
+            carry: tuple[jax.Array, jax.Array, Update],
+        ) -> tuple[jax.Array, jax.Array, Update]:
+            rounds, beta, (_, _, metrics) = carry
+            beta = adapt(beta, metrics)
+            return rounds + 1, beta, optimise(state, beta, rows, jax.random.fold_in(key, rounds))
+
+        carry = jnp.int32(1), state.kl_coefficient, first
+        rounds, beta, (params, opt_state, metrics) = jax.lax.while_loop(unsatisfied, again, carry)
+        count = Mean(rounds.astype(jnp.float32), jnp.float32(1.0))
+        return beta, (params, opt_state, {**metrics, "rounds": count})
+
+    def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
+        rows, beta = problem.rows(samples), state.kl_coefficient
+        update = optimise(state, beta, rows, key)
+        if config.penalty == SATISFIED:
+            beta, update = satisfy(state, rows, key, update)
+        params, opt_state, metrics = update
+        metrics["kl_coefficient"] = Mean(beta, jnp.float32(1.0))
+        if config.penalty == ADAPTIVE:
+            beta = adapt(beta, metrics)
+        return state._replace(params=params, opt_state=opt_state, kl_coefficient=beta), metrics
+
+    return learner.make(
+        problem,
+        estimate=actor_critic.make_estimate(config),
+        improve=improve,
+        init_optimizer=optimizer.init,
+        kl_coefficient=config.kl_coefficient,
+        num_parts=config.num_parts,
+        axis_name=config.axis_name,
+    )
