@@ -1,4 +1,4 @@
-"""What the pages made of docstrings need beside them: doctests as code, and what a field of a record says of itself."""
+"""A griffe extension for the API pages: doctests as code, descriptions of the fields of records."""
 
 import ast
 from typing import Any
@@ -7,7 +7,7 @@ import griffe
 
 
 class Examples(griffe.Extension):
-    """Reads `Example:` as griffe's `Examples:`, and the text of `number(…)` and `static(…)` as the docstring of a field."""
+    """Renders `Example:` sections, and the text of `number(…)` and `static(…)` as a docstring."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Completes one object."""
@@ -15,7 +15,7 @@ class Examples(griffe.Extension):
             obj.docstring.value = obj.docstring.value.replace("\nExample:\n", "\nExamples:\n")
         elif isinstance(obj, griffe.Attribute) and _is_field(obj.value):
             said = str(obj.value.arguments[1])
-            with_quotes = said.removeprefix("f")  # what an f-string names stays as it is written
+            with_quotes = said.removeprefix("f")  # the names in an f-string stay as written
             obj.docstring = griffe.Docstring(f"{ast.literal_eval(with_quotes)}.", parent=obj)
 
 

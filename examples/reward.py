@@ -1,4 +1,4 @@
-"""A reward of one's own: the share of the answer's characters that stand where they should, and one for plain digits."""
+"""A custom reward: the share of correct characters of the answer, and 1 for plain digits."""
 
 
 def nearly(completions, answer, **columns):

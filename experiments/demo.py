@@ -1,9 +1,9 @@
-"""The demo: control tasks and a transformer by the same code; a few minutes on two cores.
+"""The demo: control tasks and a transformer trained by the same code, a few minutes on two cores.
 
-PPO on CartPole-v1 and on two-digit addition (`demo.png`), GRPO and DAPO on that task beside it
-(`groups.png`), and the methods of the control family on CartPole-v1 (`family.png`). Leaves a folder
-for each run under `runs/demo/`, in place of an earlier one. The exit status is 0 only if all parts
-have learned.
+PPO on CartPole-v1 and on two-digit addition (`demo.png`), GRPO and DAPO on the same task
+(`groups.png`), and the methods of the control family on CartPole-v1 (`family.png`). Writes a folder
+per run under `runs/demo/`, replacing an earlier demo. The exit status is 0 only if all parts reach
+their targets.
 """
 
 import time
@@ -33,13 +33,13 @@ class Part(NamedTuple):
     """One of the runs.
 
     Attributes:
-      name: its folder.
-      title: in the picture.
-      script: which one runs it.
-      main: that script's.
-      arguments: its flags.
-      score: in `summary.json`, one number a seed.
-      aggregate: of the seeds.
+      name: name of its folder.
+      title: title in the picture.
+      script: the script that runs it.
+      main: `main` of that script.
+      arguments: flags of the run.
+      score: in `summary.json`, one number per seed.
+      aggregate: how the seeds are aggregated.
       target: what the aggregate must reach.
     """
 
@@ -119,12 +119,12 @@ GRPO = on_addition("grpo", *IN_GROUPS, "--config.use_reference=false")
 DAPO = on_addition("dapo", *IN_GROUPS)
 PARTS = (CARTPOLE, ADDITION, GRPO, DAPO)
 
-# Beside PPO, which is a part already; each with the settings that a sweep found.
+# Compared with PPO, which is a part already; each with the settings that a sweep found.
 FAMILY = family.Options(methods="reinforce,a2c,trpo", seeds=8, total_steps=100_000)
 
 
 def learned(part: Part, result: Result) -> bool:
-    """Whether a part reached its target, and says so."""
+    """Whether a part reached its target; prints the verdict."""
     scores = [-np.inf if score is None else score for score in result.summary[part.score]]
     reached = float(part.aggregate(scores))
     verdict = "learned" if reached >= part.target else "NOT LEARNED"
@@ -133,7 +133,10 @@ def learned(part: Part, result: Result) -> bool:
 
 
 def groups(results: Sequence[Result]) -> list[plotting.Panel]:
-    """PPO, GRPO and DAPO on addition, a curve each: accuracy, entropy, and (without PPO) the tokens with an advantage."""
+    """Panels of PPO, GRPO and DAPO on addition: accuracy, entropy and tokens with an advantage.
+
+    The last one is drawn without PPO.
+    """
     ppo, *others = results
     named, steps = [ppo._replace(name="ppo"), *others], "completions trained on, each seed"
     return [

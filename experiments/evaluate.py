@@ -1,4 +1,7 @@
-"""Evaluates the policies of a run again: `python experiments/evaluate.py --run=runs/first --size=1024`."""
+"""Evaluates the policies of a run again.
+
+`python experiments/evaluate.py --run=runs/first --size=1024`
+"""
 
 from jaxrl_po.run import flags
 from jaxrl_po.run.commands import evaluate

@@ -1,4 +1,7 @@
-"""A finished or running run of `control.py` as a GIF: `python experiments/render.py --run=runs/cartpole --out=cartpole.gif`."""
+"""Renders an episode of a finished or running run of `control.py` as a GIF.
+
+`python experiments/render.py --run=runs/cartpole --out=cartpole.gif`
+"""
 
 from jaxrl_po.run import flags
 from jaxrl_po.run.commands import render

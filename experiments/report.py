@@ -1,4 +1,7 @@
-"""One page of HTML for one or several runs: `python experiments/report.py runs/a runs/b --out=runs/report.html`."""
+"""Writes an HTML page about one or several runs.
+
+`python experiments/report.py runs/a runs/b --out=runs/report.html`
+"""
 
 from jaxrl_po.run import flags
 from jaxrl_po.run.commands import report

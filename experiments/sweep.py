@@ -1,4 +1,4 @@
-"""Searches settings of a method on an environment, seeds and numbers vmapped into one program."""
+"""Searches settings of a method on an environment, seeds and numbers vmapped in one program."""
 
 from jaxrl_po.run import flags
 from jaxrl_po.run.commands import sweep

@@ -1,7 +1,7 @@
-"""Settings of every test: eight CPU devices, no silent rank promotion, compiled programs kept between runs.
+"""Settings for all tests: eight CPU devices, no silent rank promotion, a compilation cache.
 
-Programs of tests are small and run for milliseconds: compiling is nearly all of the time. Without
-the optimiser it is half of that, and with the older code generator of fusions half again.
+Test programs are small and run for milliseconds: nearly all of the time is compilation. Disabling
+XLA's optimisation halves it, and the older code generator for fusions halves it again.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
-# gymnax imports it, and nothing here draws with it; notebooks and the installed package import the
+# gymnax imports seaborn, and no test draws with it; notebooks and the installed package import the
 # real one.
 sys.path.insert(0, str(Path(__file__).parent / "stubs"))
 
 import jax
 import pytest
 
-# A traced program is many small objects, few of them garbage.
+# Tracing makes many small objects, few of them garbage.
 gc.set_threshold(100_000, 20, 20)
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -40,13 +40,12 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 LIBC = ctypes.CDLL(None)
-ROOM = (
-    1000  # MiB that a worker may hold between two tests; half of them are Python and JAX themselves
-)
+# MiB that a worker may hold between two tests; Python and JAX themselves take half of it.
+ROOM = 1000
 
 
 def held():
-    """MiB of this process in memory, nothing where that is not told."""
+    """Resident memory of this process in MiB; 0 where the system does not report it."""
     status = Path("/proc/self/statm")
     return (
         int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -56,9 +55,9 @@ def held():
 
 
 class Freeing:
-    """What a module keeps ends with it, and compiled programs where they have become too many.
+    """Clears the caches of a module after its tests, and compiled programs when memory is high.
 
-    Not oftener: small programs are shared by all tests, and compiling them again takes a second or
+    Not more often: small programs are shared by all tests, and recompiling them takes a second or
     two.
     """
 
@@ -73,18 +72,18 @@ class Freeing:
             jax.clear_caches()
             gc.collect()
             if hasattr(LIBC, "malloc_trim"):
-                LIBC.malloc_trim(0)  # pages that are free go back to the system
+                LIBC.malloc_trim(0)  # return free pages to the system
         return result
 
 
 def pytest_configure(config):
-    """Of doctests as well: a hook of this file would be of what lies beside it."""
+    """Registers the plugin for doctests too: a hook in this file would cover this folder only."""
     config.pluginmanager.register(Freeing())
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
-    """What coverage has seen is written now: a worker that takes ten seconds to free its programs is killed before it would."""
+    """Saves coverage at once: a worker that frees its programs slowly is killed before it can."""
     if "coverage" in sys.modules:
         measuring = sys.modules["coverage"].Coverage.current()
         if measuring is not None:
@@ -94,7 +93,7 @@ def pytest_sessionfinish():
 
 @pytest.fixture
 def no_compilation(monkeypatch):
-    """What a script refuses, it refuses before it compiles."""
+    """Fails if a script compiles: it must refuse bad input before that."""
 
     def refuse(job):
         raise AssertionError("compiled")

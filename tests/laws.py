@@ -1,4 +1,4 @@
-"""What holds of any input: `law(outputs, *arguments)` asserts it, all numpy."""
+"""Properties of any output: `law(outputs, *arguments)` asserts one, all in numpy."""
 
 import math
 
@@ -12,7 +12,7 @@ SMALLEST = np.finfo(np.float32).tiny
 
 
 def flush(x):
-    """Denormals are 0 to the compiled programs."""
+    """Compiled programs flush denormals to 0."""
     return np.where(np.abs(x) < SMALLEST, 0.0, x)
 
 

@@ -1,19 +1,18 @@
-"""Mutants of the numerical modules: one small change at a time, and whether the tests of the module notice it.
+"""Mutation tests of the numerical modules: one small change at a time, which tests should notice.
 
-    python tests/mutants.py --wrong # the named wrong programs: each must fail the test that is
-    named beside it python tests/mutants.py # all mutants of all five modules: half an hour of one
-    core python tests/mutants.py losses masked # all of two python tests/mutants.py --sample=20
-    --seed=1 # 20 of each python tests/mutants.py --least=0.9 # exits with 1 where fewer are killed
+    python tests/mutants.py --wrong                  # named wrong programs, against their tests
+    python tests/mutants.py                          # all mutants: half an hour on one core
+    python tests/mutants.py losses masked            # all mutants of two modules
+    python tests/mutants.py --sample=20 --seed=1     # 20 mutants of each module
+    python tests/mutants.py --least=0.9              # exits with 1 if fewer are killed
 
-Each mutant is compiled from the changed syntax tree and takes the place of its module in a forked
-child, in which third-party libraries are imported already and nothing of ours is; the child runs
-the module's doctests and tests up to the first failure. A mutant that takes several times as long
-as the module itself counts as killed. What is not changed: texts, annotations, decorators, chex
-assertions, and what stands behind a `raise`.
+Each mutant is compiled from the changed syntax tree and replaces its module in a forked child,
+which has imported third-party libraries but no module of ours. The child runs the module's doctests
+and tests up to the first failure. A mutant that takes several times as long as the original counts
+as killed. Strings, annotations, decorators, chex assertions and `raise` statements do not change.
 
-The wrong programs of `wrong_programs.py` are mistakes in any module that pass for the real thing: a
-sign, a factor, a unit, a key. Each runs in a child likewise, against the tests that must notice it
-and no others.
+The wrong programs of `wrong_programs.py` are plausible mistakes in any module: a sign, a factor, a
+unit, a key. Each also runs in a child, against only the tests that must notice it.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import conftest  # noqa: F401  it sets JAX up, as for any test
-import flax.linen  # noqa: F401  imported once, here, and not by each child
+import flax.linen  # noqa: F401  imported once here, not by each child
 import jax
 import optax  # noqa: F401
 import pytest
@@ -45,7 +44,7 @@ TESTS = {
     "divergences": ("test_divergences", "test_identities"),
     "losses": ("test_losses", "test_identities"),
     "advantages": ("test_advantages",),
-    "trust_region": ("test_trust_region",),
+    "trust_region": ("test_trust_region", "test_fisher"),
 }
 PATIENCE = 5.0
 SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -78,7 +77,7 @@ NAMES = {
     "zeros_like": "ones_like",
     "expm1": "exp",
 }
-# A call that is replaced by its first argument, and one that is replaced by either branch.
+# A call that is replaced by its first argument, or (`where`) by either branch.
 DROPPED = {"stop_gradient", "clip", "square", "sqrt", "psum", "astype", "flip", "where"}
 
 
@@ -107,7 +106,7 @@ def name_of(call: ast.expr) -> str:
 
 
 def alternatives(node: ast.AST) -> Iterator[ast.AST]:
-    """What may stand in place of a node; a node that an alternative takes over is shared with the original."""
+    """Alternatives to a node; nodes that an alternative reuses are shared with the original."""
     match node:
         case ast.Compare(left, [op], right):
             yield from (ast.Compare(left, [swap()], right) for swap in SWAPS[type(op)])
@@ -140,7 +139,7 @@ def alternatives(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def sites(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of the program proper, parents first."""
+    """Nodes that may be mutated, parents first."""
     match node:
         case ast.Expr(ast.Constant()) | ast.Raise() | ast.Import() | ast.ImportFrom():
             return
@@ -163,7 +162,7 @@ def sites(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class Put(ast.NodeTransformer):
-    """One node in place of another."""
+    """Replaces one node by another."""
 
     def __init__(self, place: ast.AST, node: ast.AST):
         self.place, self.node = place, node
@@ -175,10 +174,10 @@ class Put(ast.NodeTransformer):
 def mutants(source: str) -> list[Mutant]:
     """All mutants of a module, in the order of its text.
 
-    >>> [(m.line, m.change) for m in mutants("def f(x: int = 1) -> int:\\n    return -x if x < 2 else x")]
-    ... # doctest: +NORMALIZE_WHITESPACE
-    [(1, '1 → 2'), (2, '-x if x < 2 else x → -x'), (2, '-x if x < 2 else x → x'), (2, 'x < 2 → x <=
-    2'), (2, 'x < 2 → x >= 2'), (2, '2 → 3'), (2, '-x → x')]
+    >>> program = "def f(x: int = 1) -> int:\\n    return -x if x < 2 else x"
+    >>> [(mutant.line, mutant.change) for mutant in mutants(program)]
+    [(1, '1 → 2'), (2, '-x if x < 2 else x → -x'), (2, '-x if x < 2 else x → x'),
+     (2, 'x < 2 → x <= 2'), (2, 'x < 2 → x >= 2'), (2, '2 → 3'), (2, '-x → x')]
     """
     tree = ast.parse(source)
     found = []
@@ -195,7 +194,7 @@ def mutants(source: str) -> list[Mutant]:
 
 
 class Impostor(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives a mutant to whoever imports its module."""
+    """Loads the mutant for whoever imports its module."""
 
     def __init__(self, module: str, tree: ast.Module):
         self.module, self.tree = module, tree
@@ -214,14 +213,17 @@ def path_of(module: str) -> str:
 
 
 class Replace:
-    """A plugin of pytest: puts the mutant in place and keeps every compiled program, since most are the same in each child."""
+    """A pytest plugin that installs the mutant and caches every compiled program.
+
+    Most programs are the same in each child.
+    """
 
     def __init__(self, impostor: Impostor):
         self.impostor = impostor
 
     @pytest.hookimpl
     def pytest_collection(self):
-        # Before pytest's own importer, which takes the files that are named on its command line.
+        # Before pytest's own importer, which loads the files named on its command line.
         sys.meta_path.insert(0, self.impostor)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
@@ -234,10 +236,10 @@ def files_of(module: str) -> list[str]:
 def run_tests(
     module: str, tree: ast.Module, tests: list[str], limit: float, *, silent: bool = True
 ) -> tuple[str, float]:
-    """`("passed" | "failed" | "broken" | "late", seconds)` of tests in a forked child, with `tree` as the module.
+    """Runs tests in a forked child with `tree` as the module; returns the outcome and CPU seconds.
 
-    Broken is what fails otherwise than by a test. Seconds are of the processor, so that a busy
-    machine makes nothing late; one that sleeps for ever fails by the tests' own limit.
+    The outcome is "passed", "failed", "late", or "broken" for a failure outside the tests. CPU time
+    does not depend on the load of the machine; a test that sleeps for ever fails by its timeout.
     """
     child = os.fork()
     if not child:
@@ -264,7 +266,7 @@ def run_tests(
 
 
 def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
-    """Runs the tests on the mutants of a module and prints those that survive: `(killed, all)`."""
+    """Runs the tests on the mutants of a module and prints survivors; returns `(killed, all)`."""
     source = Path(path_of(module)).read_text(encoding="utf-8")
     outcome, seconds = run_tests(module, ast.parse(source), files_of(module), 600.0)
     if outcome != "passed":
@@ -280,10 +282,8 @@ def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
         killed += outcome != "passed"
         if outcome != "failed":
             print(
-                (
-                    f"{module}.py:{mutant.line}: "
-                    f"{'survived' if outcome == 'passed' else outcome}: {mutant.change}"
-                ),
+                f"{module}.py:{mutant.line}:",
+                f"{'survived' if outcome == 'passed' else outcome}: {mutant.change}",
                 flush=True,
             )
     print(f"{module}: {killed} of {len(chosen)} mutants killed", flush=True)
@@ -291,7 +291,7 @@ def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
 
 
 def refute(named: list[str]) -> list[str]:
-    """Runs wrong programs, all without names, each against the tests that must notice it; the names of those that survive."""
+    """Runs wrong programs (all, if none is named) against their tests; returns the survivors."""
     chosen = [wrong for wrong in WRONG if not named or wrong.name in named]
     if missing := set(named) - {wrong.name for wrong in chosen}:
         raise SystemExit(f"no such program: {', '.join(sorted(missing))}")
@@ -320,25 +320,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="*", help=f"modules, all without any: {', '.join(TESTS)}; or wrong programs"
+        "names", nargs="*", help=f"modules (default: {', '.join(TESTS)}), or wrong programs"
     )
     parser.add_argument(
         "--wrong",
         action="store_true",
-        help="run the wrong programs and exit with 1 where one survives",
+        help="run the wrong programs and exit with 1 if one survives",
     )
-    parser.add_argument("--sample", type=int, help="mutants of each module; all without it")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument(
+        "--sample", type=int, help="number of mutants of each module (default: all)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument(
         "--least",
         type=float,
         default=0.0,
-        help="share of each module's mutants that must be killed",
+        help="share of mutants of each module that must be killed",
     )
     arguments = parser.parse_args()
-    warnings.filterwarnings(
-        "ignore", "os.fork", RuntimeWarning
-    )  # no thread of JAX runs yet: no backend has been started
+    # No JAX thread runs yet: no backend has been started.
+    warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
     settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
     settings.load_profile("mutants")
     if arguments.wrong:

@@ -1,4 +1,4 @@
-"""PPO behind the KL penalty to a reference as one method, for the suites that run over all methods."""
+"""PPO with a KL penalty to a reference as one method, for suites that run over all methods."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ class Config(ppo.Config):
     clip: bool = static(True, "the clipped surrogate, or the plain one")
     reference_kl_coefficient: Number = number(0.05, "β")
     adapt_reference_kl: bool = static(False, "adapt β")
-    reference_target_kl: Number = number(0.1, "what it aims at")
+    reference_target_kl: Number = number(0.1, "target of the KL")
 
 
 def make(config, problem, optimizer=None):

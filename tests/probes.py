@@ -1,4 +1,6 @@
-"""Environments whose values are known by hand, in gymnax's own interface."""
+"""Environments with known values in gymnax's interface, and training on them."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +8,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from jaxrl_po import masked
+from jaxrl_po.config import as_arrays
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, Problem
 
@@ -22,7 +25,7 @@ class Params(environment.EnvParams):
 
 
 class Probe(environment.Environment):
-    """One cue in {−1, +1}, redrawn at each reset; reward and termination are given by the subclass."""
+    """One cue in {−1, +1}, redrawn at each reset; subclasses define reward and termination."""
 
     num_actions = 2
 
@@ -57,7 +60,7 @@ class Probe(environment.Environment):
 
 
 class AlwaysTruncated(Probe):
-    """Reward 1 for ever, cut every 5 steps: V = 1 / (1 − γ), which only bootstrapping at the limit can find."""
+    """Reward 1 forever, truncated every 5 steps: V = 1 / (1 − γ), found only by bootstrapping."""
 
 
 class AlwaysTerminated(Probe):
@@ -101,7 +104,7 @@ class NanReward(Probe):
 
 
 def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
-    """A problem without an environment, for tests of what is above it: its programs compile in a second.
+    """A problem without an environment, for tests of the layers above: it compiles in a second.
 
     The state at step t is (context + t) mod 6, whatever was done; action 0 ends the row, and a row
     that never ends is truncated. A row's raw score is 1 if it has at least three steps. The reward
@@ -175,3 +178,35 @@ def one_piece(init, step):
     """A learner whose iteration cannot be taken apart: `sample` gives an empty batch."""
     empty = Batch(**dict.fromkeys(Batch._fields))._replace(metrics={})
     return Learner(init, lambda state: (state, empty), lambda state, batch: step(state))
+
+
+@functools.cache
+def program(module, problem, iterations):
+    """Numbers of a config are traced: configs that differ only in numbers share a program."""
+
+    @jax.jit
+    def run(config, key):
+        learner = module.make(config, problem)
+
+        def step(state, _):
+            after, metrics = learner.step(state)
+            return after, (metrics, state.params)
+
+        return jax.lax.scan(step, learner.init(key), None, length=iterations)
+
+    return run
+
+
+def train(module, config, problem, iterations):
+    state, (metrics, history) = program(module, problem, iterations)(
+        as_arrays(config), jax.random.key(0)
+    )
+    return state, metrics, history
+
+
+def accuracy(problem, params):
+    """Share of the cues that the mode names, and the lowest log-probability of a right action."""
+    distribution, _ = problem.apply(params, jnp.array([[-1.0], [1.0]]))
+    return float((distribution.mode() == jnp.array([0, 1])).mean()), float(
+        distribution.log_prob(jnp.array([0, 1])).min()
+    )

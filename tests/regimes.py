@@ -1,4 +1,4 @@
-"""What a fuzzed function is given: for each kind of argument a few regimes, each a draw from a numpy generator."""
+"""Inputs of fuzzed functions: for each kind of argument a few regimes, drawn by numpy."""
 
 from collections.abc import Callable
 
@@ -56,9 +56,9 @@ HOLES = {
     "all": lambda rng, shape: np.full(shape, np.nan),
 } | reals(1e30)
 KINDS: dict[str, dict[str, Callable]] = {
-    "reward": reals(1e30),  # what is only added
-    "value": reals(1e18),  # what is squared
-    "advantage": reals(1e25),  # what is multiplied by a ratio
+    "reward": reals(1e30),  # only added
+    "value": reals(1e18),  # squared
+    "advantage": reals(1e25),  # multiplied by a ratio
     "log_prob": LOG_PROB,
     "flag": MASK,
     "mask": MASK,

@@ -1,4 +1,7 @@
-"""Reward functions for tests: a right one, and one for each way to fail. Run in a worker, never imported by a test."""
+"""Reward functions for tests: a correct one, and one for each way to fail.
+
+They run in a worker; no test imports them.
+"""
 
 import time
 
@@ -15,7 +18,7 @@ def digits(completions, **columns):
 
 
 def right(prompt):
-    """Of `zero_pad`ded addition, lowest digit first."""
+    """The right answer of `zero_pad`ded addition, lowest digit first."""
     a, b = prompt.removesuffix("=").split("+")
     return str(int(a) + int(b)).zfill(len(a) + 1)[::-1]
 
@@ -59,7 +62,7 @@ def runs_text(completions, **columns):
 
 
 def columns_of(prompts, completions, completion_ids, **columns):
-    """What it was given, as numbers: a text of the columns in place of a score is checked by equality."""
+    """Not a reward but a check of its input: 1 where columns and ids are as they should be."""
     return [
         float(c == a and len(i) == len(c) + 1)
         for c, a, i in zip(completions, columns["answer"], completion_ids, strict=True)
@@ -70,7 +73,7 @@ CALLS = []
 
 
 def later(completions, **columns):
-    """Right on the first call, and none after it."""
+    """Right on the first call, fails on any later one."""
     CALLS.append(1)
     if len(CALLS) > 1:
         raise KeyError("forgotten")
@@ -78,7 +81,7 @@ def later(completions, **columns):
 
 
 def forgets(prompts, completions, **columns):
-    """Right for the two seeds of the first iteration, and never after it."""
+    """Right for the two seeds of the first iteration, fails later."""
     CALLS.append(1)
     if len(CALLS) > 2:
         raise KeyError("forgotten")

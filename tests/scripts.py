@@ -1,4 +1,4 @@
-"""Scripts run as a user runs them, and what a run left."""
+"""Runs scripts as a user does, and reads what a run wrote."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ LIMITED += (
 
 
 def surroundings():
-    """The environment of a script: processes share what has been compiled, down to the smallest program."""
+    """The environment of a script: all processes share the compilation cache, for any program."""
     return {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
@@ -38,8 +38,8 @@ def start(script, *arguments, limit=None):
     """A script in a process of its own, whose files may grow to `limit` bytes."""
     begin = [] if limit is None else ["-c", LIMITED, str(limit)]
     command = [sys.executable, *begin, str(EXPERIMENTS / f"{script}.py"), *arguments]
-    # A program that is cut off at the limit would stay behind in the cache, damaged, for every
-    # other test.
+    # A program whose file is cut off at the limit would stay in the cache, damaged, for every other
+    # test.
     environment = surroundings() | (
         {} if limit is None else {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     )
@@ -55,7 +55,7 @@ def finish(process):
 
 
 def lines(out):
-    """The lines without what the clock says."""
+    """The lines of metrics, without timings."""
     rows = read(out / "metrics.jsonl")
     return [
         {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
@@ -63,7 +63,7 @@ def lines(out):
 
 
 def saved(out):
-    """Every checkpoint that is kept, to the bit."""
+    """Every kept checkpoint, bit by bit."""
     stored = {}
     for kind in ("latest", "best"):
         with Store(out / "checkpoints" / kind) as store:

@@ -1,4 +1,4 @@
-"""The scripts of the language family that compare: the ablation and the benchmark."""
+"""The ablation and the language benchmark."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ from jaxrl_po.run.flags import UsageError
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
@@ -56,7 +56,7 @@ def result(name, accuracy, batches):
 
 
 def test_scores_at_equal_updates_and_at_equal_tokens():
-    """10 iterations × 8 completions × 5 tokens = 400 tokens; at two batches for each update the budget is spent halfway."""
+    """10 × 8 × 5 = 400 tokens; with two batches per update they are spent halfway."""
     plain, sampled = (
         result("plain", [0.2, 0.4, 0.6], [1.0, 1.0]),
         result("sampled", [0.2, 0.5, 0.9], [2.0, 4.0]),
@@ -67,16 +67,15 @@ def test_scores_at_equal_updates_and_at_equal_tokens():
     np.testing.assert_allclose(first.updates, first.tokens)
     np.testing.assert_allclose(first.tokens, [0.6, 0.3])
     np.testing.assert_allclose(second.updates, [0.9, 0.45])
-    np.testing.assert_allclose(
-        second.tokens, [0.5, (0.2 + 0.25) / 2]
-    )  # the second seed halfway to its first evaluation
+    # The second seed is halfway to its first evaluation.
+    np.testing.assert_allclose(second.tokens, [0.5, (0.2 + 0.25) / 2])
     text = ablation.table([plain, sampled], [first, second]).splitlines()
     assert text[1].split()[:3] == ["warm", "start", "0.200"]
     assert [line.split()[-1] for line in text[2:]] == ["1", "2"]
 
 
 def test_ablation_leaves_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
-    """The first and the last row, small; the others differ from them in switches that other tests cover."""
+    """The first and the last row, small; the others differ in switches that other tests cover."""
     steps = {"naive GRPO": "", "+ dynamic sampling": "dynamic_sampling=refill"}
     monkeypatch.setattr(ablation, "STEPS", steps)
     out = tmp_path / "ablation"
@@ -151,7 +150,7 @@ def test_benchmark_counts_what_it_times(capsys):
 
 
 def test_benchmark_counts_the_products_that_there_are():
-    """Every product of a matrix with a matrix in the forward pass; those of attention have leading axes and are left out."""
+    """All products of two matrices in the forward pass; those of attention have leading axes."""
     task = benchmark_language.language.tasks.addition(3)
     sizes = {"width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 40}
     for layers in (1, 3):

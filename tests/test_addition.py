@@ -44,7 +44,7 @@ def examples(variant, held_out=False, count=300, seed=0):
 @VARIANTS
 @pytest.mark.parametrize("held_out", [False, True])
 def test_prompt_and_demonstration_say_the_sum(variant, held_out):
-    """The text of each is read back on the host, so generator and verifier cannot share an error."""
+    """Each text is read back on the host, so generator and verifier cannot share an error."""
     (num_digits, zero_pad, reverse), task = variant, make(*variant)
     sampled, answers = examples(variant, held_out)
     assert sampled.tokens.shape == (300, task.prompt_length)
@@ -150,7 +150,7 @@ def test_credit_sums_to_the_score_of_a_right_answer():
 
 
 def test_splits_are_disjoint_and_cover_every_pair_of_two_digits():
-    """All 10,000 ordered pairs: each is of one split, b + a of the same as a + b, about one in ten held out."""
+    """All 10,000 ordered pairs: b + a is in the split of a + b; about one in ten is held out."""
     a, b = np.meshgrid(np.arange(100, dtype=np.uint32), np.arange(100, dtype=np.uint32))
     held_out = np.asarray(jax.jit(tasks.is_held_out)(a, b))
     np.testing.assert_array_equal(held_out, held_out.T)
@@ -163,7 +163,7 @@ def test_splits_are_disjoint_and_cover_every_pair_of_two_digits():
         split: {(i, j) for i in range(100) for j in range(100) if held_out[i, j] == split}
         for split in (False, True)
     }
-    # No pair is out of reach: n draws miss exp(−n / pairs) of them, 0.7 % of about 1,000 and 11 %
+    # Every pair can be drawn: n draws miss exp(−n / pairs) of them, 0.7 % of about 1,000 and 11 %
     # of about 9,000.
     for split, missed in ((False, 0.14), (True, 0.03)):
         assert drawn[split] <= inside[split]
@@ -171,7 +171,7 @@ def test_splits_are_disjoint_and_cover_every_pair_of_two_digits():
 
 
 def test_operands_are_uniform():
-    """The mean of 0 … 99 is 49.5, its standard deviation 28.9; over 20,000 draws the mean's error is 0.2."""
+    """The mean of 0 … 99 is 49.5, its std 28.9; the mean of 20,000 draws has standard error 0.2."""
     first, second = examples((2, True, False), False, 20_000, seed=3)[0].problem
     for operand in (first, second):
         assert abs(operand.mean() - 49.5) < 1.0

@@ -53,8 +53,8 @@ def test_gae_by_hand(case):
     np.testing.assert_allclose(gae(*inputs, gamma=0.5, lambda_=0.5), expected, rtol=1e-6)
 
 
-# Same stream, γ = ½: Monte Carlo G₂ = 3 + 20 = 23 at the rollout's end, G₁ = 2 + 11.5, G₀ = 1 +
-# 6.75.
+# Same stream, γ = ½: Monte Carlo G₂ = 3 + 20 = 23 at the rollout's end, G₁ = 2 + 11.5,
+# G₀ = 1 + 6.75.
 RETURN_CASES = {
     "rollout end": (NONE, NONE, [20, 30, 40], [7.75, 13.5, 23]),
     "terminated": ([False, True, False], NONE, [20, 36, 40], [2, 2, 23]),
@@ -75,8 +75,8 @@ def test_discounted_returns_by_hand_and_long_windows(case, n):
     np.testing.assert_allclose(returns, expected, rtol=1e-6)
 
 
-# n = 2: G₀ = r₀ + γ r₁ + γ² V(s₂); the window from s₁ is cut at the rollout's end, that from s₂ has
-# one step.
+# n = 2: G₀ = r₀ + γ r₁ + γ² V(s₂); the window from s₁ is cut at the rollout's end,
+# that from s₂ has one step.
 TWO_STEP_CASES = {
     "rollout end": (NONE, NONE, [20, 30, 40], [1 + 1 + 7.5, 2 + 1.5 + 10, 23]),
     "terminated": ([False, True, False], NONE, [20, 36, 40], [2, 2, 23]),
@@ -273,8 +273,8 @@ def test_leave_one_out_by_hand():
     np.testing.assert_allclose(advantages.leave_one_out(jnp.array([1.0, 3.0])), [-2.0, 2.0])
 
 
-# Unmasked 1, 0, 2, 0, 3: mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8; what is left of
-# each row is summed.
+# Unmasked 1, 0, 2, 0, 3: mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8; the unmasked part
+# of each row is summed.
 @pytest.mark.parametrize(
     ("options", "divisor"),
     [
@@ -400,15 +400,14 @@ def test_estimates_are_finite_and_masks_hide(rows, gamma, lambda_):
 
 
 def test_process_rewards_count_where_a_step_ends():
-    """A right answer of six tokens and a wrong one of two, rewarded at their ends: length costs the right one nothing."""
+    """A right answer of six tokens and a wrong one of two: length costs the right one nothing."""
     lengths, tokens = np.array([6, 2]), np.arange(6)
     mask = jnp.asarray(tokens < lengths[:, None])
     last = jnp.asarray(tokens == lengths[:, None] - 1)
     reward = jnp.where(last, jnp.array([[1.0], [0.0]]), 0.0)
     got = advantages.process_relative(reward, mask, last, epsilon=0.0)
     np.testing.assert_allclose(got, np.where(mask, [[1.0], [-1.0]], 0.0), rtol=1e-6)
-    # With every token taken for a step, the right long answer would begin below the wrong short
-    # one.
+    # If every token were a step, the long right answer would begin below the short wrong one.
     every = advantages.process_relative(reward, mask, epsilon=0.0)
     assert float(every[0, 0]) < float(every[1, 0]) + 2.0
     garbage = jnp.where(last, reward, 7.0)
@@ -418,7 +417,10 @@ def test_process_rewards_count_where_a_step_ends():
 
 
 def test_two_steps_of_a_trace():
-    """Shao et al. 2024, section 4.1.3: a token is worth the normalised rewards of the steps that end at or after it."""
+    """A token gets the normalised rewards of the steps that end at or after it.
+
+    Shao et al. 2024, section 4.1.3.
+    """
     reward = jnp.array([[0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
     step_end = jnp.array([[False, True, False, True]] * 2)
     got = advantages.process_relative(reward, jnp.ones((2, 4), bool), step_end, epsilon=0.0)

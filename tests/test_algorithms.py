@@ -1,4 +1,4 @@
-"""One property suite over every algorithm on every kind of problem. A new algorithm is one more line of `LEARNERS`."""
+"""Properties of every algorithm on every kind of problem; a new one is a line of `LEARNERS`."""
 
 import dataclasses
 import functools
@@ -55,8 +55,8 @@ def language_problem(axis_name):
     model, critic = (
         sizes.build(task.tokenizer.size, outputs=outputs).clone(dtype=dtype) for outputs in (0, 1)
     )
-    # Credit for each right token: from a random policy no whole answer is right, and no group would
-    # be informative.
+    # Credit for each right token: a random policy gets no whole answer right, and no group would be
+    # informative.
     return language.make_problem(
         task,
         model,
@@ -70,7 +70,7 @@ def language_problem(axis_name):
 
 
 def learned_problem(axis_name):
-    """Four models at once: actor, critic, and with `ppo-reference` the reference beside the reward model."""
+    """All four models: actor, critic, reward model, and with `ppo-reference` the reference."""
     task = language.tasks.addition(1, zero_pad=False)
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
     dtype = jnp.zeros(()).dtype
@@ -211,7 +211,7 @@ def make(algorithm, problem, axis_name=None, **changes):
 
 @cache
 def jitted(algorithm, problem):
-    """`init(key)` and `step(config, state)`; numbers in the config are arguments, so that all tests of a case share a program."""
+    """`init(key)` and `step(config, state)`; with numbers traced, so that tests share programs."""
     module, _ = ALGORITHMS[algorithm]
     instance = PROBLEMS[problem](None)
 
@@ -226,8 +226,8 @@ def arrays(algorithm):
     return as_arrays(ALGORITHMS[algorithm][1])
 
 
-# By the module, so that the tests of a case come one after the other and its programs may be freed
-# after them.
+# Module scope, so that the tests of a case run one after the other and its programs can be freed
+# afterwards.
 @pytest.fixture(params=CASES, ids="-".join, scope="module")
 def case(request):
     return request.param
@@ -259,7 +259,7 @@ def test_second_step_does_not_recompile(case):
 
 
 def test_ratio_is_one_before_the_first_update(case):
-    """Sampler and learner agree: with a step size of nothing, KL and clipping stay at zero."""
+    """Sampler and learner agree: at step size zero, KL and clip fractions stay at zero."""
     init, step = jitted(*case)
     config = arrays(case[0])
     tiny = {
@@ -279,7 +279,7 @@ ONE_KL = [
 
 @cache
 def batch_of_the_table():
-    """The batch that every method's first step on the table is made from."""
+    """The batch of every method's first step on the table."""
     problem = PROBLEMS["table"](None)
     state = jitted("trpo", "table")[0](jax.random.key(0))
     collect_key = jax.random.split(state.key)[1]
@@ -288,7 +288,7 @@ def batch_of_the_table():
 
 @pytest.mark.parametrize("algorithm", ONE_KL)
 def test_kl_is_one_quantity_that_of_the_whole_update(algorithm):
-    """k3 of KL(old ‖ new) after the last step, the mean over all samples: what a comparison of methods may show in one row."""
+    """k3 of KL(old ‖ new) after the last step, the mean over all samples, in every method."""
     init, step = jitted(algorithm, "table")
     after, metrics = step(arrays(algorithm), init(jax.random.key(0)))
     problem, batch = batch_of_the_table()
@@ -324,7 +324,7 @@ def assert_equal_on_every_device(params):
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-# With these, every algorithm is cut over devices on both kinds of problem.
+# With these, every algorithm is sharded on both kinds of problem.
 FURTHER = [
     *(
         (algorithm, kind)
@@ -338,9 +338,8 @@ FURTHER = [
         for kind in ("groups", "addition")
     ),
 ]
-# What repeats another case's path: those that are compared in double precision on the same problem,
-# but for one with a search in each seed and its own number of rounds, and a second natural step on
-# tokens.
+# Left to the slow tests: cases that are compared in double precision on the same problem, except
+# one with a search and a number of rounds for each seed; and a second natural step on tokens.
 REPEATED = [
     *(
         (algorithm, "table")
@@ -361,7 +360,7 @@ SHARDED = [
     ("case", "shape"), SHARDED, ids=lambda value: "-".join(map(str, value)), scope="module"
 )
 def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(case, shape):
-    """Four seeds, two of them vmapped on each device, and the rows of each seed cut in four (or two seeds' in eight)."""
+    """Four seeds, two vmapped per device, rows sharded over 4 devices (or two seeds over 8)."""
     placement = Placement(2 * shape[0], *shape)
     init, step = jitted(*case)
     keys = jax.random.split(jax.random.key(0), placement.num_seeds)
@@ -381,8 +380,7 @@ def test_whole_training_vmapped_and_sharded_is_one_program_and_equals_a_loop(cas
         before = init(keys[i])
         alone, alone_metrics = step(arrays(case[0]), before)
         after = jax.tree.map(lambda x, i=i: x[0, i], params)
-        # Of a step of a conjugate gradient, reordering one sum alone changes a few parts in ten
-        # thousand.
+        # Reordering one sum alone changes a step of a conjugate gradient by a few 1e-4.
         tolerance = 1e-3 if case[0] in ("npg", "trpo") else 1e-4
         assert norm(minus(after, alone.params)) <= tolerance * norm(
             minus(alone.params, before.params)
@@ -424,11 +422,11 @@ IN_DOUBLE = [
     ids="-".join,
 )
 def test_in_double_precision_eight_devices_equal_one(case):
-    """Two seeds, the rows of each over four devices; what is left of a difference in float32 is rounding and nothing else."""
+    """Two seeds, rows of each over four devices: differences in float32 are rounding alone."""
     module, config = ALGORITHMS[case[0]]
     if module is npg:
-        # Each product of a conjugate gradient amplifies a rounding error ten times or more: 1e-8 is
-        # for five of them.
+        # Each product of a conjugate gradient amplifies rounding errors at least tenfold: 1e-8
+        # allows for five of them.
         config = dataclasses.replace(config, cg_iterations=5)
 
     def learner(axis_name):

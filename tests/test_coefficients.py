@@ -1,260 +1,40 @@
-"""Every number of every config by hand: the term that it scales, its sign and its size, in one step of plain gradient descent.
+"""Every number of every config by hand: the term that it scales, its sign and its size.
 
-Where the default optimizer is not what is tested it is `sgd(1)`, so that a change of the parameters
-is a gradient. It is taken from parameters that did not sample the batch, so that ratios are not 1,
-beside a reference that is neither. What a method ought to do is in each test the weight of every
-step on `∇ log π`, in numpy.
+Each test takes one step of gradient descent: unless the default optimizer is tested, it is
+`sgd(1)`, so that the change of the parameters is a gradient. The parameters are not those that
+sampled the batch, so that ratios are not 1, and the reference differs from both. The expected
+gradient is computed in numpy, from the weight of every step on `∇ log π`.
 """
-
-import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import pytest
-from probes import tabular_problem
-from test_fields import CASES, shared_with_grpo
+from one_step import (
+    GROUPS,
+    WITH_CRITIC,
+    assert_same,
+    change,
+    config_of,
+    flat,
+    gae,
+    gradient,
+    in_group,
+    known,
+    minus,
+    n_step,
+    number,
+    problem_of,
+    program,  # noqa: F401  conftest clears the caches that a test file imports
+    situation,
+    times,
+    unclipped,
+    value_gradient,
+    weights,
+    whitened,
+)
+from test_fields import CASES
 
-from jaxrl_po.algorithms import actor_critic, npg, ppo
-from jaxrl_po.algorithms.reference import COEFFICIENT
 from jaxrl_po.config import as_arrays
-from jaxrl_po.types import ActorCritic
-
-WITH_CRITIC = tabular_problem(num_prompts=8, num_steps=8)
-IN_GROUPS = tabular_problem(num_prompts=4, group_size=4, dense=False)
-GROUPS = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo")
-# One program for each method: what is a number below is traced, and these are not.
-ONE_STEP = {"num_epochs": 1, "num_minibatches": 1}
-FIT = {"value_epochs": 1, "value_minibatches": 1, "normalize_advantage": False}
-BASE = {
-    "ppo": ONE_STEP | {"normalize_advantage": False},
-    "ppo_penalty": ONE_STEP | {"normalize_advantage": False, "kl_coefficient": 0.0},
-    "ppo_reference": ONE_STEP | {"normalize_advantage": False, "reference_kl_coefficient": 0.0},
-    "a2c": {"entropy_coefficient": 0.0},
-    "reinforce": FIT,
-    "npg": FIT | {"cg_iterations": 60, "cg_tolerance": 1e-6},
-    "trpo": FIT,
-    **{name: ONE_STEP | {"use_reference": True, "kl_coefficient": 0.0} for name in GROUPS},
-}
-BASE["dapo"] |= {"dynamic_sampling": "off", "overlong_filtering": False, "overlong_cache": 6}
-PPO = ("ppo", "ppo_penalty", "ppo_reference")
-TESTED: set[tuple[str, str]] = set()
-
-
-def number(fields, *algorithms):
-    """Marks the test of these fields, for these methods."""
-    TESTED.update((name, field) for name in algorithms for field in fields.split())
-    return pytest.mark.parametrize("algorithm", algorithms)
-
-
-def problem_of(algorithm):
-    return IN_GROUPS if algorithm in GROUPS else WITH_CRITIC
-
-
-def perturbed(params, size, seed):
-    leaves, treedef = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    return jax.tree.unflatten(
-        treedef,
-        [x + size * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)],
-    )
-
-
-@functools.cache
-def situation(problem):
-    """The parameters that are improved, the reference, and the batch that others sampled."""
-    old, collector = problem.init(jax.random.key(0))
-    key = jax.random.key(24 if problem is IN_GROUPS else 1)  # ratios on all sides of the clips
-    batch = jax.jit(problem.collect)(old, collector, key)[1]
-    assert 0.2 < float((~batch.mask).mean()) < 0.8
-    return perturbed(old, 0.4, 2), perturbed(old, 0.6, 3).policy, batch
-
-
-def config_of(algorithm, **changes):
-    return CASES[algorithm][0].Config(**(BASE[algorithm] | changes))
-
-
-@functools.cache
-def program(algorithm, structure, plain):
-    del structure
-    problem = problem_of(algorithm)
-    params, reference, _ = situation(problem)
-
-    @jax.jit
-    def update(config, batch, step, beta):
-        options = (
-            {"optimizer": optax.sgd(1.0)}
-            if plain and "trpo" not in algorithm and algorithm != "npg"
-            else {}
-        )
-        learner = CASES[algorithm][0].make(config, problem, **options)
-        state = learner.init(jax.random.key(0))
-        held = reference if jax.tree.leaves(state.reference_params) else state.reference_params
-        state = state._replace(params=params, reference_params=held, step=step)
-        state = state._replace(kl_coefficient=jnp.where(beta < 0, state.kl_coefficient, beta))
-        after, metrics = learner.update(state, batch)
-        return (
-            jax.tree.map(jnp.subtract, after.params, params),
-            {k: m.value() for k, m in metrics.items()},
-            after.collector.replicated.get(COEFFICIENT, after.kl_coefficient),
-        )
-
-    return update
-
-
-def outcome(algorithm, *, plain=True, step=0, beta=-1.0, **changes):
-    """Change of the parameters, metrics, and β after one update."""
-    config = config_of(algorithm, **changes)
-    config.validate()
-    batch = situation(problem_of(algorithm))[2]
-    update = program(algorithm, jax.tree.structure(config), plain)
-    return update(as_arrays(config), batch, jnp.int32(step), jnp.float32(beta))
-
-
-def change(algorithm, **changes):
-    return outcome(algorithm, **changes)[0]
-
-
-def flat(tree):
-    return np.concatenate(
-        [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
-    )
-
-
-def assert_same(got, want, tolerance=1e-4):
-    got, want = flat(got), flat(want)
-    assert np.linalg.norm(want) > 1e-4
-    assert np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want)
-
-
-def times(scale, tree):
-    return jax.tree.map(lambda x: scale * x, tree)
-
-
-def minus(a, b):
-    return jax.tree.map(jnp.subtract, a, b)
-
-
-# What the laws below are made of.
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _gradients(problem, policy, reference, batch, weight):
-    def distribution(params):
-        return problem.apply(ActorCritic(params), batch.inputs)[0]
-
-    far = jax.lax.stop_gradient(distribution(reference))
-    return {
-        "log_prob": jax.grad(lambda p: jnp.sum(weight * distribution(p).log_prob(batch.action)))(
-            policy
-        ),
-        "entropy": jax.grad(lambda p: jnp.sum(weight * distribution(p).entropy()))(policy),
-        "kl": jax.grad(lambda p: jnp.sum(weight * far.kl(distribution(p))))(policy),
-    }
-
-
-def gradient(algorithm, weight, of="log_prob", at=None, frm=None):
-    """`∇ Σ w x` over the policy's parameters, x the log-probability of the action, the entropy, or KL(`frm` ‖ policy)."""
-    params, reference, batch = situation(problem_of(algorithm))
-    policy, frm = params.policy if at is None else at, reference if frm is None else frm
-    return _gradients(problem_of(algorithm), policy, frm, batch, jnp.asarray(weight, jnp.float32))[
-        of
-    ]
-
-
-def value_gradient(algorithm, weight):
-    """`∇ Σ w v` over the critic's parameters."""
-    problem = problem_of(algorithm)
-    params, _, batch = situation(problem)
-    weight = jnp.asarray(weight, jnp.float32)
-    return jax.grad(
-        lambda v: jnp.sum(weight * problem.apply(params._replace(value=v), batch.inputs)[1])
-    )(params.value)
-
-
-@functools.cache
-def arrays(problem):
-    """The batch in numpy, `log_prob` of the parameters that are improved and of the reference beside the sampler's, and values."""
-    params, reference, batch = situation(problem)
-    distribution, value = problem.apply(params, batch.inputs)
-    names = ("reward", "value", "next_value", "terminated", "truncated", "mask", "score", "stratum")
-    known = {name: np.asarray(getattr(batch, name), np.float64) for name in names}
-    known["old"], known["now"] = (
-        np.asarray(x, np.float64) for x in (batch.log_prob, distribution.log_prob(batch.action))
-    )
-    far = problem.apply(ActorCritic(reference), batch.inputs)[0].log_prob(batch.action)
-    known["reference"], known["value_now"] = (
-        np.asarray(far, np.float64),
-        np.asarray(value, np.float64),
-    )
-    known["ratio"], known["entropy"] = (
-        np.exp(known["now"] - known["old"]),
-        np.asarray(distribution.entropy(), np.float64),
-    )
-    return known
-
-
-def known(algorithm):
-    return type("Known", (), arrays(problem_of(algorithm)))
-
-
-def weights(algorithm):
-    """What one step weighs in the mean: all alike, all rows alike, or over a constant."""
-    mask = known(algorithm).mask
-    if algorithm in ("grpo", "gspo"):
-        return mask / mask.sum(1, keepdims=True) / len(mask)
-    if algorithm == "dr_grpo":
-        return mask / mask.size
-    return mask / (len(mask) if algorithm == "rloo" else mask.sum())
-
-
-def gae(k, gamma, lambda_, reward=None):
-    reward = k.reward if reward is None else reward
-    delta = reward + gamma * (1 - k.terminated) * k.next_value - k.value
-    advantage, following = np.zeros_like(delta), 0.0
-    for t in reversed(range(delta.shape[1])):
-        following = (
-            delta[:, t]
-            + gamma * lambda_ * (1 - np.maximum(k.terminated, k.truncated)[:, t]) * following
-        )
-        advantage[:, t] = following
-    return advantage
-
-
-def n_step(k, gamma, n):
-    rows, steps = k.reward.shape
-    returns = np.zeros((rows, steps))
-    for b in range(rows):
-        for t in range(steps):
-            for i, u in enumerate(range(t, min(t + n, steps))):
-                returns[b, t] += gamma**i * k.reward[b, u]
-                last = u == min(t + n, steps) - 1 or k.terminated[b, u] or k.truncated[b, u]
-                if last:
-                    returns[b, t] += (
-                        gamma ** (i + 1) * (1 - k.terminated[b, u]) * k.next_value[b, u]
-                    )
-                    break
-    return returns
-
-
-def in_group(k, outcome, epsilon=1e-6):
-    """`(R − mean) / (std + ε)` of each group, for every step."""
-    groups = outcome.reshape(k.score.shape)
-    relative = (groups - groups.mean(1, keepdims=True)) / (groups.std(1, keepdims=True) + epsilon)
-    return np.broadcast_to(relative.reshape(-1, 1), k.mask.shape)
-
-
-def unclipped(ratio, advantage, low, high):
-    """1 where the clipped surrogate has a gradient."""
-    return ~(((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low)))
-
-
-def whitened(x, mask):
-    inside = x[mask > 0]
-    return mask * (x - inside.mean()) / (inside.std() + 1e-8)
-
 
 # Coefficients of terms.
 
@@ -323,7 +103,7 @@ def test_reinforce_pp_takes_the_distance_from_what_follows_or_adds_it_to_the_los
 
 @number("kl_coefficient", "ppo_penalty")
 def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
-    """The penalty has no gradient in the first step of an update; in the second it is that of the exact KL(old ‖ new)."""
+    """No gradient in the first step of an update; in the second that of the exact KL(old ‖ new)."""
     k, params = known(algorithm), situation(WITH_CRITIC)[0].policy
     first = gradient(algorithm, weights(algorithm) * k.ratio * gae(k, 0.99, 0.95))
     after = jax.tree.map(jnp.add, params, first)
@@ -507,217 +287,3 @@ def test_a_negative_advantage_admits_that_ratio_at_most(algorithm):
             gradient(algorithm, weight),
         )
     assert kept[0] < kept[1] < kept[2]
-
-
-# The length of a step.
-
-
-def first_step(algorithm, descent, learning_rate, max_grad_norm):
-    """Of Adam, or of A2C's RMSProp, along a gradient that is cut at a norm."""
-    cut = jax.tree.map(
-        lambda g: g * min(1.0, max_grad_norm / np.linalg.norm(flat(descent))), descent
-    )
-    root = 0.1 if algorithm == "a2c" else 1.0
-    return jax.tree.map(lambda g: learning_rate * g / (root * jnp.abs(g) + 1e-5), cut)
-
-
-@number("learning_rate max_grad_norm", "ppo", "a2c", "reinforce", "grpo")
-def test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut(algorithm):
-    descent = change(algorithm)
-    joint = algorithm in ("ppo", "a2c")
-    descent = descent if joint else descent.policy
-    norm = np.linalg.norm(flat(descent))
-    for learning_rate, max_grad_norm in (
-        (1e-3, 1e3),
-        (2e-3, 1e3),
-        (2e-3, 2 * norm),
-        (2e-3, 1e-5),
-        (2e-3, 2e-5),
-    ):
-        moved = change(
-            algorithm, plain=False, learning_rate=learning_rate, max_grad_norm=max_grad_norm
-        )
-        want = first_step(algorithm, descent, learning_rate, max_grad_norm)
-        assert_same(moved if joint else moved.policy, want, 1e-3)
-
-
-@number("value_learning_rate", "reinforce")
-def test_the_critic_steps_by_its_own_learning_rate(algorithm):
-    k = known(algorithm)
-    up = value_gradient(algorithm, weights(algorithm) * (n_step(k, 0.99, 8) - k.value_now))
-    for learning_rate in (1e-3, 2e-3):
-        moved = change(algorithm, value_learning_rate=learning_rate)
-        assert_same(moved.value, first_step(algorithm, up, learning_rate, np.inf), 1e-3)
-
-
-# Trust regions.
-
-
-@functools.cache
-def curvature():
-    """The Fisher matrix by enumerating actions, and the gradient uphill, of NPG's one update; float64."""
-    problem, k = WITH_CRITIC, known("npg")
-    params, _, batch = situation(problem)
-    vector, unravel = jax.flatten_util.ravel_pytree(params.policy)
-
-    def log_probs(x):
-        return jax.nn.log_softmax(problem.apply(ActorCritic(unravel(x)), batch.inputs)[0].logits)
-
-    jacobian = np.asarray(jax.jacobian(log_probs)(vector), np.float64)
-    probability = np.exp(np.asarray(log_probs(vector), np.float64))
-    fisher = np.einsum("bt,bta,btai,btaj->ij", weights("npg"), probability, jacobian, jacobian)
-    return fisher, flat(gradient("npg", weights("npg") * k.ratio * gae(k, 0.99, 0.95)))
-
-
-def conjugate_gradient(matrix, b, tolerance):
-    """The textbook's, up to a relative residual."""
-    x, residual = np.zeros_like(b), b
-    direction = b
-    while np.linalg.norm(residual) > tolerance * np.linalg.norm(b):
-        product = matrix @ direction
-        alpha = residual @ residual / (direction @ product)
-        x, following = x + alpha * direction, residual - alpha * product
-        direction, residual = (
-            following + following @ following / (residual @ residual) * direction,
-            following,
-        )
-    return x
-
-
-def natural(damping=0.1, max_kl=0.01, tolerance=1e-9):
-    fisher, uphill = curvature()
-    damped = fisher + damping * np.eye(len(fisher))
-    x = conjugate_gradient(damped, uphill, tolerance)
-    return np.sqrt(2 * max_kl / (x @ damped @ x)) * x
-
-
-@number("max_kl damping", "npg")
-def test_the_natural_step_is_that_of_the_dense_matrix(algorithm):
-    for damping, max_kl in ((0.1, 0.01), (0.1, 0.04), (0.2, 0.01), (1.0, 0.01)):
-        moved = change(algorithm, damping=damping, max_kl=max_kl).policy
-        assert_same(moved, natural(damping, max_kl), 2e-3)
-
-
-@number("cg_tolerance", "npg")
-def test_the_conjugate_gradient_stops_at_that_share_of_the_gradient(algorithm):
-    steps = []
-    for tolerance in (0.6, 0.3, 0.1, 0.01):
-        moved, metrics, _ = outcome(algorithm, cg_tolerance=tolerance)
-        steps.append(natural(tolerance=tolerance))
-        assert_same(moved.policy, steps[-1], 2e-3)
-        assert float(metrics["residual"]) <= tolerance
-    assert len({float(step[0]) for step in steps}) >= 3
-
-
-@number("backtrack", "trpo")
-def test_each_refusal_shortens_the_step_by_that_factor(algorithm):
-    settings = {"damping": 1e-3, "max_kl": 0.5, "cg_iterations": 10}
-    fulls = change("npg", **settings, cg_tolerance=1e-5).policy
-    for backtrack in (0.8, 0.5):
-        moved, metrics, _ = outcome(algorithm, backtrack=backtrack, **settings)
-        refused = float(metrics["backtracks"])
-        assert metrics["accepted"] == 1.0
-        assert refused >= 1
-        assert_same(moved.policy, times(backtrack**refused, fulls), 1e-3)
-
-
-# Targets.
-
-
-@number("target_kl", "ppo")
-def test_the_target_is_what_an_early_stop_admits(algorithm):
-    """Two full-batch steps, the second of which is stopped by what the first has moved, or is not."""
-    k = known(algorithm)
-    stop = {"early_stop": True, "num_epochs": 2}
-    kl = float((weights(algorithm) * (np.expm1(k.now - k.old) - (k.now - k.old))).sum())
-    shares = [
-        float(outcome(algorithm, target_kl=share * kl, **stop)[1]["updates"])
-        for share in (0.98, 1.02)
-    ]
-    assert shares[0] == 0.0
-    assert shares[1] > 0.0
-
-
-@number("target_kl", "ppo_penalty")
-def test_the_target_is_what_the_penalty_aims_at(algorithm):
-    adapt = {"penalty": "adaptive", "num_epochs": 2, "kl_coefficient": 1.0}
-    kl = float(outcome(algorithm, **adapt)[1]["exact_kl"])
-    for share, beta in ((0.98 / 1.5, 2.0), (1.02 / 1.5, 1.0), (0.98 * 1.5, 1.0), (1.02 * 1.5, 0.5)):
-        assert float(outcome(algorithm, target_kl=share * kl, **adapt)[2]) == beta
-
-
-@number("reference_target_kl", "ppo_reference")
-def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
-    k = known(algorithm)
-    kl = float((weights(algorithm) * (k.old - k.reference)).sum())
-    settings = {"clip": False, "adapt_reference_kl": True, "reference_kl_coefficient": 0.3}
-    assert kl > 0
-    for error in (-0.5, -0.1, 0.05, 0.1, 0.5):
-        beta = float(outcome(algorithm, reference_target_kl=kl / (1 + error), **settings)[2])
-        assert beta == pytest.approx(0.3 * (1 + 0.1 * np.clip(error, -0.2, 0.2)), rel=1e-4)
-
-
-# What is always logged.
-
-
-@pytest.mark.parametrize("algorithm", CASES)
-def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
-    k, weight = known(algorithm), weights(algorithm)
-    moved, metrics, _ = outcome(algorithm)
-    wanted = {
-        "entropy": (weight * k.entropy).sum(),
-        "frac_masked": 1 - k.mask.mean(),
-        "skipped": 0.0,
-    }
-    natural_steps = algorithm in ("npg", "trpo")
-    wanted["grad_norm"] = np.linalg.norm(
-        flat(moved if algorithm in (*PPO, "a2c") else moved.policy)
-    )
-    if natural_steps:
-        wanted["grad_norm"] = np.linalg.norm(curvature()[1])
-    if algorithm in GROUPS:
-        wanted["extreme_ratio"] = (
-            k.mask * (np.abs(np.log(k.ratio)) > np.log(2))
-        ).sum() / k.mask.sum()
-    if algorithm in ("ppo", "grpo", "dr_grpo"):
-        advantage = gae(k, 0.99, 0.95) if algorithm == "ppo" else in_group(k, k.score)
-        share = k.mask / k.mask.sum()
-        wanted["clip_fraction_low"] = (share * ((advantage < 0) & (k.ratio < 0.8))).sum()
-        wanted["clip_fraction_high"] = (share * ((advantage > 0) & (k.ratio > 1.2))).sum()
-        assert wanted["clip_fraction_low"] > 0
-        assert wanted["clip_fraction_high"] > wanted["clip_fraction_low"]
-    got = {name: float(metrics[name]) for name in wanted}
-    assert got == pytest.approx(wanted, rel=1e-3, abs=1e-6)
-    assert np.isfinite(float(metrics["kl"]))
-    assert ("clip_fraction_high" in metrics) == (
-        algorithm not in ("reinforce", "a2c", "npg", "trpo", "rloo", "ppo_penalty")
-    )
-
-
-# Numbers that a method hands on to code which another method's tests cover.
-HANDED_ON = {
-    "reinforce": {"lambda_"},
-    "a2c": {"lambda_"},
-    "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)},
-    "ppo_reference": {f.name for f in dataclasses.fields(ppo.Config)},
-    "npg": {"gamma", "lambda_", "value_learning_rate"},
-    "trpo": {f.name for f in dataclasses.fields(npg.Config)},
-    **{
-        name: shared_with_grpo(name) - {"entropy_coefficient", "kl_coefficient"}
-        for name in GROUPS
-        if name != "grpo"
-    },
-}
-HANDED_ON["dapo"] -= {"epsilon_low", "epsilon_high"}
-HANDED_ON["gspo"] -= {"epsilon_low", "epsilon_high"}
-
-
-@pytest.mark.parametrize("algorithm", CASES)
-def test_every_number_is_tested_or_handed_on(algorithm):
-    numbers = {
-        f.name for f in dataclasses.fields(CASES[algorithm][0].Config) if not f.metadata["static"]
-    }
-    tested = {field for name, field in TESTED if name == algorithm}
-    handed_on = numbers & HANDED_ON.get(algorithm, set())
-    assert tested | handed_on == numbers
-    assert not tested & handed_on

@@ -1,4 +1,4 @@
-"""The scripts that compare: sweeps and the family."""
+"""The comparison scripts: sweeps and the family."""
 
 import json
 import os
@@ -32,7 +32,7 @@ SMALL = [
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
@@ -52,9 +52,8 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     assert sweep.main([*arguments, "--save", "--overwrite"]) == 0
     printed = capsys.readouterr().out
-    assert (
-        "program 2 of 2: 2 settings × 2 seeds" in printed
-    )  # numbers share a program, sizes do not
+    # Numbers share a program, sizes do not.
+    assert "program 2 of 2: 2 settings × 2 seeds" in printed
     rows = json.loads((out / "sweep.json").read_text())
     assert len(rows) == 4
     assert {
@@ -65,22 +64,22 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
         assert row["steps"] == [128, 256]
     assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert len((out / "table.txt").read_text().splitlines()) == 5
-    # What it saved is what control.py then starts from.
+    # control.py then starts from what was saved.
     saved = json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text())
     assert saved["flags"]["config.learning_rate"] == float(rows[0]["flags"]["config.learning_rate"])
     assert saved["flags"]["problem.num_envs"] == 4
     assert "--config.learning_rate=1e-3,1e-2" in saved["found_by"]
     options = flags_lib.parse([], {"": control.Options})[""]
     assert control.tuned(options) == saved["flags"]
-    # Broken off after the first program, it runs the second only.
+    # Interrupted after the first program, it runs only the second.
     (out / "sweep.json").write_text(
         json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"])
     )
     assert sweep.main([*arguments, "--save", "--resume"]) == 0
     assert "program 1" not in capsys.readouterr().out
     assert json.loads((out / "sweep.json").read_text())[0]["scores"] == rows[0]["scores"]
-    # Flags that are not given are as they were, also where saving has changed what control.py
-    # starts from.
+    # Flags that are not given keep their values, even if saving has changed the defaults of
+    # control.py.
     (out / "sweep.json").write_text(
         json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"])
     )
@@ -92,7 +91,7 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
 
 @pytest.fixture
 def programs_run(monkeypatch):
-    """The groups that a sweep trains, each over at once: a larger step is better."""
+    """The groups that a sweep trains, without training: a larger step size scores better."""
     trained = []
 
     def over(group, options):
@@ -113,8 +112,8 @@ RANGES = ["--config.learning_rate=1e-3,1e-2", "--problem.width=4,8"]
     "arguments",
     [
         [],
-        ["--seeds=2", "--config.learning_rate=0.01,0.001"],  # as it was, in other words
-        ["--seed=0", "--config.gamma=0.99"],  # as it was by default
+        ["--seeds=2", "--config.learning_rate=0.01,0.001"],  # unchanged, spelled differently
+        ["--seed=0", "--config.gamma=0.99"],  # unchanged, the default
         ["--problem.width=8,4", "--processes=1", "--devices=auto", "--nosave"],
     ],
 )
@@ -139,8 +138,8 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_ru
         (
             ["--seeds=3"],
             (
-                r"--seeds=3 must be 2, as in the sweep in \S+ that is resumed; leave the flag "
-                r"out, or choose another --out"
+                r"--seeds=3 must be 2, as in the sweep in \S+ that is resumed; "
+                r"leave the flag out, or choose another --out"
             ),
         ),
         (
@@ -178,7 +177,7 @@ def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
 
 
 def test_what_is_best_can_be_given_and_saved(tmp_path, programs_run, monkeypatch, capsys):
-    """Flags that hang on a swept one, and tuned ones that it leaves without effect."""
+    """Flags that depend on a swept one, and tuned flags that it makes ineffective."""
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     (tmp_path / "configs" / "ppo").mkdir(parents=True)
     (tmp_path / "configs" / "ppo" / "CartPole-v1.json").write_text(
@@ -208,8 +207,7 @@ def test_sweep_help_names_the_flags(capsys):
 
 def test_sweep_compares_like_with_like(tmp_path):
     """A combination trains as it would alone, on the same seeds as the others."""
-    # Small steps, so that the rounding of one program or the other is not blown up into another
-    # episode.
+    # Small steps, so that the rounding of either program does not grow into another episode.
     sweep.main([*SMALL, f"--out={tmp_path / 'both'}", "--config.learning_rate=1e-4,3e-3"])
     sweep.main([*SMALL, f"--out={tmp_path / 'one'}", "--config.learning_rate=3e-3"])
     both = {
@@ -221,8 +219,7 @@ def test_sweep_compares_like_with_like(tmp_path):
 
 
 def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch, capsys):
-    # A process sets its own cache of compiled programs; the one of the tests is told by the
-    # environment.
+    # A process sets its own compilation cache; that of the tests comes from the environment.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
     arguments = [*SMALL, "--config.learning_rate=1e-4", "--problem.width=4,8"]
     found = []
@@ -237,14 +234,14 @@ def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch
         )
     assert found[0] == found[1]
     assert len(found[0]) == 2
-    # How many run at a time is of the start and not of the sweep.
+    # The number of parallel processes belongs to the start, not to the sweep.
     capsys.readouterr()
     assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
     assert "program" not in capsys.readouterr().out
 
 
 def killed(*arguments):
-    """A program that the system ends."""
+    """A program killed by the system."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -278,7 +275,7 @@ def test_bad_sweeps_are_named(tmp_path, arguments, match):
 
 
 def fake_control(main_argv):
-    """A run that is over at once: TRPO is good from the first evaluation, anything else never."""
+    """A run that finishes at once: TRPO is good from the first evaluation, anything else never."""
 
     def main(argv):
         main_argv.append(argv)

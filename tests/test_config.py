@@ -138,9 +138,8 @@ def test_intervals(interval, inside, outside, text):
 
 def test_changed():
     assert not config.changed(Settings(), "rate")
-    assert not config.changed(
-        Settings(rate=jnp.float32(0.1)), "rate"
-    )  # the default in float32 is the default
+    # The default in float32 is the default.
+    assert not config.changed(Settings(rate=jnp.float32(0.1)), "rate")
     assert config.changed(Settings(rate=0.2), "rate")
     assert config.changed(Settings(rate=jnp.array([0.1, 0.2])), "rate")
     assert not jax.jit(lambda rate: jnp.bool_(config.changed(Settings(rate=rate), "rate")))(0.2)

@@ -38,7 +38,7 @@ def test_adapter_knows_gymnax_environments(name, shape, actions):
     observation, state = environment.reset(jax.random.key(0))
     after, transition = environment.step(jax.random.key(1), state, jnp.int32(0))
     assert observation.dtype == transition.final_observation.dtype == jnp.float32
-    # A weak type that a reset has and a step has not would recompile the second iteration.
+    # A weak type returned by reset but not by step would recompile the second iteration.
     assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, after)
 
 
@@ -70,7 +70,10 @@ def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode
 
 
 def test_values_and_log_probs_are_those_of_apply():
-    """In the second iteration, whose observations are normalised by the statistics of the first; values are each other's next."""
+    """In the second iteration, with observations normalised by the statistics of the first.
+
+    The next value of a step is the value of the next one.
+    """
     problem, params, actor, _ = one_batch(
         gymnax.make("Pendulum-v1")[0], normalize_observations=True
     )
@@ -99,9 +102,8 @@ def test_unclipped_action_is_stored_and_clipped_action_is_played():
     _, _, _, batch = one_batch(MatchCueContinuous(), policy=Wide())
     assert (batch.action > 2.0).all()
     cue = batch.inputs[..., 0]
-    np.testing.assert_allclose(
-        batch.reward, -jnp.square(1.0 - 0.5 * cue), rtol=1e-5
-    )  # played as 1, the bound
+    # Played as 1, the bound.
+    np.testing.assert_allclose(batch.reward, -jnp.square(1.0 - 0.5 * cue), rtol=1e-5)
     want = Wide().apply({}, batch.inputs).log_prob(batch.action)
     np.testing.assert_allclose(batch.log_prob, want, rtol=1e-5)
 
@@ -143,7 +145,7 @@ def test_environments_do_not_share_random_numbers_and_keys_advance():
 
 
 def test_split_environments_collect_what_they_collect_together():
-    """Random numbers follow the environment's number: what lies on which device does not matter."""
+    """Random numbers depend on the index of an environment, not on the device that holds it."""
     problem, params, _, _ = one_batch(gymnax.make("CartPole-v1")[0], num_envs=4)
     _, collector = problem.init(jax.random.key(0))
     collect = jax.jit(problem.collect)
@@ -310,7 +312,7 @@ CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (gymnax.make("Mountai
 
 @pytest.mark.parametrize(("env", "num_steps"), CONSTANT.values(), ids=CONSTANT)
 def test_a_return_that_does_not_vary_is_scaled_by_its_mean(env, num_steps):
-    """Its std is 0 but for rounding: dividing by it made of a reward of 1 one of 1e8."""
+    """Its std is 0 up to rounding: dividing by it turned a reward of 1 into 1e8."""
     _, _, _, batch = one_batch(env, scale_rewards=True, num_steps=num_steps)
     np.testing.assert_allclose(np.abs(batch.reward), 10.0, rtol=1e-5)
 

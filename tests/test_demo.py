@@ -15,12 +15,12 @@ from jaxrl_po.run.flags import UsageError
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
 def fake_part(name, score, values, status=0):
-    """A part of the demo that is over at once, with `values` as its result."""
+    """A part of the demo that finishes at once, with `values` as its result."""
 
     def main(argv):
         out = Path(next(flag.removeprefix("--out=") for flag in argv if flag.startswith("--out=")))

@@ -57,9 +57,8 @@ def test_excluded_actions():
     ):
         gradient = jax.grad(lambda x, f=f: f(Categorical(x)))(policy.logits)
         assert np.isfinite(gradient).all()
-        assert (
-            np.any(gradient) or f is Categorical.entropy
-        )  # a uniform policy has the largest entropy: no gradient
+        # A uniform policy has the largest entropy: no gradient.
+        assert np.any(gradient) or f is Categorical.entropy
     draws = jax.vmap(policy.sample)(jax.random.split(jax.random.key(0), 200))
     assert set(np.unique(draws)) == {0, 2}
 
@@ -166,7 +165,7 @@ def test_ratio_is_clamped(difference, expected):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_what_is_drawn_in_half_precision_is_what_is_scored(dtype):
-    """Noise is added in float32: rounded to bfloat16, rare actions come half as often as they are recorded."""
+    """Noise is added in float32: in bfloat16, rare actions come half as often as recorded."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(64, 8)) * 3.0, dtype)
     key = jax.random.key(1)
     half, full = Categorical(logits), Categorical(logits.astype(jnp.float32))

@@ -1,4 +1,7 @@
-"""KL estimators sample by sample, and the controller of the coefficient; their expectations stand in test_identities."""
+"""KL estimators sample by sample, and controllers of the coefficient.
+
+The estimators' expectations are in test_identities.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The documentation says nothing that is not so: links, flags, fields, defaults, metrics, quoted lines and snippets."""
+"""The documentation is true: links, flags, fields, defaults, metrics, quotations, snippets."""
 
 import ast
 import dataclasses

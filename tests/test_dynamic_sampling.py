@@ -22,12 +22,12 @@ KEY = jax.random.key(5)
 
 
 def groups_of(batch):
-    """Actions of each group, which tell it from any other."""
+    """Actions of each group, which identify it."""
     return np.asarray(batch.action).reshape(*batch.score.shape, -1)
 
 
 def by_hand(key, batches):
-    """Informative groups of so many batches, in the order of their generation."""
+    """Informative groups of `batches` batches, in the order of their generation."""
     kept = []
     for i in range(batches):
         _, batch = INNER_COLLECT(*STATE, jax.random.fold_in(key, i))
@@ -87,7 +87,10 @@ def test_surplus_is_dropped_or_carried():
 
 
 def test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped():
-    """Fresh groups first, then what the last iteration had too many, then further batches; followed by hand for ten iterations."""
+    """Fresh groups first, then the surplus of the last iteration, then further batches.
+
+    Followed by hand for ten iterations.
+    """
     wanted, collector, surplus = 3, None, []
     used, dropped = 0, 0
     for i in range(10):
@@ -114,14 +117,13 @@ def test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped():
 
 
 def test_what_is_trained_on_is_at_most_one_update_old():
-    """Even where a batch holds more informative groups than an update takes: they are generated anew, not stored up."""
+    """Even if a batch has more informative groups than an update takes: they are not stored up."""
     params, before = STATE[0], None
     (_, collector), sample = sampler(carry_surplus=True, num_groups=3)
     ages = []
     for i in range(10):
-        params = params._replace(
-            policy=jax.tree.map(lambda x: 1.05 * x, params.policy)
-        )  # what an update would do
+        # As an update would do.
+        params = params._replace(policy=jax.tree.map(lambda x: 1.05 * x, params.policy))
         collector, batch = sample(params, collector, jax.random.key(100 + i))
         assert float(batch.metrics["generation_batches"].value()) >= 1.0
         assert np.isfinite(batch.metrics["accuracy"].metric())
@@ -153,7 +155,7 @@ def test_it_gives_up_and_masks_what_is_empty():
 
 
 def test_vmap_equals_the_lone_run():
-    """Seeds that are full wait for the slowest, and nothing of theirs changes meanwhile."""
+    """Seeds that are full wait for the slowest one and do not change meanwhile."""
     problem = dynamic_sampling(INNER, 20, num_groups=5)
     collector = problem.init(jax.random.key(0))[1]
     keys = jax.random.split(jax.random.key(3), 4)
@@ -206,7 +208,7 @@ def test_nothing_informative_leaves_parameters_and_optimizer_alone():
 
 
 def test_a_shaped_reward_does_not_decide():
-    """Soft overlong punishment tells the members of a group apart whose scores are equal; only raw scores count."""
+    """Soft overlong punishment separates members of equal score; only raw scores count."""
     _, metrics = step(dapo, dapo.Config(overlong_cache=6, max_generation_batches=20))
     assert float(metrics["filled"].value()) == 1.0
     assert 0.0 < float(metrics["acceptance"].value()) < 1.0
@@ -245,7 +247,10 @@ def test_dapo_with_all_off_is_grpo():
 
 
 def test_leaving_groups_out_weighs_the_others_up():
-    """FACTS: the mean over informative groups is the naive mean times 1 / (1 − share left out); both at once would be twice."""
+    """The mean over informative groups is the naive mean times 1 / (1 − share left out).
+
+    Doing both at once would apply the factor twice.
+    """
     plain = dapo.Config(**OFF)
     _, naive = step(dapo, plain)
     _, reweighted = step(dapo, dapo.Config(**(OFF | {"dynamic_sampling": "reweight"})))
@@ -302,7 +307,7 @@ def test_bad_input(problem, options, match):
 
 
 def test_kl_is_of_this_update_and_not_of_the_one_before():
-    """A surplus was sampled by an earlier policy: on it, log π_old is not that of the policy which this update began with."""
+    """A surplus was sampled by an earlier policy: its log π_old is not that of this update."""
     config = dapo.Config(
         carry_surplus=True, train_prompts=3, learning_rate=0.1, overlong_filtering=False
     )

@@ -1,4 +1,4 @@
-"""Runs that were made before: evaluated again, and compared."""
+"""Finished runs, evaluated again and compared."""
 
 import json
 import re
@@ -22,13 +22,13 @@ from jaxrl_po.run.metrics import append, read
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run of each script, over at once."""
+    """A short run of each script."""
     folders = {name: tmp_path_factory.mktemp("runs") / name for name in ("control", "language")}
     sizes = [
         "--problem.num_envs=4",
@@ -100,7 +100,7 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
 
 
 def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
-    """With the key of the run, the score of its last line."""
+    """The key of the run gives the score of its last line."""
     out = tmp_path / "new" / "again.json"
     _, records = earlier.read_any(evaluate.SCRIPTS, "run", str(runs["language"]))
     experiment, iteration, state = earlier.state(
@@ -133,8 +133,8 @@ def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
         (
             ["--run={tmp}"],
             (
-                r"--run=.* must be the folder of a run of jaxrl-po control or jaxrl-po "
-                r"language; it holds no config.json"
+                r"--run=.* must be the folder of a run of jaxrl-po control or jaxrl-po language; "
+                r"it holds no config.json"
             ),
         ),
         (["--run={control}", "--checkpoint=worst"], "checkpoint must be one of"),
@@ -165,7 +165,7 @@ def fake_run(folder, scores, score="greedy_return", **settings):
 
 
 def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
-    """4 and 5 beat 1, 2 and 3 always; 3, NaN against the same: 2 wins and a tie of 3, (2 + ½) / 3."""
+    """4 and 5 always beat 1, 2 and 3; 3 and NaN have 2 wins and a tie of 3: (2 + ½) / 3."""
     paths = [
         fake_run(tmp_path / name, x)
         for name, x in (("a", [1.0, 2.0, 3.0]), ("b", [4.0, 5.0]), ("c", [3.0, None]))
@@ -178,9 +178,8 @@ def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
     assert " 0.83 [" in c
     lines = (tmp_path / "out" / "curves.csv").read_text().splitlines()
     assert lines[0] == "run,step,seed,name,value"
-    assert (
-        len([line for line in lines if "greedy_return" in line]) == 2 * (3 + 2) + 3
-    )  # a missing number has no line
+    # A missing number has no line.
+    assert len([line for line in lines if "greedy_return" in line]) == 2 * (3 + 2) + 3
     assert "b,10,1,greedy_return,5.0" in lines
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -296,7 +295,7 @@ def test_what_cannot_be_compared_is_named(tmp_path, arguments, message):
 
 
 class Page(HTMLParser):
-    """What a browser would build: the tags that stay open, the text, and where pictures come from."""
+    """What a browser would build: open tags, text, and sources of pictures."""
 
     def __init__(self, text):
         super().__init__()

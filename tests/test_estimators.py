@@ -1,4 +1,4 @@
-"""`experiments/studies/estimators.py`: what it measures agrees with what the MDP says exactly."""
+"""`experiments/studies/estimators.py`: its measurements agree with the exact values of the MDP."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ def script():
     spec = importlib.util.spec_from_file_location("estimators", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    # The one that this test has imported: its folder does not hold it under another name.
+    # The module that this test has imported, not a copy under another name.
     assert module.tabular is tabular
     return module
 
@@ -57,7 +57,7 @@ def index(run, *names):
 
 
 def in_standard_errors(cells, expected):
-    """Distance of every measured mean; rounding, where the estimator has no variance, counts for nothing."""
+    """Distance of every measured mean in standard errors; pure rounding counts as zero."""
     assert cells.visits.min() > 100
     return np.abs(cells.mean - expected) / np.sqrt(cells.variance / cells.visits + 1e-18)
 
@@ -109,7 +109,10 @@ def test_moments_agree_with_enumeration(run, both):
 
 
 def test_variance_grows_with_lambda(run, both):
-    """In every cell under the exact critic, where the δ are uncorrelated; no variance at all without rewards to come."""
+    """In every cell under the exact critic, where the δ are uncorrelated.
+
+    Where no rewards follow there is no variance at all.
+    """
     zero, half, one = index(run, "GAE(0)", "GAE(0.5)", "GAE(1)")
     variance = both[1].variance[EXACT]
     assert (variance[half] >= variance[zero] - 1e-12).all()

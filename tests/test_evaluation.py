@@ -14,9 +14,8 @@ from jaxrl_po.language.evaluation import make_answer, pass_at_k
 
 SAMPLES, PROMPTS, SHOWN = 6, 24, 16
 ADDITION = language.tasks.addition(1, zero_pad=False)
-TASK = ADDITION._replace(
-    sample=lambda key, held_out: ADDITION.sample(key, False)
-)  # ten operands: too few to generalise from
+# Ten operands: too few to generalise from.
+TASK = ADDITION._replace(sample=lambda key, held_out: ADDITION.sample(key, False))
 MODEL = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16).build(
     TASK.tokenizer.size
 )
@@ -73,7 +72,7 @@ def test_pass_at_k_where_a_binomial_would_overflow():
 
 
 def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
-    """Over Binomial(n = 6, p = 0.3): the mean is 1 − 0.7⁴ exactly, that of 1 − (1 − c/n)⁴ is below it by more than 0.03."""
+    """Over Binomial(6, 0.3) the mean is exactly 1 − 0.7⁴; that of 1 − (1 − c/n)⁴ is 0.03 lower."""
     n, k, p = 6, 4, 0.3
     counts = np.arange(n + 1)
     weights = np.array([math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in counts])

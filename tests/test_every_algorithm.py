@@ -1,4 +1,4 @@
-"""Every `--algorithm` of both scripts runs to its end, and steps in microbatches and over two devices."""
+"""Every `--algorithm` of both scripts finishes, and steps in microbatches and on two devices."""
 
 import json
 
@@ -73,7 +73,10 @@ def test_it_ends_well(algorithm, script, tmp_path):
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("algorithm", methods.ALGORITHMS)
 def test_its_program_steps_in_parts(algorithm, script, variant, tmp_path):
-    """The same flags, in microbatches and with the rows over two devices; what a run does after its program is the same."""
+    """The same flags, in microbatches and with the rows over two devices.
+
+    Only the program differs: what a run does around it is the same.
+    """
     argv = [*arguments(script, algorithm, tmp_path / "run"), *VARIANTS[variant]]
     own = SCRIPTS[script].SCRIPT
     options = flags.parse(argv, {"": own.options}, partial=True)[""]
@@ -85,7 +88,7 @@ def test_its_program_steps_in_parts(algorithm, script, variant, tmp_path):
 
 
 def test_a_wrapped_problem_is_evaluated_and_rendered_as_it_is(tmp_path):
-    """DAPO wraps what it trains on in dynamic sampling, whose surplus is a part of the checkpoint."""
+    """DAPO wraps its problem in dynamic sampling, whose surplus is part of the checkpoint."""
     assert (
         control.main(
             [*arguments("control", "dapo", tmp_path / "run"), "--config.carry_surplus=true"]

@@ -1,4 +1,4 @@
-"""What runs of the two scripts leave, and what happens to it when one is killed, resumed, or resumed elsewhere."""
+"""What runs of both scripts write, also if they are killed, resumed, or resumed elsewhere."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ MAIN = {"control": control.main, "language": language.main}
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
@@ -50,8 +50,8 @@ def snapshot(path):
             "control",
             [],
             (
-                r"--out=.*control already holds files; add --resume .*, --overwrite .*, or "
-                r"choose another"
+                r"--out=.*control already holds files; "
+                r"add --resume .*, --overwrite .*, or choose another"
             ),
         ),
         (
@@ -175,8 +175,7 @@ def test_a_run_that_was_killed_resumed_and_extended_equals_the_uninterrupted_one
     finished, tmp_path
 ):
     short = [flag for flag in tiny.CONTROL if "total_steps" not in flag]
-    # Begun with --overwrite, which is no setting of the run: it must not be taken over when the run
-    # is resumed.
+    # Started with --overwrite, which is not a setting of the run: resuming must not take it over.
     begin = [*short, "--total_steps=1920", "--deterministic", f"--out={tmp_path}", "--overwrite"]
     with start("control", *begin) as process:
         while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 10:

@@ -45,7 +45,7 @@ class Shown:
 
 
 class Broken:
-    """An exporter whose disk is full after a line."""
+    """An exporter whose disk is full after one line."""
 
     def __init__(self):
         self.written = 0
@@ -115,7 +115,7 @@ def test_a_missing_package_is_named_before_anything_starts():
 
 
 class FakeBiases:
-    """Stands in for the package: keeps what runs are begun with, or refuses to begin."""
+    """Stands in for the package: records the runs that are started, or refuses to start one."""
 
     def __init__(self, error=None):
         self.begun, self.logged, self._error = [], [], error

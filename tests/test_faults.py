@@ -1,11 +1,10 @@
-"""What goes wrong around a run: nothing is lost in silence, and each time a line says what happened and what is left.
+"""Failures around a run: nothing is lost silently, and a line says what happened and what is kept.
 
-The runs here are of a script with a random walk in place of training. Elsewhere are: kills, and a
-full disk, of each script (`test_kills`, in short `test_experiments`); a kill at any moment of the
-loop, a second interrupt, seeds that stay non-finite (`test_runner`); truncated, bit-flipped and
-otherwise damaged checkpoints, kills while saving, other numbers of devices (`test_checkpoint`,
-`test_processes`); folders that cannot be had (`test_folder`); NaN, exceptions and hangs of a reward
-in Python (`test_scoring`, `test_rewarded_runs`).
+The runs here take a random walk instead of training. Tested elsewhere are kills and a full disk for
+each script (`test_kills`, in short `test_experiments`); a kill at any moment of the loop, a second
+interrupt, seeds that stay non-finite (`test_runner`); damaged checkpoints, kills while saving,
+other numbers of devices (`test_checkpoint`, `test_processes`); unusable folders (`test_folder`);
+NaN, exceptions and hangs of a Python reward (`test_scoring`, `test_rewarded_runs`).
 """
 
 import errno
@@ -42,8 +41,8 @@ SIZE = 8_000  # floats that do not compress: a checkpoint's file is larger than 
 FLAGS = ["--seeds=2", "--devices=1", "--total_steps=230", "--log_every=5", "--eval_every=2"]
 
 
-# Where a write has failed, orbax leaves a coroutine of a closed loop behind, which is told when it
-# is collected: in any later test.
+# After a failed write, orbax leaves a coroutine of a closed loop behind, which warns when it is
+# collected: in any later test.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(?s).*Event loop is closed:pytest.PytestUnraisableExceptionWarning"
 )
@@ -51,19 +50,19 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(autouse=True)
 def collected():
-    """What a test leaves behind is told within it."""
+    """Collects what a test leaves behind, so that it warns within that test."""
     yield
     gc.collect()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
 def walk(poison=lambda step: False):
-    """One seed of a random walk; `poison` says which updates are skipped."""
+    """One seed of a random walk; `poison` marks the updates that are skipped."""
 
     def init(key):
         params = ActorCritic(jax.random.normal(key, (SIZE,)))
@@ -120,7 +119,7 @@ def whole(tmp_path_factory):
 
 
 def at(monkeypatch, iteration, happens):
-    """Something that happens once, between the line of an iteration and its checkpoint."""
+    """Calls a function once, between the line of an iteration and its checkpoint."""
     update, pending = launch.Progress.update, [happens]
 
     def hook(self, row, seconds_left):
@@ -133,7 +132,10 @@ def at(monkeypatch, iteration, happens):
 
 @pytest.fixture
 def limit_files():
-    """Sets how large a file may grow; more is refused as on a full disk, and no program is cut off in the compilation cache."""
+    """Limits the size of files: larger writes are refused as on a full disk.
+
+    Programs in the compilation cache are not cut off.
+    """
     before, seconds = (
         resource.getrlimit(resource.RLIMIT_FSIZE),
         jax.config.jax_persistent_cache_min_compile_time_secs,
@@ -144,7 +146,7 @@ def limit_files():
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
-# Orbax closes its event loop at the first failure, while tensorstore still wants to tell it of the
+# Orbax closes its event loop at the first failure, while tensorstore still wants to report the
 # next.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("limit", [20_000, 400])  # the checkpoint, and the next line as well
@@ -160,8 +162,8 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert kept in (0, 5)  # the latter was perhaps being written
     assert re.match(
         (
-            rf"error: (checkpoint {tmp_path}/.*/\d+ cannot be written|--out={tmp_path}): File "
-            r"too large; all up to"
+            rf"error: (checkpoint {tmp_path}/.*/\d+ cannot be written|--out={tmp_path}): "
+            r"File too large; all up to"
         ),
         line,
     )
@@ -189,8 +191,8 @@ def test_a_folder_that_turns_read_only_is_told_with_what_is_left(
     assert main(tmp_path, "--deterministic") == 1
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(
-        f"error: --out={tmp_path}: Read-only file system; all up to iteration 10 is intact "
-        f"in {tmp_path}"
+        f"error: --out={tmp_path}: Read-only file system; "
+        f"all up to iteration 10 is intact in {tmp_path}"
     )
     monkeypatch.setattr(metrics_lib, "append", append)
     assert main(tmp_path, "--resume") == 0
@@ -247,14 +249,13 @@ def test_a_checkpoint_replaces_another_only_when_it_is_complete(tmp_path, monkey
         assert checkpoint.newest_intact(tmp_path) == 1
         store.save(3, {"x": jnp.zeros(3)})
         assert store.iterations() == [3]
-        store.save(
-            2, {"x": jnp.zeros(3)}
-        )  # a run that went back leaves nothing of its former future
+        # A run that went back leaves nothing of its former future.
+        store.save(2, {"x": jnp.zeros(3)})
         assert store.iterations() == [2]
 
 
 def test_the_best_state_is_on_disk_before_the_latest(tmp_path, monkeypatch):
-    """Or a kill between the two would leave a run that goes on past its best state, which is then never saved."""
+    """Otherwise a kill between the two leaves a run that continues past an unsaved best state."""
     gate, order, write = threading.Event(), [], Store._write
 
     def slow(self, iteration, arrays, first):
@@ -287,7 +288,7 @@ def test_a_run_saves_its_best_state_first(tmp_path, monkeypatch):
 
 
 def jumping(jumps):
-    """A clock that is ahead or behind by another of `jumps` seconds at each look."""
+    """A clock that jumps ahead or back by another of `jumps` seconds at each look."""
     state = {"looks": 0, "time": 1e6}
 
     def look():
@@ -347,7 +348,7 @@ def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_pa
 
 @pytest.mark.slow
 def test_an_environment_whose_rewards_are_nan_leaves_finite_parameters(tmp_path, capfd):
-    """The environment gives NaN and nothing else, so that every update is skipped and the parameters stay as they began."""
+    """All rewards are NaN: every update is skipped and the parameters stay as they began."""
     problem = control.make_problem(NanReward(), num_envs=2, num_steps=4)
     settings = ppo.Config(num_epochs=1, num_minibatches=1)
     script = poisoned(
@@ -381,10 +382,8 @@ def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_pa
     before = everything(bound)
     with pytest.raises(
         UsageError,
-        match=(
-            r"--deterministic promises the same bits only .*; there differ placement: .* on 2 "
-            r"dev"
-        ),
+        match=r"--deterministic promises the same bits only .*; "
+        r"there differ placement: .* on 2 dev",
     ):
         main(bound, "--resume", "--devices=2", "--total_steps=100")
     assert everything(bound) == before

@@ -1,4 +1,4 @@
-"""Every field of every algorithm's config does what it says: changing it changes the parameters after two steps or three."""
+"""Changing any field of any algorithm's config changes the parameters after two or three steps."""
 
 import dataclasses
 import functools
@@ -61,12 +61,11 @@ NATURAL = (
         "num_microbatches": {"num_microbatches": 2},
     }
 )
-# Curvature from every eighth row is so wrong that the first candidate is refused.
+# Curvature from every eighth row is so inaccurate that the first candidate is refused.
 REFUSED = {"fisher_stride": 8, "damping": 1e-3, "max_kl": 0.1}
 PENALISED = {"penalty": "adaptive", "kl_coefficient": 3.0, "target_kl": 1e-4}
 REFERRED = {"reference_kl_coefficient": 5.0}
-# Field to what is changed, or to the two settings that are compared where it has no effect at the
-# base.
+# Field to its change, or to the two settings to compare if it has no effect at the base.
 CASES = {
     "reinforce": (
         reinforce,
@@ -257,7 +256,7 @@ def outcome(algorithm, changes, steps):
 
 
 def shared_with_grpo(name):
-    """Fields that a method without a critic takes from the records whose fields GRPO's cases test."""
+    """Fields that a method without a critic shares with GRPO, whose cases test them."""
     records = (
         group_policy.GradientSteps,
         group_policy.Clip,
@@ -273,7 +272,7 @@ def shared_with_grpo(name):
     return inherited & set(CASES["grpo"][2])
 
 
-# Fields that an algorithm hands on to code which another algorithm's cases test.
+# Fields that an algorithm passes to code covered by another algorithm's cases.
 HANDED_ON = {
     "reinforce": {"lambda_", "estimator", "n", "normalize_advantage"},
     "a2c": {"lambda_", "estimator"},
@@ -298,15 +297,13 @@ def test_every_field_has_a_case(algorithm):
 def test_every_field_does_something(algorithm, field):
     case = CASES[algorithm][2][field]
     settings = case if isinstance(case, tuple) else ({}, case)
-    steps = (
-        3 if field == "reference_target_kl" else 2
-    )  # the first is taken at the reference, whatever the target
+    # The first step is taken at the reference, whatever the target.
+    steps = 3 if field == "reference_target_kl" else 2
     before, after = (outcome(algorithm, tuple(changes.items()), steps) for changes in settings)
     assert np.isfinite(after).all()
     if field == "num_microbatches":
-        np.testing.assert_allclose(
-            before, after, rtol=1e-3, atol=1e-4
-        )  # splits the work and changes no number
+        # It splits the work and changes no number.
+        np.testing.assert_allclose(before, after, rtol=1e-3, atol=1e-4)
         assert not np.array_equal(before, after)
     else:
         assert np.abs(before - after).max() > 1e-5

@@ -151,10 +151,11 @@ def test_a_default_of_a_script_without_effect_does_not_apply():
         UsageError, match=r"^--config\.target_kl has no effect unless early_stop is on"
     ):
         flags.parse([*off, "--config.target_kl=0.5"], SECTIONS, defaults=defaults)
+    # No flag made it so.
     for wrong in (
         {"defaults": {"config.target_kl": 0.5}},
         {"stored": {"config.target_kl": 0.5}},
-    ):  # no flag made it so
+    ):
         with pytest.raises(UsageError, match=r"^--config\.target_kl has no effect"):
             flags.parse([], SECTIONS, **wrong)
 

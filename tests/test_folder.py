@@ -109,7 +109,7 @@ def test_claiming_to_go_on_keeps_everything(used):
 
 def test_two_processes_cannot_hold_one_folder(tmp_path):
     program = (
-        "import sys\nfrom jaxrl_po import flags, folder\n"
+        "import sys\nfrom jaxrl_po.run import flags, folder\n"
         "def main(argv):\n    with folder.claim(argv[0], overwrite=True):\n        return 0\n"
         "flags.entry(main)"
     )

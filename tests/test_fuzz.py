@@ -1,7 +1,7 @@
-"""Every public pure function under drawn shapes, masks and extremes: finite, of the right shape, and true to what it promises.
+"""Every public pure function on random shapes, masks and extremes: finite, and as it promises.
 
-One row a function. Data come from numpy by a drawn seed and regime, programs are kept by shape, so
-that a case costs a millisecond.
+One row per function. Data are drawn by numpy from a seed and a regime, and programs are cached by
+shape, so that a case costs a millisecond.
 """
 
 import functools
@@ -70,14 +70,14 @@ class Row(NamedTuple):
 
     Attributes:
       call: of arrays, one for each kind.
-      kinds: of its arguments; what stands where a `mask` is False is replaced by a NaN, and nothing
-        may change.
+      kinds: of its arguments; values where a `mask` is False are replaced by NaN, and nothing may
+        change.
       shapes: of all of its arguments but the numbers.
       out: the shape of what it returns, given that of the arguments; None where leaves differ.
       law: asserts what holds of any input, given the outputs and the arguments.
       differentiate: the number of leading arguments in which the sum of the outputs has a finite
         gradient.
-      compiled: False for what is numpy.
+      compiled: False for functions of numpy.
     """
 
     call: Callable

@@ -1,4 +1,4 @@
-"""The exact identities of groups: leave-one-out, the mean of the group, and what standardising does; double precision."""
+"""Exact identities of groups in float64: leave-one-out, the group's mean, standardisation."""
 
 import functools
 import itertools
@@ -76,7 +76,10 @@ def test_share_of_informative_groups(size, golden):
 
 # 15
 def standardised_gain(size, p):
-    """c_G(p) in E[GRPO gradient] = c_G(p) ∇p for binary rewards: ∇log π is ∇p / p on a win and −∇p / (1 − p) on a loss."""
+    """c_G(p) in E[GRPO gradient] = c_G(p) ∇p for binary rewards.
+
+    ∇log π is ∇p / p on a win and −∇p / (1 − p) on a loss.
+    """
     expected = 0.0
     for wins in range(size + 1):
         reward = (jnp.arange(size) < wins).astype(jnp.float64)

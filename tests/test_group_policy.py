@@ -133,7 +133,10 @@ def test_process_supervision_credits_what_follows(start):
 
 
 def test_process_relative_by_hand():
-    """Rewards 1 0 | 0 −: mean 1/3 of three tokens, std √2/3 (ddof 0) or √3/3 (ddof 1): (2 − 1)/3, −1/3 and −1/3 over it."""
+    """Rewards 1 0 | 0 −: mean 1/3 of three tokens, std √2/3 (ddof 0) or √3/3 (ddof 1).
+
+    The advantages are (2 − 1)/3, −1/3 and −1/3, divided by the std.
+    """
     reward, mask = jnp.array([[1.0, 0.0], [0.0, 9.0]]), jnp.array([[True, True], [True, False]])
     s = 1 / np.sqrt(2)
     got = advantages.process_relative(reward, mask, epsilon=0.0)
@@ -154,7 +157,7 @@ def test_process_relative_by_hand():
     [(2.0, 1.0, 1.28), (0.5, 1.0, 0.8), (2.0, -1.0, 1.28), (1.1, -1.0, 1.1)],
 )
 def test_cispo_clips_the_weight_and_keeps_the_gradient(ratio, advantage, weight):
-    """d/dlog π of −sg(clip(r)) A log π is −clip(r) A on either side of the clip, where PPO's would be 0."""
+    """d/dlog π of −sg(clip(r)) A log π is −clip(r) A even outside the clip, where PPO's is 0."""
     log_prob = jnp.log(0.25 * ratio)
     old, advantage = jnp.log(0.25), jnp.float32(advantage)
     slope = jax.grad(lambda x: losses.cispo(x, old, advantage, epsilon_low=0.2, epsilon_high=0.28))(
@@ -175,7 +178,10 @@ def test_sequence_log_ratio_ignores_masked_tokens_and_empty_rows():
 
 
 def test_gspo_clips_whole_sequences():
-    """Half a sequence with ratio e^0.01 up, half e^-0.01 down is a ratio of one: nothing is clipped, though each token would be."""
+    """Half a sequence has ratio e^0.01, half e^−0.01: its ratio is 1, and nothing is clipped.
+
+    Token by token, everything would be.
+    """
     log_prob = jnp.array([[0.01, -0.01]])
     mask = jnp.ones((1, 2), bool)
     ratio = losses.sequence_log_ratio(log_prob, jnp.zeros((1, 2)), mask)
@@ -244,7 +250,10 @@ class Quiet:
 
 @pytest.mark.parametrize(("from_iteration", "ends"), [(0, 6), (3, 10), (99, 12)])
 def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
-    """Lines of 2 iterations, patience 6: silent from 0, it ends at 6; from 3 on, the last line with a signal is that of 4."""
+    """Lines of 2 iterations, patience 6: without any signal, the run ends at 6.
+
+    If silent from 3 on, the last line with a signal is that of iteration 4.
+    """
     job = programs.Job(
         hopeless(from_iteration),
         jax.random.split(jax.random.key(0), 2),

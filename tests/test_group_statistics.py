@@ -1,4 +1,4 @@
-"""Better estimates of a group's mean and std: numbers by hand, and what the switches of GRPO make of them."""
+"""Better estimates of a group's mean and std: by hand, and through the switches of GRPO."""
 
 import dataclasses
 
@@ -21,13 +21,16 @@ PLAIN = grpo.Config(use_reference=False)
 
 
 def after_two_visits(decay):
-    """Stratum 1 of 3 sees 3.8 and 5.2, then (with stratum 2) 6.1 and 6.1; stratum 0 sees nothing."""
+    """Stratum 1 of 3 sees 3.8 and 5.2, then (with stratum 2) 6.1 and 6.1; stratum 0 sees none."""
     one = observe(nothing(3), jnp.array([3.8, 5.2]), jnp.array([1, 1]), decay=decay)
     return one, observe(one, jnp.array([6.1, 0.5, 6.1]), jnp.array([1, 2, 1]), decay=decay)
 
 
 def test_running_moments_by_hand():
-    """Mean 4.5, variance .49; then, with decay ½, weight 1 + 2, mean 4.5 + ⅔ · 1.6, variance ⅓ · .49 + ⅔ · ⅓ · 1.6²."""
+    """Mean 4.5, variance .49; then, with decay ½, weight 1 + 2 and mean 4.5 + ⅔ · 1.6.
+
+    The variance is then ⅓ · .49 + ⅔ · ⅓ · 1.6².
+    """
     one, two = after_two_visits(0.5)
     np.testing.assert_allclose(one, [[0, 2, 0], [0, 4.5, 0], [0, 0.49, 0]], rtol=1e-5)
     np.testing.assert_allclose(
@@ -57,7 +60,7 @@ def test_the_first_visit_is_the_groups_own_statistic():
 
 
 def test_equal_outcomes_are_exactly_zero_until_one_differs():
-    """.1 has no exact mean in floating point; a later group of ones is above it, though its own members are equal."""
+    """.1 has no exact mean in floating point; a later group of ones is above it, yet all equal."""
     tenth, stratum = jnp.full(7, 0.1), jnp.zeros(7, jnp.int32)
     running = nothing(1)
     for _ in range(3):
@@ -74,9 +77,8 @@ def test_outcomes_that_are_no_numbers_are_left_out_and_still_seen():
     running = observe(nothing(2), outcome, jnp.array([0, 0, 0, 1]), decay=0.9)
     np.testing.assert_allclose(running, [[2, 0], [0.5, 0], [0.25, 0]])
     advantage = np.asarray(relative(running, outcome, jnp.array([0, 0, 0, 1])))
-    np.testing.assert_array_equal(
-        np.isfinite(advantage), [True, False, True, False]
-    )  # so that the update is skipped
+    # So that the update is skipped.
+    np.testing.assert_array_equal(np.isfinite(advantage), [True, False, True, False])
 
 
 def collected(problem):
@@ -132,7 +134,7 @@ def test_the_root_of_the_trained_members_weighs_the_surrogate():
 
 
 def test_fresh_strata_are_plain_grpo():
-    """With every group in a stratum of its own, the first iteration is that of GRPO; with a second, it is not."""
+    """With a stratum per group the first iteration is that of GRPO; a second visit differs."""
     apart = PROBLEM._replace(collect=lambda *args: number_groups(*args), strata=GROUPS)
     running = dataclasses.replace(PLAIN, running_statistics=True)
     same(gradient_of(running, apart)[0], gradient_of(PLAIN)[0])
@@ -161,13 +163,12 @@ def test_what_is_off_is_not_held():
     text = str(jax.make_jaxpr(grpo.make(PLAIN, PROBLEM).step)(state))
     assert "scatter-min" not in text
     on = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), PROBLEM)
-    assert "scatter-min" in str(
-        jax.make_jaxpr(on.step)(on.init(jax.random.key(0)))
-    )  # or the line above shows nothing
+    # Otherwise the check above shows nothing.
+    assert "scatter-min" in str(jax.make_jaxpr(on.step)(on.init(jax.random.key(0))))
 
 
 def test_with_running_statistics_a_group_may_be_alone():
-    """Prompts that come again have a baseline; without one, a lone member has none and the run is refused."""
+    """Recurring prompts have a baseline; without one a lone member is refused."""
     alone = tabular_problem(num_prompts=8, group_size=1, dense=True)
     learner = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), alone)
     state, metrics = jax.jit(
@@ -183,9 +184,8 @@ def test_dynamic_sampling_decides_with_the_extra_samples_and_leaves_no_strata():
     learner = grpo.make(grpo.Config(extra_samples=2), chosen)
     _, metrics = jax.jit(learner.step)(learner.init(jax.random.key(0)))
     assert float(metrics["filled"].value()) == 1.0
-    assert (
-        float(metrics["signal"].value()) == 1.0
-    )  # two alike are told from the two that only count
+    # Two equal members differ from the two that only count.
+    assert float(metrics["signal"].value()) == 1.0
     with pytest.raises(ConfigError, match="running_statistics must have prompts that come again"):
         grpo.make(grpo.Config(running_statistics=True), chosen)
 

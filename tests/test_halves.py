@@ -1,4 +1,4 @@
-"""A learner's step in two halves, with a reward in Python between them, beside the one program with the same verifier."""
+"""A step in two halves with a Python reward between them, against one program with a verifier."""
 
 import functools
 from pathlib import Path
@@ -25,7 +25,7 @@ SEEDS = 2
 
 @functools.cache
 def warm():
-    """Parameters of which some answers are right, and most are not."""
+    """Parameters whose answers are sometimes right, but mostly wrong."""
     settings = language.WarmStart(steps=150, batch_size=64, learning_rate=1e-2)
     return jax.jit(language.make_problem(TASK, MODEL, warm=settings).init)(jax.random.key(1))[
         0
@@ -95,7 +95,7 @@ def test_both_routes_come_to_the_same_parameters(tmp_path, scored):
     rows = lines(path)
     assert all(0.02 < accuracy < 0.98 for row in rows[1:] for accuracy in row["accuracy"])
     assert all(norm > 1e-3 for row in rows[1:] for norm in row["grad_norm"])
-    # Two programs round otherwise than one; a wrong reward moves parameters by 1e-3.
+    # Two programs round differently from one; a wrong reward moves parameters by 1e-3.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0.0, atol=1e-6),
         words(host.state),
@@ -222,13 +222,12 @@ def test_keeping_only_informative_groups_needs_no_score_inside():
     np.testing.assert_array_equal(np.sum(batch.reward, axis=1), 2.0 * score)
     _, metrics = jax.jit(learner.update)(state, batch)
     assert float(metrics["grad_norm"].value()) > 0.0
-    assert float(metrics["signal"].count) == float(
-        jnp.sum(batch.mask[4:])
-    )  # tokens of the informative groups
+    # Tokens of the informative groups.
+    assert float(metrics["signal"].count) == float(jnp.sum(batch.mask[4:]))
 
 
 def test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it():
-    """The solution of a countdown is as long as a completion may be: what stands there is not behind the mask of one."""
+    """A solution of countdown is as long as a completion may be, and no mask hides a part of it."""
     task = language.tasks.countdown(2, max_number=9)
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=2, mlp_width=8).build(
         task.tokenizer.size

@@ -1,4 +1,4 @@
-"""What follows from the keys alone leaves the loop, and nothing else changes."""
+"""Whatever depends on keys alone is hoisted out of the loop; nothing else changes."""
 
 import gymnax
 import jax
@@ -19,7 +19,7 @@ def primitives(jaxpr):
 
 
 def hashes_in_loops(function, *args):
-    """How often the bodies of the scans of a program draw random bits."""
+    """Number of operations that draw random bits in the bodies of a program's scans."""
     scans = [e for e in jax.make_jaxpr(function)(*args).jaxpr.eqns if e.primitive.name == "scan"]
     assert scans
     return sum("random" in name for e in scans for name in primitives(e.params["jaxpr"].jaxpr))
@@ -100,7 +100,7 @@ def test_no_random_number_is_drawn_in_a_step_of_an_environment():
 
 @pytest.mark.parametrize(("size", "hoisted"), [(8, True), (9, False)])
 def test_what_would_fill_the_memory_stays_in_the_loop(size, hoisted):
-    """Four times the two numbers that a step puts out."""
+    """Four times the two numbers that a step returns."""
 
     def step(carry, key):
         return carry + jax.random.normal(key, (size,)).sum() * carry, jnp.stack([carry, carry])

@@ -1,4 +1,4 @@
-"""The exact identities of policy optimisation on random MDPs, in double precision, with the library's own functions.
+"""Exact identities of policy optimisation on random MDPs, in float64, by the library's functions.
 
 Each identity is stated for one MDP and checked on several at once.
 """
@@ -37,7 +37,7 @@ def double_precision():
 
 
 def on_random_mdps(identity):
-    """Runs `identity(mdp, logits, other_logits)` on random MDPs; what it returns must be two equal trees."""
+    """Runs `identity(mdp, logits, other_logits)` on random MDPs; it returns two equal trees."""
 
     @functools.wraps(identity)
     def test():
@@ -53,7 +53,7 @@ def on_random_mdps(identity):
 
 
 def log_softmax_at(logits):
-    """Log-probabilities of every action in every state, `[S, A]`, through the library's distribution."""
+    """Log-probabilities of all actions in all states, `[S, A]`, by the library's distribution."""
     return Categorical(logits).log_probs()
 
 
@@ -153,7 +153,7 @@ def test_fisher_vector_product_equals_the_dense_fisher(mdp, logits, vector):
 # 5
 @on_random_mdps
 def test_compatible_approximation(mdp, logits, other_logits):
-    """The least-squares fit of A by the scores is the natural gradient, with F under d = (1 − γ) ρ."""
+    """The least-squares fit of A by the scores is the natural gradient, F under d = (1 − γ) ρ."""
     policy = jax.nn.softmax(logits)
     visits = (1 - mdp.gamma) * occupancy(mdp, policy)
     scores = jax.jacobian(log_softmax_at)(logits).reshape(12, 12)
@@ -202,7 +202,7 @@ def expected_surrogate(mdp, old, new):
 
 # 7
 def test_trpo_bound():
-    """J(π') ≥ L − C · KL_max with C = 4εγ / (1 − γ)², ε = max |A|; without the penalty, L is no bound."""
+    """J(π') ≥ L − C · KL_max with C = 4εγ / (1 − γ)², ε = max |A|; L alone is no bound."""
 
     def slack(mdp, logits, other_logits):
         old, new = jax.nn.softmax(logits), jax.nn.softmax(other_logits)
@@ -314,7 +314,10 @@ def random_stream(ends):
 
 @pytest.mark.parametrize("ends", [([], []), ([2], []), ([], [2]), ([4], [1, 4])])
 def test_gae_is_the_mixture_of_n_step_advantages(ends):
-    """(1 − λ) Σ_n λ^{n−1} Â⁽ⁿ⁾, and λ^{K−1} for the last of the K steps left of the episode or the segment."""
+    """(1 − λ) Σ_n λ^{n−1} Â⁽ⁿ⁾, with weight λ^{K−1} for the last of the K steps that are left.
+
+    K counts to the end of the episode or the segment.
+    """
     reward, state_value, next_value, terminated, truncated = random_stream(ends)
     n_step = N_STEP(reward, next_value, terminated, truncated) - state_value[None, :]
     cuts = np.flatnonzero(np.asarray(terminated | truncated))
@@ -350,7 +353,7 @@ def test_gae_at_both_ends_of_lambda(ends):
 
 
 def test_gae_of_exact_values_is_unbiased_for_every_lambda():
-    """With V = V_π the expectation of Â_t given (s, a) is A(s, a): enumerated over all paths of three steps."""
+    """With V = V_π, E[Â_t | s, a] is A(s, a): enumerated over all paths of three steps."""
     mdp = jax.tree.map(
         lambda x: x[0], random_mdps(np.random.default_rng(3), 1, num_states=2, num_actions=2)
     )
@@ -391,7 +394,7 @@ def test_expected_k1_and_k3_are_the_kl(mdp, logits, reference_logits):
 
 
 def sampled_gradient(k, logits, reference_logits):
-    """Expected gradient of an estimator as a loss: samples are drawn from the policy, their weights are constants."""
+    """Expected gradient of an estimator used as a loss; the samples' weights are constants."""
     policy = jax.nn.softmax(logits)
     return jax.grad(
         lambda x: jnp.sum(policy * k(log_softmax_at(x), log_softmax_at(reference_logits)))

@@ -34,7 +34,7 @@ SMALL = [
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
@@ -80,8 +80,8 @@ def test_every_seed_starts_where_the_earlier_run_stopped(earlier, tmp_path):
         (
             ["--task=sorting"],
             (
-                r"--init_from=.* must have the vocabulary of --task=sorting, '.*'; it was "
-                r"trained on addition, "
+                r"--init_from=.* must have the vocabulary of --task=sorting, '.*'; "
+                r"it was trained on addition, "
             ),
         ),
         (["--model.width=32"], "--model.width=32 must be 16, as in --init_from="),
@@ -99,10 +99,8 @@ def test_another_vocabulary_or_model_is_refused_before_anything_is_written(
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(
         UsageError,
-        match=(
-            r"--init_from=.* must be the folder of a run of jaxrl-po language; it holds no "
-            r"config.json"
-        ),
+        match=r"--init_from=.* must be the folder of a run of jaxrl-po language; "
+        r"it holds no config.json",
     ):
         script.main([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
 

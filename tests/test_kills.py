@@ -1,4 +1,7 @@
-"""Runs of the scripts that are killed, repeated, or out of room: slow; short forms: `test_experiments` and `test_faults`."""
+"""Slow tests of runs that are killed, repeated, or out of disk space.
+
+Short forms are in `test_experiments` and `test_faults`.
+"""
 
 import json
 import math
@@ -66,9 +69,10 @@ def test_twenty_kills_change_no_bit(tmp_path, script):
         with start(
             script, *LONG[script], "--deterministic", "--resume", f"--out={killed}"
         ) as process:
+            # Every fifth kill may come while it starts.
             latest = time.monotonic() + (
                 generator.uniform(0.2, 5.0) if number % 5 == 4 else math.inf
-            )  # or while it starts
+            )
             wanted = max(target, reached[-1] + 1)
             while (
                 process.poll() is None
@@ -80,7 +84,7 @@ def test_twenty_kills_change_no_bit(tmp_path, script):
             assert process.poll() is None, process.stderr.read()
             process.send_signal(signal.SIGKILL)
         reached.append(len(read(killed / "metrics.jsonl")))
-    assert len(set(reached)) > KILLS // 2  # most of them came while it ran
+    assert len(set(reached)) > KILLS // 2  # most kills came while it ran
     assert reached[-1] < total
     status, output, errors = finish(start(script, "--resume", f"--out={killed}"))
     assert status == 0, errors

@@ -1,4 +1,4 @@
-"""Methods side by side on a language task: natural steps on tokens, and what the lecture's table measures."""
+"""Methods compared on a language task: natural steps on tokens, and the lecture's table."""
 
 import json
 
@@ -30,12 +30,12 @@ PROBLEM = language.make_problem(
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
-# A Fisher matrix of every eighth response: half of the steps find no gain within the region in two
-# attempts.
+# With a Fisher matrix of every eighth response, half of the steps find no gain within the region in
+# two attempts.
 ROUGH = trpo.Config(
     gamma=1.0,
     lambda_=1.0,
@@ -49,7 +49,7 @@ ROUGH = trpo.Config(
 
 
 def test_trpo_on_tokens_stays_within_its_region_or_moves_nothing():
-    """The exact KL over the tokens of a batch, computed apart from the update, after every step; a refusal is bit-exact."""
+    """The exact KL over the tokens of a batch after every step; a refused step is bit-exact."""
     learner = trpo.make(as_arrays(ROUGH), PROBLEM)
 
     @jax.jit
@@ -137,7 +137,10 @@ def test_accuracy_stands_against_generated_tokens():
 
 
 def test_useful_steps_are_those_taken_on_tokens_with_an_advantage():
-    """20 iterations of 2 × 4 steps, half of them taken, a quarter of the tokens with a signal: 20; TRPO's are those accepted."""
+    """20 iterations of 2 × 4 steps, half taken, a quarter of the tokens with a signal: 20.
+
+    For TRPO the accepted steps count.
+    """
     iterations = np.array([10.0, 10.0])
     config = grpo.Config(num_epochs=2, num_minibatches=4)
     assert (

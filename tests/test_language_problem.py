@@ -329,7 +329,7 @@ def test_other_bad_input():
 
 
 def test_the_task_says_where_a_process_reward_is_due():
-    """At every token of an answer that is right or wrong digit by digit; else at the marks of a chain, and always at the end."""
+    """At every token if judged digit by digit; else at the marks of a chain, and at the end."""
     for task, process_reward, marks in (
         (language.tasks.addition(1), True, None),
         (language.tasks.addition(1), False, []),

@@ -1,4 +1,4 @@
-"""A module imports only from lower layers or its own folder, and no two modules import each other, however far around."""
+"""A module imports only from lower layers or its own folder, and there are no import cycles."""
 
 import ast
 from pathlib import Path
@@ -15,7 +15,7 @@ LAYERS = (
     {"run"},  # the impure part, with the commands
     {"__main__"},
 )
-CHAINS = {0, 2}  # layers whose modules build on each other
+CHAINS = {0, 2}  # layers whose modules may import each other
 FLAX_HOMES = {"control/networks.py", "language/transformer.py"}
 IMPURE = {"absl", "orbax", "matplotlib", "PIL", "rich"}
 MODULES = sorted(
@@ -59,7 +59,7 @@ def violations(module: str, source: str) -> list[str]:
 
 
 def circles(sources: dict[str, str]) -> list[str]:
-    """Modules from which following imports leads back to themselves."""
+    """Modules that import themselves, directly or through others."""
     dotted = {
         f"jaxrl_po.{module.removesuffix('.py').replace('/', '.')}": module for module in sources
     }

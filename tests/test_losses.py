@@ -58,8 +58,7 @@ def test_nothing_is_lost_without_an_advantage_or_on_the_edge_of_the_interval():
     assert float(losses.clip_fraction_high(zero, zero, one, 0.0)) == 0.0
 
 
-# −clip(r, .8, 1.28) · A · log r; the gradient is the weight on A, inside the interval and beyond
-# it.
+# −clip(r, .8, 1.28) · A · log r: the gradient is the weight on A, inside and outside the interval.
 @pytest.mark.parametrize(
     ("advantage", "ratio", "weight"), [(1.0, 1.5, 1.28), (-1.0, 0.5, 0.8), (2.0, 1.1, 1.1)]
 )
@@ -206,11 +205,8 @@ MASK = jnp.array([[True, True, True], [True, False, False], [False, False, False
 AGGREGATES = {
     "token": (losses.token_mean, 19.0, 4.0),  # 19 over 4 tokens
     "sequence": (losses.sequence_mean, 15.0, 2.0),  # 2 + 13 over the two rows that are not empty
-    "fixed length": (
-        lambda x, mask: losses.fixed_length_mean(x, mask, 5),
-        19.0,
-        15.0,
-    ),  # 19 over 3 rows × 5
+    # 19 over 3 rows × 5.
+    "fixed length": (lambda x, mask: losses.fixed_length_mean(x, mask, 5), 19.0, 15.0),
 }
 
 
@@ -266,7 +262,7 @@ def test_aggregators_check_shapes():
 
 
 def token_batch(garbage):
-    """Two completions of 3 and 1 tokens in 4 slots; `garbage` stands behind the mask of every field."""
+    """Two completions of 3 and 1 tokens in 4 slots; `garbage` fills all masked slots."""
     mask = jnp.array([[True, True, True, False], [True, False, False, False]])
     x = jnp.where(mask, jnp.array([[-0.5, -1.0, -0.2, 0.0], [-2.0, 0.0, 0.0, 0.0]]), garbage)
     flag = jnp.zeros((2, 4), bool)
@@ -279,7 +275,7 @@ def token_batch(garbage):
 @pytest.mark.parametrize("aggregate", [AGGREGATES[name][0] for name in AGGREGATES])
 @pytest.mark.parametrize("garbage", [0.0, 1e6, jnp.nan, jnp.inf])
 def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, garbage):
-    """A NaN does so only when its slots are zeroed first: a `where` on the loss alone lets it into the gradient."""
+    """Masked slots must be zeroed first: a `where` on the loss lets a NaN into the gradient."""
 
     def loss(w, batch):
         log_prob = jax.nn.log_sigmoid(batch.inputs @ w)
@@ -290,9 +286,8 @@ def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, 
     w = jnp.array([0.3, -0.1])
     clean = jax.value_and_grad(loss)(w, token_batch(0.0))
     batch = token_batch(garbage)
-    own = batch._replace(
-        inputs=masked.zero(batch.inputs, batch.mask)
-    )  # inputs are the problem's own to zero
+    # Inputs are the problem's own to zero.
+    own = batch._replace(inputs=masked.zero(batch.inputs, batch.mask))
     dirty = jax.value_and_grad(loss)(w, learner.zero_masked(own))
     np.testing.assert_array_equal(clean[0], dirty[0])
     np.testing.assert_array_equal(clean[1], dirty[1])

@@ -111,10 +111,11 @@ CONSTANTS = np.random.default_rng(0).normal(size=50).astype(np.float32)
 @pytest.mark.parametrize("garbage", [np.nan, -9.0])
 def test_equal_elements_have_exactly_their_value_and_no_std(garbage):
     """Rounding leaves most of these constants another mean, and a std that is not 0."""
+    # The last of four devices has nothing.
     x, mask = (
         np.tile(CONSTANTS[:, None], 8),
         np.arange(8) < 6,
-    )  # the last of four devices has nothing
+    )
     pooled = functools.partial(masked.moments, axis_name="data")
     for mean, std in (
         jax.vmap(masked.moments, (0, None))(jnp.where(mask, x, garbage), jnp.asarray(mask)),
@@ -144,7 +145,7 @@ def test_moments_of_integers_and_of_half_precision():
 
 
 def test_sums_over_devices_keep_every_array_and_meet_once_for_small_ones_of_one_dtype():
-    """A meeting for the float32, one for the int32, one for each large array."""
+    """One all-reduce for all float32, one for all int32, one for each large array."""
     tree = {
         "matrix": jnp.arange(6.0).reshape(3, 2),
         "count": jnp.int32(7),
@@ -181,8 +182,7 @@ def test_over_devices_pools_before_dividing():
     sharded = jax.shard_map(
         statistics, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data"), check_vma=False
     )
-    # 0, 4, 5, 6, 7: mean 4.4, variance 25.2 − 19.36; the mean of the devices' means would be 11 /
-    # 4.
+    # 0, 4, 5, 6, 7: mean 4.4, variance 25.2 − 19.36; the mean of the devices' means is 11 / 4.
     np.testing.assert_allclose(
         jax.jit(sharded)(x, mask), np.tile([4.4, 4.4, 5.84**0.5], (4, 1)), rtol=1e-5
     )

@@ -24,8 +24,8 @@ def test_nan_is_left_out_of_aggregates():
 
 
 def test_pool_adds_before_it_divides():
-    # seed 0: (1·2 + 3·6) / (2 + 6) = 20 / 8, not the mean of the means (1 + 3) / 2; seed 1: no
-    # sample at all
+    # seed 0: (1·2 + 3·6) / (2 + 6) = 20 / 8, not the mean of the means (1 + 3) / 2;
+    # seed 1: no sample at all
     total = np.array([[2.0, 0.0], [18.0, 0.0]], np.float32)
     count = np.array([[2.0, 0.0], [6.0, 0.0]], np.float32)
     np.testing.assert_array_equal(metrics.pool({"x": Mean(total, count)})["x"], [2.5, np.nan])
@@ -39,13 +39,13 @@ def test_bootstrap_interval_covers_the_mean_of_a_normal_sample():
             [generator.normal(size=16)], statistic=metrics.mean, replicates=400
         )
         covered += bool(low <= 0.0 <= high)
-    # the percentile bootstrap of n = 16 covers somewhat below 95 %; 3 binomial deviations of 200
-    # trials are 5 %
+    # the percentile bootstrap of n = 16 covers slightly less than 95 %; three binomial standard
+    # deviations of 200 trials are 5 %
     assert 0.85 <= covered / 200 <= 0.99
 
 
 def test_bootstrap_is_stratified():
-    # Two tasks, constant within each: resampling within a task cannot change anything, across tasks
+    # Two tasks, constant within each: resampling within a task changes nothing, but across tasks
     # it would.
     low, high = metrics.bootstrap_interval([np.zeros(4), np.ones(4)], statistic=metrics.mean)
     assert (low, high) == (0.5, 0.5)
@@ -56,8 +56,8 @@ def test_bootstrap_is_reproducible_and_keeps_curves_whole():
     low, high = metrics.bootstrap_interval([curve])
     again = metrics.bootstrap_interval([curve])
     np.testing.assert_array_equal((low, high), again)
-    # the same seeds are drawn at every point: twice the values, twice the bounds; mirrored values,
-    # mirrored bounds
+    # the same seeds are drawn at every point: twice the values have twice the bounds, mirrored
+    # values mirrored bounds
     np.testing.assert_allclose([low[1], high[1]], [2 * low[0], 2 * high[0]])
     np.testing.assert_allclose([low[2], high[2]], [-high[0], -low[0]])
 

@@ -1,7 +1,7 @@
-"""A fixed sample of the mutants of each numerical module: its tests notice nine of ten. `tests/mutants.py` runs them all.
+"""The tests of each numerical module kill nine of ten of a fixed sample of its mutants.
 
-The named wrong programs, each a mistake that somebody made or nearly, are noticed without
-exception.
+Each named wrong program, a mistake that somebody made or nearly made, is killed. `tests/mutants.py`
+runs all of them.
 """
 
 import subprocess

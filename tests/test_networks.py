@@ -31,7 +31,10 @@ def test_dtype_is_the_one_asked_for():
 # can end it.
 @pytest.mark.timeout(120, method="thread")
 def test_six_matrices_under_32_vmapped_seeds():
-    """Several QR factorisations in one vmapped program hang on the CPU; ours must come back, each matrix as it is alone."""
+    """Several QR factorisations in one vmapped program hang on the CPU; ours must return.
+
+    Each matrix equals the one computed alone.
+    """
     init = networks.orthogonal(math.sqrt(2.0))
 
     def six(key):
@@ -54,13 +57,13 @@ def many(count, n, seed):
 
 
 def test_ill_conditioned_draws_converge_too():
-    """Small Gaussians are nearly singular far more often than large ones: a fixed few iterations leave some unfinished."""
+    """Small Gaussians are often nearly singular: a fixed few iterations leave some unfinished."""
     w = many(4096, 2, seed=1)
     assert np.abs(np.einsum("nij,nil->njl", w, w) - np.eye(2)).max() < 1e-4
 
 
 def test_haar_moments():
-    """Under Haar measure on O(n): E w = 0, E w² = 1/n, E w⁴ = 3/(n(n+2)), E tr² = 1, and det is ±1 evenly.
+    """Under Haar measure on O(n): E w = 0, E w² = 1/n, E w⁴ = 3/(n(n+2)), E tr² = 1, det is ±1.
 
     The QR of a Gaussian without its sign correction fails the first: the diagonal has one sign.
     """
@@ -78,7 +81,10 @@ def test_haar_moments():
 
 
 def test_haar_is_invariant_under_a_rotation():
-    """R w has the distribution of w; an entry of O(3) is uniform on [−1, 1], for a sphere's area is uniform in its height."""
+    """R w has the distribution of w; an entry of O(3) is uniform on [−1, 1].
+
+    The area of a sphere is uniform in its height.
+    """
     w = many(8192, 3, seed=3)
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
     quantiles = np.linspace(0.05, 0.95, 10)

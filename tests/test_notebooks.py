@@ -8,8 +8,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# Iterations and data on which no line of a notebook depends, and what `make test` takes in their
-# place.
+# Iterations and data that no line of a notebook depends on, and what `make test` uses instead.
 SHORTER = {
     "02_trust_regions": {"ITERATIONS, CRITIC = 30,": "ITERATIONS, CRITIC = 4,"},
     "03_groups": {
@@ -38,7 +37,7 @@ def test_there_are_notebooks():
 )
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_from_top_to_bottom(path, whole, monkeypatch):
-    """Every line of it: each cell within 240 s, in a kernel of its own that stands in the root of the repository."""
+    """Runs every cell within 240 s, in its own kernel at the root of the repository."""
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")

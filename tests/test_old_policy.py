@@ -38,7 +38,7 @@ def make(module=gspo, config=None, *, axis_name=None, critic=None, **options):
 
 
 def imprecise(problem):
-    """A sampler that is off by what bfloat16 costs a token, whatever this machine's compiler makes of bfloat16."""
+    """A sampler with bfloat16's error per token, whatever this machine makes of bfloat16."""
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
@@ -58,7 +58,7 @@ def first_step(*arguments, **options):
 
 
 def test_cached_and_whole_passes_differ_and_the_learners_own_are_taken():
-    """A clip of 3e-4 is narrower than the rounding of bfloat16: most sequences would lie outside before any step."""
+    """A clip of 3e-4 is narrower than bfloat16's rounding: most sequences would start outside."""
     _, _, _, metrics = first_step()
     assert (
         float(metrics["clip_fraction_low"].value())
@@ -109,9 +109,8 @@ def test_what_is_recomputed_and_what_is_logged(num_parts):
     np.testing.assert_allclose(
         np.asarray(again.log_prob)[fresh], np.asarray(own)[fresh], rtol=1e-4, atol=1e-5
     )
-    np.testing.assert_array_equal(
-        again.log_prob[old], batch.log_prob[old]
-    )  # the parameters that drew these are gone
+    # The parameters that drew these are gone.
+    np.testing.assert_array_equal(again.log_prob[old], batch.log_prob[old])
     np.testing.assert_array_equal(again.sampler_log_prob, batch.sampler_log_prob)
     distance = -np.asarray(off, np.float64)[fresh]
     np.testing.assert_allclose(
@@ -135,7 +134,7 @@ def graded(problem):
 
 
 def test_a_surplus_keeps_what_its_sampler_gave():
-    """Of dynamic sampling in bfloat16: rows of the last update are weighed by the policy that drew them."""
+    """In bfloat16, rows of the last update keep the log-probabilities of their own sampler."""
     problem = graded(make()[0])
     config = as_arrays(
         dapo.Config(

@@ -54,7 +54,7 @@ MANY = {"num_epochs": 2, "num_minibatches": 2}
     ids=["a2c", "ppo", "grpo"],
 )
 def test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps(module, config):
-    """An optimizer that proposes 1 for each parameter, whatever the gradient, shows the scale of every step."""
+    """An optimizer that always proposes 1 for each parameter shows the scale of every step."""
     always = optax.GradientTransformation(
         lambda params: (), lambda g, s, p=None: (jax.tree.map(jnp.ones_like, g), s)
     )

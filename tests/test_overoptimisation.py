@@ -1,4 +1,4 @@
-"""`experiments/studies/overoptimisation.py`: what its table says of its curves, and bad input."""
+"""`experiments/studies/overoptimisation.py`: its table of given curves, and bad input."""
 
 import numpy as np
 import overoptimisation
@@ -77,7 +77,6 @@ def test_a_small_measurement(tmp_path, capsys):
     saved = np.load(tmp_path / "curves.npz")
     assert saved["accuracy"].shape == (2, 2, 40)
     assert saved["betas"].tolist() == [1.0, 0.0]
-    np.testing.assert_array_equal(
-        saved["accuracy"][:, 0, 0], saved["accuracy"][:, 1, 0]
-    )  # the same start
+    # The same start.
+    np.testing.assert_array_equal(saved["accuracy"][:, 0, 0], saved["accuracy"][:, 1, 0])
     assert "warm start" in capsys.readouterr().out

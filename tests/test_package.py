@@ -1,4 +1,7 @@
-"""The package as a user installs it: a wheel in an empty environment, with the oldest, the tested and the newest dependencies."""
+"""The package as a user installs it: a wheel in an empty environment.
+
+With the oldest, the tested and the newest dependencies.
+"""
 
 import re
 import shutil
@@ -25,13 +28,19 @@ from jaxrl_po import control, language
 from jaxrl_po.algorithms import grpo, ppo, trpo
 
 task = language.tasks.addition(1)
-model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(task.tokenizer.size)
+settings = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
+model = settings.build(task.tokenizer.size)
 games = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=8)
 words = language.make_problem(task, model, num_prompts=2, group_size=4)
-cases = (ppo, ppo.Config(num_minibatches=2), games), (trpo, trpo.Config(), games), (grpo, grpo.Config(), words)
+cases = (
+    (ppo, ppo.Config(num_minibatches=2), games),
+    (trpo, trpo.Config(), games),
+    (grpo, grpo.Config(), words),
+)
 for method, config, problem in cases:
     learner = method.make(config, problem)
-    state, metrics = jax.jit(lambda key, learner=learner: learner.step(learner.init(key)))(jax.random.key(0))
+    train = jax.jit(lambda key, learner=learner: learner.step(learner.init(key)))
+    state, metrics = train(jax.random.key(0))
     assert all(bool(jax.numpy.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
 print(jaxrl_po.__file__)
 """
@@ -50,8 +59,8 @@ def lowest(requirements):
 def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     source = tmp_path_factory.mktemp("source") / "jaxrl_po"
-    # A copy: what an earlier build left beside the package would go into the wheel, and this one
-    # would leave something.
+    # A copy: the wheel would include what an earlier build left beside the package, and this build
+    # would leave files of its own.
     shutil.copytree(
         ROOT / "jaxrl_po", source / "jaxrl_po", ignore=shutil.ignore_patterns("__pycache__")
     )

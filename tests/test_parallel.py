@@ -1,4 +1,4 @@
-"""Choosing where seeds and rows lie. That the numbers do not change is in test_algorithms.py."""
+"""Placement of seeds and rows; test_algorithms.py checks that it does not change the numbers."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ def test_choice(devices, num_seeds, num_rows, want):
 def test_auto_takes_what_divides():
     placement = parallel.choose("auto", num_seeds=6, num_rows=8 * parallel.MIN_ROWS)
     assert placement.num_devices == 8  # rows divide by 8 where the seeds do not
-    # Too few rows are not worth the exchange of gradients, but what was asked for is done.
+    # Too few rows are not worth an all-reduce of gradients, but an explicit request is met.
     assert parallel.choose("auto", num_seeds=1, num_rows=8).num_devices == 1
     assert parallel.choose(8, num_seeds=1, num_rows=8).num_devices == 8
     assert parallel.choose("auto", num_seeds=7, num_rows=5).num_devices == 7
@@ -157,7 +157,7 @@ def test_processes_share_the_devices_evenly():
 
 
 def test_pmap_steps_seeds_and_rows():
-    """`jax.pmap` over `step`, with a seed on each device or the rows of one seed cut in two, is what one device computes."""
+    """`jax.pmap` over `step`, over seeds or the rows of one seed, equals one device."""
     config, env, devices = (
         ppo.Config(num_minibatches=1, num_epochs=1),
         gymnax.make("CartPole-v1")[0],

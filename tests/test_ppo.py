@@ -45,7 +45,10 @@ def values(problem, state, observations=((-1.0,), (1.0,))):
 
 
 def test_time_limit_bootstraps():
-    """Reward 1 for ever, cut every 5 steps: V = 1 / (1 − γ) = 5. Treating the cut as an end would give 3.4 at most."""
+    """Reward 1 forever, truncated every 5 steps: V = 1 / (1 − γ) = 5.
+
+    Treating truncation as termination would give 3.4 at most.
+    """
     problem, state, _ = train(AlwaysTruncated(), dataclasses.replace(FAST, gamma=0.8), 60)
     np.testing.assert_allclose(values(problem, state), 5.0, atol=0.4)
 
@@ -119,7 +122,7 @@ PLAIN = ppo.Config(learning_rate=3e-2, num_epochs=2, num_minibatches=2)
 
 
 def steps(config, number, settings=None):
-    """States after n iterations, the first among them, and the metrics of each."""
+    """States after each of `number` iterations, after the initial one, and the metrics of each."""
     learner = ppo.make(as_arrays(config), TABLE)
     if settings is not None:
         learner = reference.with_reference_kl(learner, TABLE, settings)
@@ -133,7 +136,7 @@ def steps(config, number, settings=None):
 
 
 def test_price_of_a_token_by_hand():
-    """r − β (log π − log π_ref) at every token that was sampled, and nothing behind the mask."""
+    """r − β (log π − log π_ref) at every sampled token, and nothing behind the mask."""
     params, collector = TABLE.init(jax.random.key(0))
     frozen = jax.tree.map(lambda x: x + 0.3, params.policy)
     batch = TABLE.collect(params, collector, jax.random.key(1))[1]
@@ -181,7 +184,7 @@ def test_the_reference_is_the_initial_policy_and_stays():
 
 @pytest.mark.parametrize(("target", "second"), [(1e-6, 1.02), (1e6, 0.98)])
 def test_the_price_adapts_both_ways(target, second):
-    """At the reference the KL is 0 and β falls by its most, 0.1 · 0.2; after a step the KL is above the low target."""
+    """At the reference the KL is 0 and β falls by 0.1 · 0.2; then the KL exceeds the low target."""
     settings = reference.Settings(enabled=True, adapt=True, target_kl=target)
     states, metrics = steps(PLAIN, 2, settings)
     betas = [float(state.collector.replicated[reference.COEFFICIENT]) for state in states]

@@ -51,8 +51,8 @@ LANGUAGE = [
     "--warm_start.batch_size=4",
 ]
 GLOO = re.compile(
-    r"(\s|\d|\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer "
-    r"ranks|is :)*"
+    r"(\s|\d|\[Gloo\] Rank|is connected to|peer ranks\.|"
+    r"Expected number of connected peer ranks|is :)*"
 )
 CLUSTERS = (
     "SLURM_",
@@ -68,7 +68,7 @@ CLUSTERS = (
 
 @pytest.fixture(scope="module")
 def environment():
-    """Of no cluster."""
+    """Environment variables without those of a cluster."""
     return {name: value for name, value in surroundings().items() if not name.startswith(CLUSTERS)}
 
 
@@ -114,7 +114,7 @@ def started(script, arguments, environment, count=2, timeout=120, apart=()):
 def finish(running, limit=200):
     """Status, standard output without what gloo says, and errors of each process.
 
-    Gloo connects in threads that write their sentence piece by piece, so that one may come in the
+    Gloo connects in threads that write a message piece by piece, so that one may come in the
     middle of another.
     """
     ends = []
@@ -205,8 +205,8 @@ def test_what_each_device_holds_is_told(pair):
     out, ends = pair
     told = next(line for line in ends[0][1] if "a device holds" in line)
     assert told.startswith(
-        "2 seeds in 2 shares of 1, the rows of each sharded over 4 devices, 8 in all; a "
-        "device holds "
+        "2 seeds in 2 shares of 1, the rows of each sharded over 4 devices, 8 in all; "
+        "a device holds "
     )
     first = read(out / "two" / "metrics.jsonl")[0]
     assert 0 < first["memory/state_bytes"] < first["memory/peak_bytes"]

@@ -1,4 +1,4 @@
-"""Prompts from files, and every line that cannot be used."""
+"""Prompts from files, and an error for every line that cannot be used."""
 
 import json
 
@@ -120,10 +120,8 @@ def test_other_bad_input(tmp_path):
     other = prompts.read_jsonl(write(tmp_path / "other.jsonl", [{**ROWS[7], "answer": "15"}]))
     with pytest.raises(
         ConfigError,
-        match=(
-            r"other.jsonl line 1: the test prompt '7\+7=' is a training prompt .*rows.jsonl "
-            r"line 8"
-        ),
+        match=r"other.jsonl line 1: the test prompt '7\+7=' is a training prompt "
+        r".*rows.jsonl line 8",
     ):
         prompts.make_task("doubles", rows, other)
     with pytest.raises(

@@ -1,4 +1,7 @@
-"""What a run says of where it comes from, and `--deterministic`; equality to the bit: `test_faults`, `test_kills`."""
+"""What a run records about its origin, and `--deterministic`.
+
+Equality to the bit is in `test_faults` and `test_kills`.
+"""
 
 import json
 import os
@@ -121,10 +124,8 @@ def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
     other = NOW | {"device": "1 × cpu", "versions": {"jax": "1", "numpy": "1"}}
     with pytest.raises(
         UsageError,
-        match=(
-            r"run in runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. Resume it "
-            r"there"
-        ),
+        match=r"run in runs/x; there differ device: 1 × cpu → 2 × cpu; jax: 1 → 2\. "
+        r"Resume it there",
     ):
         provenance.require_same(NOW, other, "runs/x")
     with pytest.raises(UsageError, match="there differ source: None → aa"):
@@ -166,7 +167,7 @@ def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
 
 
 def test_xla_hears_it(tmp_path):
-    """In the first program that the environments' package compiles, long before a chunk; XLA itself says what it was told."""
+    """In the first program that gymnax compiles, long before a chunk; XLA itself echoes it."""
     dump = tmp_path / "xla"
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_dump_to={dump}",

@@ -1,8 +1,8 @@
-"""Random numbers: what ought to be drawn apart is drawn apart, and what ought to be common is common.
+"""Random numbers: independent where they should be, and shared where they should be.
 
-Where the wrong key would pass unseen, one side is drawn exactly as the other is: an environment
-that names the action which the sampler would draw with the environment's key, a task that names the
-token.
+Where a wrong key would go unnoticed, one side draws exactly what the other draws: an environment
+that rewards the action which the sampler would draw with the environment's key, a task whose answer
+is the token.
 """
 
 import functools
@@ -26,7 +26,10 @@ ACTIONS = 8
 
 
 class Guess:
-    """Pays 1 for the action that `categorical` would draw with the environment's own key; over after 16 steps."""
+    """Pays 1 for the action that `categorical` would draw with the environment's own key.
+
+    An episode has 16 steps.
+    """
 
     default_params = None
 
@@ -87,7 +90,7 @@ class Noisy(Guess):
 
 @pytest.mark.parametrize("num_branches", [0, 24])
 def test_the_branches_of_a_state_share_their_noise_and_states_do_not(num_branches):
-    """In the first step a branch differs by its action and in no bit otherwise; then all of them play alike."""
+    """In the first step branches differ only by their action; after it all play alike."""
     problem = control.make_vine(
         Noisy(),
         num_envs=3,
@@ -114,14 +117,13 @@ MODEL = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width
 
 
 def test_the_noise_of_completions_is_not_that_of_prompts():
-    """A task whose answer is the token that the sampler would draw with the prompt's key is guessed by chance alone."""
+    """If the answer is the token drawn with the prompt's key, it is guessed by chance alone."""
     size = TASK.tokenizer.size
 
     def sample(key, held_out):
         prompt = TASK.sample(jax.random.key(0), held_out)
-        first = jax.random.fold_in(
-            jax.random.fold_in(key, 0), 0
-        )  # member 0, token 0, see `sampling.generate`
+        # Member 0, token 0, see `sampling.generate`.
+        first = jax.random.fold_in(jax.random.fold_in(key, 0), 0)
         return prompt._replace(problem=jax.random.categorical(first, jnp.zeros(size)))
 
     task = TASK._replace(
@@ -144,7 +146,7 @@ def test_the_noise_of_completions_is_not_that_of_prompts():
 
 
 def test_every_epoch_is_shuffled_anew_and_deals_out_every_row():
-    """Each row's gradient is one of its own, and the optimizer keeps the gradients that it is given."""
+    """Each row has its own gradient, and the optimizer keeps the gradients that it is given."""
     rows, epochs, parts = 32, 4, 2
 
     def loss(params, samples):
@@ -195,8 +197,7 @@ def test_no_key_is_used_twice():
         init_optimizer=lambda params: jnp.zeros(2, jnp.uint32),
     )
     state, step = made.init(jax.random.key(0)), jax.jit(made.step)
-    # By position: parameters, optimizer, reference, coefficient, what collecting carries, key,
-    # step.
+    # By position: parameters, optimizer, reference, coefficient, collector state, key, step.
     keys = [state[4], jax.random.key_data(state.key)]
     for _ in range(4):
         state, _ = step(state)

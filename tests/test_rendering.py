@@ -133,7 +133,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def run(script, tmp_path_factory):
-    """A run of `control.py` that is over at once."""
+    """A short run of `control.py`."""
     # the script would choose the number of devices of a backend that does not run yet
     jax.local_device_count()
     out = tmp_path_factory.mktemp("runs") / "cartpole"
@@ -194,7 +194,7 @@ def test_an_episode_ends_where_the_environment_or_the_flag_says(script, run):
 
 @pytest.fixture
 def played(script, monkeypatch):
-    """The episode is there without being played."""
+    """Skips playing the episode."""
     monkeypatch.setattr(script, "play", lambda *_, **__: episode(CASES["cart_pole"][1]))
 
 

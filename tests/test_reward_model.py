@@ -1,4 +1,4 @@
-"""The reward model, and the problem whose reward it is: pairs, loss, place of the reward, what stays frozen."""
+"""The reward model and the problem that it rewards: pairs, loss, position, frozen parameters."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ def collected():
 
 
 def test_loss_by_hand():
-    """r_w = 2, r_l = ½: −log σ(1.5) = .2014, of gradient −σ(−1.5) = −.1824 by r_w and the opposite by r_l."""
+    """r_w = 2, r_l = ½: −log σ(1.5) = .2014, gradient −σ(−1.5) = −.1824 by r_w, .1824 by r_l."""
     value, gradient = jax.value_and_grad(losses.bradley_terry, argnums=(0, 1))(
         jnp.float32(2.0), jnp.float32(0.5)
     )
@@ -120,7 +120,7 @@ def test_it_learns_the_order_of_the_verifier_on_fresh_pairs_and_is_normalised():
 
 
 def test_reward_is_that_of_the_last_token_and_nowhere_else():
-    """EOS, or the last token where the budget cut: what the model says of the text up to there and no further."""
+    """At EOS, or the last token of the budget: the model's score of the text up to there."""
     _, _, collector, (_, batch) = collected()
     fitted, length = collector.replicated["reward_model"], np.asarray(batch.mask.sum(1))
     assert len(set(length)) > 1
@@ -171,7 +171,10 @@ def test_padding_cannot_change_the_reward():
 
 
 def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
-    """Members of a group differ by what the model says, although the verifier scores all of them 0; `test_algorithms` has PPO."""
+    """Members of a group differ in the model's reward, although the verifier scores them all 0.
+
+    `test_algorithms` covers PPO.
+    """
     fitted = collected()[2].replicated["reward_model"]
     learner = grpo.make(grpo.Config(), make(lambda params, key: fitted, critic=None))
     state = jax.jit(learner.init)(jax.random.key(0))

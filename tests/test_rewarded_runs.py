@@ -1,4 +1,4 @@
-"""`language.py` with rewards in Python and prompts from files: what is refused, and the example of the README."""
+"""`language.py` with Python rewards and prompts from files: bad input, and the README's example."""
 
 import json
 import re
@@ -36,7 +36,7 @@ HERE = ROOT / "tests" / "reward_functions.py"
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
@@ -106,8 +106,8 @@ def rows(tmp_path):
         (
             [*FILE, *REWARD, "--algorithm=dapo", "--config.dynamic_sampling=refill"],
             (
-                r"--config\.dynamic_sampling must not refill groups of a problem that is scored "
-                r"outside the program"
+                r"--config\.dynamic_sampling must not refill groups of a problem "
+                r"that is scored outside the program"
             ),
         ),
         (

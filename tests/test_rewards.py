@@ -10,7 +10,7 @@ from jaxrl_po.language.rewards import soft_overlong
 
 
 def test_golden_values_of_dapo():
-    """L_max = 20480, cache 4096: 0 up to 16384, (16384 − 18432) / 4096 = −½ half way, −1 from 20480 on."""
+    """L_max = 20480, cache 4096: 0 up to 16384, −½ half way at 18432, −1 from 20480 on."""
     length = jnp.array([0, 1, 16384, 17408, 18432, 20479, 20480, 20481, 40960])
     want = [0.0, 0.0, 0.0, -0.25, -0.5, -4095 / 4096, -1.0, -1.0, -1.0]
     np.testing.assert_allclose(soft_overlong(length, max_length=20480, cache=4096), want, rtol=1e-7)

@@ -1,4 +1,4 @@
-"""The loop, on a learner small enough to compile in a second; run as a script, this file is one run of it."""
+"""The loop, on a learner that compiles in a second; as a script, this file is one run of it."""
 
 import json
 import os
@@ -28,7 +28,7 @@ SEEDS = 3
 
 
 def toy(poison=None, work=0):
-    """A random walk whose metrics tell what it did; `poison(step, seed)` says which updates are skipped."""
+    """A random walk whose metrics show its steps; `poison(step, seed)` marks skipped updates."""
 
     def init(key):
         params = ActorCritic(jax.random.normal(key, (4,)))
@@ -51,9 +51,8 @@ def toy(poison=None, work=0):
         )
         metrics = {
             "size": Mean(jnp.square(params.policy).sum() + 0.0 * busy, jnp.float32(4.0)),
-            "step": Mean(
-                -jnp.ones(()), jnp.float32(1.0)
-            ),  # the line's own field of this name comes first
+            # The line's own field of this name takes precedence.
+            "step": Mean(-jnp.ones(()), jnp.float32(1.0)),
             "skipped": Mean(2.0 * skipped, jnp.float32(2.0)),
         }
         return state._replace(params=params, key=key, step=state.step + 1), metrics
@@ -81,7 +80,7 @@ def job(**changes):
 
 
 class Silent:
-    """Keeps what it is told."""
+    """A reporter that records its calls."""
 
     def __init__(self, hook=lambda row: None):
         self.told, self.phases, self.rows, self.hook = [], [], [], hook
@@ -103,7 +102,7 @@ def run(path, reporter=None, resume=False, **changes):
 
 
 def lines(path):
-    """The lines without what the clock says."""
+    """The lines without timings."""
     rows = read(path / "metrics.jsonl")
     return [
         {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
@@ -230,8 +229,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_back(tmp_path, whole):
 
 
 def test_a_seed_that_only_skips_stops_the_run(tmp_path):
-    # seed 1 skips every update from step 12 on: the fourth in a row is iteration 16 (counted from
-    # 1)
+    # seed 1 skips every update from step 12 on: the fourth in a row is iteration 16, counted from 1
     learner = toy(lambda step, seed: (seed == 1) & (step >= 12))
     with pytest.raises(
         Diverged,

@@ -18,7 +18,7 @@ KEYS = jax.random.split(jax.random.key(5), 4)
 
 
 class Script:
-    """Stands in for a transformer: the next token's logits are `table[token]`. Notes the shapes that it is asked for."""
+    """Stands in for a transformer: the next token's logits are `table[token]`; records shapes."""
 
     def __init__(self, table):
         self.table, self.shapes, self.calls = jnp.asarray(table, jnp.float32), [], []
@@ -79,13 +79,12 @@ def test_golden_end_of_completions():
     ]
     assert completions.length.tolist() == [1, 3, 5, 5]
     assert completions.ended.tolist() == [True, True, True, False]
-    np.testing.assert_array_equal(
-        completions.log_prob, np.zeros((4, BUDGET))
-    )  # certainty before the end, nothing after
+    # Certainty before the end, nothing after.
+    np.testing.assert_array_equal(completions.log_prob, np.zeros((4, BUDGET)))
 
 
 def test_a_generated_pad_is_a_token_and_not_the_end():
-    """PAD drawn by the policy is a token that was chosen: it has a log-probability and counts in the length."""
+    """A PAD drawn by the policy is a token: it has a log-probability and counts in the length."""
     table = np.full((VOCABULARY, VOCABULARY), -np.inf)
     table[3, PAD], table[PAD, 2], table[2, EOS], table[EOS, EOS] = 0.0, 0.0, 0.0, 0.0
     completions = sampler(Script(table))((), *ending(3), KEYS[:1])
@@ -206,7 +205,7 @@ def test_members_keys_and_positions_draw_independently():
 
 
 def test_temperature_is_that_of_the_distribution():
-    """Logits (log 4, 0) of tokens 2 and 3: at T = 2 the odds are √4 = 2, at T = ½ they are 4² = 16."""
+    """Logits (log 4, 0) of tokens 2 and 3: the odds are √4 = 2 at T = 2 and 4² = 16 at T = ½."""
     table = np.full((VOCABULARY, VOCABULARY), -np.inf)
     table[:, 2:4] = np.log(4.0), 0.0
     for temperature, odds in ((1.0, 4.0), (2.0, 2.0), (0.5, 16.0)):
@@ -253,7 +252,7 @@ def test_truncation_equals_a_plain_reference(top_k, top_p):
 
 
 def test_of_equals_at_the_edge_the_lower_indices_stay():
-    """½ + ¼ reaches 0.7, and either of tokens 1 and 3 would do; of ten alike, seven reach 0.65 (six have 0.6)."""
+    """½ + ¼ reaches 0.7 with either of tokens 1 and 3; of ten equal ones, seven reach 0.65."""
     logits = jnp.log(jnp.array([1e-9, 0.25, 0.5, 0.25]))
     assert np.isfinite(truncate(logits, top_p=0.7)).tolist() == [False, True, True, False]
     assert np.isfinite(truncate(logits, top_k=2)).tolist() == [False, True, True, False]
@@ -261,7 +260,7 @@ def test_of_equals_at_the_edge_the_lower_indices_stay():
 
 
 def test_top_p_is_of_what_top_k_left():
-    """Of 0.4, 0.3, 0.2, 0.1 top-k leaves 4/7 and 3/7: half of that is the first token, of the whole it would be both."""
+    """Of 0.4, 0.3, 0.2, 0.1 top-k leaves 4/7 and 3/7: half of that is the first token alone."""
     logits = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1]))
     assert np.isfinite(truncate(logits, top_k=2, top_p=0.5)).tolist() == [True, False, False, False]
     assert np.isfinite(truncate(logits, top_p=0.5)).tolist() == [True, True, False, False]
@@ -298,7 +297,7 @@ def test_truncation_is_that_of_the_samples_and_not_of_their_log_probs(options):
 
 
 def test_truncation_keeps_the_meaning_of_the_end():
-    """With top-p and a shared key: PAD after EOS, lengths and ends agree with the tokens; nothing kept out is drawn."""
+    """With top-p and a shared key: PAD after EOS, consistent lengths and ends, only kept tokens."""
     full = sampler(group_size=50)(parameters(), PROMPT, PADDING, KEYS)
     cut = sampler(group_size=50, top_p=0.7, top_k=4)(parameters(), PROMPT, PADDING, KEYS)
     assert not np.array_equal(full.tokens, cut.tokens)

@@ -1,4 +1,4 @@
-"""The scripts on scale: what is put on paper agrees with the compiler, and weak scaling measures what it says."""
+"""The scaling scripts: estimates agree with the compiler, and devices get equal work."""
 
 import json
 
@@ -19,7 +19,7 @@ TINY = {"tiny": ModelSettings(width=16, layers=1, heads=2, kv_heads=2, mlp_width
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
@@ -36,12 +36,11 @@ def test_paper_agrees_with_the_compiler(tmp_path, monkeypatch, capsys):
     assert scale.main([*small, "--compile=tiny:4:1", f"--out={tmp_path}"]) == 0
     one, four = json.loads((tmp_path / "scale.json").read_text())["rows"]
     state = sum(four["memory"][name] for name in ("params", "optimizer", "reference"))
-    assert (
-        state <= four["compiled"]["state"] <= state + 64
-    )  # and the random key, the step, the prompts' numbers
+    # Plus the random key, the step, and the numbers of the prompts.
+    assert state <= four["compiled"]["state"] <= state + 64
     assert four["compiled"]["all_gather"] == four["communication"]["all_gather"] > 0
-    # A quarter each but for the scales of the norms (and Adam's moments, one flat vector for so
-    # small a model).
+    # A quarter each except for the scales of the norms (and Adam's moments, one flat vector for
+    # such a small model).
     assert 4 * four["memory"]["params"] - one["memory"]["params"] == 3 * 4 * 3 * 16
     assert one["communication"] == {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 0}
     assert one["compiled"] is None
@@ -55,9 +54,8 @@ def test_tensor_parallel_cuts_what_is_gathered_and_costs_sums(monkeypatch):
     options = scale.Options(sizes="tiny", devices=(4,), model=(1, 2))
     plain, cut = (scale.put(case, compiles=False) for case in scale.cases_of(options))
     blocks = 4 * (4 * 16 * 16 + 3 * 16 * 32)
-    assert (
-        plain["memory"]["gathered"] - cut["memory"]["gathered"] == blocks // 2 + 4 * 14 * 16
-    )  # and one of the two ends' halves
+    # And half of the embedding and of the output.
+    assert plain["memory"]["gathered"] - cut["memory"]["gathered"] == blocks // 2 + 4 * 14 * 16
     assert plain["memory"]["cache"] == 2 * cut["memory"]["cache"]
     assert plain["communication"]["all_reduce"] == 0 < cut["communication"]["all_reduce"]
 

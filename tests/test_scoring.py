@@ -86,9 +86,8 @@ def test_the_accuracy_is_the_one_that_is_named():
     batch, means = score(of("exact"), of("digits"), accuracy="digits")
     np.testing.assert_array_equal(batch.score, [[[1, 1], [1, 0]]])
     assert float(means["accuracy"].value()[0]) == 0.75
-    assert (
-        float(means["dead_groups"].value()[0]) == 0.5
-    )  # both members of the first group are digits
+    # Both members of the first group are digits.
+    assert float(means["dead_groups"].value()[0]) == 0.5
 
 
 def test_a_function_is_given_columns_and_ids():
@@ -125,16 +124,15 @@ def test_failures_score_0_are_counted_and_told_once(name):
     failed = [1, 1, 0, 0] if name == "nan" else [1, 1, 1, 1]
     kept = 1.0 - np.array(failed, np.float32)
     np.testing.assert_array_equal(batch.score.ravel(), kept)
-    np.testing.assert_array_equal(
-        batch.reward.sum(axis=2)[0], kept + 0.25 * np.array([1, 0, 1, 0])
-    )  # the other one stays
+    # The other reward stays.
+    np.testing.assert_array_equal(batch.reward.sum(axis=2)[0], kept + 0.25 * np.array([1, 0, 1, 0]))
     assert float(means["reward_failures"].value()[0]) == np.mean(failed)
     assert len(told) == 1
     assert f"reward_functions.py:{name} {FAILURES[name]}" in told[0]
 
 
 def test_what_stands_in_the_data_set_may_run(tmp_path):
-    """reasoning-gym's sorting evaluates its own answer; a completion is another matter, wherever it is swallowed."""
+    """reasoning-gym's sorting evaluates its own answer; a completion must not, even in a `try`."""
     path = tmp_path / "own.py"
     path.write_text(
         "def own(completions, answer, **columns):\n    return [float(eval(a)) for a in answer]\n"

@@ -1,4 +1,4 @@
-"""What a script makes of its flags before anything compiles."""
+"""What scripts make of their flags before anything compiles."""
 
 import jax
 import pytest
@@ -14,7 +14,7 @@ from jaxrl_po.run.flags import UsageError
 
 @pytest.fixture(scope="module", autouse=True)
 def started_backend():
-    """A script would choose the number of devices of a backend that does not run yet."""
+    """Starts the backend, whose number of devices a script would choose otherwise."""
     return jax.local_device_count()
 
 
@@ -283,10 +283,8 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "want"),
     [
-        (
-            ["--algorithm=dapo"],
-            4,
-        ),  # an answer of 3 tokens, and the last fifth of 4, rounded up to 1, is punished
+        # An answer has 3 tokens; the last fifth of 4 tokens, rounded up to 1, is punished.
+        (["--algorithm=dapo"], 4),
         (["--algorithm=dapo", "--config.soft_overlong=false"], 0),
         (["--algorithm=dapo", "--problem.max_new_tokens=9"], 9),
         (["--algorithm=grpo"], 0),
@@ -323,7 +321,7 @@ def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch):
 
 
 def scripts_with_defaults():
-    """Every script, algorithm and (of control) environment for which defaults of its own are set."""
+    """Every script, algorithm and (for control) environment that has defaults of its own."""
     tuned = {(path.parent.name, path.stem) for path in control.CONFIGS.glob("*/*.json")}
     runs = [
         (control.SCRIPT, [f"--algorithm={name}", f"--env={env}"])
@@ -339,7 +337,7 @@ def scripts_with_defaults():
 
 
 def other_values(field):
-    """Values that may take the effect from another field: of a switch, of a choice, and 0."""
+    """Values that may leave another field without effect: of a switch, of a choice, and 0."""
     if isinstance(field.default, bool):
         return [not field.default, field.default]
     within = field.metadata["within"]
@@ -353,7 +351,7 @@ def other_values(field):
     ids=lambda part: " ".join(part) if isinstance(part, list) else part.name,
 )
 def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
-    """What nobody asked for cannot be asked back."""
+    """A default that loses its effect must not be an error."""
     options = flags.parse(run, {"": script.options})[""]
     launch.parse(script, run, {})
     refused = {}

@@ -1,4 +1,4 @@
-"""Parameters cut over a mesh: the same numbers, a share on each device, and checkpoints that fit any mesh."""
+"""Sharded parameters: the same numbers, one shard per device, checkpoints that fit any mesh."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ SEEDS = Placement(2, 2, 2, 1, shard_params=True)
 
 
 def learner(algorithm, placement):
-    """Of one seed; Adam leaf by leaf although the model is tiny, so that its moments are cut as well."""
+    """A learner of one seed; Adam leaf by leaf, although the model is tiny, to shard moments."""
     model, critic = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
     if placement.cuts_params:
         model, critic = (
@@ -120,15 +120,14 @@ def test_each_device_holds_its_share_alone(algorithm, placement):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
     blocks = [share for name, share in shares.items() if "kernel" in name and "output" not in name]
-    assert (
-        len(blocks) == {"grpo": 4, "ppo": 6}[algorithm] * 7
-    )  # of the parameters, both moments and the reference
+    # Parameters, both moments and the reference.
+    assert len(blocks) == {"grpo": 4, "ppo": 6}[algorithm] * 7
     assert set(blocks) == {1 / 4}
     ends = {share for name, share in shares.items() if "embedding" in name or "output" in name}
     assert ends <= {
         1 / placement.data_devices,
         1 / 4,
-    }  # a critic's one output is not cut over `model`
+    }  # a critic's one output is not sharded over `model`
     whole, cut = (
         x.step.memory_analysis().argument_size_in_bytes for x in (run(algorithm, ALONE), one)
     )
@@ -164,7 +163,7 @@ def test_a_checkpoint_fits_any_mesh(tmp_path):
 
 
 def test_rows_are_cut_through_sampling_and_training():
-    """Each device caches and trains its own rows, with the parameters of a block gathered where it uses them."""
+    """Each device caches and trains its own rows, gathering parameters block by block."""
     program = run("grpo", ROW).step.as_text()
     rows, length = 16, TASK.prompt_length + TASK.answer_length - 1
     assert f"f32[{rows // 4},2,{length},4]" in program

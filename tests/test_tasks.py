@@ -1,4 +1,4 @@
-"""Every task: what it writes is read back on the host, by a verifier of its own, in plain Python."""
+"""Every task: its text is read back on the host, by a verifier of its own, in plain Python."""
 
 import functools
 import inspect
@@ -23,7 +23,7 @@ def texts(task, tokens):
 
 
 class Case(NamedTuple):
-    """A task, and what the host knows of it: how a prompt looks, the right answer to it, and which prompts are one problem."""
+    """A task, and what the host knows: pattern of prompts, right answers, and equal problems."""
 
     task: tasks.Task
     prompt: str  # a pattern
@@ -132,7 +132,7 @@ EVERY = pytest.mark.parametrize("name", list(cases()))
 
 
 def postfix(text, width):
-    """The numbers and the value of a postfix expression, or None where it is none."""
+    """The numbers and the value of a postfix expression, or None if it is not one."""
     stack, used = [], []
     while text:
         if re.match(rf"\d{{{width}}}", text):
@@ -184,9 +184,8 @@ def sampler(name):
 @functools.cache
 def drawn(name, seed=0):
     """`COUNT` prompts and demonstrations of each split, the train split first."""
-    keys = jax.random.split(
-        jax.random.key(seed, impl="unsafe_rbg"), COUNT
-    )  # threefry takes thrice as long to compile
+    # Threefry takes three times as long to compile.
+    keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), COUNT)
     return jax.tree.map(np.asarray, sampler(name)(keys))
 
 
@@ -242,7 +241,7 @@ def test_splits_share_no_problem(name):
 
 @EVERY
 def test_verifier_agrees_with_the_host_on_any_tokens(name):
-    """Right answers, ones with a token changed, left out or put in, their characters shuffled, another problem's, and garbage."""
+    """Right answers, edited and shuffled ones, those of another problem, and garbage."""
     case, (prompts, answers) = cases()[name], drawn(name)
     task, rng = case.task, np.random.default_rng(0)
     length = task.answer_length + 3
@@ -283,7 +282,7 @@ def test_verifier_agrees_with_the_host_on_any_tokens(name):
             wrong + (parses & (score == 0)).sum(),
             malformed + (~parses).sum(),
         )
-    assert min(right, wrong, malformed) > 2 * COUNT / 4  # each of the three was put to it
+    assert min(right, wrong, malformed) > 2 * COUNT / 4  # each of the three occurs often enough
 
 
 @EVERY
@@ -315,7 +314,10 @@ def scores(task, problem, completions):
 
 
 def test_multiplication_by_hand():
-    """12 · 34: 12 · 4 = 48, 12 · 30 = 360, together 408, each lowest digit first; a quarter for each, and for the answer."""
+    """12 · 34: 12 · 4 = 48, 12 · 30 = 360, together 408, each lowest digit first.
+
+    Credit is a quarter for each of them, and for the answer.
+    """
     task = tasks.multiplication(2)
     problem = (jnp.uint32(12), jnp.uint32(34))
     assert (
@@ -349,7 +351,7 @@ def test_multiplication_by_hand():
 
 
 def test_multiplication_of_the_largest():
-    """9999² = 99980001, a uint32; the sums so far are 89,991, 989,901, 9,989,001 and 99,980,001 itself."""
+    """9999² = 99980001, a uint32; partial sums 89,991, 989,901, 9,989,001 and 99,980,001."""
     task = tasks.multiplication(4)
     text = task.tokenizer.decode(
         jax.jit(task.demonstrate)((jnp.uint32(9999), jnp.uint32(9999))).tolist()
@@ -388,7 +390,7 @@ def test_countdown_by_hand():
 
 
 def test_countdown_does_not_overflow():
-    """14⁸ = 1,475,789,056 < 2³¹; a product of more, 15 times 99, wraps around and is refused all the same."""
+    """14⁸ = 1,475,789,056 < 2³¹; a larger product, 15 times 99, wraps around and is refused."""
     task = tasks.countdown(8, max_number=14)
     fourteens = tasks.Countdown(
         jnp.full(8, 14), jnp.int32(14**8), jnp.zeros(task.answer_length, jnp.int32)
@@ -470,7 +472,7 @@ def test_a_split_that_would_be_empty_is_refused():
 
 
 def test_malformed_completions_are_counted_apart():
-    """An untrained policy: the metric is the share which the host cannot parse; a task that does not tell has none."""
+    """The metric is the share that the host cannot parse; a task without `parses` has none."""
     case = cases()["running sum, terse"]
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
         case.task.tokenizer.size
@@ -499,7 +501,7 @@ def test_malformed_completions_are_counted_apart():
 
 
 def test_every_task_has_its_flags():
-    """The records of the command line are the arguments of the functions, and their defaults work."""
+    """Records of the command line are the functions' arguments, and their defaults work."""
     for name, entry in catalogue.GENERATED.items():
         assert entry.make is getattr(tasks, name)
         assert vars(entry.settings()).keys() == inspect.signature(entry.make).parameters.keys()

@@ -61,7 +61,7 @@ def test_no_gradient_from_the_future_nor_from_padding(kv_heads):
     jacobian = jax.jit(jax.jacrev(outputs))(params["params"]["embedding"])
     reads = np.abs(jacobian).sum(axis=2)[:, np.asarray(tokens[0])] > 0
     n, m = np.meshgrid(np.arange(LENGTH), np.arange(LENGTH), indexing="ij")
-    real = n >= 2  # what stands in a padded position is read by nobody
+    real = n >= 2  # padded positions are never read
     np.testing.assert_array_equal(reads[real], ((m <= n) & (m >= 2))[real])
 
 
@@ -91,7 +91,7 @@ def test_cache_keeps_key_value_heads_only():
 
 
 def test_padding_does_not_matter():
-    """A prompt padded on the left says what it says without, whatever stands in the padding."""
+    """Left padding does not change the outputs of a prompt, whatever its tokens."""
     model, params = build(layers=1)
     bare = logits_of(model, params, tokens_of(batch=1, length=4), jnp.array([0]))
     for filler in (0, 5):
@@ -102,7 +102,7 @@ def test_padding_does_not_matter():
 
 
 def test_position_matters():
-    """Without positions, attention over a bag of earlier tokens would not see that two of them changed places."""
+    """Without positions, attention would not see that two earlier tokens changed places."""
     model, params = build(layers=1)
     tokens = jnp.array([[3, 4, 5], [4, 3, 5]])
     one, swapped = logits_of(model, params, tokens, jnp.zeros(2, jnp.int32))[:, 2]
@@ -162,17 +162,18 @@ def parameter_count(**switches):
 
 
 def test_parameter_counts():
-    """D = 16, F = 24, V = 7, 2 layers: V·D = 112 in, 112 out, norms 5·16 = 80; a layer has 4·D² = 1024 and 3·D·F = 1152."""
+    """D = 16, F = 24, V = 7, 2 layers: V·D = 112 in, 112 out, norms 5·16 = 80.
+
+    A layer has 4·D² = 1024 and 3·D·F = 1152.
+    """
     assert parameter_count() == 112 + 112 + 80 + 2 * (1024 + 1152) == 4656
     assert parameter_count(tied=True) == 4656 - 112
     assert parameter_count(gated=False) == 4656 - 2 * 16 * 24
-    assert (
-        parameter_count(kv_heads=1) == 4656 - 2 * 2 * 16 * 12
-    )  # keys and values of width 4 in place of 16
+    # Keys and values of width 4 instead of 16.
+    assert parameter_count(kv_heads=1) == 4656 - 2 * 2 * 16 * 12
     assert parameter_count(outputs=1) == 4656 - 112 + 16
-    assert parameter_count(outputs=1, tied=True) == parameter_count(
-        outputs=1
-    )  # a critic has no vocabulary to tie
+    # A critic has no vocabulary to tie.
+    assert parameter_count(outputs=1, tied=True) == parameter_count(outputs=1)
 
 
 def test_rotation_by_hand():
@@ -223,7 +224,7 @@ def test_a_fresh_policy_is_close_to_uniform():
 
 
 def test_remat_keeps_less_and_changes_nothing_else():
-    """The same parameters, loss and gradient, with less kept from the forward pass for the backward pass."""
+    """The same parameters, loss and gradient, with less kept for the backward pass."""
     tokens = tokens_of(length=32)
     model, params = build(mlp_width=128)
     again, again_params = build(mlp_width=128, remat=True)

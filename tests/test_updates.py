@@ -27,9 +27,8 @@ def regression(params, samples):
 def make_samples(rows=32, seed=0):
     rng = np.random.default_rng(seed)
     mask = rng.random(rows) < 0.7
-    mask[: rows // 4] = (
-        rng.random(rows // 4) < 0.2
-    )  # uneven: shards and microbatches have very different counts
+    # Uneven: shards and microbatches have very different counts.
+    mask[: rows // 4] = rng.random(rows // 4) < 0.2
     return {
         "x": jnp.asarray(rng.normal(size=(rows, 3)), jnp.float32),
         "y": jnp.asarray(rng.normal(size=rows), jnp.float32),
@@ -137,9 +136,8 @@ def test_non_finite_step_is_skipped_and_counted(poison):
     )
     chex.assert_tree_all_finite((params, opt_state))
     chex.assert_tree_all_finite(metrics)
-    assert float(metrics["skipped"].value()) == pytest.approx(
-        0.25
-    )  # one of the four minibatches of each epoch
+    # One of the four minibatches of each epoch.
+    assert float(metrics["skipped"].value()) == pytest.approx(0.25)
     assert float(metrics["updates"].value()) == pytest.approx(0.75)
     assert not np.array_equal(params["w"], PARAMS["w"])
 

@@ -1,7 +1,8 @@
-"""Speed of the whole training loop on CartPole-v1, 64 × 64 tanh actor and critic: PPO of 4 epochs × 4 minibatches, or TRPO.
+"""Throughput of PPO or TRPO training on CartPole-v1 with a 64 × 64 tanh actor and critic.
 
-`python experiments/benchmarks/control.py` measures the whole table, one process each; with
-`--envs --steps --seeds --total_steps` one row of it, and `--json` prints that as the last line.
+`python experiments/benchmarks/control.py` measures the whole table, one process per row; with
+`--envs --steps --seeds --total_steps` it measures one row, and `--json` prints that last.
+PPO takes 4 epochs × 4 minibatches.
 """
 
 import resource
@@ -18,7 +19,7 @@ from jaxrl_po.config import COUNT, static
 from jaxrl_po.run import comparison, flags, parallel
 from jaxrl_po.types import Batch, Learner, Problem, TrainState
 
-# Environments, steps, seeds, and steps of each seed: the sizes at which the peers are quoted.
+# Environments, steps, seeds, steps per seed: the sizes for which peers report their throughput.
 TABLE = (
     (4, 128, 1, 500_000),
     (64, 128, 1, 1_000_000),
@@ -35,29 +36,26 @@ class Options:
     """What is measured."""
 
     algorithm: str = static("ppo", "what is timed", choices=("ppo", "trpo"))
-    fisher_stride: int = static(
-        1, "for trpo: Fisher products read every so many rows", within=COUNT
-    )
+    fisher_stride: int = static(1, "for trpo: Fisher products read every n-th row", within=COUNT)
     envs: int = static(
         0, "environments of each seed; 0 measures the whole table", within=config.NON_NEGATIVE
     )
     steps: int = static(
         128, "steps of each environment in one iteration", unit="steps", within=COUNT
     )
-    seeds: int = static(1, "seeds side by side", within=COUNT)
+    seeds: int = static(1, "parallel seeds", within=COUNT)
     total_steps: int = static(500_000, "environment steps of each seed", unit="steps", within=COUNT)
-    devices: str = static("auto", "devices; auto on a CPU is one for each core")
+    devices: str = static("auto", "devices; auto on a CPU: one per core")
     updates: int = static(
         0,
-        "rounds of one update of TRPO beside one of PPO, in turns, in place of whole "
-        "loops; 0 for none",
+        "time n updates of TRPO and of PPO in alternation, not whole loops; 0 for none",
         within=config.NON_NEGATIVE,
     )
     json: bool = static(False, "print one JSON object as the last line")
 
 
 def make_ppo(options: Options, problem: Problem, axis_name: str | None) -> Learner:
-    """PPO as the peers are timed."""
+    """PPO with the settings of the peers' benchmarks."""
     settings = ppo.Config(
         learning_rate=2.5e-4,
         entropy_coefficient=0.01,
@@ -69,7 +67,7 @@ def make_ppo(options: Options, problem: Problem, axis_name: str | None) -> Learn
 
 
 def make_trpo(options: Options, problem: Problem, axis_name: str | None) -> Learner:
-    """TRPO as sb3-contrib has it: 15 Fisher products, 10 epochs of the critic on minibatches of 128 (at 2,048 rows)."""
+    """TRPO as in sb3-contrib: 15 Fisher products, 10 critic epochs on minibatches of 128 rows."""
     settings = trpo.Config(
         cg_iterations=15,
         cg_tolerance=0.0,
@@ -85,7 +83,10 @@ METHODS = {"ppo": make_ppo, "trpo": make_trpo}
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Compiles one training run, times it `REPETITIONS` times, and reports the best; no logging, no evaluation."""
+    """Compiles one training run, times it `REPETITIONS` times and reports the best.
+
+    Without logging and evaluation.
+    """
     placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=options.envs)
     import gymnax  # here, because it starts the backend, whose devices are chosen first
 
@@ -135,9 +136,9 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def compare_updates(options: Options) -> dict[str, float]:
-    """Milliseconds of one update of all rows: PPO's 10 epochs × 16 minibatches, and TRPO's with 10 Fisher products of all rows.
+    """Milliseconds of one update: 10 × 16 minibatches for PPO, 10 Fisher products for TRPO.
 
-    Each is the median of an iteration less that of collecting alone.
+    Both read all rows. Each is the median time of an iteration minus that of collecting alone.
     """
     import gymnax  # here, because it starts the backend
 
@@ -175,7 +176,7 @@ def compare_updates(options: Options) -> dict[str, float]:
 
 
 def table(devices: str) -> None:
-    """Measures every row of `TABLE`, each in a process of its own so that peak memory is its own."""
+    """Measures every row of `TABLE`, each in its own process so that peak memory is its own."""
     print(
         f"{'envs × steps':>14} {'seeds':>6} {'steps/s':>10} {'compile s':>10} "
         f"{'peak MB':>8}  placement"
@@ -198,7 +199,10 @@ def table(devices: str) -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     options = flags.ask(
-        argv, "benchmark_control.py", "Times the whole loop of PPO or TRPO on CartPole-v1.", Options
+        argv,
+        "benchmark_control.py",
+        "Times the training loop of PPO or TRPO on CartPole-v1.",
+        Options,
     )
     if options is None:
         return 0

@@ -1,8 +1,8 @@
-"""Speed of "512 completions, sample + score + two updates" on three-digit addition with the DAPO loss.
+"""Time of one GRPO iteration on three-digit addition: sampling, scoring and two updates.
 
-`python experiments/benchmarks/language.py` measures the table, one process each; with `--width` one
-row of it, and `--json` prints that as the last line. Sampling (with scoring) and the whole
-iteration are timed apart; what is left is training.
+`python experiments/benchmarks/language.py` measures the table, one process per row; with `--width`
+it measures one row, and `--json` prints that as the last line. An iteration has 512 completions and
+the DAPO loss. Sampling (with scoring) and the whole iteration are timed; the rest is training.
 """
 
 import resource
@@ -21,7 +21,7 @@ from jaxrl_po.language.problem import DTYPES
 from jaxrl_po.run import comparison, flags, parallel
 from jaxrl_po.types import TrainState
 
-# Width, blocks and new tokens at which the peer is quoted.
+# Width, blocks and new tokens for which the peer reports its time.
 TABLE = ((64, 2, 5), (128, 4, 64))
 UPDATES = 2
 
@@ -38,17 +38,20 @@ class Options:
     new_tokens: int = static(5, "token budget of a completion", unit="tokens", within=COUNT)
     num_prompts: int = static(64, "prompts of an iteration of each seed", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)
-    seeds: int = static(1, "seeds side by side", within=COUNT)
-    num_microbatches: int = static(1, "parts of a batch, accumulated to bound memory", within=COUNT)
-    remat: bool = static(False, "compute activations again in the backward pass, to bound memory")
+    seeds: int = static(1, "parallel seeds", within=COUNT)
+    num_microbatches: int = static(1, "microbatches whose gradients are accumulated", within=COUNT)
+    remat: bool = static(False, "recompute activations in the backward pass to save memory")
     dtype: str = static("float32", "type of the matrix products", choices=tuple(DTYPES))
-    iterations: int = static(10, "iterations that are timed, after one that is not", within=COUNT)
-    devices: str = static("auto", "devices; auto on a CPU is one for each core")
+    iterations: int = static(10, "timed iterations, after one for warm-up", within=COUNT)
+    devices: str = static("auto", "devices; auto on a CPU: one per core")
     json: bool = static(False, "print one JSON object as the last line")
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Times sampling alone and the whole iteration, median over iterations; untrained: one token in 14 ends a completion."""
+    """Times sampling alone and the whole iteration; medians over iterations.
+
+    The model is untrained: one token in 14 ends a completion.
+    """
     placement = parallel.choose(
         options.devices, num_seeds=options.seeds, num_rows=options.num_prompts
     )
@@ -84,7 +87,7 @@ def measure(options: Options) -> dict[str, Any]:
     whole = parallel.over_devices(learner, placement)
 
     def sample(state: TrainState) -> tuple[jax.Array, jax.Array]:
-        """Collects, and counts the tokens; the score keeps the verifier in the program."""
+        """Collects and counts tokens; the score keeps the compiler from dropping the verifier."""
         _, batch = whole.sample(state)
         return batch.mask.sum(), batch.score.sum()
 
@@ -130,9 +133,10 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def products(model: language.Transformer, prompt_length: int, new_tokens: int) -> int:
-    """Weights × positions of the matrix products of a completion: 2 operations each forward, 4 backward; attention is left out.
+    """Weights × positions of the matrix products of one completion, without attention.
 
-    Of the positions before the first that is read, the last block computes keys and values alone.
+    2 operations each in the forward pass, 4 in the backward pass. At positions before the first
+    output that is read, the last block computes only keys and values.
     """
     width, hidden, table = model.width, model.mlp_width, model.vocabulary * model.width
     keys_and_values = 2 * width * model.kv_heads * (width // model.heads)
@@ -143,7 +147,7 @@ def products(model: language.Transformer, prompt_length: int, new_tokens: int) -
 
 
 def matrix_peak(dtype: Any, size: int = 0) -> float:
-    """Operations per second of one large matrix product, all that the machine gives: what a share is measured against."""
+    """Operations per second of one large matrix product: the peak that utilisation refers to."""
     size = size or (2048 if jax.default_backend() == "cpu" else 8192)
     a = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a: a @ a).lower(a).compile()

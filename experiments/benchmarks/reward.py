@@ -1,8 +1,8 @@
-"""What a reward in Python costs: one program with the verifier inside, beside two programs with a function between them.
+"""Overhead of a Python reward, compared with a verifier inside the program.
 
-`python experiments/benchmarks/reward.py` times both in turns on three-digit addition with GRPO; the
-function is nearly free, so what is left is the way: tokens to the host, texts to the worker and
-back, two programs in place of one.
+`python experiments/benchmarks/reward.py` times both in alternation on three-digit addition with
+GRPO. The reward function is nearly free, so the difference is the overhead: tokens to the host,
+texts to the worker and back, and two programs instead of one.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +32,9 @@ class Options:
     num_prompts: int = static(64, "prompts of an iteration of each seed", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)
     num_minibatches: int = static(2, "updates of an iteration", within=COUNT)
-    seeds: int = static(1, "seeds side by side", within=COUNT)
+    seeds: int = static(1, "parallel seeds", within=COUNT)
     rounds: int = static(20, "iterations of each that are timed", within=COUNT)
-    devices: str = static("auto", "devices; auto on a CPU is one for each core")
+    devices: str = static("auto", "devices; auto on a CPU: one per core")
     json: bool = static(False, "print one JSON object as the last line")
 
 
@@ -56,7 +56,7 @@ def make_learner(
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Medians of both over the same number of iterations, in turns."""
+    """Medians of both over the same number of iterations, in alternation."""
     placement = parallel.choose(
         options.devices, num_seeds=options.seeds, num_rows=options.num_prompts
     )
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(
         argv,
         "benchmark_reward.py",
-        "Times a reward in Python beside the verifier in the program.",
+        "Times a reward in Python against a verifier in the program.",
         Options,
     )
     if options is None:

@@ -1,11 +1,11 @@
-"""What the runner costs: a whole run beside the bare loop of its chunks, `python experiments/benchmarks/runner.py`.
+"""Overhead of the runner: a whole run compared with the bare loop of its chunks.
 
-Both do the same iterations of one program, PPO on CartPole-v1 at the defaults of `control.py`, in
-turns in one process. A run writes its lines, shows its progress and saves a checkpoint after each
-line; all of that is counted, to the last byte on disk. Left out are compiling, the initial state
-with its line, and evaluations, whose length is one's own choice, with the best checkpoint that they
-choose. Processor seconds are told beside those of the clock: where others use the machine as well
-they are the ones to trust.
+`python experiments/benchmarks/runner.py` runs the same iterations of one program both ways, in
+alternation in one process: PPO on CartPole-v1 at the defaults of `control.py`. A run writes its
+lines, shows its progress and saves a checkpoint after each line; all of that is counted, to the
+last byte on disk. Excluded are compilation, the initial state with its line, and evaluations with
+the best checkpoint. CPU seconds are reported beside wall-clock seconds: on a shared machine they
+are the more reliable ones.
 """
 
 import contextlib
@@ -32,21 +32,21 @@ from jaxrl_po.run.progress import Progress
 class Options:
     """What is measured."""
 
-    lines: int = static(20, "lines of a run, and so its checkpoints", unit="lines", within=COUNT)
+    lines: int = static(20, "lines of a run, one checkpoint each", unit="lines", within=COUNT)
     rounds: int = static(
-        5, "runs of each, in turns, beside one that does not count", unit="rounds", within=COUNT
+        5, "timed runs of each, in alternation, after one for warm-up", unit="rounds", within=COUNT
     )
-    seeds: int = static(16, "seeds side by side", unit="seeds", within=COUNT)
-    devices: str = static("auto", "devices; auto on a CPU is one for each core")
+    seeds: int = static(16, "parallel seeds", unit="seeds", within=COUNT)
+    devices: str = static("auto", "devices; auto on a CPU: one per core")
     json: bool = static(False, "print one JSON object as the last line")
 
 
 class Took(NamedTuple):
-    """What something took.
+    """Elapsed time.
 
     Attributes:
-      clock: seconds of the clock.
-      processor: seconds of all cores.
+      clock: wall-clock seconds.
+      processor: CPU seconds of all cores.
     """
 
     clock: float
@@ -59,12 +59,12 @@ def now() -> Took:
 
 
 def since(begun: Took) -> Took:
-    """What passed."""
+    """Time elapsed since `begun`."""
     return Took(*(end - start for end, start in zip(now(), begun, strict=True)))
 
 
 class Watch(Progress):
-    """Progress that remembers when the first line was there, after which only the loop is left."""
+    """Progress that records when the first line was written; after that only the loop runs."""
 
     begun: Took
 
@@ -76,7 +76,7 @@ class Watch(Progress):
 
 
 def bare(job: programs.Job, compiled: programs.Programs) -> Took:
-    """The chunks alone, each handed the state of the one before it and nothing read until the last."""
+    """The chunks alone, each given the state of the previous one; only the last is read."""
     state = jax.block_until_ready(compiled.init(job.keys))
     iteration, begun = 0, now()
     while iteration < job.iterations:
@@ -99,7 +99,7 @@ def whole(job: programs.Job, title: str) -> Took:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Medians of both in turns, and what the runner adds."""
+    """Medians of both, measured in alternation, and the overhead of the runner."""
     with tempfile.TemporaryDirectory() as folder:
         asked = [f"--seeds={options.seeds}", f"--devices={options.devices}", f"--out={folder}/none"]
         given = flags.parse(asked, {"": control.Options})[""]
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(
         argv,
         "benchmark_runner.py",
-        "Times a whole run beside the bare loop of its chunks.",
+        "Times a whole run against the bare loop of its chunks.",
         Options,
     )
     if options is None:

@@ -1,8 +1,8 @@
-"""Scale on paper: memory of each device and bytes it receives, for GRPO with a reference, from the table of logical axes.
+"""Memory per device and communication of GRPO with a reference, from the table of logical axes.
 
 `python experiments/benchmarks/scale.py --out=runs/scale` writes `scale.md` and `scale.json`.
-Nothing is allocated: parameters are shapes, and `--compile` asks the compiler for its own figures
-on as many CPU devices as the mesh has. Weak scaling: prompts are per device.
+Nothing is allocated: parameters are shapes. `--compile` also asks the compiler for its own figures,
+on as many CPU devices as the mesh has. Weak scaling: the number of prompts is per device.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ COLUMNS = {
 
 @config.record
 class Options:
-    """What is put on paper."""
+    """What is estimated."""
 
     out: str = static("", "folder for scale.md and scale.json")
     sizes: str = static(",".join(SIZES), f"transformers, of {', '.join(SIZES)}")
@@ -54,7 +54,7 @@ class Options:
         (1, 4), "devices of the model axis (tensor parallel); the rest are data (fully sharded)"
     )
     compile: str = static(
-        "10M:8:1,10M:8:4", "what is compiled as well, as size:devices:model,…; empty for nothing"
+        "10M:8:1,10M:8:4", "cases to compile as well, as size:devices:model,…; empty for none"
     )
     prompts: int = static(
         2, "prompts of an iteration for each device of the data axis", within=COUNT
@@ -69,7 +69,7 @@ class Case:
     Args:
       name: of the size.
       settings: of the transformer.
-      placement: one seed, parameters cut.
+      placement: one seed, parameters sharded.
       options: how much is sampled.
     """
 
@@ -77,8 +77,8 @@ class Case:
         if settings.kv_heads % placement.model_devices or settings.width % placement.data_devices:
             raise UsageError(
                 f"--devices and --model: {placement.model_devices} devices must divide the "
-                f"{settings.kv_heads} heads of {name}, and {placement.data_devices} its "
-                f"width {settings.width}"
+                f"{settings.kv_heads} heads of {name}, and {placement.data_devices} "
+                f"its width {settings.width}"
             )
         self.name, self.settings, self.placement, self.options = name, settings, placement, options
         self.task = language.tasks.addition(3)
@@ -106,7 +106,7 @@ class Case:
         )
 
     def state(self, learner: Learner) -> TrainState:
-        """Shapes of the state, and where they lie."""
+        """Shapes and shardings of the state."""
         shapes = jax.eval_shape(
             learner.init, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
         )
@@ -117,13 +117,13 @@ class Case:
         )
 
     def memory(self, state: TrainState) -> dict[str, int]:
-        """Bytes of one device, by what they are for; `peak` is of the larger of sampling and training.
+        """Bytes per device by purpose; `peak` is the larger of sampling and training.
 
-        Activations are what the backward pass reads of each block: input and normed input of
-        attention and of MLP, queries, keys, values and heads' outputs, the weights of attention
-        before and after their division, five arrays of the gated MLP. With `--model.remat` they are
-        the inputs of all halves of blocks, and all of one block. The last block is counted like the
-        others, although it makes little more than keys and values of the prompt.
+        Activations are what the backward pass reads of each block: input and normalised input of
+        attention and of the MLP, queries, keys, values and outputs of the heads, attention weights
+        before and after normalisation, five arrays of the gated MLP. With `--model.remat` they are
+        the inputs of both halves of every block, and everything of one block. The last block is
+        counted like the others, although it computes little beyond keys and values of the prompt.
         """
         settings, share = self.settings, self.placement.model_devices
         length = self.task.prompt_length + self.options.new_tokens - 1
@@ -149,7 +149,7 @@ class Case:
         return {**sizes, "peak": always + max(sampling, training)}
 
     def gathered(self, state: TrainState) -> int:
-        """Bytes of the policy with all shares of the data axis together: the sampler holds it so while it generates."""
+        """Bytes of the policy gathered over the data axis, as the sampler holds it."""
         mesh = parallel.make_mesh(self.placement)
         placed = sharding.shardings(state, mesh, LOGICAL_AXES, sharding.TENSOR_PARALLEL)
         return held(
@@ -161,12 +161,12 @@ class Case:
         )
 
     def communication(self, state: TrainState) -> dict[str, int]:
-        """Bytes that one device receives in one iteration of one update, by a ring.
+        """Bytes that one device receives in one iteration of one update, with ring collectives.
 
-        The policy is gathered for the prompts, for all further tokens, for the forward pass, until
-        the backward pass is done, and for the KL of the update; the reference once; the gradient is
-        summed and scattered once. Tensor parallel, each block sums activations twice forward and
-        twice backward.
+        The policy is gathered for the prompts, for all further tokens, for the forward and backward
+        pass, and for the KL of the update; the reference once; the gradient is reduce-scattered
+        once. With tensor parallelism, each block all-reduces activations twice in the forward pass
+        and twice in the backward pass.
         """
         settings, model = self.settings, self.placement.model_devices
         received = self.gathered(state) - held(state.params)
@@ -182,7 +182,7 @@ class Case:
         }
 
     def compiled(self, learner: Learner, state: TrainState) -> dict[str, Any]:
-        """What the compiler says of the same program."""
+        """The compiler's figures for the same program."""
         begun, data = time.perf_counter(), self.placement.data_devices
         program = jax.jit(learner.step, donate_argnums=0).lower(state).compile()
         analysis, text = program.memory_analysis(), program.as_text()
@@ -197,14 +197,14 @@ class Case:
 
 
 def held(tree: PyTree) -> int:
-    """Bytes that one device holds of shapes with shardings."""
+    """Bytes per device of shapes with shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * BYTES for leaf in jax.tree.leaves(tree)
     )
 
 
 def gathered_bytes(program: str) -> int:
-    """Bytes of what the all-gathers of matrices in a compiled program result in, each counted once.
+    """Bytes of the results of all matrix all-gathers in a compiled program, each counted once.
 
     Example:
       >>> gathered_bytes("%a = f32[8,4]{1,0} all-gather(%b), dimensions={0}")
@@ -286,12 +286,12 @@ def table(rows: Sequence[Mapping[str, Any]], options: Options) -> str:
             ]
             checked.append([*mesh, *map(mb, pairs), str(seen["seconds"])])
     work = (
-        f"{options.prompts} prompts × {options.group_size} completions of {options.new_tokens} "
-        "tokens"
+        f"{options.prompts} prompts × {options.group_size} completions "
+        f"of {options.new_tokens} tokens"
     )
     text = (
-        f"GRPO with a reference, float32. On each device of the data axis {work}. MB of one "
-        "device.\n\n"
+        f"GRPO with a reference, float32. On each device of the data axis {work}. "
+        "MB of one device.\n\n"
     )
     text += markdown(header, plain)
     return text + (
@@ -332,9 +332,8 @@ def main(argv: Sequence[str]) -> int:
         for model in options.model:
             if min(devices, model) < 1 or devices % model:
                 raise UsageError(f"--model={model} must divide --devices={devices}")
-    jax.config.update(
-        "jax_platforms", "cpu"
-    )  # as many devices as are asked for, and nothing is allocated on them
+    # As many devices as requested, on which nothing is allocated.
+    jax.config.update("jax_platforms", "cpu")
     with flags.blame({"": Options}):
         parallel.choose(max(options.devices), num_seeds=1, num_rows=max(options.devices))
     cases = cases_of(options)

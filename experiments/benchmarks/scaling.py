@@ -1,9 +1,9 @@
-"""Weak scaling: time of an iteration against the number of devices, at fixed work for each; and what sharding costs on one.
+"""Weak scaling: time of an iteration against the number of devices, and the cost of sharding.
 
 `python experiments/benchmarks/scaling.py --out=runs/scaling` times PPO on CartPole and GRPO on
-addition. All programs live in one process and take turns. CPU devices share the cores: from as many
-devices as there are cores, the time must grow with the devices, and only `per core` tells what
-sharding itself costs.
+addition with fixed work per device. All programs live in one process and are timed in alternation.
+CPU devices share the cores: beyond as many devices as cores, the time must grow with the number of
+devices, and only `per core` shows the cost of sharding itself.
 """
 
 import os
@@ -33,7 +33,7 @@ class Options:
     out: str = static("", "folder for table.txt, scaling.json and scaling.png")
     devices: tuple[int, ...] = static((1, 2, 4), "device counts, in ascending order")
     iterations: int = static(
-        20, "timed iterations of each program, after one that is not", within=COUNT
+        20, "timed iterations of each program, after one for warm-up", within=COUNT
     )
     envs: int = static(64, "control: environments of each device", within=COUNT)
     steps: int = static(64, "control: steps of each in one iteration", unit="steps", within=COUNT)
@@ -77,7 +77,7 @@ WORK = {"ppo on CartPole-v1": control_learner, "grpo on addition": language_lear
 
 
 def sharded_step(learner: Learner, placement: Placement) -> Callable[[TrainState], Any]:
-    """A step under `jax.shard_map`, on a mesh of one device as well: there `parallel` itself leaves it out."""
+    """A step under `jax.shard_map`, also on one device, where `parallel` itself leaves it out."""
     spec = parallel.state_spec()
     return jax.shard_map(
         parallel.over_seeds(learner, 1).step,
@@ -91,7 +91,7 @@ def sharded_step(learner: Learner, placement: Placement) -> Callable[[TrainState
 def programs(
     make: Callable[..., Learner], options: Options
 ) -> dict[tuple[str, int], Callable[[], float]]:
-    """`(plain or sharded, devices)` to a function that runs one more iteration and returns the seconds it took."""
+    """Maps `(plain or sharded, devices)` to a function that times one iteration in seconds."""
     keys = jax.random.split(jax.random.key(0), 1)
     clocks = {}
     for kind, devices in [(PLAIN, 1), *((SHARDED, devices) for devices in options.devices)]:
@@ -104,11 +104,11 @@ def programs(
 
 
 def measure(make: Callable[..., Learner], options: Options) -> dict[str, Any]:
-    """Times all programs in turns.
+    """Times all programs in alternation.
 
     Returns:
-      `seconds`: devices to the median; `overhead`: of sharding on one device, the median of the
-      ratios of neighbours in time, less 1.
+      `seconds`: devices to the median; `overhead`: of sharding on one device, the median ratio
+      of measurements adjacent in time, minus 1.
     """
     timed = comparison.in_turns(programs(make, options), options.iterations)
     pairs = zip(timed[SHARDED, 1], timed[PLAIN, 1], strict=True)
@@ -130,14 +130,14 @@ def table(results: Mapping[str, Mapping[str, Any]], cores: int) -> str:
                 f"{gain / min(devices, cores):>8.0%}"
             )
         lines.append(
-            f"{name:<20} sharded on one device costs {result['overhead']:+.1%} (plain "
-            f"{result['plain']:.4f} s)"
+            f"{name:<20} sharded on one device costs {result['overhead']:+.1%} "
+            f"(plain {result['plain']:.4f} s)"
         )
     return "\n".join(lines) + "\n"
 
 
 def panels(results: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
-    """Time of an iteration, in units of one device's."""
+    """Time of an iteration, relative to one device."""
     curves = []
     for name, result in results.items():
         rows = [

@@ -1,9 +1,10 @@
-"""DAPO's ingredients one after another on a task of ours, as in Table 1 of the paper: `python experiments/studies/ablation.py`.
+"""DAPO's ingredients added one after another, as in Table 1 of the paper.
 
-Every row adds one switch to the row before it. All seeds of all rows start from one warm start, as
-the paper's rows do from one pretrained model, and are compared twice: after the same number of
-updates, and after the same number of generated tokens, since dynamic sampling generates more for
-each update. Leaves a folder for each row, `table.txt` and `ablation.png` under `--out`.
+`python experiments/studies/ablation.py`. Each row adds one switch to the previous row. All seeds of
+all rows start from one warm start, as the paper's rows start from one pretrained model. Rows are
+compared after the same number of updates and after the same number of generated tokens, since
+dynamic sampling generates more per update. Writes a folder per row, `table.txt` and `ablation.png`
+under `--out`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from jaxrl_po.run.commands import language
 from jaxrl_po.run.comparison import START, Result
 from jaxrl_po.run.plotting import Panel
 
-# Switch by switch, in the order of the paper's table; what a row does not name is off.
+# In the order of the paper's table: each row adds its switch to those above it.
 STEPS = {
     "naive GRPO": "",
     "+ overlong filtering": "overlong_filtering=true",
@@ -46,9 +47,9 @@ class Options:
     length: int = static(5, "digits of a list, for running_sum", within=COUNT)
     max_new_tokens: int = static(
         0,
-        "token budget of a completion; 0 takes the longest demonstration of running_sum, "
-        "whose length is to be learnt, and a quarter more than the longest answer of other "
-        "tasks, so that none is punished for its length",
+        "token budget of a completion; 0: the longest demonstration of running_sum, whose "
+        "length is to be learned, and 1.25 times the longest answer of other tasks, so that no "
+        "right answer is penalised for its length",
         unit="tokens",
         within=NON_NEGATIVE,
     )
@@ -61,15 +62,17 @@ class Options:
     layers: int = static(2, "its blocks", within=COUNT)
     learning_rate: float = static(
         3e-4,
-        "Adam's step size at most: it rises over the first twentieth of the updates, then "
-        "falls to 0",
+        "peak step size of Adam: warm-up over 5 % of the updates, then decay to 0",
         within=POSITIVE,
     )
     warm_start: float = static(
         0.4, "greedy accuracy at which the supervised warm start stops", within=UNIT
     )
     warm_start_steps: int = static(
-        10_000, "its most steps; 0 starts from a random policy", unit="steps", within=NON_NEGATIVE
+        10_000,
+        "its maximum number of steps; 0 starts from a random policy",
+        unit="steps",
+        within=NON_NEGATIVE,
     )
     devices: str = static("auto", "devices to shard seeds over")
     out: str = static(
@@ -77,7 +80,7 @@ class Options:
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field without effect."""
+        """Raises ConfigError for a field that has no effect."""
         config.require_effect(self, "length", self.task == "running_sum", "task is running_sum")
         config.require_effect(
             self, "warm_start", self.warm_start_steps > 0, "warm_start_steps is above 0"
@@ -88,9 +91,9 @@ class Scores(NamedTuple):
     """A row of the table, `[S]` each.
 
     Attributes:
-      name: of the row.
+      name: name of the row.
       updates: greedy accuracy after all updates.
-      tokens: greedy accuracy after as many generated tokens as the thriftiest row took.
+      tokens: greedy accuracy at the number of tokens that the cheapest row generated.
       generated: generated tokens in all.
     """
 
@@ -101,7 +104,7 @@ class Scores(NamedTuple):
 
 
 def arguments() -> dict[str, list[str]]:
-    """Name of a row to the switches of its run."""
+    """Maps the name of a row to the switches of its run."""
     switches, rows = dict(OFF), {}
     for name, step in STEPS.items():
         if step:
@@ -112,7 +115,7 @@ def arguments() -> dict[str, list[str]]:
 
 
 def budget(options: Options) -> int:
-    """Tokens of a completion at most, the same for every row."""
+    """Token budget of a completion, the same for every row."""
     wordy = options.task == "running_sum"
     task = flags.lookup("task", options.task, tasks.GENERATED).make(
         **vars(
@@ -159,7 +162,7 @@ def run(options: Options, out: Path) -> list[Result]:
 
 
 def generated(result: Result) -> npt.NDArray[np.float64]:
-    """Tokens generated up to each line, `[S, lines]`: batches of an iteration × completions of a batch × their mean length."""
+    """Tokens generated up to each line, `[S, lines]`: batches × completions × their mean length."""
     batch = result.rows[-1]["step"] // result.rows[-1]["iteration"]
     rows = result.rows[1:]
     iterations = np.diff([row["iteration"] for row in result.rows])
@@ -212,7 +215,7 @@ def panels(results: Sequence[Result], options: Options) -> list[Panel]:
         "greedy_accuracy": f"{options.task}: greedy accuracy",
         "entropy": "entropy, nats",
         "response_length": "response length, tokens",
-        "truncated": "share cut at the budget",
+        "truncated": "share truncated at the budget",
     }
     steps = "completions trained on, each seed"
     return [
@@ -222,7 +225,7 @@ def panels(results: Sequence[Result], options: Options) -> list[Panel]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    options = flags.ask(argv, "ablation.py", "DAPO's ingredients one after another.", Options)
+    options = flags.ask(argv, "ablation.py", "Adds DAPO's ingredients one after another.", Options)
     if options is None:
         return 0
     out = Path(options.out)

@@ -1,16 +1,16 @@
-"""Bias, variance and sample efficiency of advantage estimators, measured: `python experiments/studies/estimators.py --gamma=0.95`.
+"""Measures bias, variance and sample efficiency of advantage estimators.
 
-Monte Carlo, A3C(k) and GAE(λ) on a random tabular MDP, whose values, advantages and policy gradient
-are known exactly, with three critics: the exact one, one in error, and zeros. Every estimator sees
-the same segments: T steps of an episode that goes on, bootstrapped by the critic at the end; their
-states are drawn from the policy's stationary distribution, so that all steps of a segment have the
-same one and the mean of ∇log π · Â over them is an estimate of (1 − γ) ∇J.
+`python experiments/studies/estimators.py --gamma=0.95`: Monte Carlo, A3C(k) and GAE(λ) on a random
+tabular MDP whose values, advantages and policy gradient are known exactly, with three critics: the
+exact one, one in error, and zeros. Every estimator sees the same segments: T steps of a continuing
+episode, bootstrapped by the critic at the end. The states are drawn from the policy's stationary
+distribution, so that the mean of ∇log π · Â over the steps of a segment estimates (1 − γ) ∇J.
 
-Â differs from A(s, a) by an error in the return and by the error of the baseline, V(s) − V̂(s). The
-latter is the same for all estimators, has no variance given s and biases no policy gradient, so
-bias and mean squared error are of Â + V̂(s) against Q(s, a); the table gives the bias against A(s,
-a) beside them. Leaves `table.txt`, `table.json`, `cells.npz` (mean and variance of Â − A, and
-visits, for each state, action and position) and `estimators.png` under `--out`.
+Â differs from A(s, a) by the error of the return and that of the baseline, V(s) − V̂(s). The latter
+is the same for all estimators, has no variance given s and does not bias the policy gradient, so
+bias and mean squared error are reported for Â + V̂(s) against Q(s, a), beside the bias against
+A(s, a). Writes `table.txt`, `table.json`, `cells.npz` (mean and variance of Â − A, and visits, for
+each state, action and position) and `estimators.png` under `--out`.
 """
 
 from collections.abc import Sequence
@@ -68,13 +68,13 @@ class Options:
     lambdas: str = static("0,0.5,0.8,0.9,0.95,0.98,1", "λ of GAE, in [0, 1], separated by commas")
     batch: int = static(
         16,
-        "segments of the one policy gradient whose error is told",
+        "segments per estimate of the policy gradient",
         unit="segments",
         within=Interval(1),
     )
     accuracy: float = static(
         0.1,
-        "relative error of the policy gradient for which the table tells the steps",
+        "relative error of the policy gradient for which the table reports the steps",
         within=Interval(0.0, 1.0, open_low=True),
     )
     seed: int = static(
@@ -85,16 +85,16 @@ class Options:
     )
 
     def validate(self) -> None:
-        """Checks what one field alone does not show."""
+        """Checks what the range of a field cannot express."""
         if self.num_samples % GROUPS:
             raise ConfigError(f"num_samples must be a multiple of {GROUPS}, got {self.num_samples}")
         self.grid()
 
     def grid(self) -> Grid:
-        """The estimators that are asked for.
+        """The requested estimators.
 
         Raises:
-          ConfigError: `lambdas` holds something else than numbers in [0, 1].
+          ConfigError: `lambdas` holds something other than numbers in [0, 1].
         """
         try:
             lambdas = sorted({float(item) for item in self.lambdas.split(",")})
@@ -137,7 +137,7 @@ def setting(options: Options) -> Setting:
 
 
 class Result(NamedTuple):
-    """What the table, the figure and the tests are made of.
+    """Everything that the table, the figure and the tests read.
 
     Attributes:
       setting: the MDP, the policy and the critics.
@@ -205,7 +205,7 @@ class Curve(NamedTuple):
 
 
 def curves(result: Result) -> list[Curve]:
-    """GAE for λ from 0 to 1, and A3C for k from 0 to that of Monte Carlo."""
+    """GAE for λ from 0 to 1, and A3C for k from 0 to the horizon of Monte Carlo."""
     gamma, num_steps = float(result.setting.mdp.gamma), result.grid.num_steps
     reach = np.geomspace(1.0, 1.0 / (1.0 - gamma), 121)
     lambdas = np.clip((1.0 - 1.0 / reach) / gamma, 0.0, 1.0)
@@ -232,7 +232,7 @@ def rows(result: Result, options: Options) -> list[dict[str, Any]]:
 
 
 def table(result: Result, options: Options) -> str:
-    """The rows as text, a block for each critic; `*` marks the least of a column."""
+    """The rows as text, a block per critic; `*` marks the smallest value of a column."""
     batch = f"{options.batch * options.num_steps:,} steps"
     lines = [
         f"{'':9} {'bias of':>8} {'bias of Â + V̂':>20} {'standard deviation':>22} {'rmse':>8}"
@@ -274,14 +274,14 @@ def table(result: Result, options: Options) -> str:
             f"{curve.name}({curve.parameter[i]:.3g}) {curve.exact['rmse'][c, i]:.3f}"
             for curve, i in best
         )
-        lines.append(f"{'':9} least rmse in theory: {', '.join(found)}")
+        lines.append(f"{'':9} smallest exact rmse: {', '.join(found)}")
     lines += [
         "",
         (
-            "±: standard error upwards, of the root of an unbiased square, so that 0.02±0.02 "
-            "is no bias. *: least of its column."
+            "±: upward standard error of the root of an unbiased square, so 0.02±0.02 is "
+            "consistent with no bias. *: smallest of its column."
         ),
-        "never: the exact bias alone is more than the accuracy.",
+        "never: the exact bias alone exceeds the accuracy.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -294,7 +294,7 @@ class Look(NamedTuple):
     label: str
 
 
-# The pale broad line lies behind that of whichever is the greater part of it.
+# The broad pale line (their sum) is drawn behind the larger of the two.
 LOOKS = {
     "rmse": Look("#c9ced3", 7.0, "mean squared error of Â + V̂(s) against Q"),
     "deviation": Look(COLOURS[0], 2.0, "variance"),
@@ -304,7 +304,10 @@ DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 1.2, "linestyle": (0, (4,
 
 
 def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
-    """Bias², variance and their sum for one family: exact as lines, measured as points ± two standard errors, the least marked."""
+    """Bias², variance and their sum for one family: exact as lines, measured as points.
+
+    Error bars are ± two standard errors; the exact minimum is marked.
+    """
     names = result.grid.names()
     labels = {
         i: name[len(curve.name) + 1 : -1]
@@ -329,7 +332,7 @@ def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
             continue
         number, error = (x[critic, picked] for x in result.measured[name])
         measured, spread = np.square(number), np.square(number + error) - np.square(number)
-        # A bias that cannot be told from none has no place on a log scale.
+        # A bias that is not distinguishable from zero has no place on a log scale.
         told = measured > np.maximum(2 * spread, TINY)
         axes.errorbar(
             reach[told],
@@ -348,7 +351,7 @@ def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
         markersize=12,
         markerfacecolor="none",
         markeredgecolor=INK,
-        label="least in theory",
+        label="exact minimum",
     )
     axes.annotate(
         f"{curve.name}({curve.parameter[best]:.2g})",
@@ -365,7 +368,7 @@ def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
 def draw_gradient(
     axes: Axes, result: Result, critic: int, options: Options, chosen: Sequence[int]
 ) -> None:
-    """Relative error of the policy gradient against the environment steps that it is estimated from."""
+    """Relative error of the policy gradient against the environment steps it is estimated from."""
     segments = np.geomspace(1.0, 1e4, 60)
     for colour, e in zip(COLOURS, chosen, strict=False):
         bias, variance = (x[critic, e] for x in result.gradients)
@@ -389,8 +392,8 @@ def save_figure(result: Result, options: Options, path: Path) -> None:
       path: of the PNG file.
     """
     names, families = result.grid.names(), curves(result)
-    # Those of each family that need the fewest steps under the critic in error stand for it under
-    # all.
+    # Each family is represented, for all critics, by the member that needs the fewest steps under
+    # the critic in error.
     steps = result.gradients.segments(options.accuracy)[CRITICS.index("in error")]
     best = [
         min((e for e, name in enumerate(names) if name.startswith(f.name)), key=lambda e: steps[e])

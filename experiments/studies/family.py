@@ -1,8 +1,9 @@
-"""All methods on one environment: `python experiments/studies/family.py --env=CartPole-v1 --seeds=8 --total_steps=200000`.
+"""Compares all methods on one environment.
 
-Each method runs by `control.py` with the settings that a sweep found for it, in a folder of its
-own. One figure (return against steps, KL of each update, entropy) and one table (final return,
-steps to a threshold, speed, time of an update) compare them.
+`python experiments/studies/family.py --env=CartPole-v1 --seeds=8 --total_steps=200000` runs each
+method by `control.py` with the settings that a sweep found for it, in its own folder. One figure
+(return against steps, KL of each update, entropy) and one table (final return, steps to a
+threshold, speed, time of an update) compare them.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class Options:
     seed: int = static(0, "base seed", within=NON_NEGATIVE)
     total_steps: int = static(200_000, "length of each run", unit="environment steps", within=COUNT)
     threshold: float = static(
-        475.0, "greedy return whose first crossing the table tells", unit="reward units"
+        475.0, "greedy return whose first crossing the table reports", unit="reward units"
     )
     devices: str = static("auto", "devices to shard seeds over")
     out: str = static(
@@ -40,7 +41,7 @@ class Options:
     )
 
 
-# Settings that set a method apart from its defaults.
+# Flags that differ from a method's defaults.
 APART = {"ppo_penalty": ["--config.target_kl=0.01"]}
 
 
@@ -66,7 +67,7 @@ def panels(results: Sequence[Result], options: Options) -> list[Panel]:
 
 
 def steps_to(rows: Sequence[Row], threshold: float) -> float:
-    """Steps at which the mean greedy return over seeds first reached the threshold; infinite if never."""
+    """Steps at which the mean greedy return reached the threshold; infinite if it never did."""
     step, values = metrics.curve(rows, "greedy_return")
     reached = np.flatnonzero(values.mean(axis=0) >= threshold)
     return float(step[reached[0]]) if reached.size else np.inf

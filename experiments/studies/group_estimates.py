@@ -1,10 +1,10 @@
-"""Do better estimates of a group's mean and std help GRPO? `python experiments/studies/group_estimates.py`.
+"""Do better estimates of a group's mean and standard deviation help GRPO?
 
-The notes' "potential extension": samples that enter the statistics only, running estimates of
-prompts that come again (or of a difficulty), and a larger group whose sum is divided by √G. Every
-variant generates as many completions in an iteration, starts from the same policy, and trains on
-the same finite set of prompts (or on fresh ones, as its name says). Leaves a folder for each,
-`table.txt` and `estimates.png` under `--out`.
+`python experiments/studies/group_estimates.py` tests the notes' "potential extension": samples that
+only enter the statistics, running estimates for recurring prompts (or for a difficulty), and a
+larger group whose sum is divided by √G. Every variant generates the same number of completions per
+iteration, starts from the same policy, and trains on the same finite set of prompts (or on fresh
+ones, as its name says). Writes a folder per variant, `table.txt` and `estimates.png` under `--out`.
 """
 
 from collections.abc import Sequence
@@ -62,21 +62,21 @@ class Options:
     num_digits: int = static(2, "digits of an operand of addition", within=COUNT)
     prompt_set: int = static(1024, "prompts of the finite set", unit="prompts", within=COUNT)
     batch: int = static(
-        128, "completions of one iteration, a multiple of every group", within=COUNT
+        128, "completions of one iteration, a multiple of every group size", within=COUNT
     )
     seeds: int = static(4, "runs of each row", unit="seeds", within=COUNT)
     seed: int = static(0, "base seed", within=NON_NEGATIVE)
     total_steps: int = static(51_200, "completions of each run", within=COUNT)
     decay: float = static(
         0.9,
-        "what an outcome keeps of its weight in the running estimates after an iteration",
+        "factor on an outcome's weight in the running estimates per iteration",
         within=UNIT,
     )
     width: int = static(32, "width of the transformer", within=COUNT)
     layers: int = static(2, "its blocks", within=COUNT)
     learning_rate: float = static(
         1e-3,
-        "Adam's step size at most: it rises over the first tenth, then falls to 0",
+        "peak step size of Adam: warm-up over the first tenth, then decay to 0",
         within=POSITIVE,
     )
     warm_start: float = static(
@@ -110,7 +110,7 @@ def chosen(options: Options) -> dict[str, Variant]:
 
 
 def arguments(variant: Variant, options: Options) -> list[str]:
-    """What sets the run of a variant apart."""
+    """Flags of a variant's run."""
     decay = [f"running_decay={options.decay}"] if RUNNING in variant.switches else []
     return [
         f"--problem.num_prompts={options.batch // variant.group_size}",
@@ -146,13 +146,13 @@ def run(options: Options, out: Path) -> list[Result]:
 
 
 def average(result: Result, metric: str) -> str:
-    """Mean over lines and seeds of what was logged in training; a dash where nothing was."""
+    """Mean of a training metric over lines and seeds; a dash where it was not logged."""
     _, values = metrics.curve(result.rows, metric)
     return f"{np.nanmean(values):.3f}" if values.size else "–"
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line for each row: accuracies, and how much of what was generated taught something."""
+    """One line for each row: accuracies, and how much of the generated data had a signal."""
     lines = [
         (
             f"{'':>26} {'final accuracy':>24} {'at equal tokens':>24} {'dead groups':>12} "
@@ -196,8 +196,8 @@ def main(argv: Sequence[str]) -> int:
     results = run(options, out)
     heading = (
         f"{options.num_digits}-digit addition, {options.seeds} seeds, "
-        f"{options.total_steps:,} completions each, warm start at {options.warm_start}; IQM "
-        "of the greedy accuracy with 95 % intervals"
+        f"{options.total_steps:,} completions each, warm start at {options.warm_start}; "
+        "IQM of the greedy accuracy with 95 % intervals"
     )
     comparison.leave(out, "estimates", panels(results), heading, table(results))
     return 0

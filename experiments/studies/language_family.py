@@ -1,4 +1,4 @@
-"""Methods on one language task at equal generated tokens, and the lecture's comparison table measured on them.
+"""Methods on one language task at equal generated tokens, and the lecture's table measured.
 
 `python experiments/studies/language_family.py` trains PPO, TRPO, GRPO and DAPO by `language.py`,
 from the same warm start. It leaves a folder for each, `family.png` (accuracy against generated
@@ -41,7 +41,7 @@ class Options:
     warm_start: float = static(
         0.45, "greedy accuracy at which the supervised warm start stops", within=UNIT
     )
-    warm_start_steps: int = static(2_000, "its most steps", unit="steps", within=COUNT)
+    warm_start_steps: int = static(2_000, "its maximum number of steps", unit="steps", within=COUNT)
     devices: str = static("auto", "devices to shard seeds over")
     out: str = static(
         "runs/language_family", "folder for the results; an earlier comparison in it is replaced"
@@ -55,7 +55,7 @@ class Method(NamedTuple):
       algorithm: of `language.py`.
       num_prompts: of an iteration.
       group_size: completions of each.
-      flags: the rest, where the defaults of `language.py` are not meant.
+      flags: the rest, where they differ from the defaults of `language.py`.
       decays: its step size falls to 0 at the end of the run.
     """
 
@@ -95,7 +95,7 @@ METHODS = {
 
 
 def arguments(method: Method, options: Options) -> list[str]:
-    """What sets the run of a method apart."""
+    """Flags of a method's run."""
     iterations = options.total_steps // (method.num_prompts * method.group_size)
     given = [
         f"algorithm={method.algorithm}",
@@ -132,7 +132,7 @@ def run(options: Options, out: Path) -> list[Result]:
 
 
 def by_tokens(result: Result) -> Result:
-    """The same lines, with generated tokens (the mean over seeds) in place of completions as their step."""
+    """The same lines with generated tokens (mean over seeds), not completions, as their step."""
     tokens = ablation.generated(result).mean(axis=0)
     return result._replace(
         rows=[{**row, "step": float(step)} for row, step in zip(result.rows, tokens, strict=True)]
@@ -156,7 +156,7 @@ def panels(results: Sequence[Result], options: Options) -> list[Panel]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line for each method: accuracy at the end and at equal tokens, and the KL of its updates."""
+    """One line per method: accuracy at the end and at equal tokens, and KL of its updates."""
     lines = [
         (
             f"{'':>10} {'warm start':>11} {'final accuracy':>24} {'at equal tokens':>24} "

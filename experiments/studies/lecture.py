@@ -24,7 +24,10 @@ Array = npt.NDArray[np.float64]
 
 
 class Shifted(NamedTuple):
-    """A policy whose log-probabilities are raised token by token: the derivative by the shift is that by log π(o_t)."""
+    """A policy whose log-probabilities are shifted token by token.
+
+    The derivative with respect to a shift is that with respect to log π(o_t).
+    """
 
     base: Any
     shift: jax.Array
@@ -43,12 +46,11 @@ class Shifted(NamedTuple):
 
 
 def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
-    """The problem with a shift for each token among the policy's parameters, and with advantages that are known.
+    """The problem with a shift per token among the policy's parameters, and known advantages.
 
-    Every other member of a group is right (every other row, where groups have one member) and the
-    critic says 0, so that all tokens of right rows share an advantage, and all tokens of wrong
-    ones: what is left of a difference between two of them is the weight that the loss gives to a
-    token.
+    Every other member of a group is right (every other row, if groups have one member) and the
+    critic predicts 0, so that all tokens of right rows share one advantage, and all tokens of wrong
+    rows another: what differs within either is the weight that the loss gives to a token.
     """
     rows, size = groups[0] * groups[1], max(groups[1], 2)
 
@@ -88,7 +90,10 @@ def outcomes(rows: int, size: int) -> jax.Array:
 
 
 def one_step(config: Any) -> Any:
-    """The same loss in one plain step: what decides how far it goes, and not where, is as it is without flags."""
+    """The same loss in one plain step.
+
+    Settings of the length of a step, which do not affect its direction, are at their defaults.
+    """
     plain = {
         "num_epochs": 1,
         "num_minibatches": 1,
@@ -103,33 +108,28 @@ def one_step(config: Any) -> Any:
     changes: dict[str, Any] = {name: value for name, value in plain.items() if name in vars(config)}
     changes |= {name: vars(type(config)())[name] for name in own if name in vars(config)}
     if isinstance(config, npg.Config):
-        changes |= {
-            "damping": 1e6,
-            "cg_iterations": 1,
-        }  # so much that the natural step points along the gradient
+        # Damping so large that the natural step points along the gradient.
+        changes |= {"damping": 1e6, "cg_iterations": 1}
     if isinstance(config, dapo.Config):
-        changes |= {
-            "soft_overlong": False,
-            "overlong_cache": 0,
-            "overlong_factor": 1.0,
-        }  # a price of length is no weight
+        # A penalty on length is not a token weight.
+        changes |= {"soft_overlong": False, "overlong_cache": 0, "overlong_factor": 1.0}
     return dataclasses.replace(config, **changes)
 
 
 def token_weights(
     algorithm: Any, config: Any, problem: Problem, key: jax.Array
 ) -> tuple[Array, Array, Array]:
-    """What one token weighs in the loss of an algorithm, by differentiating that loss.
+    """Weight of one token in the loss of an algorithm, by differentiating that loss.
 
     Args:
       algorithm: module with `make`.
       config: its record.
-      problem: language; a policy whose responses are of several lengths.
+      problem: language; with a policy whose responses differ in length.
       key: consumed.
 
     Returns:
-      Of each response, `[B]`: its length in tokens, its outcome, and |d loss / d log π| of its
-      tokens on average, up to a common factor.
+      For each response, `[B]`: its length in tokens, its outcome, and the mean of
+      |d loss / d log π| over its tokens, up to a common factor.
     """
     batch = jax.eval_shape(lambda: problem.collect(*problem.init(key), key)[1])
     instance = shifted(problem, batch.score.shape, batch.mask.shape[1])
@@ -143,9 +143,10 @@ def token_weights(
 
 
 def length_slope(length: Array, outcome: Array, weight: Array) -> float:
-    """Slope of log(weight of a token) over log(length of its response), by least squares with an intercept for each outcome.
+    """Slope of log(weight of a token) over log(length of its response), by least squares.
 
-    −1: a token of a response twice as long weighs half; 0: all tokens weigh the same.
+    With an intercept for each outcome. −1: a token of a response twice as long weighs half;
+    0: all tokens weigh the same.
 
     Example:
       >>> length = np.array([1.0, 2.0, 4.0, 2.0])
@@ -188,7 +189,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
     placement = parallel.choose(
         options.devices, num_seeds=options.seeds, num_rows=problem.num_prompts, mesh=options.mesh
     )
-    seeds = placement.num_seeds // placement.seed_devices  # of one device
+    seeds = placement.num_seeds // placement.seed_devices  # per device
     first, last, iterations = (
         result.rows[0],
         result.rows[-1],
@@ -222,7 +223,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
 
 
 def untrained(records: Mapping[str, Any]) -> Problem:
-    """The run's task with a policy that has learnt nothing yet, whose responses are of all lengths."""
+    """The run's task with an untrained policy, whose responses have all lengths."""
     task = tasks.entry(records[""].task).make(**vars(records["task"]))
     policy, critic = (
         records["model"].build(task.tokenizer.size, outputs=outputs) for outputs in (0, 1)
@@ -240,14 +241,15 @@ def line_mean(result: Result, metric: str, default: float | None) -> float | Non
 
 
 def known(values: Any) -> Array:
-    """Numbers of a line, `[S]`, with 0 for those that were not had."""
+    """Numbers of a line, `[S]`, with 0 where there is none."""
     return np.nan_to_num(np.asarray(values, np.float64))
 
 
 def useful_steps(result: Result, config: Any, iterations: Array) -> float:
-    """Steps that moved the parameters, each counted by the share of its tokens that had an advantage; mean over seeds.
+    """Steps that moved the parameters, weighted by their share of tokens with an advantage.
 
-    A seed without a number in a line (no step was tried, no token trained) adds nothing.
+    The mean over seeds. A seed without a number in a line (no step was tried, no token trained)
+    adds nothing.
     """
     steps = vars(config).get("num_epochs", 1) * vars(config).get("num_minibatches", 1)
     rows = result.rows[1:]

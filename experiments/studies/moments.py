@@ -1,4 +1,4 @@
-"""Bias and variance of advantage estimators and of the policy gradients that they give: measured from segments, and exactly."""
+"""Bias and variance of advantage estimators and their policy gradients, measured and exact."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -77,7 +77,7 @@ def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: i
 
 
 def scores(setting: Setting, moments: Cells) -> Statistics:
-    """Means over visits, squared, so that a bias that is not there is 0 on average, whatever its noise.
+    """Means of unbiased squares over visits: without a bias they are 0 on average, despite noise.
 
     Returns:
       `advantage_bias` of Â against A; `bias` and `rmse` of Â + V̂ against Q; `deviation` given
@@ -107,7 +107,7 @@ def scores(setting: Setting, moments: Cells) -> Statistics:
 
 
 class GradientScores(NamedTuple):
-    """Of the policy gradient of one segment, relative to the squared norm of the exact one, `[C, E]`.
+    """Scores of the policy gradient of one segment, relative to the exact one, `[C, E]`.
 
     Attributes:
       bias: squared.
@@ -118,11 +118,11 @@ class GradientScores(NamedTuple):
     variance: Array
 
     def error(self, segments: float | Array) -> Array:
-        """Mean square relative error of the mean of so many segments."""
+        """Mean squared relative error of the average over this number of segments."""
         return np.maximum(self.bias, 0.0) + self.variance / segments
 
     def segments(self, accuracy: float) -> Array:
-        """Segments for which the root of that is `accuracy`; infinite where the bias alone is more."""
+        """Segments until the root of that is `accuracy`; infinite if the bias alone exceeds it."""
         slack = accuracy**2 - np.maximum(self.bias, 0.0)
         return np.where(slack > 0, self.variance / np.where(slack > 0, slack, 1.0), np.inf)
 
@@ -157,7 +157,7 @@ def exact_scores(setting: Setting, mixtures: Array, horizons: Array, num_steps: 
 
 
 def jackknife(statistic: Callable[[Sums], Statistics], sums: Sums) -> dict[str, Pair]:
-    """Root of each statistic of all segments, and its standard error from leaving out one group at a time."""
+    """Root of each statistic, and its standard error from leaving out one group at a time."""
     whole = total(sums)
     others = [
         statistic(Sums(*(x - y[i] for x, y in zip(whole, sums, strict=True))))

@@ -1,11 +1,12 @@
-"""Over-optimisation of a learned reward, measured: `python experiments/studies/overoptimisation.py`.
+"""Measures the over-optimisation of a learned reward.
 
-PPO with all four models on addition: a reward model is fitted to noisy comparisons of what the warm
-start samples, and the policy is trained on it under prices β on the distance to the reference, from
-a high one to none. All β share the warm start and the reward model, seed by seed, and train side by
-side in one program. What the reward model says goes up as β falls; the verifier, which nobody asks,
-says how much of that is real (Gao et al. 2022, arXiv:2210.10760). Leaves `table.txt`, `curves.npz`
-(each metric `[S, B, I]`: seed, β, iteration) and `overoptimisation.png` under `--out`.
+`python experiments/studies/overoptimisation.py`: PPO with all four models on addition. A reward
+model is fitted to noisy comparisons of completions of the warm start, and the policy is trained on
+it with a KL penalty to the reference, for several coefficients β down to 0. All β share the warm
+start and the reward model of a seed, and train in one program. As β falls, the score of the reward
+model rises; the verifier, which training never asks, shows how much of that is real (Gao et al.
+2022, arXiv:2210.10760). Writes `table.txt`, `curves.npz` (each metric `[S, B, I]`: seed, β,
+iteration) and `overoptimisation.png` under `--out`.
 """
 
 import dataclasses
@@ -31,16 +32,14 @@ from jaxrl_po.types import Learner, Problem
 Curves = dict[str, npt.NDArray[np.float64]]
 MEASURED = ("reward_model", "accuracy", "reference_kl", "response_length", "reward_model_accuracy")
 BATCH = 64  # comparisons of one step of the reward model
-LAST = 10  # the table tells the mean over the last one in so many iterations
+LAST = 10  # the table reports the mean over the last tenth of the iterations
 
 
 @config.record
 class Options:
     """The measurement as a whole."""
 
-    coefficients: str = static(
-        "1,0.5,0.2,0.1,0.05,0", "β of the distance to the reference, separated by commas"
-    )
+    coefficients: str = static("1,0.5,0.2,0.1,0.05,0", "β of the KL penalty, separated by commas")
     num_digits: int = static(
         1, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_DIGITS)
     )
@@ -63,7 +62,7 @@ class Options:
     )
     flip: float = static(
         0.2,
-        "probability that one is recorded the wrong way round",
+        "probability that the preference of a comparison is flipped",
         within=Interval(0.0, 0.5, open_high=True),
     )
     learning_rate: float = static(2e-3, "Adam's step size for actor and critic", within=POSITIVE)
@@ -76,7 +75,7 @@ class Options:
         """The coefficients, from the highest.
 
         Raises:
-          ConfigError: something else than numbers from 0.
+          ConfigError: something other than numbers from 0.
         """
         try:
             betas = sorted({float(item) for item in self.coefficients.split(",")}, reverse=True)
@@ -90,7 +89,7 @@ class Options:
         return betas
 
     def preferences(self) -> language.Preferences:
-        """Of the comparisons."""
+        """Settings of the comparisons."""
         return language.Preferences(
             comparisons=self.comparisons,
             batch_size=BATCH,
@@ -100,14 +99,14 @@ class Options:
         )
 
     def validate(self) -> None:
-        """Checks what one field alone does not show."""
+        """Checks what the range of a field cannot express."""
         self.betas()
         if self.comparisons % BATCH:
             raise ConfigError(f"comparisons must be a multiple of {BATCH}, got {self.comparisons}")
 
 
 def build(options: Options) -> Problem:
-    """Addition with a critic, under a reward model of its warm start."""
+    """Addition with a critic, rewarded by a model fitted to completions of its warm start."""
     task = language.tasks.addition(options.num_digits)
     sizes = language.ModelSettings(
         width=options.width, layers=options.layers, mlp_width=2 * options.width
@@ -166,7 +165,7 @@ def run(options: Options) -> Curves:
 
 
 def final(curves: Curves) -> Curves:
-    """Reward, accuracy and the distance from the reference in nats of a completion, `[S, B]`, at the end."""
+    """Reward, accuracy and KL to the reference in nats per completion, `[S, B]`, at the end."""
     kl = curves["reference_kl"] * curves["response_length"]
     named = {"reward_model": curves["reward_model"], "accuracy": curves["accuracy"], "kl": kl}
     return {
@@ -205,7 +204,7 @@ def table(curves: Curves, betas: Sequence[float]) -> str:
 
 
 def save_figure(curves: Curves, betas: Sequence[float], path: Path) -> None:
-    """The two scores along the runs, and where they end against the distance that was paid for them."""
+    """Both scores along the runs, and their final values against the KL to the reference."""
     end = final(curves)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(17, 4.4), layout="constrained", dpi=120)
@@ -281,8 +280,8 @@ def main(argv: Sequence[str]) -> int:
         np.savez_compressed(out / "curves.npz", **arrays)
         save_figure(curves, betas, out / "overoptimisation.png")
     print(
-        f"{options.num_digits}-digit addition, {options.seeds} seeds: mean [lowest, "
-        "highest] over seeds",
+        f"{options.num_digits}-digit addition, {options.seeds} seeds: "
+        "mean [lowest, highest] over seeds",
         text,
         sep="\n",
         end="",

@@ -1,4 +1,4 @@
-"""Segments of a tabular MDP, and what every advantage estimator makes of them under several critics."""
+"""Segments of a tabular MDP, and every advantage estimate on them under several critics."""
 
 import functools
 from typing import Any, NamedTuple
@@ -14,11 +14,13 @@ from jaxrl_po.distributions import Categorical
 
 Array = np.ndarray[Any, Any]
 
-GROUPS = 16  # of segments; the standard errors are their jackknife
+GROUPS = 16  # groups of segments, for jackknife standard errors
 
 
 class Grid(NamedTuple):
-    """The estimators, in this order: Monte Carlo, A3C(k), GAE(λ); all are Σ_l cˡ δ_{t+l} over n steps or to the segment's end.
+    """The estimators in this order: Monte Carlo, A3C(k), GAE(λ).
+
+    All are Σ_l cˡ δ_{t+l} over n steps or to the segment's end.
 
     Attributes:
       num_steps: T, of a segment.
@@ -142,7 +144,7 @@ def estimates(
 
 @functools.partial(jax.jit, static_argnames=("grid", "num_samples"))
 def measure(setting: Setting, key: jax.Array, *, grid: Grid, num_samples: int) -> Sums:
-    """Samples segments and sums what every estimator makes of them under every critic.
+    """Samples segments and sums up every estimator under every critic.
 
     Args:
       setting: the MDP, the policy and the critics.
@@ -190,5 +192,5 @@ def measure(setting: Setting, key: jax.Array, *, grid: Grid, num_samples: int) -
 
 
 def total(sums: Sums) -> Sums:
-    """Of all groups."""
+    """Sum over all groups."""
     return Sums(*(x.sum(0) for x in sums))

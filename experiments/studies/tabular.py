@@ -52,7 +52,10 @@ def state_transition(mdp: MDP, policy: jax.Array) -> jax.Array:
 
 
 def resolvent(mdp: MDP, policy: jax.Array) -> jax.Array:
-    """`(I − γ P_π)⁻¹ = Π_k (I + (γ P_π)^(2ᵏ))`, `[S, S]`: exact once γ^(2ᵏ) underflows, and far quicker to compile than a solve."""
+    """`(I − γ P_π)⁻¹ = Π_k (I + (γ P_π)^(2ᵏ))`, `[S, S]`.
+
+    Exact once γ^(2ᵏ) underflows, and far quicker to compile than a solve.
+    """
     eye = jnp.eye(len(mdp.initial))
     power, product = mdp.gamma * state_transition(mdp, policy), eye
     for _ in range(16):  # 0.999^(2¹⁶) is 3e-29

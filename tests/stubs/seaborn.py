@@ -1,1 +1,1 @@
-"""Nothing, in place of what gymnax imports for pictures of its games: with scipy.stats, a third of what a small run takes."""
+"""Empty stand-in for what gymnax imports to draw games: its import takes long, with scipy.stats."""

@@ -1,0 +1,266 @@
+"""Fisher products against dense matrices, and the whole update of a trust region."""
+
+import functools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from policies import OBSERVATIONS, PARAMS, VECTOR, categorical, gaussian, mean_kl, rng
+
+from jaxrl_po import losses, masked, trust_region, updates
+from jaxrl_po.algorithms import npg
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.types import Samples
+
+
+def dense_fisher(policy):
+    """`E[∇log π ∇log πᵀ]`: of a categorical by enumeration, of a Gaussian in closed form."""
+    flat, unravel = ravel_pytree(PARAMS)
+    if policy is categorical:
+        jacobian = jax.jacobian(lambda x: categorical(unravel(x)).log_probs())(flat)
+        probs = jnp.exp(categorical(PARAMS).log_probs())
+        return jnp.einsum("sa,sai,saj->ij", probs, jacobian, jacobian) / len(OBSERVATIONS)
+    mean_jacobian = jax.jacobian(lambda x: gaussian(unravel(x)).mean)(flat)
+    log_std_jacobian = jax.jacobian(lambda x: gaussian(unravel(x)).log_std)(flat)
+    precision = jnp.exp(-2.0 * gaussian(PARAMS).log_std)
+    # The Fisher matrix of N(m, σ²) is 1/σ² for m and 2 for log σ.
+    of_mean = jnp.einsum("sd,sdi,sdj->ij", precision, mean_jacobian, mean_jacobian)
+    return (of_mean + 2.0 * jnp.einsum("sdi,sdj->ij", log_std_jacobian, log_std_jacobian)) / len(
+        OBSERVATIONS
+    )
+
+
+@pytest.mark.parametrize("policy", [categorical, gaussian])
+def test_fisher_product_equals_the_dense_fisher(policy):
+    product = trust_region.fisher_vector_product(mean_kl(policy), PARAMS, VECTOR, damping=0.1)
+    flat_vector = ravel_pytree(VECTOR)[0]
+    expected = dense_fisher(policy) @ flat_vector + 0.1 * flat_vector
+    chex.assert_trees_all_equal_shapes_and_dtypes(product, VECTOR)
+    np.testing.assert_allclose(ravel_pytree(product)[0], expected, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", [categorical, gaussian])
+def test_kl_and_its_gradient_vanish_at_the_old_parameters(policy):
+    kl, gradient = jax.value_and_grad(mean_kl(policy))(PARAMS)
+    assert abs(float(kl)) < 1e-7
+    chex.assert_trees_all_close(gradient, jax.tree.map(jnp.zeros_like, PARAMS), atol=1e-7)
+
+
+def test_damping_may_be_traced():
+    def product(damping):
+        return trust_region.fisher_vector_product(
+            mean_kl(categorical), PARAMS, VECTOR, damping=damping
+        )["b"]
+
+    zero, half = jax.vmap(product)(jnp.array([0.0, 0.5]))
+    np.testing.assert_allclose(half - zero, 0.5 * VECTOR["b"], rtol=1e-3, atol=1e-6)
+
+
+def test_fisher_product_over_devices_adds_the_damping_once():
+    """Uneven shards: local totals over the global count, summed, then damped."""
+    mask = jnp.asarray(rng.random(16) < 0.6)
+    old = categorical(PARAMS).logits
+
+    def product(params, vector, observations, old, mask, axis_name):
+        count = masked.psum(mask.sum().astype(jnp.float32), axis_name)
+
+        def kl(params):
+            return (
+                masked.total(Categorical(old).kl(categorical(params, observations)), mask).total
+                / count
+            )
+
+        return trust_region.fisher_vector_product(
+            kl, params, vector, damping=0.1, axis_name=axis_name
+        )
+
+    alone = product(PARAMS, VECTOR, OBSERVATIONS, old, mask, None)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    sharded = jax.shard_map(
+        lambda *args: jax.tree.map(lambda x: x[None], product(*args, "data")),
+        mesh=mesh,
+        in_specs=(P(), P(), P("data"), P("data"), P("data")),
+        out_specs=P("data"),
+        check_vma=False,
+    )
+    on_devices = jax.jit(sharded)(PARAMS, VECTOR, OBSERVATIONS, old, mask)
+    for device in range(4):
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda x, d=device: x[d], on_devices), alone, rtol=1e-4, atol=1e-6
+        )
+        np.testing.assert_array_equal(on_devices["w"][device], on_devices["w"][0])
+
+
+UNEVEN = jnp.arange(16.0) / 120.0
+
+
+@pytest.mark.parametrize("policy", [categorical, gaussian])
+def test_the_product_through_the_distribution_weighs_rows_as_the_mean_kl_does(policy):
+    old = policy(PARAMS)
+    through = trust_region.fisher(policy, PARAMS, UNEVEN, damping=0.1)(VECTOR)
+    direct = trust_region.fisher_vector_product(
+        lambda params: jnp.sum(UNEVEN * old.kl(policy(params))), PARAMS, VECTOR, damping=0.1
+    )
+    chex.assert_trees_all_close(through, direct, rtol=2e-4, atol=1e-5)
+
+
+def test_the_product_through_the_distribution_over_devices():
+    def product(observations, weight, axis_name):
+        policy = functools.partial(categorical, observations=observations)
+        return trust_region.fisher(policy, PARAMS, weight, damping=0.1, axis_name=axis_name)(VECTOR)
+
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    on_devices = functools.partial(product, axis_name="data")
+    sharded = jax.shard_map(
+        on_devices, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P(), check_vma=False
+    )
+    alone = product(OBSERVATIONS, UNEVEN, None)
+    chex.assert_trees_all_close(jax.jit(sharded)(OBSERVATIONS, UNEVEN), alone, rtol=1e-4, atol=1e-6)
+
+
+STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
+
+
+def test_the_fisher_stride_counts_rows_over_devices_and_parts():
+    """A stride that does not divide the rows of a part used to restart in each part.
+
+    It then read other rows, and the natural step was another one.
+    """
+    mask = jnp.asarray(rng.random(40) < 0.8)
+    advantage, action = (
+        jnp.asarray(rng.normal(size=40), jnp.float32),
+        jnp.asarray(rng.integers(0, 4, 40)),
+    )
+    log_prob = categorical(PARAMS, STRIDED).log_prob(action)
+    samples = Samples(STRIDED, action, log_prob, advantage, mask)
+
+    def update(axis_name=None, num_microbatches=1):
+        return updates.trust_region_update(
+            npg.policy_surrogate,
+            lambda params, samples: categorical(params, samples.inputs),
+            max_kl=0.01,
+            damping=0.1,
+            iterations=20,
+            fisher_stride=3,
+            num_microbatches=num_microbatches,
+            search=trust_region.full_step,
+            axis_name=axis_name,
+        )
+
+    alone = jax.jit(update())(PARAMS, samples)[0]
+    every_third = jax.tree.map(lambda x: x[::3], samples)
+    old = categorical(PARAMS, every_third.inputs)
+
+    def kl(params):
+        return masked.mean(old.kl(categorical(params, every_third.inputs)), every_third.mask)
+
+    def matvec(vector):
+        return trust_region.fisher_vector_product(kl, PARAMS, vector, damping=0.1)
+
+    uphill = jax.grad(
+        lambda params: -npg.policy_surrogate(categorical(params, STRIDED), samples).value()
+    )(PARAMS)
+    direction, _ = trust_region.conjugate_gradient(matvec, uphill, iterations=20)
+    step = trust_region.natural_step(direction, matvec, max_kl=0.01)
+    chex.assert_trees_all_close(alone, jax.tree.map(jnp.add, PARAMS, step), rtol=1e-3, atol=1e-5)
+
+    for num_microbatches in (2, 4):
+        parts = jax.jit(update(num_microbatches=num_microbatches))(PARAMS, samples)[0]
+        chex.assert_trees_all_close(parts, alone, rtol=1e-3, atol=1e-5)
+        mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+        sharded = jax.shard_map(
+            lambda params, samples, k=num_microbatches: update("data", k // 2)(params, samples)[0],
+            mesh=mesh,
+            in_specs=(P(), P("data")),
+            out_specs=P(),
+            check_vma=False,
+        )
+        chex.assert_trees_all_close(jax.jit(sharded)(PARAMS, samples), alone, rtol=1e-3, atol=1e-5)
+
+
+class Rows(NamedTuple):
+    observation: jax.Array
+    action: jax.Array
+    advantage: jax.Array
+    mask: jax.Array
+
+
+# Shares of four devices and of four microbatches have three rows, one, four and none.
+ROWS = Rows(
+    OBSERVATIONS,
+    jnp.asarray(rng.integers(4, size=16), jnp.int32),
+    jnp.asarray(rng.normal(size=16), jnp.float32),
+    jnp.array([1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0], bool),
+)
+
+
+def dense_step(stride, damping, max_kl):
+    """`√(2δ / xᵀ(F + λI)x) x`, `x = (F + λI)⁻¹ g`, in float64; F over every n-th row."""
+    flat, unravel = ravel_pytree(PARAMS)
+
+    def log_probs(x):
+        return categorical(unravel(x)).log_probs()
+
+    def gain(x):
+        taken = jnp.take_along_axis(log_probs(x), ROWS.action[:, None], 1)[:, 0]
+        return jnp.sum(ROWS.mask * taken * ROWS.advantage) / ROWS.mask.sum()
+
+    jacobian, probs = (
+        np.asarray(x, np.float64) for x in (jax.jacobian(log_probs)(flat), jnp.exp(log_probs(flat)))
+    )
+    weight = np.float64(ROWS.mask) * (np.arange(16) % stride == 0)
+    fisher = np.einsum("s,sa,sai,saj->ij", weight / weight.sum(), probs, jacobian, jacobian)
+    damped, uphill = (
+        fisher + damping * np.eye(len(flat)),
+        np.asarray(jax.grad(gain)(flat), np.float64),
+    )
+    x = np.linalg.solve(damped, uphill)
+    return np.sqrt(2 * max_kl / (x @ damped @ x)) * x
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_microbatches", "stride"),
+    [(1, 1, 1), (1, 4, 1), (4, 1, 1), (4, 4, 1), (1, 1, 3), (2, 2, 2)],
+)
+def test_the_whole_update_is_that_of_the_dense_matrix(devices, num_microbatches, stride):
+    def surrogate(distribution, rows):
+        log_prob = distribution.log_prob(rows.action)
+        return losses.token_mean(losses.policy_gradient(log_prob, rows.advantage), rows.mask)
+
+    def step(damping, max_kl, rows):
+        update = updates.trust_region_update(
+            surrogate,
+            lambda params, rows: categorical(params, rows.observation),
+            max_kl=max_kl,
+            damping=damping,
+            iterations=40,
+            tolerance=1e-7,
+            fisher_stride=stride,
+            num_microbatches=num_microbatches,
+            search=trust_region.full_step,
+            axis_name="data",
+        )
+        params, metrics = update(PARAMS, rows)
+        return jax.tree.map(lambda x: x[None], (params, metrics))
+
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+    specs = (P(), P(), P("data"))
+    sharded = jax.jit(
+        jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=False)
+    )
+    for damping, max_kl in ((0.1, 0.01), (0.3, 0.01), (0.1, 0.04)):
+        params, metrics = sharded(jnp.float32(damping), jnp.float32(max_kl), ROWS)
+        want = dense_step(stride, damping, max_kl)
+        for device in range(devices):
+            got = (
+                ravel_pytree(jax.tree.map(lambda x, d=device: x[d], params))[0]
+                - ravel_pytree(PARAMS)[0]
+            )
+            np.testing.assert_allclose(got, want, atol=2e-3 * np.abs(want).max())
+        np.testing.assert_allclose(metrics["step_size"].value()[0], np.linalg.norm(want), rtol=1e-3)

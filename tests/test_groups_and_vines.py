@@ -1,0 +1,257 @@
+"""Groups of episodes and vines on control: several episodes that start in one state."""
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import (
+    AlwaysTruncated,
+    MatchCue,
+    MatchCueContinuous,
+    accuracy,
+    program,  # noqa: F401  conftest clears the caches that a test file imports
+    train,
+)
+
+from jaxrl_po import control, losses
+from jaxrl_po.algorithms import (
+    a2c,
+    actor_critic,
+    dapo,
+    grpo,
+    npg,
+    ppo,
+    reinforce,
+    trpo,
+)
+from jaxrl_po.config import ConfigError, as_arrays
+from jaxrl_po.types import ActorCritic
+
+CART_POLE = gymnax.make("CartPole-v1")[0]
+FIT = {"value_epochs": 4, "value_minibatches": 1, "value_learning_rate": 1e-2}
+
+
+NATURAL = [pytest.param(npg, marks=pytest.mark.slow), trpo]  # both share one step function
+
+
+def test_group_advantages_reach_every_step_of_an_episode():
+    problem = control.make_groups(CART_POLE, num_prompts=3, group_size=4, num_steps=50)
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    # One initial state for each group, another for each prompt.
+    start = np.asarray(batch.inputs[:, 0]).reshape(3, 4, -1)
+    assert (start == start[:, :1]).all()
+    assert len(np.unique(start[:, 0, 0])) == 3
+    # An episode is the slots up to its end; CartPole pays 1 a step.
+    length = np.asarray(batch.mask.sum(1))
+    np.testing.assert_array_equal(batch.score.reshape(-1), length)
+    assert len(np.unique(length)) > 2
+    ended = np.asarray(batch.terminated | batch.truncated)
+    for row in range(12):
+        assert ended[row, length[row] - 1]
+        assert not ended[row, : length[row] - 1].any()
+    np.testing.assert_allclose(batch.metrics["episode_return"].value(), length.mean())
+
+
+def test_episodes_that_reach_the_budget_are_truncated():
+    problem = control.make_groups(CART_POLE, num_prompts=2, group_size=2, num_steps=4)
+    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+    assert batch.mask.all()
+    assert batch.truncated[:, -1].all()
+    assert not batch.terminated.any()
+
+
+def test_grpo_learns_from_groups_of_episodes():
+    problem = control.make_groups(MatchCue(), num_prompts=8, group_size=8, num_steps=2)
+    state, metrics, _ = train(
+        grpo, grpo.Config(learning_rate=1e-2, use_reference=False), problem, 60
+    )
+    assert accuracy(problem, state.params)[0] == 1.0
+    assert float(metrics["episode_return"].value()[-1]) > 0.8
+
+
+def test_grpo_is_held_by_its_reference():
+    problem = control.make_groups(MatchCue(), num_prompts=8, group_size=8, num_steps=2)
+    free, held = (
+        train(grpo, grpo.Config(learning_rate=1e-2, kl_coefficient=beta), problem, 40)
+        for beta in (0.0, 10.0)
+    )
+    assert accuracy(problem, held[0].params)[1] < accuracy(problem, free[0].params)[1] - 0.1
+    assert float(held[1]["reference_kl"].value()[-1]) < float(free[1]["reference_kl"].value()[-1])
+
+
+def test_groups_of_one_are_refused():
+    problem = control.make_groups(MatchCue(), num_prompts=8, group_size=1, num_steps=2)
+    learner = grpo.make(grpo.Config(), problem)
+    with pytest.raises(ConfigError, match="group_size must be at least 2"):
+        jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
+
+
+def test_vine_tries_every_action_from_one_state():
+    """MatchCue pays 1 for the action that names the cue and ends: Q is 0 or 1, by enumeration."""
+    problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=5)
+    params, collector = problem.init(jax.random.key(0))
+    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    cue = np.asarray(batch.inputs).reshape(12, 2)
+    np.testing.assert_array_equal(cue[:, 0], cue[:, 1])
+    np.testing.assert_array_equal(batch.score, np.stack([cue[:, 0] < 0, cue[:, 0] > 0], axis=1))
+    np.testing.assert_array_equal(batch.action.reshape(12, 2), np.tile([0, 1], (12, 1)))
+    np.testing.assert_allclose(batch.sampler_log_prob, -np.log(2.0), rtol=1e-6)
+    distribution = problem.apply(params, batch.inputs)[0]
+    np.testing.assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5)
+    np.testing.assert_allclose(batch.value, 0.5, atol=0.02)  # a policy that is nearly uniform
+    assert batch.terminated.all()
+
+
+def test_branches_share_their_random_numbers():
+    """AlwaysTruncated pays 1 a step: all branches are the same, the return is a geometric sum."""
+    problem = control.make_vine(
+        AlwaysTruncated(),
+        num_envs=2,
+        num_steps=20,
+        num_states=10,
+        num_branches=3,
+        horizon=4,
+        discount=0.5,
+    )
+    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+    # The limit of 5 steps cuts a branch from time t after 5 − t steps; the horizon after 4.
+    sums = [1.0, 1.5, 1.75, 1.875]
+    assert set(np.unique(batch.score).tolist()) <= set(sums)
+    assert len(np.unique(batch.score)) > 1
+    score = np.asarray(batch.score)
+    np.testing.assert_array_equal(score, np.repeat(score[:, :1], 3, axis=1))
+    # The mean over branches.
+    np.testing.assert_array_equal(batch.value.reshape(-1), score.reshape(-1))
+    long = control.make_vine(
+        CART_POLE, num_envs=4, num_steps=8, num_states=4, num_branches=4, horizon=40
+    )
+    params, collector = long.init(jax.random.key(0))
+    _, batch = jax.jit(long.collect)(params, collector, jax.random.key(1))
+    score, action = np.asarray(batch.score), np.asarray(batch.action).reshape(-1, 4)
+    for returns, actions in zip(score, action, strict=True):
+        for a in (0, 1):  # branches that begin with the same action are the same branch
+            assert len(set(returns[actions == a].tolist())) <= 1
+
+
+def test_trpo_learns_from_a_vine():
+    problem = control.make_vine(MatchCue(), num_envs=8, num_steps=8, num_states=4, horizon=2)
+    state, metrics, _ = train(trpo, trpo.Config(max_kl=0.05), problem, 30)
+    assert accuracy(problem, state.params)[0] == 1.0
+    assert state.params.value is None
+    assert (np.asarray(metrics["exact_kl"].value()) <= 0.05).all()
+
+
+def test_vine_with_continuous_actions_is_self_normalised():
+    problem = control.make_vine(
+        MatchCueContinuous(), num_envs=8, num_steps=8, num_states=4, num_branches=8, horizon=2
+    )
+
+    def surrogate(distribution, samples):
+        rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
+        of_states = jax.vmap(losses.self_normalized_surrogate)(*(x.reshape(-1, 8) for x in rows))
+        return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
+
+    learner = trpo.make(as_arrays(trpo.Config(max_kl=0.05)), problem, surrogate=surrogate)
+    state, _ = jax.jit(
+        lambda key: jax.lax.scan(lambda s, _: learner.step(s), learner.init(key), None, length=60)
+    )(jax.random.key(0))
+    mean = problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[0].mode()[:, 0]
+    np.testing.assert_allclose(mean, [-0.5, 0.5], atol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "match"),
+    [
+        (CART_POLE, {"num_branches": 1}, "num_branches must be at least 2"),
+        (MatchCueContinuous(), {}, "num_branches must be at least 2 where actions are continuous"),
+        (CART_POLE, {"num_states": 9}, "num_states must be at most num_steps = 8"),
+        (CART_POLE, {"horizon": 0}, "horizon"),
+        (CART_POLE, {"discount": 1.5}, "discount"),
+    ],
+)
+def test_bad_vines_are_named(env, options, match):
+    with pytest.raises(ConfigError, match=match):
+        control.make_vine(env, **({"num_envs": 2, "num_steps": 8, "num_states": 2} | options))
+
+
+def test_vine_needs_a_state_to_go_back_to():
+    class Hidden(MatchCue):
+        def reset(self, key, params=None):
+            return jnp.zeros(1), ()
+
+    with pytest.raises(ConfigError, match="goes back to visited states"):
+        control.make_vine(Hidden())
+
+
+@pytest.mark.parametrize("module", [reinforce, a2c, ppo, grpo])
+def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
+    """Trying each action once is uniform, not the policy: −log π · A has another gradient."""
+    enumerated, sampled = (
+        control.make_vine(
+            MatchCue(), num_envs=2, num_steps=8, num_states=2, horizon=2, num_branches=k
+        )
+        for k in (0, 2)
+    )
+    with pytest.raises(
+        ConfigError, match=r"sampling must be from the policy itself for this method.*num_branches"
+    ):
+        module.make(module.Config(), enumerated)
+    module.make(module.Config(), sampled)
+
+
+def test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal():
+    problem = control.make_vine(MatchCue(), num_envs=8, num_steps=8, num_states=4, horizon=2)
+    learner = trpo.make(as_arrays(trpo.Config(max_kl=0.05)), problem)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    # Far from uniform, so that the KL from the proposal would show.
+    state = state._replace(
+        params=state.params._replace(policy=jax.tree.map(lambda x: 3.0 * x, state.params.policy))
+    )
+    _, metrics = jax.jit(learner.step)(state)
+    assert float(metrics["accepted"].value()) == 1.0
+    # With all actions weighted by their probability, the k3 estimate is the exact KL.
+    np.testing.assert_allclose(metrics["kl"].value(), metrics["exact_kl"].value(), rtol=1e-3)
+
+
+def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
+    """On CartPole these are the best: without them there is nothing to learn from."""
+    problem = control.make_groups(CART_POLE, num_prompts=4, group_size=4, num_steps=12)
+    _, metrics, _ = train(dapo, dapo.Config(dynamic_sampling="off"), problem, 1)
+    assert float(metrics["truncated"].value()[0]) > 0.2
+    everything = float(metrics["episode_length"].total[0])
+    assert float(metrics["signal"].count[0]) == everything
+    with pytest.raises(ConfigError, match="overlong_cache has no effect unless"):
+        dapo.make(dapo.Config(overlong_cache=3), problem)
+
+
+def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
+    """TRPO eq. 17: `mean_n Σ_k π(a_k|s_n) A_nk` for any policy.
+
+    Weighted by π / π_old, it would be twice as far off.
+    """
+    problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=2)
+    params, collector = problem.init(jax.random.key(0))
+    policy = jax.tree.map(lambda x: 3.0 * x, params.policy)
+    _, batch = jax.jit(problem.collect)(
+        params._replace(policy=policy), collector, jax.random.key(1)
+    )
+    estimate = actor_critic.make_estimate(
+        trpo.Config(normalize_advantage=False), keep_proposal=True
+    )
+    samples = problem.rows(estimate(None, batch))
+    later = jax.tree.map(lambda x: 2.0 * x, policy)
+    distribution = problem.apply(ActorCritic(later), samples.inputs)[0]
+    probability = np.exp(distribution.log_prob(samples.action)).reshape(-1, 2)
+    want = np.mean(np.sum(probability * np.asarray(samples.advantage).reshape(-1, 2), axis=1))
+    np.testing.assert_allclose(
+        npg.proposal_surrogate(distribution, samples).value(), -want, rtol=1e-4, atol=1e-6
+    )
+    _, metrics, _ = train(npg, npg.Config(normalize_advantage=False), problem, 1)
+    params, collector = problem.init(jax.random.split(jax.random.key(0))[0])
+    key = jax.random.split(jax.random.split(jax.random.key(0))[1], 3)[1]
+    batch = jax.jit(problem.collect)(params, collector, key)[1]
+    # At π_old itself the expectation of A is 0 in every state.
+    np.testing.assert_allclose(metrics["policy_loss"].value()[0], 0.0, atol=1e-5)
+    assert float(jnp.abs(batch.reward - batch.value).mean()) > 0.1

@@ -1,0 +1,57 @@
+"""What a wrong program is: one replacement in the text of one module of `jaxrl_po`."""
+
+import re
+from typing import NamedTuple
+
+
+class Wrong(NamedTuple):
+    """One wrong program.
+
+    Attributes:
+      name: what is wrong.
+      module: of `jaxrl_po`.
+      before: text of the module, which occurs in it once.
+      after: the text of the wrong program in its place.
+      tests: files or tests in this folder, each of which must notice.
+    """
+
+    name: str
+    module: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+    def source(self, text: str) -> str:
+        """The module's text with the mistake; line breaks do not matter.
+
+        Raises:
+          ValueError: `before` does not occur exactly once.
+
+        Example:
+          >>> wrong = Wrong("sign", "losses", "f(a - b, c)", "f(a + b, c)", ())
+          >>> wrong.source("return f(\\n  a - b,\\n  c,\\n)")
+          'return f(a + b, c)'
+        """
+        found = list(pattern(self.before).finditer(text))
+        if len(found) != 1:
+            raise ValueError(
+                f"{self.name}: {self.before!r} occurs {len(found)} times in {self.module}, not once"
+            )
+        return text[: found[0].start()] + self.after + text[found[0].end() :]
+
+
+def pattern(code: str) -> re.Pattern[str]:
+    """Matches the code however its lines are broken; white space at its ends counts."""
+    inner = code.strip()
+    start, end = code[: len(code) - len(code.lstrip())], code[len(code.rstrip()) :]
+    parts = []
+    for token in re.findall(r"\s+|\w+|[^\w\s]", inner):
+        if token.isspace():
+            parts.append(r"\s+")
+        elif token in "([{":
+            parts.append(re.escape(token) + r"\s*")
+        elif token in ")]}":
+            parts.append(r",?\s*" + re.escape(token))
+        else:
+            parts.append(re.escape(token))
+    return re.compile(re.escape(start) + "".join(parts) + re.escape(end))

@@ -1,0 +1,166 @@
+"""Wrong programs of earlier versions of the package."""
+
+from wrong import Wrong
+
+WRONG = [
+    Wrong(
+        "whatever has the shape of a masked slot is zeroed",
+        "learner",
+        (
+            "return batch._replace(**{name: jax.tree.map(zero, getattr(batch, name)) for name "
+            "in ZEROED})"
+        ),
+        "like = lambda x: zero(x) if x.shape[:2] == batch.mask.shape else x\n"
+        "    return batch._replace(inputs=jax.tree.map(like, batch.inputs))",
+        ("test_halves.py::test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it",),
+    ),
+    Wrong(
+        "the KL is that before the update",
+        "algorithms.actor_critic",
+        "divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))",
+        "divergences.k3(part.log_prob, part.log_prob)",
+        ("test_algorithms.py::test_kl_is_one_quantity_that_of_the_whole_update[gspo]",),
+    ),
+    Wrong(
+        "the KL of a vine is that from the proposal",
+        "algorithms.actor_critic",
+        "kl = ratio(part.log_prob, part.sampler_log_prob) * kl",
+        "kl = divergences.k3(part.sampler_log_prob, policy(params, part).log_prob(part.action))",
+        (
+            "test_groups_and_vines.py::test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal",
+        ),
+    ),
+    Wrong(
+        "without a baseline returns are shifted and scaled, and shifted back unscaled",
+        "algorithms.reinforce",
+        "advantage = advantage / (advantages.scale_of(mean, std) + 1e-8)",
+        "advantage = (advantage - mean) / (std + 1e-8) + mean",
+        (
+            "test_family.py::test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted",
+        ),
+    ),
+    Wrong(
+        "a std without a floor",
+        "advantages",
+        "jnp.maximum(std, 0.1 * jnp.abs(mean))",
+        "std",
+        (
+            "test_control.py::test_a_return_that_does_not_vary_is_scaled_by_its_mean",
+            "test_family.py::test_a_constant_return_without_a_baseline_is_scaled_by_its_mean",
+        ),
+    ),
+    Wrong(
+        "what is carried is stored up",
+        "dynamic_sampling",
+        "room = jnp.where(fill.rounds == 0, wanted - filled, 0)",
+        "room = jnp.where(fill.rounds == 0, wanted - filled + generated, 0)",
+        (
+            "test_dynamic_sampling.py::test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped",
+        ),
+    ),
+    Wrong(
+        "what is carried does not age",
+        "dynamic_sampling",
+        "spare = spare._replace(age=spare.age + 1)",
+        "spare = spare._replace(age=spare.age)",
+        ("test_dynamic_sampling.py::test_what_is_trained_on_is_at_most_one_update_old",),
+    ),
+    Wrong(
+        "every token is a step",
+        "algorithms.grpo",
+        "advantages.process_relative(*group, **settings)",
+        "advantages.process_relative(*group[:2], **settings)",
+        ("test_group_policy.py::test_process_supervision_counts_the_steps_that_the_problem_names",),
+    ),
+    Wrong(
+        "a process reward is due at every token",
+        "language.problem",
+        "step_end = is_last | jax.vmap(source.step_end)(members.problem, completions.tokens)",
+        "step_end = None",
+        ("test_language_problem.py::test_the_task_says_where_a_process_reward_is_due",),
+    ),
+    Wrong(
+        "actions of a proposal as if the policy had drawn them",
+        "algorithms.npg",
+        "policy_surrogate if problem.on_policy else proposal_surrogate",
+        "policy_surrogate",
+        (
+            "test_groups_and_vines.py::test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions",
+        ),
+    ),
+    Wrong(
+        "a proposal is admitted where nothing weighs it",
+        "algorithms.actor_critic",
+        "    if not problem.on_policy:\n        raise",
+        "    if False:\n        raise",
+        (
+            "test_groups_and_vines.py::test_actions_of_a_proposal_are_refused_where_nothing_weighs_them",
+        ),
+    ),
+    Wrong(
+        "actions are drawn in half precision",
+        "distributions",
+        "jax.random.categorical(key, _wide(self.logits))",
+        "jax.random.categorical(key, self.logits)",
+        ("test_distributions.py::test_what_is_drawn_in_half_precision_is_what_is_scored",),
+    ),
+    Wrong(
+        "a Gaussian is scored in half precision",
+        "distributions",
+        "        mean, log_std = _wide(self.mean), _wide(self.log_std)\n        z =",
+        "        mean, log_std = self.mean, self.log_std\n        z =",
+        ("test_distributions.py::test_what_is_drawn_in_half_precision_is_what_is_scored",),
+    ),
+    Wrong(
+        "a stride that starts anew in every part and on every device",
+        "updates",
+        "first = -(device * num_parts + jnp.arange(num_parts)) * rows % stride",
+        "first = 0 * (device * num_parts + jnp.arange(num_parts))",
+        ("test_fisher.py::test_the_fisher_stride_counts_rows_over_devices_and_parts",),
+    ),
+    Wrong(
+        "the sampler's log-probabilities are the old policy's in half precision",
+        "learner",
+        "if not problem.exact_sampler:",
+        "if False:",
+        ("test_old_policy.py::test_cached_and_whole_passes_differ_and_the_learners_own_are_taken",),
+    ),
+    Wrong(
+        "what is carried is scored by parameters that did not draw it",
+        "learner",
+        "jnp.where(fresh, recomputed, batch.log_prob)",
+        "recomputed",
+        ("test_old_policy.py::test_what_is_recomputed_and_what_is_logged",),
+    ),
+    Wrong(
+        "an episode that reaches its limit is overlong",
+        "algorithms.dapo",
+        "if config.overlong_filtering and problem.truncated_is_overlong:",
+        "if config.overlong_filtering:",
+        ("test_groups_and_vines.py::test_dapo_on_control_keeps_the_episodes_that_reach_the_limit",),
+    ),
+    Wrong(
+        "what a jitted function reads is what all of its outputs depend on",
+        "algorithms.actor_critic",
+        "_, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))",
+        (
+            "is_read = [True for equation in program.jaxpr.eqns if equation.primitive.name in "
+            "('jit', 'pjit')]"
+        ),
+        ("test_family.py::test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body",),
+    ),
+    Wrong(
+        "the KL of a surplus counts two updates",
+        "algorithms.group_policy",
+        "batch.mask & (batch.age == 0)[:, None]",
+        "batch.mask",
+        ("test_dynamic_sampling.py::test_kl_is_of_this_update_and_not_of_the_one_before",),
+    ),
+    Wrong(
+        "the KL is of what is trained on",
+        "algorithms.actor_critic",
+        "part.mask if part.sampled is None else part.sampled",
+        "part.mask",
+        ("test_dynamic_sampling.py::test_kl_covers_what_the_loss_leaves_out",),
+    ),
+]
