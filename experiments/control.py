@@ -3,8 +3,7 @@
 `python experiments/control.py --env=CartPole-v1 --out=runs/first`
 """
 
-from jaxrl_po.run import flags
-from jaxrl_po.run.commands import control
+from jaxrl_po.__main__ import entry
 
 if __name__ == "__main__":
-    flags.entry(control.main)
+    entry("control")

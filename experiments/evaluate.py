@@ -3,8 +3,7 @@
 `python experiments/evaluate.py --run=runs/first --size=1024`
 """
 
-from jaxrl_po.run import flags
-from jaxrl_po.run.commands import evaluate
+from jaxrl_po.__main__ import entry
 
 if __name__ == "__main__":
-    flags.entry(evaluate.main)
+    entry("evaluate")

@@ -3,8 +3,7 @@
 `python experiments/language.py --task=addition --out=runs/addition`
 """
 
-from jaxrl_po.run import flags
-from jaxrl_po.run.commands import language
+from jaxrl_po.__main__ import entry
 
 if __name__ == "__main__":
-    flags.entry(language.main)
+    entry("language")

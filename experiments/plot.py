@@ -1,7 +1,6 @@
 """Compares runs: `python experiments/plot.py runs/a runs/b --out=runs/plot`."""
 
-from jaxrl_po.run import flags
-from jaxrl_po.run.commands import plot
+from jaxrl_po.__main__ import entry
 
 if __name__ == "__main__":
-    flags.entry(plot.main)
+    entry("plot")

@@ -3,8 +3,7 @@
 `python experiments/render.py --run=runs/cartpole --out=cartpole.gif`
 """
 
-from jaxrl_po.run import flags
-from jaxrl_po.run.commands import render
+from jaxrl_po.__main__ import entry
 
 if __name__ == "__main__":
-    flags.entry(render.main)
+    entry("render")

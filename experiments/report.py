@@ -3,8 +3,7 @@
 `python experiments/report.py runs/a runs/b --out=runs/report.html`
 """
 
-from jaxrl_po.run import flags
-from jaxrl_po.run.commands import report
+from jaxrl_po.__main__ import entry
 
 if __name__ == "__main__":
-    flags.entry(report.main)
+    entry("report")

@@ -1,26 +1,14 @@
 """The command `jaxrl-po`, also `python -m jaxrl_po`: one command for each thing that a user starts."""
 
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxrl_po.run import flags
-from jaxrl_po.run.commands import control, evaluate, language, plot, render, report, sweep
-from jaxrl_po.run.flags import UsageError
-
-COMMANDS = {
-    "control": control.main,
-    "language": language.main,
-    "sweep": sweep.main,
-    "evaluate": evaluate.main,
-    "plot": plot.main,
-    "report": report.main,
-    "render": render.main,
-}
 SUMMARY = """Policy optimisation in JAX, from REINFORCE to DAPO.
 
 usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its flags)
 
-  control    train a method on a gymnax environment
+  control    train a method on an environment
   language   train a transformer on a task whose answers are verified
   sweep      search settings of a method on an environment
   evaluate   evaluate the policies of a run again
@@ -38,15 +26,33 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("--help", "-h", "help"):
         print(SUMMARY)
         return 0 if argv else 2
+    from jaxrl_po.run import flags
+    from jaxrl_po.run.commands import control, evaluate, language, plot, render, report, sweep
+
+    commands = {
+        "control": control.main,
+        "language": language.main,
+        "sweep": sweep.main,
+        "evaluate": evaluate.main,
+        "plot": plot.main,
+        "report": report.main,
+        "render": render.main,
+    }
     name, *arguments = argv
-    if name not in COMMANDS:
-        raise UsageError(f"jaxrl-po has no command {name!r}{flags.suggest(name, COMMANDS)}")
-    return COMMANDS[name](arguments)
+    if name not in commands:
+        raise flags.UsageError(f"jaxrl-po has no command {name!r}{flags.suggest(name, commands)}")
+    return commands[name](arguments)
 
 
-def entry() -> NoReturn:
-    """What the installed command starts."""
-    flags.entry(main)
+def entry(*command: str) -> NoReturn:
+    """What the installed command and the scripts start; an interrupt while all is loaded is one line."""
+    try:
+        from jaxrl_po.run import flags
+
+        flags.entry(lambda argv: main([*command, *argv]))
+    except KeyboardInterrupt:
+        print("interrupted: nothing was started", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

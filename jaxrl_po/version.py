@@ -1,3 +1,3 @@
 """The version, kept apart so that packaging need not import JAX."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -93,6 +93,7 @@ SCRIPT = launch.Script(
     summary="Walks at random.",
     options=RunOptions,
     defaults=lambda options: {},
+    tuned=lambda options: {},
     sections=lambda options: {},
     rows=lambda records: 16,
     steps=lambda records: 10,

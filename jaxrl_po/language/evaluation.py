@@ -27,6 +27,7 @@ class Answers(NamedTuple):
       length: `[P, n]`, int32, tokens, EOS included.
       ended: `[P, n]`, bool, whether EOS came within the budget.
       score: `[P, n]`, float32 in [0, 1], the verifier's.
+      expected: `[P, answer_length]`, int32, a right answer, EOS included, then PAD.
     """
 
     prompt: jax.Array
@@ -34,6 +35,7 @@ class Answers(NamedTuple):
     length: jax.Array
     ended: jax.Array
     score: jax.Array
+    expected: jax.Array
 
 
 def make_answer(
@@ -92,7 +94,8 @@ def make_answer(
             for x in (completions.tokens, completions.length, completions.ended)
         )
         score = jax.vmap(jax.vmap(task.score, in_axes=(None, 0)))(prompts.problem, tokens)
-        return Answers(prompts.tokens, tokens, length, ended, score)
+        expected = jax.vmap(task.demonstrate)(prompts.problem)
+        return Answers(prompts.tokens, tokens, length, ended, score, expected)
 
     return answer
 
@@ -250,6 +253,7 @@ def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
             "decoding": decoding,
             "prompt": text(of.prompt[p].tolist()),
             "completion": text(of.tokens[p, g].tolist(), pad=PAD),
+            "expected": text(of.expected[p].tolist()),
             "length": int(of.length[p, g]),
             "score": float(of.score[p, g]),
             "ended": bool(of.ended[p, g]),

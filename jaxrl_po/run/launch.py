@@ -23,6 +23,7 @@ from jaxrl_po.run import (
     summary,
 )
 from jaxrl_po.run.checkpoint import CheckpointError
+from jaxrl_po.run.compilation import keep_programs
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.jobs import Experiment
 from jaxrl_po.run.methods import ALGORITHMS
@@ -47,6 +48,7 @@ class Script(NamedTuple):
       summary: first line of `--help`.
       options: record of the flags without a prefix, an extension of `Options`.
       defaults: options to flags and their defaults, where those of the records do not suit.
+      tuned: options to those of the defaults that a sweep found.
       sections: options to prefix and record, beside `config`, which is the algorithm's.
       rows: records to the rows (environments or prompts) of one seed.
       steps: records to the environment steps (or completions) of one iteration of one seed.
@@ -62,6 +64,7 @@ class Script(NamedTuple):
     summary: str
     options: type
     defaults: Callable[[Any], Mapping[str, Any]]
+    tuned: Callable[[Any], Mapping[str, Any]]
     sections: Callable[[Any], Mapping[str, type]]
     rows: Callable[[Mapping[str, Any]], int]
     steps: Callable[[Mapping[str, Any]], int]
@@ -97,6 +100,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
         return 0
 
     options = flags.parse(argv, {"": script.options}, partial=True)[""]
+    keep_programs(options.compilation_cache)
     if options.distributed:
         processes.start(
             coordinator=options.coordinator,
@@ -267,8 +271,14 @@ def prepare(
         )
         programs.check(job)
 
-    sizes = {"iterations": iterations, "steps_per_iteration": steps, "log_every": log_every}
     origin, before = provenance.describe(placement.describe()), stored.get("resolved", {})
+    found = {name: value for name, value in script.tuned(options).items() if name not in given}
+    sizes = {
+        "iterations": iterations,
+        "steps_per_iteration": steps,
+        "log_every": log_every,
+        "tuned": before.get("tuned", {}) if stored else found,
+    }
     if options.deterministic:
         provenance.require_same(origin, before, options.out)
     resolved = sizes | provenance.go_on(origin, before)
@@ -297,10 +307,16 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
             job.iterations * job.steps_per_iteration,
             unit=script.unit,
             watch=watch,
+            num_seeds=plan.records[""].seeds,
             quiet=quiet,
         ) as progress,
         exporters.Exporting(progress, exporters_of(plan, out)) as reporter,
     ):
+        if tuned := plan.resolved["tuned"]:
+            shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
+            progress.tell(
+                f"{title}: with settings that a sweep found, each of which a flag may replace: {shown}"
+            )
         if plan.changes:
             progress.tell(
                 f"{title}: goes on under other circumstances, so last bits may differ: "

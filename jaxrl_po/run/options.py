@@ -4,6 +4,7 @@ from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, Interval, static
 from jaxrl_po.run.methods import ALGORITHMS
 
+AUTO = "auto"
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
@@ -55,6 +56,11 @@ class Options:
         "have a GPU add in a fixed order, and go on (--resume) only where the run must "
         "equal one in one go to the last bit: on the same machine and devices, with the "
         "same versions and code; a CPU always adds in a fixed order",
+    )
+    compilation_cache: str = static(
+        AUTO,
+        "folder where compiled programs are kept for the next run; auto is one in the user's cache, "
+        "empty keeps none",
     )
     tensorboard: bool = static(
         False, "write event files for TensorBoard as well, to --out/tensorboard"

@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from jaxrl_po.run import metrics
 from jaxrl_po.run.metrics import Row
 
+FEWEST_SEEDS = 4  # below which a bootstrap band says nothing that the seeds do not
 INK, QUIET = "#1b1f24", "#8a929c"
 DASHES = ("-", "--", ":", "-.")  # once the colours are used up
 COLOURS = ("#0b6e99", "#c4501b", "#3a7d44", "#7b4fa3", "#b8860b", "#0a9a8f", "#a8325e", "#4d5560")
@@ -86,12 +87,14 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         )
         if not step.size:
             continue
-        low, high = metrics.bootstrap_interval([values])
-        if panel.seeds:
+        has_band = len(values) >= FEWEST_SEEDS
+        if panel.seeds or not has_band:
             axes.plot(
                 step, values.T, color=colour, alpha=min(0.35, 2.5 / len(values)), linewidth=0.7
             )
-        axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
+        if has_band:
+            low, high = metrics.bootstrap_interval([values])
+            axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
         centre = metrics.interquartile_mean(values)
         axes.plot(step, centre, dashes, color=colour, linewidth=2.2, label=series.label)
         axes.plot(step[-1], centre[-1], "o", color=colour, markersize=5, clip_on=False)
@@ -110,7 +113,8 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if drawn and legend:
         seeds = " – ".join(map(str, sorted({min(drawn), max(drawn)})))
-        what = f"IQM and 95 % band, {seeds} seeds" if max(drawn) > 1 else None
+        band = " and 95 % band" if max(drawn) >= FEWEST_SEEDS else " and each seed"
+        what = f"IQM{band}, {seeds} seeds" if max(drawn) > 1 else None
         axes.legend(loc="best", fontsize=9, title=what, title_fontsize=9, alignment="left")
 
 

@@ -6,8 +6,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from jaxrl_po.run.metrics import Row
 
@@ -20,6 +21,7 @@ class Progress:
       total_steps: steps of each seed at the end.
       unit: what a step is, e.g. `steps` or `completions`.
       watch: names of metrics to show, where a line holds them.
+      num_seeds: seeds side by side; steps and steps per second are those of each.
       quiet: show nothing.
     """
 
@@ -30,22 +32,25 @@ class Progress:
         *,
         unit: str = "steps",
         watch: Sequence[str] = (),
+        num_seeds: int = 1,
         quiet: bool = False,
     ):
         self._title, self._total, self._unit, self._watch = title, total_steps, unit, watch
+        self._num_seeds = num_seeds
         self._shown: dict[str, float] = {}
         self._console = Console()
         self._console.quiet = quiet
+        # On a narrow terminal the metrics are cut off; the bar and the time left stay.
         self._bar = Bar(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
+            TextColumn("{task.description}", table_column=_shrinks()),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[text]}", table_column=_shrinks()),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
+            expand=True,
         )
-        self._task = self._bar.add_task(title, total=total_steps, text="")
+        self._task = self._bar.add_task(title, total=total_steps, text="", left="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -81,14 +86,25 @@ class Progress:
             for name in self._watch
             if name in self._shown
         ]
-        rate = row.get("time/steps_per_second", math.nan)
-        speed = [f"{rate:,.0f} {self._unit}/s"] if math.isfinite(rate) else []
-        left = [f"{clock(seconds_left)} left"] if math.isfinite(seconds_left) else []
-        text = "  ".join([f"{row['step']:,}/{self._total:,} {self._unit}", *numbers, *speed, *left])
+        if numbers and self._num_seeds > 1:
+            numbers[0] = f"IQM of {self._num_seeds} seeds: {numbers[0]}"
+        rate = row.get("time/steps_per_second", math.nan) / self._num_seeds
+        speed = [f"{rate:,.0f}/s"] if math.isfinite(rate) else []
+        steps = " ".join([f"{row['step']:,}/{self._total:,} {self._unit}", *speed])
+        if self._num_seeds > 1:
+            steps += f" × {self._num_seeds} seeds"
+        text = "  ".join([steps, *numbers])
+        left = f"{clock(seconds_left)} left" if math.isfinite(seconds_left) else ""
         if self._console.is_terminal:
-            self._bar.update(self._task, description=self._title, completed=row["step"], text=text)
+            self._bar.update(
+                self._task, description=self._title, completed=row["step"], text=text, left=left
+            )
         else:
-            self.tell(f"{self._title}: {text}")
+            self.tell(f"{self._title}: {'  '.join(filter(None, [text, left]))}")
+
+
+def _shrinks() -> Column:
+    return Column(no_wrap=True, overflow="ellipsis", ratio=1)
 
 
 def clock(seconds: float) -> str:

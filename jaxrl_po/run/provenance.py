@@ -29,6 +29,7 @@ NUMERICS = (
 )
 FLAG = "--xla_gpu_deterministic_ops"
 CPU_DEVICES = "jax_num_cpu_devices"
+OTHER_STATES = ("0.1.", "0.2.")  # versions whose runs cannot be resumed
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -107,7 +108,7 @@ def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
 
 
 def require_readable(before: Mapping[str, Any], out: str) -> None:
-    """Refuses a run whose states have the names of a version before 0.2.
+    """Refuses to resume a run of an older version, whose states or random numbers were others.
 
     Args:
       before: what a run that is resumed has stored; empty where none is.
@@ -117,11 +118,11 @@ def require_readable(before: Mapping[str, Any], out: str) -> None:
       UsageError: names the version.
     """
     began = str(before.get("versions", {}).get("jaxrl_po", __version__))
-    if began.startswith("0.1."):
+    if began.startswith(OTHER_STATES):
         raise UsageError(
-            f"--resume: the run in --out={out} is of jaxrl_po {began}, whose states had "
-            "other names; resume it with that version, or start another from its policy "
-            "with --init_from (jaxrl-po language)"
+            f"--resume: the run in --out={out} is of jaxrl_po {began}, which names its states or "
+            "draws its random numbers otherwise; resume it with that version, or start another "
+            "from its policy with --init_from (jaxrl-po language)"
         )
 
 

@@ -95,7 +95,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
         Store(folder / "checkpoints" / "latest", keep=2) as latest,
         Store(folder / "checkpoints" / "best", keep=1) as best,
         ThreadPoolExecutor(max_workers=1) as worker,
-        hear_signals() as stop,
+        hear_signals(started := threading.Event()) as stop,
     ):
 
         def wait_for(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
@@ -165,6 +165,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                 f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})"
             )
 
+        started.set()
         first, begun, idle = iteration, time.perf_counter(), False
         while iteration < job.iterations and not idle and not processes.any_of(stop.is_set()):
             end = job.boundary(iteration)
@@ -293,20 +294,26 @@ def extend_streaks(
 
 
 @contextlib.contextmanager
-def hear_signals() -> Iterator[threading.Event]:
-    """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler, which leaves at once."""
+def hear_signals(started: threading.Event) -> Iterator[threading.Event]:
+    """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler.
+
+    Before `started`, while programs compile and the state is initialised, there is nothing to save:
+    a lone process then leaves at once.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may set handlers
         return
 
     def hear(number: int, frame: Any) -> None:
+        # Printing is not safe in a handler, and a compiler in another thread cannot be ended.
+        if not started.is_set() and not processes.several():
+            os.write(2, b"\ninterrupted before the first iteration: nothing new to save\n")
+            os._exit(128 + number)
         stop.set()
         for each in handlers:
             signal.signal(each, signal.SIG_DFL)
-        os.write(
-            2, b"\nfinishing what runs, then saving; once more to leave at once\n"
-        )  # printing is not safe in a handler
+        os.write(2, b"\nfinishing what runs, then saving; once more to leave at once\n")
 
     handlers = {each: signal.signal(each, hear) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -83,6 +84,13 @@ def load(source: str) -> Callable[..., Any]:
     return function
 
 
+def describe(error: BaseException) -> str:
+    """The error with the file and line where it was raised, as far as that is not in this file."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
 def texts(value: Any) -> Iterator[str]:
     """All texts inside a value of JSON."""
     if isinstance(value, str):
@@ -135,7 +143,7 @@ def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) 
         result = guard.call(function, given, request)
     except BaseException as error:
         if not guard.refused:
-            return {"error": f"raised {type(error).__name__}: {error}"}
+            return {"error": f"raised {describe(error)}"}
     if guard.refused:
         return {
             "error": (
@@ -159,7 +167,7 @@ def serve(pipe: Connection) -> None:
     try:
         function = load(start["source"])
     except BaseException as error:
-        pipe.send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        pipe.send_bytes(json.dumps({"error": describe(error)}).encode())
         return
     pipe.send_bytes(b"{}")
     with Path(os.devnull).open("w") as nowhere:

@@ -131,11 +131,12 @@ def train(
             config = {"script": SCRIPT, **settings, "resolved": origin}
             folder.write_json(place / folder.CONFIG, config)
             total = iterations * steps_per_iteration
-            with Progress("training", total, watch=[*watch, *filter(None, [score])]) as progress:
+            shown = [name for name in (*watch, score) if name]
+            with Progress("training", total, watch=shown, num_seeds=seeds) as progress:
                 outcome = runner.run(job, place, progress, resume=resume)
             rows = metrics.read(place / runner.METRICS)
             if out:
-                series = [Series(name, name.replace("_", " ")) for name in (*watch, score) if name]
+                series = [Series(name, name.replace("_", " ")) for name in shown]
                 panel = Panel(rows, series, "training", "steps, each seed", "")
                 plotting.save([panel], place / "curves.png")
     return Trained(outcome.state, rows, Path(out) if out else None, outcome.interrupted)

@@ -187,6 +187,7 @@ SCRIPT = launch.Script(
     summary="Trains a method of policy optimisation on a gymnax environment.",
     options=Options,
     defaults=defaults,
+    tuned=tuned,
     sections=lambda options: {"problem": sampling(options).settings},
     rows=lambda records: sampling(records[""]).rows(records["problem"]),
     steps=steps,

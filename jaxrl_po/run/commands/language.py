@@ -391,6 +391,7 @@ SCRIPT = launch.Script(
     summary="Trains a small transformer on a task whose answers are verified.",
     options=Options,
     defaults=defaults,
+    tuned=lambda options: {},
     sections=sections,
     rows=lambda records: records["problem"].num_prompts,
     steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,

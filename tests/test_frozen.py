@@ -1,0 +1,114 @@
+"""Frozen parameters: read by the policy, outside gradients, optimizers and checkpoints, one copy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import tabular_problem
+from test_runner import Silent
+
+from jaxrl_po.algorithms import a2c, grpo, ppo, ppo_penalty, reference, reinforce, trpo
+from jaxrl_po.run import parallel, runner
+from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.programs import Job
+
+PLAIN = tabular_problem(num_prompts=4, num_steps=8)
+FIT = {"value_epochs": 1, "value_minibatches": 2}
+STEPS = {"num_epochs": 2, "num_minibatches": 2}
+METHODS = {
+    "ppo": lambda problem: ppo.make(ppo.Config(**STEPS), problem),
+    "ppo_penalty": lambda problem: ppo_penalty.make(ppo_penalty.Config(**STEPS), problem),
+    "ppo_reference": lambda problem: reference.with_reference_kl(
+        ppo.make(ppo.Config(**STEPS), problem), problem, reference.Settings(enabled=True)
+    ),
+    "a2c": lambda problem: a2c.make(a2c.Config(), problem),
+    "reinforce": lambda problem: reinforce.make(reinforce.Config(**FIT), problem),
+    "trpo": lambda problem: trpo.make(trpo.Config(**FIT), problem),
+    "grpo": lambda problem: grpo.make(grpo.Config(), problem),
+}
+
+
+def with_base(problem):
+    """The problem with its policy as an adapter: what is trained is added to a frozen base."""
+
+    def init(key):
+        params, collector = problem.init(key)
+        base = jax.tree.map(lambda x: jnp.sin(jnp.arange(x.size)).reshape(x.shape), params.policy)
+        return params._replace(frozen=base), collector
+
+    def whole(params):
+        policy = jax.tree.map(jnp.add, params.policy, params.frozen)
+        return params._replace(policy=policy, frozen=None)
+
+    return problem._replace(
+        init=init,
+        collect=lambda params, collector, key: problem.collect(whole(params), collector, key),
+        apply=lambda params, inputs: problem.apply(whole(params), inputs),
+    )
+
+
+def problem_for(name):
+    groups = tabular_problem(num_prompts=4, group_size=4, dense=False)
+    return groups if name == "grpo" else PLAIN
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_frozen_base_is_read_and_not_trained(name):
+    """The same update as of the sum of both, begun at the sum; the base stays to the bit."""
+    learner = METHODS[name](with_base(problem_for(name)))
+    state = jax.jit(learner.init)(jax.random.key(0))
+    after, metrics = jax.jit(learner.step)(state)
+    jax.tree.map(np.testing.assert_array_equal, after.params.frozen, state.params.frozen)
+    assert float(metrics["skipped"].value()) == 0.0
+
+    alone = METHODS[name](problem_for(name))
+    plain = jax.jit(alone.init)(jax.random.key(0))
+    summed = jax.tree.map(jnp.add, state.params.policy, state.params.frozen)
+    plain = plain._replace(params=plain.params._replace(policy=summed))
+    if plain.reference_params is not None:
+        plain = plain._replace(reference_params=summed)
+    expected, _ = jax.jit(alone.step)(plain)
+    moved = jax.tree.map(jnp.add, after.params.policy, after.params.frozen)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5),
+        moved,
+        expected.params.policy,
+    )
+    sizes = (sum(x.size for x in jax.tree.leaves(s.opt_state)) for s in (after, expected))
+    assert len(set(sizes)) == 1
+
+
+@pytest.mark.parametrize("placement", [Placement(4, 1, 1), Placement(4, 2, 1)])
+def test_all_seeds_share_one_copy(placement):
+    learner = parallel.over_devices(METHODS["ppo"](with_base(PLAIN)), placement)
+    state = jax.jit(learner.init)(jax.random.split(jax.random.key(0), 4))
+    after, _ = jax.jit(learner.step)(state)
+    own = PLAIN.init(jax.random.key(0))[0].policy
+    for trained in (state, after):
+        shapes = jax.tree.map(jnp.shape, trained.params.frozen)
+        assert shapes == jax.tree.map(jnp.shape, own)
+        assert all(leaf.shape[0] == 4 for leaf in jax.tree.leaves(trained.params.trained()))
+    one = parallel.of_seed(after, 2).params
+    assert jax.tree.map(jnp.shape, one.policy) == jax.tree.map(jnp.shape, one.frozen)
+
+
+def test_a_checkpoint_holds_no_frozen_parameters_and_a_resumed_run_has_them(tmp_path):
+    learner = parallel.over_seeds(METHODS["ppo"](with_base(PLAIN)), 2)
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def run(folder, iterations, *, resume=False):
+        folder.mkdir(exist_ok=True)
+        return runner.run(Job(learner, keys, iterations, 8), folder, Silent(), resume=resume).state
+
+    whole = run(tmp_path / "whole", 4)
+    run(tmp_path / "cut", 2)
+    resumed = run(tmp_path / "cut", 4, resume=True)
+    for left, right in zip(
+        jax.tree.leaves(whole.params), jax.tree.leaves(resumed.params), strict=True
+    ):
+        np.testing.assert_array_equal(left, right)
+    with Store(tmp_path / "cut" / "checkpoints" / "latest") as store:
+        assert not any("frozen" in name for name in store.read(4))
+    again = run(tmp_path / "cut", 4, resume=True)  # nothing is left to do
+    assert again.params.frozen is not None

@@ -1,0 +1,158 @@
+"""`run.train` and `run.load`: from Python what the commands do from flags."""
+
+import json
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxrl_po import control, run
+from jaxrl_po.algorithms import ppo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run import metrics
+from jaxrl_po.run.commands import control as control_command
+from jaxrl_po.run.commands import language as language_command
+
+ENV = gymnax.make("CartPole-v1")[0]
+PROBLEM = control.make_problem(ENV, num_envs=4, num_steps=8)
+LEARNER = ppo.make(ppo.Config(num_minibatches=2, num_epochs=1), PROBLEM)
+EVALUATE = control.make_evaluate(ENV, PROBLEM, num_episodes=2)
+
+
+def train(iterations, **options):
+    return run.train(LEARNER, iterations, seeds=2, steps_per_iteration=32, **options)
+
+
+def test_a_learner_of_ones_own_leaves_what_a_command_leaves(tmp_path, capsys):
+    trained = train(
+        3, evaluate=EVALUATE, score="return", watch=("entropy",), out=tmp_path / "run", log_every=1
+    )
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"metrics.jsonl", "config.json", "checkpoints", "curves.png"} <= left
+    assert trained.rows == metrics.read(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in trained.rows] == [0, 32, 64, 96]
+    assert len(trained.rows[-1]["return"]) == 2
+    assert trained.state.step.tolist() == [3, 3]
+    assert not trained.interrupted
+    assert "IQM of 2 seeds: entropy" in capsys.readouterr().out
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
+    whole = train(4, out=tmp_path / "whole", log_every=2)
+    train(2, out=tmp_path / "cut", log_every=2)
+    resumed = train(4, out=tmp_path / "cut", log_every=2, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, whole.state.params, resumed.state.params)
+    with pytest.raises(ConfigError, match=r"^out=\S+ already holds files; add resume"):
+        train(4, out=tmp_path / "cut", log_every=2)
+    with pytest.raises(ConfigError, match=r"^seeds=3 must be 2, as in the run"):
+        run.train(LEARNER, 4, seeds=3, steps_per_iteration=32, out=tmp_path / "cut", resume=True)
+    with pytest.raises(ConfigError, match=r"^total_steps=32 must be at least"):
+        train(1, out=tmp_path / "cut", log_every=2, resume=True)
+
+
+def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    trained = train(1)
+    assert trained.folder is None
+    assert trained.rows[-1]["iteration"] == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"iterations": -1}, "iterations must lie in"),
+        ({"seeds": 0}, "seeds must lie in"),
+        ({"log_every": -1}, "log_every must lie in"),
+        ({"steps_per_iteration": 0}, "steps_per_iteration must lie in"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        run.train(LEARNER, **{"iterations": 1, **arguments})
+
+
+def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path):
+    out = tmp_path / "run"
+    flags = [*tiny.CONTROL, "--total_steps=640", "--problem.normalize_observations=true"]
+    assert control_command.main([*flags, f"--out={out}"]) == 0
+    policy = run.load(out, checkpoint="latest", seed=1)
+    assert policy.settings["env"] == "CartPole-v1"
+    observation, state = ENV.reset(jax.random.key(3), ENV.default_params)
+    total = 0.0
+    for i in range(500):
+        action = policy.act(observation)
+        key = jax.random.key(i)
+        observation, state, reward, terminated, truncated, _ = ENV.step(
+            key, state, action, ENV.default_params
+        )
+        total += float(reward)
+        if terminated or truncated:
+            break
+    # The same initial states, by the run's own evaluation of the same parameters.
+    env, problem = control_command.build_problem({**records(out)}, None)
+    evaluated = control.make_evaluate(env, problem, num_episodes=64)
+    stacked = stacked_state(out)
+    one = jax.tree.map(lambda x: x[1], stacked)
+    spread = evaluated(one.params, one.collector, jax.random.key(0))["return"]
+    assert float(spread.min()) <= total <= float(spread.max())
+    jax.tree.map(np.testing.assert_array_equal, policy.params, one.params)
+    distribution = problem.apply(
+        one.params, control.problem.normalize(one.collector, observation)[None]
+    )[0]
+    assert int(policy.act(observation)) == int(distribution.mode()[0])
+    drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
+    assert drawn == {0, 1}
+    with pytest.raises(ConfigError, match=r"^seed=2 must be below 2, the seeds of folder="):
+        run.load(out, seed=2)
+    with pytest.raises(ConfigError, match=r"^checkpoint must be one of best, latest"):
+        run.load(out, checkpoint="worst")
+    with pytest.raises(ConfigError, match=r"^folder=\S+ must be the folder of a run"):
+        run.load(tmp_path)
+
+
+def records(out):
+    from jaxrl_po.run import earlier
+
+    return earlier.read(control_command.SCRIPT, "run", str(out))
+
+
+def stacked_state(out):
+    from jaxrl_po.run import earlier
+
+    return earlier.state(control_command.SCRIPT, records(out), "run", str(out), "latest")[2]
+
+
+def test_the_policy_of_a_language_run_answers_texts(tmp_path):
+    out = tmp_path / "run"
+    assert language_command.main([*tiny.LANGUAGE, f"--out={out}"]) == 0
+    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert all(str(sum(map(int, r["prompt"][:-1].split("+")))) for r in rows)
+    policy = run.load(out, checkpoint="latest")
+    last = [
+        r for r in rows if r["iteration"] == rows[-1]["iteration"] and r["decoding"] == "greedy"
+    ]
+    texts = policy.generate([r["prompt"] for r in last])
+    for text, row in zip(texts, last, strict=True):
+        assert text == row["completion"].removesuffix("$")[: len(text)]
+        assert len(text) == row["length"] - row["ended"]
+    sampled = {policy.generate(["1+2="], jax.random.key(i))[0] for i in range(8)}
+    assert len(sampled) > 1
+    with pytest.raises(ConfigError, match="prompts must be a list of texts"):
+        policy.generate("1+2=")
+    with pytest.raises(ConfigError, match="prompts must have at most 4 characters"):
+        policy.generate(["1+2+3="])
+
+
+def test_samples_hold_what_was_expected(tmp_path):
+    out = tmp_path / "run"
+    assert language_command.main([*tiny.LANGUAGE, "--total_steps=0", f"--out={out}"]) == 0
+    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert rows
+    for row in rows:
+        total = sum(map(int, row["prompt"][:-1].split("+")))
+        assert row["expected"] == f"{total:02d}"[::-1]
