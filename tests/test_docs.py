@@ -4,8 +4,10 @@ import ast
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -14,17 +16,33 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxrl_po import __main__ as command_line
 from jaxrl_po.run import flags, launch, methods, tasks
-from jaxrl_po.run.commands import control, language
+from jaxrl_po.run.commands import control, evaluate, language, plot, render, report, sweep
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 PAGES = sorted(DOCS.rglob("*.md"))
+EVERYTHING = [README, CONTRIBUTING, *PAGES]
+LENGTHS = {README: 150, CONTRIBUTING: 120}  # lines at most: a front door that is read to its end
 FENCE = re.compile(r"^```(\w*)(?: title=\"(.+?)\")?\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-FLAG = re.compile(r"(?<![\w-])--([a-zA-Z][\w.]*)")
+FLAG = re.compile(r"(?<![\w-])--([a-z][\w.]*\*?)")
+COMMAND = re.compile(r"(jaxrl-po|python experiments/\w+/\w+\.py)(?: (.*))?$")
+OTHERS = re.compile(r"^\.venv/bin/python .*|^#SBATCH .*|^srun |--worker=all --command=", re.M)
+SCRIPTS = sorted(
+    [*ROOT.glob("experiments/studies/*.py"), *ROOT.glob("experiments/benchmarks/*.py")]
+)
 ROW = re.compile(r"^\| `(\w+)` \|(.*)\|$", re.M)
-SNIPPETS = [code for _, _, code in FENCE.findall((DOCS / "bring_your_own.md").read_text())]
+SNIPPETS = [
+    code
+    for page in ("bring_your_own.md", "scaling.md", "index.md")
+    for kind, _, code in FENCE.findall((DOCS / page).read_text())
+    if kind == "python"
+]
+README_SNIPPETS = [code for kind, _, code in FENCE.findall(README.read_text()) if kind == "python"]
 IN_GROUPS_PAGE = set(methods.IN_GROUPS) - {"grpo", "dapo"}
 
 
@@ -53,24 +71,68 @@ def fields(algorithm):
 
 
 @functools.cache
-def all_flags():
-    """The flags of the two scripts under any algorithm, way to collect, task and reward."""
-    found = {"help"}
-    for script in (control, language):
-        options = script.Options
-        variants = [{"algorithm": algorithm} for algorithm in methods.ALGORITHMS]
-        if script is control:
-            variants += [{"sampling": sampling} for sampling in control.SAMPLINGS]
-        else:
-            variants += [{"task": task} for task in tasks.TASKS] + [{"reward": language.MODEL}]
-        for variant in variants:
-            sections = launch.sections_of(script.SCRIPT, options(**variant))
-            found |= {
-                flags.join(prefix, field.name)
-                for prefix, record in sections.items()
-                for field in flags.settable(record)
-            }
+def training_flags(script):
+    """The flags of a command that trains, under any algorithm, way to collect, task and reward."""
+    variants = [{"algorithm": algorithm} for algorithm in methods.ALGORITHMS]
+    if script is control:
+        variants += [{"sampling": sampling} for sampling in control.SAMPLINGS]
+    else:
+        variants += [{"task": task} for task in tasks.TASKS] + [{"reward": language.MODEL}]
+    return {
+        flags.join(prefix, field.name)
+        for variant in variants
+        for prefix, record in launch.sections_of(script.SCRIPT, script.Options(**variant)).items()
+        for field in flags.settable(record)
+    }
+
+
+def fields_of(record):
+    return {field.name for field in flags.settable(record)}
+
+
+@functools.cache
+def flags_of():
+    """What a command line may begin with, and the flags that may follow."""
+    found = {
+        f"jaxrl-po {name}": training_flags(globals()[name]) for name in ("control", "language")
+    }
+    found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweep.Options)
+    for command in (evaluate, plot, render, report):
+        found[f"jaxrl-po {command.__name__.rpartition('.')[2]}"] = fields_of(command.Options)
+    for path in SCRIPTS:
+        spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if hasattr(module, "main"):
+            found[f"python {name(path)}"] = fields_of(module.Options)
     return found
+
+
+def commands(text):
+    """Each command line of a page, in a block or between backquotes, and the flags that it gives.
+
+    >>> commands("see `jaxrl-po plot a --out=b`, `--seeds=1`")
+    [('jaxrl-po plot', {'out'})]
+    """
+    blocks = "\n".join(code for kind, _, code in FENCE.findall(text) if kind in ("", "bash"))
+    lines = re.sub(r"\\\n\s*", "", blocks).splitlines()
+    lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    found = []
+    for line in lines:
+        match = COMMAND.search(re.split(r"\s+#", line)[0].strip(' "'))
+        if match and match[1] == "jaxrl-po":
+            command, _, rest = (match[2] or "").partition(" ")
+            found.append((f"jaxrl-po {command}", set(FLAG.findall(rest))))
+        elif match:
+            found.append((match[1], set(FLAG.findall(match[2] or ""))))
+    return found
+
+
+def known(flag, among):
+    """Whether it is one of these; `prefix.*` stands for all that begin so."""
+    if flag.endswith("*"):
+        return any(other.startswith(flag[:-1]) for other in among)
+    return flag in among
 
 
 @functools.cache
@@ -82,7 +144,7 @@ def strings_of_the_package():
     )
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=name)
+@pytest.mark.parametrize("path", EVERYTHING, ids=name)
 def test_links_and_images_exist(path):
     for target in LINK.findall(prose(path)):
         if re.match(r"\w+:", target):
@@ -93,17 +155,96 @@ def test_links_and_images_exist(path):
         assert not anchor or anchor in anchors(there), target
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name)
+@pytest.mark.parametrize("path", list(LENGTHS), ids=name)
+def test_it_is_short(path):
+    assert len(path.read_text().splitlines()) <= LENGTHS[path]
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=name)
 def test_flags_exist(path):
-    unknown = set(FLAG.findall(path.read_text())) - all_flags()
-    assert not unknown
+    everywhere = {"help"}.union(*flags_of().values())
+    text = OTHERS.sub("", path.read_text())
+    assert [flag for flag in FLAG.findall(text) if not known(flag, everywhere)] == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name)
+@pytest.mark.parametrize("path", EVERYTHING, ids=name)
+def test_commands_exist_and_take_their_flags(path):
+    for command, given in commands(OTHERS.sub("", path.read_text())):
+        if command not in ("jaxrl-po COMMAND", "jaxrl-po "):
+            unknown = {flag for flag in given if not known(flag, {"help", *flags_of()[command]})}
+            assert not unknown, command
+
+
+def test_a_flag_of_another_command_is_noticed():
+    [(command, given)] = commands("```\njaxrl-po plot runs/a --seeds=4  # --algorithm=ppo\n```\n")
+    assert given == {"seeds"}
+    assert not known("seeds", flags_of()[command])
+    assert known("seeds", flags_of()["jaxrl-po control"])
+    assert not known("model_.*", flags_of()["jaxrl-po language"])
+    assert {f"jaxrl-po {name}" for name in command_line.COMMANDS} <= set(flags_of())
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=name)
+def test_options_of_other_scripts_stand_in_their_source(path):
+    for line in re.findall(r"^\.venv/bin/python (tests/.*)$", path.read_text(), re.M):
+        script, *given = shlex.split(line, comments=True)
+        source = (ROOT / script).read_text()
+        assert all(f'"{word.partition("=")[0]}"' in source for word in given if word[0] == "-"), (
+            line
+        )
+
+
+def missing(code):
+    """What a snippet imports that is not there, and what it reads of an imported module that is not.
+
+    >>> missing("from jaxrl_po import losses, losts; losses.cispo, losses.cisco")
+    ['jaxrl_po.losts', 'losses.cisco']
+    """
+    tree, modules, absent = ast.parse(code), {}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {a.asname or a.name: importlib.import_module(a.name) for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            home = importlib.import_module(node.module)
+            for alias in node.names:
+                dotted = f"{node.module}.{alias.name}"
+                if not hasattr(home, alias.name) and not importlib.util.find_spec(dotted):
+                    absent.append(f"{node.value.id}.{node.attr}")
+                elif not hasattr(home, alias.name) or not callable(getattr(home, alias.name)):
+                    modules[alias.asname or alias.name] = importlib.import_module(dotted)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            home = modules.get(node.value.id)
+            if home is not None and not hasattr(home, node.attr):
+                absent.append(f"{node.value.id}.{node.attr}")
+    return absent
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=name)
+def test_snippets_compile_and_their_names_exist(path):
+    for kind, source, code in FENCE.findall(path.read_text()):
+        if kind == "python" and not source:
+            compile(code, name(path), "exec")
+            assert missing(code) == []
+
+
+def test_what_a_snippet_lacks_is_named():
+    code = "import jax\nfrom jaxrl_po import losses, losts\nlosses.cispo, losses.cisco, jax.jitt"
+    assert missing(code) == ["jaxrl_po.losts", "losses.cisco", "jax.jitt"]
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=name)
 def test_configs_are_valid(path):
+    """As far as the arguments are numbers and words."""
     for algorithm, arguments in re.findall(r"(\w+)\.Config\(([^()]*)\)", path.read_text()):
+        if algorithm == "algorithm" or "…" in arguments:
+            continue
         call = ast.parse(f"f({arguments})", mode="eval").body
-        given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        given = {
+            keyword.arg: ast.literal_eval(keyword.value)
+            for keyword in call.keywords
+            if not isinstance(keyword.value, ast.Attribute)
+        }
         importlib.import_module(f"jaxrl_po.algorithms.{algorithm}").Config(**given).validate()
 
 
@@ -154,33 +295,53 @@ def test_every_algorithm_has_a_page_or_a_section():
 
 def test_navigation_and_api_list_what_there_is():
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-    assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES)
     for module in re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), re.M):
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "code",
-    [*SNIPPETS, FENCE.findall((DOCS / "index.md").read_text())[-1][2]],
-    ids=range(len(SNIPPETS) + 1),
-)
-def test_snippet_runs(code, tmp_path):
+def run(code, folder):
+    """What a snippet prints, in a process of its own, compiled as a user's is."""
     environment = {
-        **os.environ,
+        **{key: value for key, value in os.environ.items() if key != "XLA_FLAGS"},
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
     }
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=tmp_path,
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_snippet_runs(code, tmp_path):
+    assert run(code, tmp_path)
+
+
+@pytest.mark.slow
+def test_ppo_of_the_readme_learns(tmp_path):
+    returns = [float(number) for number in run(README_SNIPPETS[0], tmp_path).strip("[]").split()]
+    assert len(returns) == 4
+    assert min(returns) > 450  # of 500; a NaN is not
+
+
+@pytest.mark.slow
+def test_transformer_and_loss_of_the_readme_run(tmp_path):
+    """Each continues the one before it; of the first only the imports are needed."""
+    imports = "".join(re.findall(r"^(?:import|from) .*\n", README_SNIPPETS[0], re.M))
+    step = "state, metrics = jax.jit(learner.step)(learner.init(jax.random.key(0)))\n"
+    shown = "print(metrics['policy_loss'].metric())\n"
+    code = imports + README_SNIPPETS[1] + README_SNIPPETS[2] + step + shown
+    accuracy, loss = map(float, run(code, tmp_path).split())
+    assert 0 <= accuracy <= 1
+    assert abs(loss) < 10
 
 
 @pytest.mark.slow

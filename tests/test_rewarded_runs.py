@@ -1,4 +1,4 @@
-"""`language.py` with Python rewards and prompts from files: bad input, and the README's example."""
+"""`jaxrl-po language` with rewards in Python and prompts from files: bad input, and the example."""
 
 import json
 import re
@@ -130,13 +130,13 @@ def test_bad_flags_are_named_before_anything_is_compiled(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_example_of_the_readme_trains(main, tmp_path, monkeypatch):
+def test_the_example_of_the_documentation_trains(main, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert (ROOT / "examples" / "reward.py").read_text(encoding="utf-8") in readme
+    page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    assert (ROOT / "examples" / "reward.py").read_text(encoding="utf-8") in page
     [command] = re.findall(
-        r"^python experiments/language\.py (.*--reward=examples/reward\.py.*)$",
-        readme,
+        r"^jaxrl-po language (.*--reward=examples/reward\.py.*)$",
+        page,
         re.MULTILINE,
     )
     given = [argument for argument in shlex.split(command) if not argument.startswith("--out=")]
