@@ -9,15 +9,14 @@ import functools
 import gc
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_backend_optimization_level=0",
-        "--xla_cpu_use_fusion_emitters=false",
-    ]
-)
+FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
+if version("jaxlib").startswith("0.10."):  # 0.11 knows no such flag, and would not start
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join(FLAGS)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests want eight devices
 
 # gymnax imports seaborn, and no test draws with it; notebooks and the installed package import the
 # real one.

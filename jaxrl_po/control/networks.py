@@ -1,5 +1,6 @@
 """Flax actors and critics for control: orthogonal initialisation without LAPACK, torsos, heads."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,8 +46,11 @@ def orthogonal(
         x = x / jnp.linalg.norm(x)
         identity = jnp.eye(x.shape[1])
 
+        # A GPU multiplies float32 matrices in TF32 by default, which never reaches the tolerance.
+        product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
         def residual(x: jax.Array) -> jax.Array:
-            return jnp.abs(x.T @ x - identity).max()
+            return jnp.abs(product(x.T, x) - identity).max()
 
         def unfinished(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
             x, iteration = carry
@@ -54,7 +58,7 @@ def orthogonal(
 
         def newton_schulz(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             x, iteration = carry
-            return 1.5 * x - 0.5 * x @ (x.T @ x), iteration + 1
+            return 1.5 * x - 0.5 * product(x, product(x.T, x)), iteration + 1
 
         x, _ = jax.lax.while_loop(unfinished, newton_schulz, (x, jnp.int32(0)))
         x = x if rows >= columns else x.T
