@@ -12,10 +12,14 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
-if version("jaxlib").startswith("0.10."):  # 0.11 knows no such flag, and would not start
-    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join(FLAGS)
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_backend_optimization_level=0",
+        # jaxlib 0.11 knows no such flag, and would not start.
+        "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
+    ]
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests want eight devices
 
 # gymnax imports seaborn, and no test draws with it; notebooks and the installed package import the
