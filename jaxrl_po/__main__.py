@@ -1,4 +1,4 @@
-"""The command `jaxrl-po`, also `python -m jaxrl_po`: one command for each thing that a user starts."""
+"""The command `jaxrl-po`, also `python -m jaxrl_po`, with one subcommand per task of a user."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry() -> NoReturn:
-    """What the installed command starts."""
+    """Entry point of the installed command."""
     flags.entry(main)
 
 

@@ -320,8 +320,8 @@ WRONG = [
     Wrong(
         "rows of the Fisher matrix weighed by the devices",
         "updates",
-        "jnp.maximum(masked.psum(sampled_mask.sum(dtype=float), axis_name), 1.0)",
-        "jnp.maximum(sampled.mask.sum(dtype=float), 1.0)",
+        "jnp.maximum(masked.psum(subset_mask.sum(dtype=float), axis_name), 1.0)",
+        "jnp.maximum(subset.mask.sum(dtype=float), 1.0)",
         ("test_trust_region.py::test_the_whole_update_is_that_of_the_dense_matrix",),
     ),
     Wrong(
@@ -678,8 +678,8 @@ WRONG = [
     Wrong(
         "the reference follows the policy",
         "algorithms.group_policy",
-        "now = (state.step + 1) % iterations == 0",
-        "now = state.step >= 0",
+        "due = (state.step + 1) % iterations == 0",
+        "due = state.step >= 0",
         (
             "test_group_policy.py::test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh",
         ),
