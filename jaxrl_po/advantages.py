@@ -1,11 +1,12 @@
-"""Advantage and return estimators of one stream `[T]` or one group `[G]`; callers `vmap`.
+"""Estimators of returns and advantages, for one stream `[T]` or one group `[G]`; callers `vmap`.
 
-In a stream, `next_value[t]` is V of the *true* next observation: the final one where an episode
-ended, never the first of the next episode. Termination bootstraps nothing; truncation bootstraps
-V(final observation); no window crosses either.
+In a stream, `reward`, `value` = V(s_t) and `next_value` are in reward units, `terminated` and
+`truncated` are bool, and γ and λ lie in [0, 1]. `next_value[t]` is V of the *true* next
+observation: the final one where an episode ended, never the first of the next episode. Termination
+bootstraps nothing, truncation bootstraps V(final observation), and no return crosses either.
 
-In float32: rewards up to 1e30 overflow nothing, but deviations above 1e19 have an infinite std, and
-0 is what they are worth of it.
+In float32, rewards up to 1e30 do not overflow; deviations above 1e19 have an infinite std, which
+makes the normalised advantages 0.
 """
 
 import chex
@@ -24,25 +25,15 @@ def discounted_returns(
     *,
     gamma: Number,
 ) -> jax.Array:
-    """Monte Carlo returns, bootstrapped at a truncation and at the segment's end.
+    """Monte Carlo returns, bootstrapped where an episode is truncated and at the segment's end.
 
-    `G_t = r_t + γ G_{t+1}` within an episode; `G_t = r_t` where it terminates;
-    `G_t = r_t + γ V(final)` where it is truncated and at the last step of the segment.
-
-    Args:
-      reward: `[T]`.
-      next_value: `[T]`, reward units.
-      terminated: `[T]`, bool.
-      truncated: `[T]`, bool.
-      gamma: discount in [0, 1].
-
-    Returns:
-      `[T]`, reward units. This is the λ-return at λ = 1.
+    `G_t = r_t + γ G_{t+1}` within an episode, `G_t = r_t` where it terminates, and
+    `G_t = r_t + γ V(final)` where it is truncated and at the last step of the segment. Equal to
+    the λ-return at λ = 1.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> off = jnp.zeros(3, bool)
-      >>> discounted_returns(jnp.ones(3), jnp.full(3, 8.0), off, off, gamma=0.5).tolist()
+      >>> no = jnp.zeros(3, bool)
+      >>> discounted_returns(jnp.ones(3), jnp.full(3, 8.0), no, no, gamma=0.5).tolist()
       [2.75, 3.5, 5.0]
     """
     _check_stream(reward, next_value, terminated, truncated)
@@ -60,44 +51,32 @@ def n_step_returns(
     gamma: Number,
     n: int,
 ) -> jax.Array:
-    """`G_t = r_t + γ r_{t+1} + … + γ^{n−1} r_{t+n−1} + γ^n V(s_{t+n})`, shorter where the episode or the segment ends first.
+    """`G_t = r_t + γ r_{t+1} + … + γ^{n−1} r_{t+n−1} + γ^n V(s_{t+n})`.
 
-    The A3C(k) estimator of the lecture notes is n = k + 1.
-
-    Args:
-      reward: `[T]`.
-      next_value: `[T]`, reward units.
-      terminated: `[T]`, bool.
-      truncated: `[T]`, bool.
-      gamma: discount in [0, 1].
-      n: steps of reward, at least 1, static; n ≥ T gives `discounted_returns`.
-
-    Returns:
-      `[T]`, reward units.
+    Fewer steps are summed where the episode or the segment ends first. n ≥ T gives
+    `discounted_returns`; some lecture notes write A3C(k) for n = k + 1.
 
     Raises:
       ValueError: n below 1.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> off = jnp.zeros(3, bool)
-      >>> n_step_returns(jnp.ones(3), jnp.full(3, 8.0), off, off, gamma=0.5, n=1).tolist()
+      >>> no = jnp.zeros(3, bool)
+      >>> n_step_returns(jnp.ones(3), jnp.full(3, 8.0), no, no, gamma=0.5, n=1).tolist()
       [5.0, 5.0, 5.0]
     """
     _check_stream(reward, next_value, terminated, truncated)
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
-    goes_on = ~(terminated | truncated)
+    # False at the last step of the segment: the return that follows it is unknown.
+    has_next = ~(terminated | truncated) & (jnp.arange(reward.shape[0]) < reward.shape[0] - 1)
 
-    def lengthen(returns: jax.Array, _: None) -> tuple[jax.Array, None]:
-        # The k-step return from t is r_t plus the discounted (k − 1)-step return from t + 1, as far
-        # as there is one.
+    def extend(returns: jax.Array, _: None) -> tuple[jax.Array, None]:
+        # The k-step return from t is r_t plus the discounted (k − 1)-step return from t + 1.
         following = jnp.concatenate([returns[1:], returns[-1:]])
-        can = goes_on & (jnp.arange(reward.shape[0]) < reward.shape[0] - 1)
-        return jnp.where(can, reward + gamma * following, one_step), None
+        return jnp.where(has_next, reward + gamma * following, one_step), None
 
-    returns, _ = jax.lax.scan(lengthen, one_step, None, length=min(n, reward.shape[0]) - 1)
+    returns, _ = jax.lax.scan(extend, one_step, None, length=min(n, reward.shape[0]) - 1)
     return returns
 
 
@@ -111,30 +90,19 @@ def gae(
     gamma: Number,
     lambda_: Number,
 ) -> jax.Array:
-    """Generalised advantage estimation, `Â_t = δ_t + γλ Â_{t+1}` with `δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t)`.
+    """Generalised advantage estimation: `Â_t = δ_t + γλ Â_{t+1}`.
 
-    The recursion is cut where an episode is terminated or truncated. Equal to the λ-weighted
-    mixture of n-step advantages whose last weight within a segment of K steps is λ^{K−1}; λ = 0
-    gives δ, λ = 1 Monte Carlo less V.
-
-    Args:
-      reward: `[T]`.
-      value: `[T]`, V(s_t), reward units.
-      next_value: `[T]`, V(s_{t+1}), reward units.
-      terminated: `[T]`, bool.
-      truncated: `[T]`, bool.
-      gamma: discount in [0, 1].
-      lambda_: in [0, 1].
-
-    Returns:
-      Advantages `[T]`, reward units; adding `value` gives the λ-return, the critic's target.
-      Source: Schulman et al. 2016 (arXiv:1506.02438), eq. 16.
+    `δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t)`; the recursion is cut where an episode is
+    terminated or truncated. λ = 0 gives δ, λ = 1 the Monte Carlo return minus V. Adding `value`
+    gives the λ-return, the critic's target. Schulman et al. 2016 (arXiv:1506.02438), eq. 16.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> ends = jnp.array([False, False, True])
-      >>> gae(jnp.ones(3), jnp.zeros(3), jnp.full(3, 9.0), ends, ~ends & False, gamma=1.0, lambda_=1.0).tolist()
-      [21.0, 11.0, 1.0]
+      >>> terminated, truncated = jnp.array([False, False, True]), jnp.zeros(3, bool)
+      >>> gae(
+      ...     jnp.ones(3), jnp.zeros(3), jnp.full(3, 9.0), terminated, truncated,
+      ...     gamma=1.0, lambda_=0.5,
+      ... ).tolist()
+      [15.25, 10.5, 1.0]
     """
     chex.assert_equal_shape([reward, value])
     _check_stream(reward, next_value, terminated, truncated)
@@ -144,7 +112,7 @@ def gae(
 
 
 def _discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
-    """`y_t = x_t + decay_t · y_{t+1}`, `[T]`, with y = 0 beyond the end."""
+    """`y_t = x_t + decay_t · y_{t+1}`, `[T]`, with `y_T = 0`."""
 
     def step(y: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, decay = inputs
@@ -163,10 +131,11 @@ def _check_stream(
 
 
 def informative(score: jax.Array) -> jax.Array:
-    """Whether the members of a group differ, `max ≠ min`: `[…, G]` to bool `[…]`; a group in which they do not is dead.
+    """Whether the scores of a group differ, `max ≠ min`: `[…, G]` to bool `[…]`.
+
+    A group in which all are equal has no relative advantages and gives no gradient.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> informative(jnp.array([[0.0, 1.0], [1.0, 1.0]])).tolist()
       [True, False]
     """
@@ -176,22 +145,21 @@ def informative(score: jax.Array) -> jax.Array:
 def group_relative(
     reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6
 ) -> jax.Array:
-    """`(r_i − mean(r)) / (std(r) + ε)` within one group; equal rewards give exactly 0.
+    """`(r_i − mean(r)) / (std(r) + ε)` within one group; exactly 0 if all rewards are equal.
 
     Args:
-      reward: `[G]`, one outcome for each member.
-      scale: `std`, or `none` for the centred reward alone (Dr.GRPO).
-      ddof: of the std; 0 is the papers' formula, 1 what TRL, verl and tunix compute.
+      reward: `[G]`, one per member.
+      scale: `std`, or `none` for the centred reward alone (Dr. GRPO).
+      ddof: of the std: 0 is the papers' formula, 1 what TRL, verl and tunix compute.
       epsilon: added to the std.
 
     Returns:
-      `[G]`. Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2.
+      `[G]`. Shao et al. 2024 (arXiv:2402.03300), section 4.1.2.
 
     Raises:
-      ValueError: G = 1 (it has no baseline), ddof ≥ G, or an unknown scale.
+      ValueError: G = 1 (there is no baseline), ddof ≥ G, or an unknown scale.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> [round(a, 2) for a in group_relative(jnp.array([3.8, 5.2, 6.1])).tolist()]
       [-1.3, 0.18, 1.13]
       >>> [round(a, 2) for a in group_relative(jnp.array([3.8, 5.2, 6.1]), ddof=1).tolist()]
@@ -207,8 +175,7 @@ def group_relative(
         raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     centred = reward - reward.mean()
-    # Rounding leaves std > 0 in many constant groups, so equality is decided on the rewards
-    # themselves.
+    # Compares the rewards, because rounding of the mean leaves std > 0 in many constant groups.
     differ = informative(reward)
     if scale == "std":
         centred = centred / (jnp.sqrt(jnp.sum(jnp.square(centred)) / (size - ddof)) + epsilon)
@@ -224,27 +191,26 @@ def process_relative(
     ddof: int = 0,
     epsilon: Number = 1e-6,
 ) -> jax.Array:
-    """`Â_t = Σ_{steps u ≥ t} (r_u − mean(r)) / (std(r) + ε)` of each member: rewards of steps, normalised within one group.
+    """`Â_t = Σ_{steps u ≥ t} (r_u − mean(r)) / (std(r) + ε)`: process supervision in one group.
 
-    Mean and std are over the rewards of all steps of the group; a token that closes no step adds
-    nothing, so that length costs nothing. Equal rewards give exactly 0.
+    Mean and std are over the rewards of all steps of the group; a token that ends no step adds
+    nothing, so that length alone costs nothing. Exactly 0 if all rewards are equal.
 
     Args:
-      reward: `[G, T]`, read where a step ends.
+      reward: `[G, T]`, read at the ends of steps.
       mask: `[G, T]`, bool.
-      step_end: `[G, T]`, bool, the tokens that close a step; None takes every token for a step.
+      step_end: `[G, T]`, bool, the tokens that end a step; None makes every token a step.
       scale: `std`, or `none` for the centred rewards alone.
       ddof: of the std.
       epsilon: added to the std.
 
     Returns:
-      `[G, T]`, 0 where masked. Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.3.
+      `[G, T]`, 0 where masked. Shao et al. 2024 (arXiv:2402.03300), section 4.1.3.
 
     Raises:
       ValueError: an unknown scale.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> reward, mask = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.ones((2, 2), bool)
       >>> process_relative(reward, mask, epsilon=0.0).tolist()
       [[0.0, -1.0], [0.0, 1.0]]
@@ -264,24 +230,20 @@ def process_relative(
     if scale == "std":
         std = jnp.sqrt(jnp.sum(jnp.square(centred)) / jnp.maximum(step.sum() - ddof, 1))
         centred = centred / jnp.where(differ, std + epsilon, 1.0)
-    total = jnp.flip(jnp.cumsum(jnp.flip(centred, axis=1), axis=1), axis=1)
-    return jnp.where(mask & differ, total, 0.0)
+    to_go = jnp.flip(jnp.cumsum(jnp.flip(centred, axis=1), axis=1), axis=1)
+    return jnp.where(mask & differ, to_go, 0.0)
 
 
 def leave_one_out(reward: jax.Array) -> jax.Array:
-    """`r_i − mean_{j≠i} r_j`, equal to `G/(G−1) (r_i − mean(r))`: an unbiased baseline within one group.
+    """`r_i − mean_{j≠i} r_j = G/(G−1) · (r_i − mean(r))`: `[G]` to `[G]`, within one group.
 
-    Args:
-      reward: `[G]`, one outcome for each member.
-
-    Returns:
-      `[G]`. Source: RLOO, Ahmadian et al. 2024 (arXiv:2402.14740), eq. 8.
+    A baseline that does not depend on r_i leaves the gradient unbiased. RLOO, Ahmadian et al. 2024
+    (arXiv:2402.14740), eq. 8.
 
     Raises:
-      ValueError: G = 1, which leaves nobody to compare with.
+      ValueError: G = 1, which leaves nothing to average.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> leave_one_out(jnp.array([1.0, 0.0, 0.0])).tolist()
       [1.0, -0.5, -0.5]
     """
@@ -296,21 +258,20 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
 
 
 def scale_of(mean: jax.Array, std: jax.Array) -> jax.Array:
-    """`max(std, |mean| / 10)`: what a quantity is divided by to be of unit scale, its std with a floor.
+    """`max(std, |mean| / 10)`: the std with a floor, as a divisor that gives unit scale.
 
-    The std of a return that hardly varies is small or mere rounding, and dividing by it would blow
-    up what it is meant to scale.
+    The std of a nearly constant return is small or mere rounding error, and dividing by it would
+    amplify noise.
 
     Args:
       mean: `E*`.
       std: `E*`, ddof 0.
 
     Returns:
-      `E*`, at least 0; 0 only where mean and std are.
+      `E*`, at least 0; 0 only where mean and std are both 0.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> [round(float(scale_of(jnp.float32(mean), jnp.float32(std))), 2) for mean, std in ((-5.0, 2.0), (-5.0, 0.0))]
+      >>> scale_of(jnp.array([-5.0, -5.0]), jnp.array([2.0, 0.0])).tolist()
       [2.0, 0.5]
     """
     return jnp.maximum(std, 0.1 * jnp.abs(mean))
@@ -324,7 +285,7 @@ def whiten(
     epsilon: float = 1e-8,
     axis_name: str | None = None,
 ) -> jax.Array:
-    """`(x − mean) / (std + ε)` over all unmasked elements, ddof 0; masked entries are 0.
+    """`(x − mean) / (std + ε)` over all unmasked elements `E*`, ddof 0; masked entries are 0.
 
     Args:
       x: `E*`, any shape.
@@ -333,11 +294,7 @@ def whiten(
       epsilon: added to the std.
       axis_name: device axis over which the statistics are pooled, or None.
 
-    Returns:
-      `E*`.
-
     Example:
-      >>> import jax.numpy as jnp
       >>> whiten(jnp.array([1.0, 3.0, 99.0]), jnp.array([True, True, False])).tolist()
       [-1.0, 1.0, 0.0]
     """

@@ -1,8 +1,8 @@
-"""Records of settings: frozen dataclasses whose numbers are pytree leaves and whose shapes and switches are static.
+"""Config records: frozen dataclasses with numbers as pytree leaves and shapes and switches static.
 
-A number can so be vmapped, and changing it does not recompile; a shape or a switch is part of the
-program. Every field states its unit and range once, here, and the check, the command line and the
-documentation read the same statement.
+A number can therefore be vmapped and changed without recompilation; a shape or a switch is part of
+the program. Each field declares its unit and range once, for the check, the command line and the
+documentation.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ Record = TypeVar("Record")
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work; the message names the field and what would be right."""
+    """An invalid setting; the message names the field and its valid values."""
 
 
 class NoEffectError(ConfigError):
-    """A setting that changes nothing, because of another one.
+    """A setting without effect, because of another one.
 
     Args:
-      field: which has no effect.
-      when: what would give it one, in words.
+      field: the setting.
+      when: the condition under which it has an effect, in words.
     """
 
     def __init__(self, field: str, when: str):
@@ -39,7 +39,7 @@ class NoEffectError(ConfigError):
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """The values that a field admits: from `low` to `high`; an open end is excluded itself."""
+    """Valid values of a field: from `low` to `high`, an open end excluded, and finite."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -66,13 +66,13 @@ COUNT = Interval(1)
 
 
 def number(default: float, doc: str, *, unit: str = "", within: Interval = Interval()) -> Any:
-    """A numeric field: a pytree leaf, so that it vmaps and changing it does not recompile.
+    """A numeric field: a pytree leaf, which can be vmapped and changed without recompilation.
 
     Args:
-      default: the value when none is given.
-      doc: one line for readers and for `--help`.
-      unit: the unit, e.g. `nats`.
-      within: the admitted values.
+      default: the default value.
+      doc: one line, also shown by `--help`.
+      unit: e.g. `nats`.
+      within: the valid values.
     """
     return dataclasses.field(
         default=default, metadata={"doc": doc, "unit": unit, "within": within, "static": False}
@@ -87,14 +87,14 @@ def static(
     within: Interval | None = None,
     choices: tuple[Any, ...] = (),
 ) -> Any:
-    """A static field: a size, a switch or a name; another value is another program.
+    """A static field: a size, a switch or a name; another value compiles another program.
 
     Args:
-      default: the value when none is given; it sets the type on the command line.
-      doc: one line for readers and for `--help`.
-      unit: the unit, e.g. `steps`.
-      within: the admitted values of a number.
-      choices: the admitted values of a name.
+      default: the default value; its type is the flag's type on the command line.
+      doc: one line, also shown by `--help`.
+      unit: e.g. `steps`.
+      within: the valid values of a number.
+      choices: the valid values of a name.
     """
     metadata = {"doc": doc, "unit": unit, "within": within, "choices": choices, "static": True}
     return dataclasses.field(default=default, metadata=metadata)
@@ -102,7 +102,7 @@ def static(
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[Record]) -> type[Record]:
-    """Class decorator: a frozen dataclass of `number` and `static` fields, registered as a pytree."""
+    """Class decorator: a frozen dataclass of `number` and `static` fields, as a pytree."""
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     jax.tree_util.register_dataclass(
@@ -114,21 +114,18 @@ def record(cls: type[Record]) -> type[Record]:
 
 
 def check(config: Any) -> None:
-    """Checks every field against its range; traced values are let through (they were checked at the entry).
+    """Checks every field against its range; traced values are skipped (checked before tracing).
 
     Args:
-      config: a record; numeric leaves may be arrays (stacked hyperparameters), each element is
-        checked.
+      config: a record; of numeric leaves that are arrays (stacked hyperparameters), every element
+        is checked.
 
     Raises:
-      ConfigError: names the first field out of its range, its value and the range.
+      ConfigError: names the first field out of range, its value and the range.
     """
     for field in dataclasses.fields(config):
-        value, within, choices = (
-            getattr(config, field.name),
-            field.metadata["within"],
-            field.metadata.get("choices"),
-        )
+        value, within = getattr(config, field.name), field.metadata["within"]
+        choices = field.metadata.get("choices")
         if isinstance(value, jax.core.Tracer):
             continue
         if choices and value not in choices:
@@ -156,28 +153,28 @@ def check(config: Any) -> None:
 
 
 def require_effect(config: Any, name: str, condition: bool, when: str) -> None:
-    """Refuses a field that was set although it has no effect.
+    """Rejects a field that was set although it has no effect.
 
     Args:
       config: a record.
       name: of the field.
       condition: whether it has an effect.
-      when: what would give it one, in words.
+      when: the condition in words, for the message.
 
     Raises:
-      NoEffectError: the field holds another value than its default, and `condition` is False.
+      NoEffectError: the field differs from its default, and `condition` is False.
     """
     if not condition and changed(config, name):
         raise NoEffectError(name, when)
 
 
 def require_unset(config: Any, name: str, when: str) -> None:
-    """Refuses a field that was set where another argument takes its place; see `require_effect`."""
+    """Rejects a field that was set although another argument replaces it; see `require_effect`."""
     require_effect(config, name, False, when)
 
 
 def require_order(low: Number, high: Number, low_name: str, high_name: str) -> None:
-    """Refuses two fields in the wrong order; traced values are let through.
+    """Rejects two fields in the wrong order; traced values are skipped.
 
     Raises:
       ConfigError: `high` is below `low` somewhere.
@@ -189,20 +186,19 @@ def require_order(low: Number, high: Number, low_name: str, high_name: str) -> N
 
 
 def changed(config: Any, name: str) -> bool:
-    """Whether a field holds another value than its default; a traced value counts as unchanged.
-
-    For the check that a field which has no effect was not set.
-    """
+    """Whether a field differs from its default; a traced value counts as unchanged."""
     value, default = getattr(config, name), getattr(type(config), name)
     if isinstance(value, jax.core.Tracer):
         return False
-    return (
-        value != default
-        if isinstance(default, str)
-        else bool(np.any(np.float32(value) != np.float32(default)))
-    )
+    if isinstance(default, str):
+        return bool(value != default)
+    # In float32, since that is what a leaf has become after `as_arrays`.
+    return bool(np.any(np.float32(value) != np.float32(default)))
 
 
 def as_arrays(config: Record) -> Record:
-    """Numeric leaves as float32 arrays, so that an `int` or a `np.float32` in place of a `float` does not recompile."""
+    """Numeric leaves as float32 arrays.
+
+    Passing an `int` or a `np.float32` for a `float` then does not recompile.
+    """
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), config)

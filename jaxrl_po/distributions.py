@@ -1,7 +1,8 @@
-"""Action distributions as pytrees: `sample`, `mode`, `log_prob`, `entropy` and the exact `kl`, in nats and in float32 at least.
+"""Action distributions as pytrees: `sample`, `mode`, `log_prob`, `entropy` and the exact `kl`.
 
-The parameters carry the batch shape, so `vmap`, `scan` and masks see plain arrays. A distribution
-of your own needs these five methods and to be a pytree; the algorithms ask for nothing else.
+Everything is in nats and computed in float32 at least. The parameters carry the batch shape, so
+that `vmap`, `scan` and masks see plain arrays. A distribution of your own must be a pytree with
+these five methods.
 """
 
 import dataclasses
@@ -14,13 +15,13 @@ import jax.numpy as jnp
 
 
 class Distribution(Protocol):
-    """What a policy returns; every method keeps the batch shape `E*` and drops the event axis, if there is one."""
+    """What a policy returns, of batch shape `E*`; an action may have an event axis as well."""
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One action for each batch element; consumes `key`."""
+        """One action per batch element; consumes `key`."""
 
     def mode(self) -> jax.Array:
-        """The most likely action for each batch element."""
+        """The most likely action per batch element."""
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability (or density) of `action`, `E*`, in nats."""
@@ -41,7 +42,6 @@ class Categorical:
       logits: `[E*, A]`, unnormalised log-probabilities; `-inf` excludes an action.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> coin = Categorical(jnp.zeros(2))
       >>> print(round(float(coin.entropy()), 4), round(float(coin.log_prob(jnp.int32(1))), 4))
       0.6931 -0.6931
@@ -50,11 +50,11 @@ class Categorical:
     logits: jax.Array
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One int32 action for each batch element, `[E*]`; consumes `key`."""
+        """One int32 action per batch element, `E*`; consumes `key`."""
         return jax.random.categorical(key, _wide(self.logits)).astype(jnp.int32)
 
     def mode(self) -> jax.Array:
-        """The most likely action, `[E*]`; the lowest index wins a tie."""
+        """The most likely action, `E*`; the lowest index wins a tie."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def log_probs(self) -> jax.Array:
@@ -62,31 +62,30 @@ class Categorical:
         return jax.nn.log_softmax(_wide(self.logits))
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability of `action` `[E*]`, in nats."""
+        """Log-probability of `action` `E*`, in nats."""
         chex.assert_shape(action, self.logits.shape[:-1])
-        # A masked sum, because the gradient of an indexed read is a scatter, which is an order of
-        # magnitude slower on a CPU.
+        # A masked sum: the gradient of indexing is a scatter, ten times as slow on a CPU.
         chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=bool)
         return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
 
     def entropy(self) -> jax.Array:
-        """`-sum_a p log p`, `[E*]`, in nats; excluded actions contribute 0."""
+        """`−Σ_a p log p`, `E*`, in nats; excluded actions contribute 0."""
         log_probs = self.log_probs()
         return -_expectation(log_probs, log_probs)
 
     def kl(self, other: "Categorical") -> jax.Array:
-        """Exact KL(self ‖ other) = `sum_a p (log p - log q)`, `[E*]`, in nats."""
+        """Exact KL(self ‖ other) = `Σ_a p (log p − log q)`, `E*`, in nats."""
         chex.assert_equal_shape([self.logits, other.logits])
         return _expectation(self.log_probs(), self.log_probs() - other.log_probs())
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    """In float32 at least: an action is drawn from the distribution by which it is scored, whatever the network computes in."""
+    """`x` in float32 at least, so that sampling and scoring use the same distribution."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _expectation(log_probs: jax.Array, x: jax.Array) -> jax.Array:
-    """`sum_a p x` over the last axis, where an action with p = 0 contributes 0 and no NaN gradient."""
+    """`Σ_a p x` over the last axis; an action with p = 0 contributes 0 and no NaN gradient."""
     possible = jnp.isfinite(log_probs)
     return jnp.sum(jnp.exp(log_probs) * jnp.where(possible, x, 0.0), axis=-1)
 
@@ -101,7 +100,6 @@ class DiagonalGaussian:
       log_std: `[E*, D]`, natural logarithm of the standard deviation.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> standard = DiagonalGaussian(jnp.zeros(1), jnp.zeros(1))
       >>> print(round(float(standard.log_prob(jnp.zeros(1))), 4))
       -0.9189
@@ -111,7 +109,7 @@ class DiagonalGaussian:
     log_std: jax.Array
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One unclipped action for each batch element, `[E*, D]`; consumes `key`."""
+        """One unclipped action per batch element, `[E*, D]`; consumes `key`."""
         mean, log_std = _wide(self.mean), _wide(self.log_std)
         return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, mean.dtype)
 
@@ -120,18 +118,18 @@ class DiagonalGaussian:
         return self.mean
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-density of `action` `[E*, D]` summed over D, `[E*]`, in nats."""
+        """Log-density of `action` `[E*, D]` summed over D, `E*`, in nats."""
         chex.assert_equal_shape([action, self.mean])
         mean, log_std = _wide(self.mean), _wide(self.log_std)
         z = (action - mean) * jnp.exp(-log_std)
         return -jnp.sum(0.5 * jnp.square(z) + log_std + 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self) -> jax.Array:
-        """Differential entropy `sum_d log_std + ½ log(2πe)`, `[E*]`, in nats."""
+        """Differential entropy `Σ_d (log_std + ½ log(2πe))`, `E*`, in nats."""
         return jnp.sum(_wide(self.log_std) + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
     def kl(self, other: "DiagonalGaussian") -> jax.Array:
-        """Exact KL(self ‖ other), `[E*]`, in nats."""
+        """Exact KL(self ‖ other), `E*`, in nats."""
         chex.assert_equal_shape([self.mean, other.mean])
         mean, log_std, other_mean, other_log_std = map(
             _wide, (self.mean, self.log_std, other.mean, other.log_std)
@@ -149,18 +147,10 @@ MAX_LOG_RATIO = 20.0
 def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
     """Probability ratio `exp(clip(log_prob − old_log_prob, ±20))`, in float32 at least.
 
-    Without the clamp one token can overflow `exp` and turn a whole update into NaN; beyond it the
-    gradient is 0.
-
-    Args:
-      log_prob: `E*`, nats.
-      old_log_prob: `E*`, nats.
-
-    Returns:
-      `E*`, within [2e-9, 5e8].
+    Without the clamp one token could overflow `exp` and turn a whole update into NaN; beyond it the
+    gradient is 0. The result lies in [2e-9, 5e8].
 
     Example:
-      >>> import jax.numpy as jnp
       >>> float(ratio(jnp.log(0.5), jnp.log(0.25)))
       2.0
     """

@@ -1,16 +1,16 @@
-"""Estimates of KL(policy ‖ reference) from samples of the policy, and the controller of a penalty's coefficient.
+"""Sample estimates of KL(policy ‖ reference), and controllers for the coefficient of a KL penalty.
 
-The exact KL is a method of the distributions. What an estimate is worth as a *number* and as a
-*loss* differs; on-policy:
+The exact KL is a method of the distributions. An estimate can be used as a number or as a loss;
+with actions sampled by the policy itself, x = log π − log π_ref:
 
-| | expectation | expected gradient, as a loss |
-|---|---|---|
-| k1 | KL(policy ‖ reference) | 0: the score function's mean |
-| k2 | biased | ∇KL(policy ‖ reference) |
-| k3 | KL(policy ‖ reference) | ∇KL(reference ‖ policy) |
+| | formula | expected value | expected gradient |
+|---|---|---|---|
+| k1 | x | KL(policy ‖ reference) | 0 |
+| k2 | x² / 2 | biased | ∇KL(policy ‖ reference) |
+| k3 | e⁻ˣ − 1 + x | KL(policy ‖ reference) | ∇KL(reference ‖ policy) |
 
-Source: Schulman 2020, "Approximating KL divergence"; the gradients are checked by enumeration in
-the tests.
+In each, `log_prob` is log π in nats under the policy that sampled the actions, and shapes are `E*`.
+Log-ratios are clamped to ±20. Source: Schulman 2020, "Approximating KL divergence".
 """
 
 import chex
@@ -22,17 +22,11 @@ from jaxrl_po.distributions import log_ratio
 
 
 def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-    """`log π − log π_ref`: unbiased, of either sign; useless as a loss, right inside a reward.
+    """`log π − log π_ref`, nats: unbiased and of either sign.
 
-    Args:
-      log_prob: `E*`, nats, under the policy that sampled the actions.
-      reference_log_prob: `E*`, nats.
-
-    Returns:
-      `E*`, nats.
+    Useful inside a reward; as a loss its expected gradient is 0.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> round(float(k1(jnp.log(0.5), jnp.log(0.25))), 4)
       0.6931
     """
@@ -41,17 +35,11 @@ def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
 
 
 def k2(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-    """`½ (log π − log π_ref)²`: biased, never negative; its gradient is that of KL(policy ‖ reference).
+    """`½ (log π − log π_ref)²`, nats: biased and never negative.
 
-    Args:
-      log_prob: `E*`, nats, under the policy that sampled the actions.
-      reference_log_prob: `E*`, nats.
-
-    Returns:
-      `E*`, nats.
+    As a loss its expected gradient is that of KL(policy ‖ reference).
 
     Example:
-      >>> import jax.numpy as jnp
       >>> round(float(k2(jnp.log(0.5), jnp.log(0.25))), 4)
       0.2402
     """
@@ -60,24 +48,18 @@ def k2(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
 
 
 def k3(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-    """`r − 1 − log r` with `r = π_ref / π`: unbiased, never negative; its gradient is that of KL(reference ‖ policy).
+    """`r − 1 − log r` with `r = π_ref / π`, nats: unbiased and never negative.
 
-    Args:
-      log_prob: `E*`, nats, under the policy that sampled the actions.
-      reference_log_prob: `E*`, nats.
-
-    Returns:
-      `E*`, nats. Source: Shao et al. 2024 (GRPO), eq. 4. π is the policy being trained: with the
-      old policy there is no gradient.
+    As a loss its expected gradient is that of KL(reference ‖ policy). Shao et al. 2024 (GRPO), eq.
+    4, where π is the policy being trained: the old policy's log-probabilities have no gradient.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> round(float(k3(jnp.log(0.5), jnp.log(0.25))), 4)
       0.1931
     """
     chex.assert_equal_shape([log_prob, reference_log_prob])
     x = log_ratio(reference_log_prob, log_prob)
-    return jnp.expm1(x) - x
+    return jnp.expm1(x) - x  # exp(x) − 1 would cancel for x near 0
 
 
 def adapt_coefficient(
@@ -88,21 +70,20 @@ def adapt_coefficient(
     tolerance: Number = 1.5,
     factor: Number = 2.0,
 ) -> jax.Array:
-    """β · factor where `kl > tolerance · target`, β / factor where `kl < target / tolerance`, else β.
+    """β · factor if `kl > tolerance · target`, β / factor if `kl < target / tolerance`, else β.
 
     Args:
       coefficient: `[]`, β.
-      kl: `[]`, nats, what the last update moved; a non-finite one leaves β as it is.
+      kl: `[]`, nats, between the policies before and after the last update; if it is not finite, β
+        does not change.
       target: d_targ, nats.
       tolerance: above 1.
       factor: above 1.
 
     Returns:
-      `[]`, the next β, kept within [1e-8, 1e8] so that it can come back. Source: Schulman et al.
-      2017 (PPO), section 4.
+      `[]`, the next β, within [1e-8, 1e8]. Schulman et al. 2017 (PPO), section 4.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> float(adapt_coefficient(jnp.float32(1.0), jnp.float32(0.02), 0.01))
       2.0
     """
@@ -111,6 +92,7 @@ def adapt_coefficient(
     scale = jnp.where(
         kl > tolerance * target, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0)
     )
+    # Bounded, so that β neither underflows to 0 nor overflows and can always adapt back.
     return jnp.where(jnp.isfinite(kl), jnp.clip(coefficient * scale, 1e-8, 1e8), coefficient)
 
 
@@ -122,22 +104,21 @@ def adapt_proportionally(
     gain: Number = 0.1,
     limit: Number = 0.2,
 ) -> jax.Array:
-    """`β · (1 + gain · e)`, `e = clip((kl − target) / target, −limit, limit)`: many small steps, for a KL that drifts slowly.
+    """`β · (1 + gain · e)` with the error `e = clip((kl − target) / target, −limit, limit)`.
 
     Args:
       coefficient: `[]`, β.
-      kl: `[]`, nats, distance to the reference; a non-finite one leaves β as it is.
+      kl: `[]`, nats, KL(policy ‖ reference); if it is not finite, β does not change.
       target: nats, above 0.
-      gain: share of the error by which β moves.
-      limit: of the error; with the defaults β moves by at most 2 % at a time.
+      gain: of the proportional controller.
+      limit: of the error; with the defaults β changes by at most 2 % per call.
 
     Returns:
-      `[]`, the next β, kept within [1e-8, 1e8]. Source: Ziegler et al. 2019 (arXiv:1909.08593),
-      section 2.2.
+      `[]`, the next β, within [1e-8, 1e8]. Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> round(float(adapt_proportionally(jnp.float32(1.0), jnp.float32(0.011), 0.01)), 4)  # 1 + 0.1 · 0.1
+      >>> beta = adapt_proportionally(jnp.float32(1.0), jnp.float32(0.011), 0.01)
+      >>> round(float(beta), 4)  # 1 + 0.1 · 0.1
       1.01
     """
     coefficient, kl = jnp.asarray(coefficient), jnp.asarray(kl)

@@ -1,7 +1,8 @@
-"""DAPO's dynamic sampling as a combinator: any problem in groups becomes one whose groups all carry a signal.
+"""DAPO's dynamic sampling as a wrapper of any problem in groups: only informative groups are kept.
 
-It stays inside the program: a bounded loop collects again until a buffer of fixed size is full of
-informative groups, or gives up and leaves the rest of the buffer masked.
+Rejection sampling with a bounded number of batches, inside the jitted program: a loop collects
+until a buffer of fixed size is full of informative groups, or the bound is reached and the rest of
+the buffer stays masked.
 """
 
 from collections.abc import Callable
@@ -17,15 +18,13 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem
 
-# Entries of the collector's state, see `CollectorState`; none where no surplus is carried.
-SURPLUS = (
-    "surplus"  # sharded: a batch of `[P, …]` groups, of which the first over all devices are kept
-)
-SURPLUS_COUNT = "surplus_count"  # replicated: `[]`, int32, how many
+# Entries of `CollectorState`, if a surplus is carried.
+SURPLUS = "surplus"  # sharded: groups `[P, …]`, of which the first `SURPLUS_COUNT` are valid
+SURPLUS_COUNT = "surplus_count"  # replicated: `[]`, int32, over all devices
 
 
 class Fill(NamedTuple):
-    """The loop: the groups gathered so far."""
+    """Carry of the loop: the groups kept so far, this device's share."""
 
     collector: CollectorState
     buffer: Any
@@ -44,40 +43,39 @@ def dynamic_sampling(
     accept: Callable[[jax.Array], jax.Array] = informative,
     axis_name: str | None = None,
 ) -> Problem:
-    """The same problem, but `collect` gathers informative groups only, over as many batches of it as that takes.
+    """The same problem, but `collect` generates until it has enough informative groups.
 
     The raw score decides, never a shaped reward. Groups keep the order in which they were
-    generated, whatever the number of devices. Slots that stay empty after `max_generation_batches`
-    are masked, and have score 0. The batch has no strata: groups that were chosen by their scores
-    are no fair sample of a prompt's outcomes.
+    generated, for any number of devices. Slots still empty after `max_generation_batches` are
+    masked and have score 0. The new problem has no strata: groups selected by their scores are a
+    biased sample of a prompt's outcomes.
 
     Args:
       problem: in groups of at least 2.
-      max_generation_batches: batches that one `collect` generates at most, ≥ 1.
-      carry_surplus: keep what this iteration generated too many for the next one, which fills up
-        with it after its own first batch, before it generates a second. It is then one update old
-        and keeps the log-probabilities under which it was sampled; what the next iteration has no
-        room for either is dropped. Off, all surplus is dropped, as in the paper.
-      num_groups: groups of the batch that is trained on, over all devices; 0 takes as many as
-        `problem` generates.
+      max_generation_batches: most batches that one `collect` generates, at least 1.
+      carry_surplus: keep, for the next iteration, the accepted groups that did not fit. It takes
+        them after its own first batch, before it generates a second; they are then one update old
+        and keep the log-probabilities under which they were sampled. Those that do not fit again
+        are dropped. False drops all surplus, as in the paper.
+      num_groups: groups per training batch, over all devices; 0 for as many as `problem` generates.
       accept: raw scores `[P, G]` to bool `[P]`.
-      axis_name: device axis over which rows are sharded, or None. Under it each batch is gathered
-        from all devices.
+      axis_name: device axis over which rows are sharded, or None. With one, each batch is
+        all-gathered.
 
     Returns:
       The `Problem`. Metrics are those of `problem` over everything generated, and `filled` (share
-      of the slots), `acceptance` (accepted among the generated groups), `generation_batches` (in
-      one `collect`, at least 1), and `sample_age` with a surplus (updates, mean over the groups
-      trained on; at most 1). Source: Yu et al. 2025 (arXiv:2503.14476), section 3.2 and algorithm
-      1.
+      of the slots), `acceptance` (of the generated groups), `generation_batches` (per
+      `collect`, at least 1) and, with a surplus, `sample_age` (in updates, at most 1, averaged over
+      the groups trained on). Yu et al. 2025 (arXiv:2503.14476), section 3.2 and algorithm 1.
 
     Raises:
-      ConfigError: names the argument that cannot work.
+      ConfigError: names the invalid argument.
 
     Example:
       >>> from jaxrl_po import control
       >>> import gymnax
-      >>> episodes = control.make_groups(gymnax.make("CartPole-v1")[0], num_prompts=2, group_size=2, num_steps=16)
+      >>> cartpole = gymnax.make("CartPole-v1")[0]
+      >>> episodes = control.make_groups(cartpole, num_prompts=2, group_size=2, num_steps=16)
       >>> problem = dynamic_sampling(episodes, 4, num_groups=3)
       >>> _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
       >>> batch.score.shape, bool((batch.score[:, 0] != batch.score[:, 1]).all())
@@ -93,7 +91,7 @@ def dynamic_sampling(
         )
 
     def like(params: ActorCritic, collector: CollectorState, key: jax.Array) -> Batch:
-        """Shapes of one batch of the problem inside, one device's share of it where rows are sharded."""
+        """Shapes of one batch of the wrapped problem, on one device."""
         batch = jax.eval_shape(problem.collect, params, collector, key)[1]
         if batch.reward is None:
             raise ConfigError(
@@ -114,16 +112,15 @@ def dynamic_sampling(
         params, collector = problem.init(key)
         if not carry_surplus:
             return params, collector
-        # Collect may pool over devices, which init knows nothing of: a device axis of one stands in
-        # for them.
-        alone = jax.vmap(
+        # `collect` may contain collectives, but `init` runs outside the sharded program. Only the
+        # shapes are needed, so a vmapped axis of size 1 provides the axis name.
+        one_device = jax.vmap(
             lambda _: problem.collect(params, collector, key),
             axis_size=1,
             axis_name=axis_name or "data",
         )
-        groups = _by_group(
-            _with_age(jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], alone(jnp.zeros(1)))[1]))
-        )
+        shapes = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], one_device(jnp.zeros(1)))[1])
+        groups = _by_group(_with_age(shapes))
         surplus = _zeros(groups, groups.score.shape[0])
         return params, collector.add(
             sharded={SURPLUS: surplus}, replicated={SURPLUS_COUNT: jnp.int32(0)}
@@ -144,23 +141,27 @@ def dynamic_sampling(
                 f"num_groups = {wanted} must be a multiple of the {devices} devices over "
                 "which groups are sharded"
             )
-        own, first = wanted // devices, 0 if axis_name is None else jax.lax.axis_index(axis_name)
+        share = wanted // devices
+        device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+        # This device's buffer: its share of the training batch, then its share of the surplus.
+        size = share + generated
 
         def insert(
             buffer: Any, filled: jax.Array, groups: Any, accepted: jax.Array
         ) -> tuple[Any, jax.Array]:
-            """Puts accepted groups behind those that are there: into this device's share, or into its share of the surplus."""
+            """Appends the accepted groups of all devices; each device stores those of its slots."""
             groups, accepted = jax.tree.map(lambda x: _gather(x, axis_name), (groups, accepted))
-            slot = filled + jnp.cumsum(accepted) - 1
-            trained, spare = slot - first * own, slot - wanted - first * generated
-            here = jnp.where(
+            slot = filled + jnp.cumsum(accepted) - 1  # counted over all devices
+            trained, spare = slot - device * share, slot - wanted - device * generated
+            # Index `size` is out of bounds: the write is dropped.
+            index = jnp.where(
                 slot < wanted,
-                jnp.where((trained >= 0) & (trained < own), trained, own + generated),
-                jnp.where((spare >= 0) & (spare < generated), own + spare, own + generated),
+                jnp.where((trained >= 0) & (trained < share), trained, size),
+                jnp.where((spare >= 0) & (spare < generated), share + spare, size),
             )
-            here = jnp.where(accepted, here, own + generated)
+            index = jnp.where(accepted, index, size)
             buffer = jax.tree.map(
-                lambda all, new: all.at[here].set(new, mode="drop"), buffer, groups
+                lambda kept, new: kept.at[index].set(new, mode="drop"), buffer, groups
             )
             return buffer, filled + accepted.sum(dtype=jnp.int32)
 
@@ -168,7 +169,8 @@ def dynamic_sampling(
             return (fill.filled < wanted) & (fill.rounds < max_generation_batches)
 
         def generate(fill: Fill) -> Fill:
-            inside, batch = problem.collect(
+            # The number of batches is not known in advance, so keys are folded, not split.
+            collector_inside, batch = problem.collect(
                 params, fill.collector, jax.random.fold_in(key, fill.rounds)
             )
             accepted = accept(batch.score)
@@ -177,13 +179,13 @@ def dynamic_sampling(
                 batch = _with_age(batch)
             buffer, filled = insert(fill.buffer, fill.filled, _by_group(batch), accepted)
             if carry_surplus:
-                # What is fresh comes first; of the surplus as much as there is room for, once.
-                number = first * generated + jnp.arange(generated)
+                # After the first fresh batch, as much of the surplus as there is room for.
+                number = device * generated + jnp.arange(generated)
                 room = jnp.where(fill.rounds == 0, wanted - filled, 0)
                 usable = number < jnp.minimum(room, collector.replicated[SURPLUS_COUNT])
                 buffer, filled = insert(buffer, filled, collector.sharded[SURPLUS], usable)
             return Fill(
-                collector=inside,
+                collector=collector_inside,
                 buffer=buffer,
                 filled=filled,
                 rounds=fill.rounds + 1,
@@ -192,15 +194,18 @@ def dynamic_sampling(
             )
 
         groups = _by_group(shapes)
-        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.metrics)
-        none = Mean(jnp.float32(0.0), jnp.float32(0.0))
         empty = Fill(
-            inner, _zeros(groups, own + generated), jnp.int32(0), jnp.int32(0), none, nothing
+            collector=inner,
+            buffer=_zeros(groups, size),
+            filled=jnp.int32(0),
+            rounds=jnp.int32(0),
+            accepted=Mean(jnp.float32(0.0), jnp.float32(0.0)),
+            metrics=jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.metrics),
         )
         fill = jax.lax.while_loop(unfilled, generate, empty)
 
-        rows = jax.tree.map(lambda x: x[:own], fill.buffer)
-        valid = first * own + jnp.arange(own) < fill.filled
+        kept = jax.tree.map(lambda x: x[:share], fill.buffer)
+        valid = device * share + jnp.arange(share) < fill.filled
         metrics = {
             **fill.metrics,
             "filled": masked.total(valid),
@@ -208,14 +213,14 @@ def dynamic_sampling(
             "generation_batches": Mean(fill.rounds.astype(jnp.float32), jnp.float32(1.0)),
         }
         if carry_surplus:
-            metrics["sample_age"] = masked.total(rows.age[:, 0], valid)
-        batch = _by_row(rows)
+            metrics["sample_age"] = masked.total(kept.age[:, 0], valid)
+        batch = _by_row(kept)
         batch = batch._replace(
             mask=batch.mask & jnp.repeat(valid, shapes.score.shape[1])[:, None], metrics=metrics
         )
         if not carry_surplus:
             return fill.collector, batch
-        spare = jax.tree.map(lambda x: x[own:], fill.buffer)
+        spare = jax.tree.map(lambda x: x[share:], fill.buffer)
         spare = spare._replace(age=spare.age + 1)
         count = jnp.clip(fill.filled - wanted, 0, generated * devices)
         return fill.collector.add(
@@ -230,7 +235,7 @@ def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:
 
 
 def _with_age(batch: Any) -> Any:
-    """The batch with the age of its rows, 0 where the problem inside knows of none. Takes shapes as well."""
+    """The batch with ages, 0 if the wrapped problem gives none; accepts shapes as well."""
     if batch.age is not None:
         return batch
     rows = batch.mask.shape[:1]
@@ -243,16 +248,17 @@ def _with_age(batch: Any) -> Any:
 
 
 def _by_group(batch: Any) -> Any:
-    """Leaves `[P·G, …]` as `[P, G, …]`; `score` has that shape already; metrics and strata are left out. Takes shapes as well."""
+    """Leaves `[P·G, …]` as `[P, G, …]`, without metrics and strata; accepts shapes as well.
+
+    `score` is `[P, G]` already.
+    """
     shape = batch.score.shape
 
     def split(leaf: Any) -> Any:
-        whole = (*shape, *leaf.shape[1:])
-        return (
-            leaf.reshape(whole)
-            if isinstance(leaf, jax.Array)
-            else jax.ShapeDtypeStruct(whole, leaf.dtype)
-        )
+        grouped = (*shape, *leaf.shape[1:])
+        if isinstance(leaf, jax.Array):
+            return leaf.reshape(grouped)
+        return jax.ShapeDtypeStruct(grouped, leaf.dtype)
 
     return jax.tree.map(split, batch._replace(score=None, metrics={}, stratum=None))._replace(
         score=batch.score
@@ -260,7 +266,7 @@ def _by_group(batch: Any) -> Any:
 
 
 def _by_row(groups: Any) -> Batch:
-    """Leaves `[P, G, …]` as `[P·G, …]`, but for `score`."""
+    """Leaves `[P, G, …]` as `[P·G, …]`, except `score`."""
     merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups._replace(score=None))
     return merged._replace(score=groups.score)
 

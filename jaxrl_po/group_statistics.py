@@ -1,4 +1,4 @@
-"""Better estimates of what a group's outcomes are compared with than its G members give, as a combinator over any problem."""
+"""Running statistics of each prompt's outcomes, as a baseline for groups too small to give one."""
 
 from typing import NamedTuple
 
@@ -12,11 +12,10 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 
 class Running(NamedTuple):
-    """What is known of the outcomes of each of S strata, `[S]` each.
+    """Running moments of the outcomes of S strata (prompts, or difficulties), `[S]` each.
 
     Attributes:
-      weight: outcomes seen, each counted less by the decay for every iteration since; 0 before the
-        first.
+      weight: number of outcomes, each decayed once per iteration since it was seen; 0 if none was.
       mean: reward units.
       variance: ddof 0, reward units squared; exactly 0 while all outcomes were equal.
     """
@@ -26,13 +25,12 @@ class Running(NamedTuple):
     variance: jax.Array
 
 
-OUTCOME_STATISTICS = (
-    "outcome_statistics"  # replicated entry of the collector's state: `Running` of all strata
-)
+# Replicated entry of the collector's state: `Running` of all strata.
+OUTCOME_STATISTICS = "outcome_statistics"
 
 
 def nothing(strata: int) -> Running:
-    """Before the first iteration."""
+    """`Running` before the first iteration."""
     return Running(*[jnp.zeros(strata)] * 3)
 
 
@@ -44,26 +42,26 @@ def observe(
     decay: Number,
     axis_name: str | None = None,
 ) -> Running:
-    """Moments after one more iteration: `w ← λ w + n`, `mean ← mean + (n/w)(b − mean)`, and so the variance (Chan et al. 1983).
+    """Updates the moments with one iteration's outcomes (Chan et al. 1983).
 
-    n outcomes of a stratum with mean b enter together, and each keeps `λᵃ` of its weight a
-    iterations later. A stratum that is seen for the first time has the moments of these outcomes
-    alone. Outcomes that are not finite are left out.
+    `w ← λ w + n`, `mean ← mean + (n / w)(b − mean)` for n outcomes of a stratum with mean b, and
+    the variance accordingly: an outcome keeps `λᵃ` of its weight a iterations later. Outcomes that
+    are not finite are ignored.
 
     Args:
-      running: before.
-      outcome: `[B]`, reward units, below 1e19, whose square is the largest float32.
+      running: before this iteration.
+      outcome: `[B]`, reward units, below 1e19 (float32 overflows at its square).
       stratum: `[B]`, int32 in [0, S).
-      decay: λ in [0, 1]; 0 forgets all but this iteration.
+      decay: λ in [0, 1]; 0 forgets all earlier iterations.
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      The same on every device.
+      The new moments, equal on every device.
 
     Example:
       >>> first = observe(nothing(2), jnp.array([1.0, 0.0]), jnp.array([1, 1]), decay=0.5)
       >>> second = observe(first, jnp.array([1.0, 1.0, 1.0]), jnp.array([1, 1, 1]), decay=0.5)
-      >>> [x[1].tolist() for x in second]  # the first two count half: (1/2 + 3) / 4, and 7/8 · 1/8
+      >>> [x[1].tolist() for x in second]  # mean (½ · 1 + 3) / 4, variance 7/8 · 1/8
       [4.0, 0.875, 0.109375]
     """
     strata = running.weight.shape[0]
@@ -75,8 +73,8 @@ def observe(
         )
 
     count = total(jnp.ones_like(outcome))
-    # Deviations from one of the outcomes, so that equal ones have exactly that mean and exactly no
-    # variance.
+    # Shifted by one of the outcomes, so that equal outcomes have exactly their value as mean and a
+    # variance of exactly 0.
     low = jax.ops.segment_min(jnp.where(valid, outcome, jnp.inf), stratum, strata)
     low = low if axis_name is None else jax.lax.pmin(low, axis_name)
     low = jnp.where(count > 0, low, 0.0)
@@ -102,14 +100,16 @@ def relative(
     ddof: int = 0,
     epsilon: Number = 1e-6,
 ) -> jax.Array:
-    """`(R − mean) / (std + ε)` by the moments of each outcome's stratum; exactly 0 where all outcomes were equal.
+    """`(R − mean) / (std + ε)` with the moments of each outcome's stratum.
+
+    Exactly 0 where all outcomes of the stratum were equal.
 
     Args:
-      running: which has observed these outcomes.
+      running: moments that include these outcomes.
       outcome: `[B]`.
       stratum: `[B]`.
       scale: `std`, or `none` for the centred outcome alone.
-      ddof: the variance is that of `weight − ddof` outcomes.
+      ddof: the variance is multiplied by `weight / (weight − ddof)`.
       epsilon: added to the std.
 
     Returns:
@@ -120,6 +120,7 @@ def relative(
     if scale == "std":
         unbiased = variance * weight / jnp.where(weight > ddof, weight - ddof, 1.0)
         centred = centred / (jnp.sqrt(unbiased) + epsilon)
+    # An outcome that is not finite stays so, and the update's own check then skips the step.
     return jnp.where(variance > 0, centred, jnp.where(jnp.isfinite(outcome), 0.0, outcome))
 
 
@@ -132,11 +133,12 @@ def running_relative(
     epsilon: Number = 1e-6,
     axis_name: str | None = None,
 ) -> Problem:
-    """The same problem, but a row's reward is its outcome relative to a running estimate of its stratum, at the first step.
+    """The problem with each row's reward replaced by its outcome relative to its stratum's moments.
 
-    The estimate has observed this iteration's outcomes first: a prompt that is seen for the first
-    time is compared within its group. From the second time on a group needs no second member, and
-    one whose members score alike still has something to say.
+    The relative outcome is the reward of the first step; all others are 0. The moments include this
+    iteration's outcomes, so a prompt seen for the first time is compared within its group. After
+    that a group needs no second member, and one whose members all score the same can still have
+    advantages other than 0.
 
     Args:
       problem: with strata.
@@ -147,8 +149,8 @@ def running_relative(
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      The `Problem`, whose metrics have `revisited`, the share of rows whose stratum was seen in an
-      earlier iteration.
+      The `Problem`, with the metric `revisited`: share of rows whose stratum was seen in an earlier
+      iteration.
 
     Raises:
       ConfigError: the problem has no strata.

@@ -39,19 +39,19 @@ def make(
     """Builds the learner `state → collect → estimate → improve → state`.
 
     Args:
-      problem: where samples come from.
+      problem: source of samples.
       estimate: `estimate(state, batch) -> samples`.
       improve: `improve(state, samples, key) -> (state, metrics)`; consumes `key`.
-      init_optimizer: `params -> opt_state`, over the subtree that is optimised by gradient; frozen
-        parameters are left out of `params`.
-      init_reference: `params -> reference parameters`; the default holds none.
+      init_optimizer: `params -> opt_state`, over the subtree that is trained by gradient; `params`
+        come without the frozen ones.
+      init_reference: `params -> reference parameters`; None by default.
       kl_coefficient: initial β of an adaptive penalty.
-      num_parts: parts of a batch, one after another, in which the learner computes the old policy's
-        log-probabilities where the sampler's are not exact (`Problem.exact_sampler`).
+      num_parts: number of parts in which the old policy's log-probabilities are recomputed, to
+        bound memory, if the sampler is not exact (`Problem.exact_sampler`).
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      The `Learner`. Metrics come pooled over devices.
+      The `Learner`. Its metrics are pooled over devices.
     """
 
     def init(key: jax.Array) -> TrainState:
@@ -84,10 +84,10 @@ def make(
             )
         }
         if not problem.exact_sampler:
-            batch, distance = recompute_log_prob(
+            batch, sampler_metrics = recompute_log_prob(
                 problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
             )
-            measured |= distance
+            measured |= sampler_metrics
         samples = estimate(state, batch)
         state, metrics = improve(state, samples, key)
         metrics = {**batch.metrics, **masked.psum({**metrics, **measured}, axis_name)}
@@ -97,13 +97,13 @@ def make(
 
 
 def next_key(state: TrainState) -> tuple[TrainState, jax.Array]:
-    """The state with the key that follows, and a key to consume now."""
+    """Splits the state's key: the state with the next key, and a key to consume."""
     following, key = jax.random.split(state.key)
     return state._replace(key=following), key
 
 
 def require_reward(batch: Batch) -> None:
-    """Raises ConfigError where nothing has given the batch its reward."""
+    """Raises ConfigError if the batch has no reward yet."""
     if batch.reward is None:
         raise ConfigError(
             "reward must be given between `learner.sample` and `learner.update`, jitted apart: "
@@ -114,35 +114,34 @@ def require_reward(batch: Batch) -> None:
 def recompute_log_prob(
     problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: int, axis_name: str | None
 ) -> tuple[Batch, Metrics]:
-    """The batch with the old policy's log-probabilities by the learner's own pass, and how far the sampler's are from them.
+    """Replaces the sampler's log-probabilities by those of `apply`, and measures their difference.
 
-    A sampler in bfloat16, token by token through a cache, rounds otherwise than the learner's whole
-    pass; a ratio of the two policies of which one is the sampler's would start beside 1. Rows that
-    were sampled before an earlier update keep what their sampler gave: the parameters that would
-    reproduce it are gone.
+    A sampler that generates token by token in bfloat16, through a cache, rounds differently from
+    the learner's pass over whole sequences, so that a ratio to its log-probabilities would not
+    start at 1. Rows sampled before an earlier update keep the sampler's: the parameters that
+    generated them are gone.
 
     Args:
-      problem: whose `apply` is the learner's pass.
-      params: that collected the batch.
+      problem: its `apply` is the learner's pass.
+      params: under which the batch was collected.
       batch: with `sampler_log_prob`.
-      num_parts: parts of the rows, one after another, as far as they divide.
+      num_parts: largest number of parts to process one after another; their number divides the
+        rows.
       axis_name: device axis, or None.
 
     Returns:
-      The batch, and the metrics `sampler_kl`, the k3 estimate of KL(μ ‖ π_old) in nats, and
-      `sampler_max_ratio`, the largest of π_old / μ and μ / π_old of one token, both over the rows
-      that are fresh.
+      The batch, and metrics over the fresh rows: `sampler_kl`, the k3 estimate of KL(μ ‖ π_old) in
+      nats, and `sampler_max_ratio`, the largest of π_old / μ and μ / π_old at any token.
     """
 
     def log_prob(part: tuple[PyTree, jax.Array]) -> jax.Array:
         inputs, action = part
         return problem.apply(params, inputs)[0].log_prob(action)
 
-    rows, own = (
-        minibatches.split((batch.inputs, batch.action), math.gcd(num_parts, batch.mask.shape[0])),
-        batch.mask.shape,
+    parts = minibatches.split(
+        (batch.inputs, batch.action), math.gcd(num_parts, batch.mask.shape[0])
     )
-    recomputed = masked.zero(jax.lax.map(log_prob, rows).reshape(own), batch.mask)
+    recomputed = masked.zero(jax.lax.map(log_prob, parts).reshape(batch.mask.shape), batch.mask)
     fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
     largest = jnp.where(fresh, jnp.abs(log_ratio(recomputed, batch.sampler_log_prob)), 0.0).max()
     largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
@@ -165,16 +164,16 @@ ZEROED = (
 
 
 def zero_masked(batch: Batch) -> Batch:
-    """Zeroes the masked slots of the fields that losses and estimators read, once, so that no NaN there reaches a gradient.
+    """Zeroes the masked slots of the fields that losses and estimators read.
 
-    By name: `inputs` are the problem's own, and what it keeps there for a reward (an answer, say)
-    may have any shape.
+    Done once, so that no NaN there reaches a gradient. The fields are named: `inputs` belong to the
+    problem, and data that it keeps there for a reward (an answer, say) may have any shape.
 
     Args:
       batch: see `Batch`; `mask` is bool `[B, T]`.
 
     Returns:
-      The batch with zeros (False) in the masked slots of `ZEROED`.
+      The batch with zeros (False) in the masked slots of the fields in `ZEROED`.
     """
 
     def zero(leaf: jax.Array) -> jax.Array:

@@ -1,11 +1,15 @@
-"""Per-element losses, all minimised, and the aggregators that turn elements into a `Mean`.
+"""Per-element losses, all to be minimised, and the aggregators that turn elements into a `Mean`.
 
-A loss is elementwise over any shape `E*`. An aggregator pools elements under a mask and leaves the
-division to the end, after microbatches and devices were added: that is the whole difference between
-GRPO's, DAPO's and Dr.GRPO's losses.
+In every loss, `log_prob` is log π(a|s) in nats under the parameters being trained, `old_log_prob`
+the same under the policy that sampled, and r = π / π_old the probability ratio. Inputs and outputs
+are `E*`, any common shape. No gradient flows into advantages, targets and old values.
 
-In float32: advantages up to 1e25 (a ratio is at most 5e8) and values up to 1e18 (they are squared)
-overflow nothing.
+An aggregator pools the unmasked elements and leaves the division to the end, after totals and
+counts have been summed over microbatches and devices. It is where the losses of GRPO, DAPO and
+Dr. GRPO differ.
+
+In float32 nothing overflows for advantages up to 1e25 (a ratio is at most 5e8) and values up to
+1e18 (they are squared).
 """
 
 import chex
@@ -19,17 +23,11 @@ from jaxrl_po.masked import Mean
 
 
 def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
-    """`−log π(a|s) · A`: its gradient is the score-function estimate of the negative policy gradient.
+    """`−log π · A`, whose gradient is the score-function estimate of the policy gradient.
 
-    Args:
-      log_prob: `E*`, nats, under the parameters that are trained.
-      advantage: `E*`, held constant.
-
-    Returns:
-      `E*`, to be minimised. Source: Williams 1992; Sutton et al. 2000.
+    Williams 1992; Sutton et al. 2000.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> policy_gradient(jnp.array([-1.0]), jnp.array([2.0])).tolist()
       [2.0]
     """
@@ -38,19 +36,11 @@ def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
 
 
 def surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
-    """`−r · A`, `r = π(a|s) / π_old(a|s)`: equal to the policy gradient to first order at π_old.
+    """`−r · A`: its gradient at π = π_old is that of `policy_gradient`.
 
-    Args:
-      log_prob: `E*`, nats, under the parameters that are trained.
-      old_log_prob: `E*`, nats, under the policy that sampled.
-      advantage: `E*`, held constant.
-
-    Returns:
-      `E*`, to be minimised. Source: Schulman et al. 2015 (TRPO), eq. 14; the expectation is over
-      samples of π_old.
+    Schulman et al. 2015 (TRPO), eq. 14, with samples of π_old.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> surrogate(jnp.array([0.0]), jnp.array([0.0]), jnp.array([3.0])).tolist()
       [-3.0]
     """
@@ -61,20 +51,14 @@ def surrogate(log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array
 def self_normalized_surrogate(
     log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array
 ) -> jax.Array:
-    """`−Σ_k r_k A_k / Σ_k r_k` over K actions from one state: a constant that is added to all A_k changes no gradient.
+    """`−Σ_k r_k A_k / Σ_k r_k` over K actions sampled in one state: `[K]` to `[]`.
 
-    Args:
-      log_prob: `[K]`, nats, under the parameters that are trained.
-      old_log_prob: `[K]`, nats, under the policy that sampled.
-      advantage: `[K]`, held constant.
-
-    Returns:
-      `[]`, to be minimised. Source: Schulman et al. 2015 (TRPO), eq. 18, for the vine method with
-      continuous actions.
+    A constant added to all A_k does not change the gradient, so no baseline is needed. Schulman et
+    al. 2015 (TRPO), section 5.2: the vine method with continuous actions.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> round(float(self_normalized_surrogate(jnp.log(jnp.array([3.0, 1.0])), jnp.zeros(2), jnp.array([1.0, 5.0]))), 4)
+      >>> log_prob, advantage = jnp.log(jnp.array([3.0, 1.0])), jnp.array([1.0, 5.0])
+      >>> round(float(self_normalized_surrogate(log_prob, jnp.zeros(2), advantage)), 4)
       -2.0
     """
     chex.assert_rank(log_prob, 1)
@@ -92,29 +76,30 @@ def clipped_surrogate(
     epsilon_high: Number,
     dual_clip: Number | None = None,
 ) -> jax.Array:
-    """`−min(r·A, clip(r, 1 − ε_low, 1 + ε_high)·A)`, a pessimistic bound for either sign of A.
+    """`−min(r·A, clip(r, 1 − ε_low, 1 + ε_high)·A)`: a pessimistic bound for either sign of A.
 
-    Equals `−(1 + ε_high)·A` where A > 0 and r is beyond it, `−(1 − ε_low)·A` where A < 0 and r is
-    below it, else `−r·A`. With `dual_clip = c`, a negative advantage costs at most `−c·A`:
+    The gradient vanishes where A > 0 and r > 1 + ε_high, and where A < 0 and r < 1 − ε_low. Where
+    A < 0 the loss grows with r without bound, unless `dual_clip` = c limits it to −c·A:
     `−max(min(…), c·A)`.
 
     Args:
-      log_prob: `E*`, nats, under the parameters that are trained.
-      old_log_prob: `E*`, nats, under the policy that sampled.
-      advantage: `E*`, held constant.
+      log_prob: `E*`, nats.
+      old_log_prob: `E*`, nats.
+      advantage: `E*`.
       epsilon_low: in [0, 1).
       epsilon_high: at least 0; DAPO's clip-higher has ε_high > ε_low.
-      dual_clip: c > 1, or None for none (Ye et al. 2020, eq. 5).
+      dual_clip: c > 1, or None (Ye et al. 2020, eq. 5).
 
     Returns:
-      `E*`, to be minimised. Source: Schulman et al. 2017 (PPO), eq. 7; Yu et al. 2025 (DAPO), eq.
-      10.
+      `E*`. Schulman et al. 2017 (PPO), eq. 7; Yu et al. 2025 (DAPO), eq. 10.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> r = jnp.log(jnp.array([1.5, 0.5, 1.5, 0.5]))
-      >>> a = jnp.array([1.0, 1.0, -1.0, -1.0])
-      >>> [round(x, 3) for x in clipped_surrogate(r, jnp.zeros(4), a, epsilon_low=0.2, epsilon_high=0.2).tolist()]
+      >>> log_ratio = jnp.log(jnp.array([1.5, 0.5, 1.5, 0.5]))
+      >>> advantage = jnp.array([1.0, 1.0, -1.0, -1.0])
+      >>> loss = clipped_surrogate(
+      ...     log_ratio, jnp.zeros(4), advantage, epsilon_low=0.2, epsilon_high=0.2
+      ... )
+      >>> [round(x, 3) for x in loss.tolist()]
       [-1.2, -0.5, 1.5, 0.8]
     """
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
@@ -133,7 +118,7 @@ def clipped_surrogate(
 def clip_fraction_low(
     log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_low: Number
 ) -> jax.Array:
-    """1 where the lower clip takes the gradient away (A < 0 and r < 1 − ε_low), else 0; `E*`, float32."""
+    """1 where the lower clip removes the gradient (A < 0, r < 1 − ε_low), else 0; float32."""
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
     return ((advantage < 0) & (ratio(log_prob, old_log_prob) < 1.0 - epsilon_low)).astype(
         jnp.float32
@@ -143,7 +128,7 @@ def clip_fraction_low(
 def clip_fraction_high(
     log_prob: jax.Array, old_log_prob: jax.Array, advantage: jax.Array, epsilon_high: Number
 ) -> jax.Array:
-    """1 where the upper clip takes the gradient away (A > 0 and r > 1 + ε_high), else 0; `E*`, float32."""
+    """1 where the upper clip removes the gradient (A > 0, r > 1 + ε_high), else 0; float32."""
     chex.assert_equal_shape([log_prob, old_log_prob, advantage])
     return ((advantage > 0) & (ratio(log_prob, old_log_prob) > 1.0 + epsilon_high)).astype(
         jnp.float32
@@ -158,20 +143,24 @@ def cispo(
     epsilon_low: Number,
     epsilon_high: Number,
 ) -> jax.Array:
-    """`−stop_gradient(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π`: the weight is clipped, no token loses its gradient.
+    """`−stop_gradient(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π`.
+
+    The importance weight is clipped, but every token keeps a gradient.
 
     Args:
-      log_prob: `E*`, nats, under the policy that is trained.
-      old_log_prob: `E*`, nats, under the policy that sampled.
-      advantage: `E*`, no gradient flows into it.
+      log_prob: `E*`, nats.
+      old_log_prob: `E*`, nats.
+      advantage: `E*`.
       epsilon_low: at 1 or above nothing is clipped from below.
       epsilon_high: above 0.
 
     Returns:
-      `E*`, to be minimised. Source: CISPO, MiniMax 2025 (arXiv:2506.13585), eq. 4 and 5.
+      `E*`. MiniMax 2025 (arXiv:2506.13585), eq. 4 and 5.
 
     Example:
-      >>> bool(jnp.isclose(cispo(jnp.log(0.5), jnp.log(0.1), 1.0, epsilon_low=1.0, epsilon_high=4.0), -5.0 * jnp.log(0.5)))
+      >>> log_prob = jnp.log(0.5)  # the ratio 0.5 / 0.02 = 25 is clipped to 5
+      >>> loss = cispo(log_prob, jnp.log(0.02), 1.0, epsilon_low=1.0, epsilon_high=4.0)
+      >>> bool(jnp.isclose(loss, -5.0 * log_prob))
       True
     """
     weight = jnp.clip(ratio(log_prob, old_log_prob), 1.0 - epsilon_low, 1.0 + epsilon_high)
@@ -179,16 +168,16 @@ def cispo(
 
 
 def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array) -> jax.Array:
-    """`(1 / |y|) Σ_t (log π − log π_old)` of each row, for all of its tokens: GSPO's ratio of a whole sequence, in logs.
+    """`(1 / |y|) Σ_t (log π − log π_old)` of each row, at all of its tokens: GSPO's log-ratio.
 
     Args:
-      log_prob: `[B, T]`, nats, under the policy that is trained.
-      old_log_prob: `[B, T]`, nats, under the policy that sampled.
+      log_prob: `[B, T]`, nats.
+      old_log_prob: `[B, T]`, nats.
       mask: `[B, T]`, bool.
 
     Returns:
-      `[B, T]`, nats, equal along a row; 0 in an empty one. Source: Zheng et al. 2025
-      (arXiv:2507.18071), eq. 7.
+      `[B, T]`, nats, constant along a row, masked slots included; 0 in an empty row. Zheng et al.
+      2025 (arXiv:2507.18071), eq. 7.
 
     Example:
       >>> mask = jnp.array([[True, True, False]])
@@ -202,17 +191,11 @@ def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.A
 
 
 def squared_value(value: jax.Array, target: jax.Array) -> jax.Array:
-    """`½ (v − G)²`; a coefficient c on (v − G)², as in the PPO paper's eq. 9, is 2c on this.
+    """`½ (v − G)²`, in reward units squared.
 
-    Args:
-      value: `E*`, reward units.
-      target: `E*`, reward units, held constant.
-
-    Returns:
-      `E*`, reward units squared, to be minimised.
+    The coefficient c₁ of (v − G)² in the PPO paper's eq. 9 is 2c₁ on this loss.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> squared_value(jnp.array([3.0]), jnp.array([1.0])).tolist()
       [2.0]
     """
@@ -223,20 +206,19 @@ def squared_value(value: jax.Array, target: jax.Array) -> jax.Array:
 def clipped_value(
     value: jax.Array, old_value: jax.Array, target: jax.Array, *, epsilon: Number
 ) -> jax.Array:
-    """`½ max((v − G)², (v_old + clip(v − v_old, ±ε) − G)²)`; there is no evidence that it helps.
+    """`½ max((v − G)², (v_old + clip(v − v_old, ±ε) − G)²)`, in reward units squared.
+
+    From the PPO paper's reference code; there is no evidence that it helps.
 
     Args:
-      value: `E*`, reward units.
-      old_value: `E*`, the critic that collected.
-      target: `E*`, held constant.
-      epsilon: largest change of the value that is rewarded, reward units.
-
-    Returns:
-      `E*`, reward units squared, to be minimised. Source: the PPO paper's reference code.
+      value: `E*`, v, reward units.
+      old_value: `E*`, v_old, of the critic during collection.
+      target: `E*`, G.
+      epsilon: in reward units: beyond this change of v the gradient towards the target is removed.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> clipped_value(jnp.array([1.0]), jnp.array([0.0]), jnp.array([1.0]), epsilon=0.5).tolist()
+      >>> value, old_value, target = jnp.array([1.0]), jnp.array([0.0]), jnp.array([1.0])
+      >>> clipped_value(value, old_value, target, epsilon=0.5).tolist()
       [0.125]
     """
     chex.assert_equal_shape([value, old_value, target])
@@ -246,18 +228,16 @@ def clipped_value(
 
 
 def bradley_terry(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
-    """`−log σ(r_w − r_l)`: the chosen of two wins with probability `σ(r_w − r_l)`.
+    """`−log σ(r_w − r_l)`, nats: the chosen response wins with probability `σ(r_w − r_l)`.
 
     Args:
       chosen: `E*`, r_w, reward units.
       rejected: `E*`, r_l, reward units.
 
     Returns:
-      `E*`, nats, to be minimised. Source: Bradley and Terry 1952; Ouyang et al. 2022
-      (arXiv:2203.02155), eq. 1.
+      `E*`. Bradley and Terry 1952; Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> round(float(bradley_terry(jnp.log(3.0), jnp.log(1.0))), 4)  # −log(3 / (3 + 1))
       0.2877
     """
@@ -266,17 +246,12 @@ def bradley_terry(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
 
 
 def token_mean(elements: jax.Array, mask: jax.Array) -> Mean:
-    """Every unmasked element weighs the same: `Σ x / Σ mask` (DAPO eq. 8; PPO and TRPO over steps).
+    """Mean over all unmasked elements, so that each token (or step) has the same weight.
 
-    Args:
-      elements: `E*`, any shape.
-      mask: `E*`, bool.
-
-    Returns:
-      `Mean` whose count is the number of unmasked elements (tokens or steps).
+    DAPO's token-level loss (Yu et al. 2025, eq. 8); PPO and TRPO average over steps. The count is
+    the number of unmasked elements.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> x, mask = jnp.array([[1.0, 2.0], [6.0, 0.0]]), jnp.array([[True, True], [True, False]])
       >>> float(token_mean(x, mask).value()), float(sequence_mean(x, mask).value())
       (3.0, 3.75)
@@ -285,14 +260,9 @@ def token_mean(elements: jax.Array, mask: jax.Array) -> Mean:
 
 
 def sequence_mean(elements: jax.Array, mask: jax.Array) -> Mean:
-    """Every row weighs the same: the mean over non-empty rows of the row's mean (GRPO, Shao et al. 2024, eq. 3).
+    """Mean over non-empty rows `[B, T]` of each row's mean: every sequence has the same weight.
 
-    Args:
-      elements: `[B, T]`.
-      mask: `[B, T]`, bool.
-
-    Returns:
-      `Mean` whose count is the number of rows with an unmasked element.
+    GRPO (Shao et al. 2024, eq. 3). The count is the number of rows with an unmasked element.
     """
     chex.assert_rank(elements, 2)
     rows = jax.vmap(masked.total)(elements, mask)
@@ -300,21 +270,15 @@ def sequence_mean(elements: jax.Array, mask: jax.Array) -> Mean:
 
 
 def fixed_length_mean(elements: jax.Array, mask: jax.Array, length: int) -> Mean:
-    """A constant denominator, rows × length, so that a row's length changes no weight (Dr.GRPO, Liu et al. 2025).
+    """Sum over unmasked elements `[B, T]`, divided by the constant B × length.
 
-    Args:
-      elements: `[B, T]`.
-      mask: `[B, T]`, bool.
-      length: tokens in the budget, at least 1.
-
-    Returns:
-      `Mean` whose count is B × length.
+    A sequence's own length then does not change the weight of its tokens: Dr. GRPO (Liu et al.
+    2025, arXiv:2503.20783) with the token budget as `length`. `length=1` averages row sums.
 
     Raises:
       ValueError: `length` below 1.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> float(fixed_length_mean(jnp.ones((2, 3)), jnp.ones((2, 3), bool), 4).value())
       0.75
     """

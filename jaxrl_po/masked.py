@@ -1,7 +1,7 @@
-"""Masked reductions that keep the numerator and the denominator apart until the one division.
+"""Masked reductions that keep numerator and denominator apart until one final division.
 
 A mean over shards or microbatches of different sizes is not the mean of their means. Losses and
-metrics therefore travel as `Mean(total, count)`: add them, sum them over devices, and divide once.
+metrics are therefore `Mean(total, count)`: added, summed over devices, and divided once.
 """
 
 import dataclasses
@@ -14,24 +14,24 @@ from jax.flatten_util import ravel_pytree
 
 Tree = TypeVar("Tree")
 
-SMALL = 2**16  # elements: a larger array is worth a meeting of its own, and a copy of it is not
+SMALL = 2**16  # elements: larger arrays get an all-reduce each, which is cheaper than copying them
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A mean that is not divided yet: `total / count`.
+    """A mean before its division, `total / count`.
 
     `a + b` pools two means (totals and counts add); `a * c` scales the total by a scalar and keeps
     the count.
 
     Attributes:
       total: sum of the unmasked elements, in their unit.
-      count: how many elements (or rows) were summed; never depends on parameters.
+      count: number of elements (or rows) summed; never depends on parameters.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> pooled = Mean(jnp.float32(6.0), jnp.float32(2.0)) + Mean(jnp.float32(3.0), jnp.float32(1.0))
+      >>> one, two = jnp.float32(1.0), jnp.float32(2.0)
+      >>> pooled = Mean(total=6.0 * one, count=two) + Mean(total=3.0 * one, count=one)
       >>> float(pooled.value()), float((2.0 * pooled).value())
       (3.0, 6.0)
     """
@@ -48,30 +48,30 @@ class Mean:
     __rmul__ = __mul__
 
     def value(self) -> jax.Array:
-        """Total / max(count, 1): 0 when empty, which is what a loss wants."""
+        """`total / max(count, 1)`: 0 when empty, for losses."""
         return self.total / jnp.maximum(self.count, 1.0)
 
     def metric(self) -> jax.Array:
-        """Total / count: NaN when empty, which is what a log wants."""
+        """`total / count`: NaN when empty, for logs."""
         return jnp.where(self.count > 0, self.total / jnp.maximum(self.count, 1.0), jnp.nan)
 
 
 def psum(tree: Tree, axis_name: str | None) -> Tree:
-    """Sums every leaf over the devices of `axis_name`; the identity when it is None.
+    """Sums every leaf over the devices of `axis_name`; the identity if that is None.
 
     Never differentiate through it: take local gradients and sum those. Small leaves of one dtype
-    travel as one vector, since on a CPU every array is a meeting of all devices of its own, and a
-    gradient of a dozen arrays waits a dozen times.
+    are concatenated into one all-reduce, because on CPU each all-reduce synchronises all devices.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> sums = jax.vmap(lambda x: psum({"a": x, "b": 2 * x}, "devices"), axis_name="devices")(jnp.arange(3))
+      >>> sum_both = lambda x: psum({"a": x, "b": 2 * x}, "devices")
+      >>> sums = jax.vmap(sum_both, axis_name="devices")(jnp.arange(3))
       >>> sums["a"].tolist(), sums["b"].tolist()
       ([3, 3, 3], [6, 6, 6])
     """
     if axis_name is None:
         return tree
     leaves, treedef = jax.tree.flatten(tree)
+    # One group per dtype, and one per large leaf, keyed by its index.
     groups: dict[object, list[int]] = {}
     for i, leaf in enumerate(leaves):
         groups.setdefault(jnp.result_type(leaf) if jnp.size(leaf) <= SMALL else i, []).append(i)
@@ -87,8 +87,8 @@ def total(x: jax.Array, mask: jax.Array | None = None) -> Mean:
 
     Args:
       x: `E*`, any shape.
-      mask: `E*`, True (or 1) where an element counts; None counts all. What stands behind the mask
-        is never read, so a NaN there changes neither the value nor the gradient.
+      mask: `E*`, True (or 1) where an element counts; None counts all. A NaN in a masked slot
+        changes neither the value nor the gradient with respect to `x`.
 
     Returns:
       A float32 `Mean`.
@@ -102,14 +102,16 @@ def total(x: jax.Array, mask: jax.Array | None = None) -> Mean:
 
 
 def zero(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """`x` with zeros (False) in the masked slots, so that no NaN there can reach a gradient through a `where`.
+    """`x` with zeros (False) in the masked slots.
+
+    For inputs of a differentiated function: selecting its output with `where` is too late, since
+    the gradient of the branch not taken is 0 · NaN = NaN.
 
     Args:
       x: `[E*, D*]`, any dtype.
       mask: `E*`, bool.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> zero(jnp.array([[1.0, 2.0], [jnp.nan, 3.0]]), jnp.array([True, False])).tolist()
       [[1.0, 2.0], [0.0, 0.0]]
     """
@@ -120,10 +122,9 @@ def zero(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def mean(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None) -> jax.Array:
-    """Mean of the unmasked elements over all devices of `axis_name`; 0 when there are none.
+    """Mean of the unmasked elements over all devices of `axis_name`; 0 if there are none.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> float(mean(jnp.array([1.0, 2.0, jnp.nan]), jnp.array([True, True, False])))
       1.5
     """
@@ -133,20 +134,19 @@ def mean(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None =
 def moments(
     x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and standard deviation (ddof 0) of the unmasked elements over all devices; (0, 0) when there are none.
+    """Mean and std (ddof 0) of the unmasked elements over all devices; (0, 0) if there are none.
 
-    Two passes, `std = sqrt(mean((x - mean)^2))`: the one-pass form cancels in float32. Equal
-    elements have exactly their value and 0; the std is infinite where squares overflow, for
+    Two passes, `std = sqrt(mean((x − mean)²))`: the one-pass form cancels in float32. Equal
+    elements give exactly their value and 0. The std is infinite where squares overflow, for
     deviations above 1e19.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> [float(m) for m in moments(jnp.array([1.0, 3.0, 9.0]), jnp.array([1, 1, 0]))]
       [2.0, 1.0]
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # Deviations from one of the elements: rounding would leave equal ones a std, and whitening
-    # would make of it a unit.
+    # Shifted by the minimum: else rounding of the mean would give equal elements a tiny std, which
+    # whitening would blow up to 1.
     low = jax.lax.stop_gradient(
         x if mask is None else jnp.where(mask.astype(bool), x, jnp.inf)
     ).min(initial=jnp.inf)

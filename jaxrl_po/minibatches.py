@@ -1,4 +1,4 @@
-"""Dealing rows out to minibatches: shuffles that no device count changes, and gathers of few matrices."""
+"""Minibatches: shuffles that do not depend on the number of devices, and fast gathers of rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,13 @@ def shuffle(
 ) -> jax.Array:
     """Random assignment of rows to minibatches that does not depend on the number of devices.
 
-    Rows are cut into strata of consecutive rows, as many over all devices together for any number
-    of devices. Each stratum is permuted with a key of its own and gives an equal share to every
-    minibatch: a stratified shuffle, whose minibatches are no more alike than those of a plain one,
-    with no row leaving its device.
+    A stratified shuffle: rows are divided into strata of consecutive rows, the same for any number
+    of devices; each stratum is permuted with its own key and gives an equal share to every
+    minibatch. No row leaves its device.
 
     Args:
       key: consumed; equal on all devices.
-      rows: rows on this device.
+      rows: number of rows on this device.
       num_minibatches: must divide `rows`.
       axis_name: device axis, or None.
 
@@ -31,7 +30,7 @@ def shuffle(
       `[num_minibatches, rows / num_minibatches]`, int32, local row indices; each row appears once.
 
     Raises:
-      ConfigError: when the strata cannot be dealt out evenly to the devices.
+      ConfigError: the strata do not divide over the devices.
 
     Example:
       >>> order = shuffle(jax.random.key(0), 12, 3)
@@ -48,14 +47,16 @@ def shuffle(
         )
     local = strata // devices
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * local
+    # One key per global stratum number: the same permutations on any number of devices.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, first + jnp.arange(local))
     size = rows // local
     order = jax.vmap(lambda key: permutation(key, size))(keys) + size * jnp.arange(local)[:, None]
+    # [stratum, minibatch, share] → [minibatch, stratum, share]
     return order.reshape(local, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
 
 
 def num_strata(rows: int, num_minibatches: int) -> int:
-    """The largest power of two up to `MAX_STRATA` that cuts `rows` into strata divisible by `num_minibatches`.
+    """Largest power of two ≤ `MAX_STRATA` for which `num_minibatches` divides a stratum's rows.
 
     Example:
       >>> num_strata(8192, 4), num_strata(20480, 4), num_strata(12, 3)
@@ -68,11 +69,11 @@ def num_strata(rows: int, num_minibatches: int) -> int:
 
 
 def permutation(key: jax.Array, size: int) -> jax.Array:
-    """A random permutation of `arange(size)` by one sort of (random high bits | index); consumes `key`.
+    """A random permutation of `arange(size)` by one sort of 32-bit words; consumes `key`.
 
-    One sort of 32-bit words, against the several of `jax.random.permutation`. With b = ⌈log2 size⌉
-    index bits, 32 − b random bits order the rows; a tie (probability about size² / 2^(33 − b))
-    keeps the two rows in order.
+    Each word holds an index in its low b = ⌈log₂ size⌉ bits and random bits above them, against the
+    several sorts of `jax.random.permutation`. A tie, with probability about size² / 2^(33 − b),
+    leaves two rows in order.
 
     Example:
       >>> sorted(permutation(jax.random.key(0), 5).tolist())
@@ -85,10 +86,10 @@ def permutation(key: jax.Array, size: int) -> jax.Array:
 
 
 def split(samples: Any, parts: int) -> Any:
-    """Rows in equal parts, in order: leaves `[N, …]` as `[parts, N / parts, …]`.
+    """Divides the rows into equal parts, in order: leaves `[N, …]` to `[parts, N / parts, …]`.
 
     Raises:
-      ConfigError: when they do not divide.
+      ConfigError: `parts` does not divide N.
 
     Example:
       >>> split(jnp.arange(6), 2).tolist()
@@ -101,14 +102,15 @@ def split(samples: Any, parts: int) -> Any:
 
 
 def summed(function: Callable[..., Any], *of_parts: Any) -> Any:
-    """The sum of a function of each part, one after another: no more than one part's working memory at a time.
+    """Sum of a function over parts, one after another, with the working memory of one part.
 
     Args:
       function: parts to a tree of sums.
       of_parts: leaves `[parts, …]`, see `split`.
 
     Example:
-      >>> int(summed(lambda x, y: (x * y).sum(), split(jnp.arange(4), 2), split(jnp.arange(4), 2)))
+      >>> parts = split(jnp.arange(4), 2)
+      >>> int(summed(lambda x, y: (x * y).sum(), parts, parts))
       14
     """
     first = jax.tree.map(lambda x: x[0], of_parts)
@@ -123,14 +125,14 @@ def summed(function: Callable[..., Any], *of_parts: Any) -> Any:
 
 
 def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
-    """Lays the leaves of one dtype side by side, so that rows are gathered once for each dtype and not for each leaf.
+    """Concatenates the leaves of each dtype, so that rows are gathered once per dtype.
 
     Args:
       samples: leaves `[N, …]`.
 
     Returns:
-      Matrices `[N, D]`, one for each dtype, and `unpack`, which turns matrices `[M, D]` back into
-      leaves `[M, …]`.
+      One matrix `[N, D]` per dtype, and `unpack`, which turns matrices `[M, D]` back into leaves
+      `[M, …]`.
 
     Example:
       >>> matrices, unpack = pack({"a": jnp.arange(3.0), "b": jnp.arange(6.0).reshape(3, 2)})
@@ -146,15 +148,15 @@ def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any
     matrices = [jnp.concatenate([flat[i] for i in group], axis=1) for group in members.values()]
 
     def unpack(matrices: list[jax.Array]) -> Any:
-        rows: list[Any] = [None] * len(leaves)
+        unpacked: list[Any] = [None] * len(leaves)
         for group, matrix in zip(members.values(), matrices, strict=True):
             offset = 0
             for i in group:
                 width = flat[i].shape[1]
-                rows[i] = matrix[:, offset : offset + width].reshape(
+                unpacked[i] = matrix[:, offset : offset + width].reshape(
                     matrix.shape[0], *leaves[i].shape[1:]
                 )
                 offset += width
-        return jax.tree.unflatten(treedef, rows)
+        return jax.tree.unflatten(treedef, unpacked)
 
     return matrices, unpack

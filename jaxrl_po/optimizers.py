@@ -1,4 +1,4 @@
-"""The methods' own optimizers, and how their step size rises and falls."""
+"""Default optimizers of the methods, and learning-rate schedules."""
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +7,14 @@ import optax
 from jaxrl_po.config import Number
 from jaxrl_po.types import PyTree
 
-FLAT_UP_TO = 2**20  # parameters: above it, the state of an optimizer is worth cutting over devices
+FLAT_UP_TO = 2**20  # parameters: above it the optimizer state is kept per leaf, for sharding
 
 
 def decay(step: jax.Array, iterations: int) -> jax.Array | float:
-    """Linear decay `max(0, 1 − step / iterations)`, counted in iterations (not minibatches); 1 when `iterations` is 0.
+    """Linear decay `max(0, 1 − step / iterations)`, or 1 if `iterations` is 0.
 
     Args:
-      step: `[]`, iterations done.
+      step: `[]`, completed iterations (not gradient steps).
       iterations: length of the decay, static; 0 keeps 1.
 
     Example:
@@ -25,11 +25,11 @@ def decay(step: jax.Array, iterations: int) -> jax.Array | float:
 
 
 def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
-    """Linear warm-up `min(1, (step + 1) / iterations)`, counted in iterations; 1 when `iterations` is 0.
+    """Linear warm-up `min(1, (step + 1) / iterations)`, or 1 if `iterations` is 0.
 
     Args:
-      step: `[]`, iterations done.
-      iterations: length of the rise, static; 0 leaves it out.
+      step: `[]`, completed iterations (not gradient steps).
+      iterations: length of the warm-up, static; 0 for none.
 
     Example:
       >>> float(warm_up(jnp.int32(4), 20)), float(warm_up(jnp.int32(30), 20))
@@ -45,16 +45,13 @@ def adam(
     epsilon: float = 1e-5,
     flat_up_to: int = FLAT_UP_TO,
 ) -> optax.GradientTransformation:
-    """Adam behind a clip of the global gradient norm.
+    """Adam on gradients clipped by their global norm.
 
     Args:
-      learning_rate: size of a step, may be traced.
+      learning_rate: step size, may be traced.
       max_grad_norm: gradients of a larger global norm are scaled down to it.
-      epsilon: Adam's, outside the root.
+      epsilon: Adam's, outside the square root.
       flat_up_to: see `flat_if_small`.
-
-    Returns:
-      The transformation.
     """
     return flat_if_small(
         optax.chain(
@@ -69,16 +66,13 @@ def adam(
 def rmsprop(
     learning_rate: Number, *, max_grad_norm: Number, decay: float = 0.99, epsilon: float = 1e-5
 ) -> optax.GradientTransformation:
-    """RMSProp behind a clip of the global gradient norm; A2C's optimizer.
+    """RMSProp on gradients clipped by their global norm; A2C's optimizer.
 
     Args:
-      learning_rate: size of a step, may be traced.
+      learning_rate: step size, may be traced.
       max_grad_norm: gradients of a larger global norm are scaled down to it.
       decay: of the mean square.
-      epsilon: outside the root.
-
-    Returns:
-      The transformation.
+      epsilon: outside the square root.
     """
     return flat_if_small(
         optax.chain(
@@ -93,30 +87,31 @@ def rmsprop(
 def flat_if_small(
     optimizer: optax.GradientTransformation, flat_up_to: int
 ) -> optax.GradientTransformation:
-    """The same optimizer, on one flat vector where there are few parameters.
+    """The same optimizer, on one flat vector if there are few parameters.
 
-    The update of a small network leaf by leaf is bound by dispatch; the state of a large one is cut
-    over devices leaf by leaf, as its parameters are. Size alone decides, so that a checkpoint does
-    not depend on the devices.
+    Leaf by leaf, the update of a small network is dominated by dispatch; the optimizer state of a
+    large one is sharded leaf by leaf, like its parameters. Only the size decides, so that a
+    checkpoint does not depend on the devices.
 
     Args:
       optimizer: any optax transformation.
-      flat_up_to: parameters at most of one flat vector; 0 never flattens.
+      flat_up_to: largest number of parameters in one flat vector; 0 never flattens.
 
     Example:
       >>> params = {"a": jnp.zeros(2), "b": jnp.zeros(3)}
-      >>> [len(jax.tree.leaves(flat_if_small(optax.trace(0.9), size).init(params))) for size in (5, 4)]
+      >>> states = [flat_if_small(optax.trace(0.9), size).init(params) for size in (5, 4)]
+      >>> [len(jax.tree.leaves(state)) for state in states]
       [1, 2]
     """
     flat = optax.flatten(optimizer)
 
-    def fitting(tree: PyTree) -> optax.GradientTransformation:
+    def chosen(tree: PyTree) -> optax.GradientTransformation:
         return flat if sum(leaf.size for leaf in jax.tree.leaves(tree)) <= flat_up_to else optimizer
 
     def init(params: PyTree) -> PyTree:
-        return fitting(params).init(params)
+        return chosen(params).init(params)
 
     def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        return fitting(gradient).update(gradient, state, params)
+        return chosen(gradient).update(gradient, state, params)
 
     return optax.GradientTransformation(init, update)

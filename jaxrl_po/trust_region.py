@@ -1,8 +1,8 @@
-"""Steps bounded in KL(old ‖ new) rather than in parameters: Fisher products, conjugate gradient, the natural step, line search.
+"""Steps bounded in KL(old ‖ new): Fisher-vector products, conjugate gradient and line search.
 
-Every function takes any pytree of parameters. KL is KL(old ‖ new) throughout, in nats, averaged
-over states under the old policy; its Hessian at the old parameters is the Fisher matrix
-`F = E[∇log π ∇log πᵀ]`, which is never formed.
+Parameters are any pytree. KL is KL(old ‖ new) throughout, in nats, averaged over states under the
+old policy; its Hessian at the old parameters is the Fisher matrix `F = E[∇log π ∇log πᵀ]`, which is
+never formed.
 """
 
 from collections.abc import Callable
@@ -26,29 +26,28 @@ def fisher_vector_product(
     damping: Number = 0.0,
     axis_name: str | None = None,
 ) -> Tree:
-    """`(F + damping · I) v`, the Hessian of the mean KL times `v`, forward over reverse; the matrix is never formed.
+    """`(F + damping · I) v`: the Hessian of the mean KL times `v`, forward over reverse.
 
     Args:
-      kl_fn: `kl_fn(params) -> []`, mean KL(old ‖ params) in nats, whose minimum is at `params`:
-        build it from the distribution at `params` itself. Over devices it returns the local share,
-        local total / global count.
+      kl_fn: `kl_fn(params) -> []`, mean KL(old ‖ params) in nats, with its minimum at `params`:
+        build it from the distribution at `params` itself. On several devices it returns the local
+        share, local total / global count.
       params: θ_old, float leaves of any shape.
       vector: a tree like `params`.
-      damping: at least 0, in nats per parameter unit squared; TRPO's implementations take 0.1.
-      axis_name: device axis over which the products of the local shares are summed, before the
-        damping, or None.
+      damping: at least 0, in nats per squared unit of a parameter; TRPO implementations use 0.1.
+      axis_name: device axis over which the local products are summed, before damping, or None.
 
     Returns:
-      A tree like `params`. Source: Schulman et al. 2015 (TRPO), appendix C.1; Pearlmutter 1994.
+      A tree like `params`. Schulman et al. 2015 (TRPO), appendix C.1; Pearlmutter 1994.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> bowl = lambda x: 0.5 * jnp.sum(jnp.array([1.0, 4.0]) * x**2)
       >>> fisher_vector_product(bowl, jnp.zeros(2), jnp.array([1.0, 2.0]), damping=0.5).tolist()
       [1.5, 9.0]
     """
     chex.assert_trees_all_equal_shapes_and_dtypes(params, vector)
     product = jax.jvp(jax.grad(kl_fn), (params,), (vector,))[1]
+    # Damping after the sum: else every device would add its own.
     return _add(masked.psum(product, axis_name), vector, damping)
 
 
@@ -60,33 +59,32 @@ def fisher(
     damping: Number = 0.0,
     axis_name: str | None = None,
 ) -> Callable[[Tree], Tree]:
-    """`v -> (F + damping · I) v` through the distribution, `F = Jᵀ H J`: the same product for a third of the work.
+    """`v -> (F + damping · I) v` with `F = Jᵀ H J`, at a third of the cost of a second derivative.
 
-    J is the Jacobian of the distribution's own parameters (logits, or means and log σ), H the
-    Hessian of the exact KL in them. Equal to `fisher_vector_product`, since the KL's gradient in
-    the distribution vanishes at the old policy and the term that the chain rule adds to JᵀHJ with
-    it. The policy is linearised once for all products.
+    J is the Jacobian of the distribution's parameters (logits, or means and log σ) in θ, H the
+    Hessian of the exact KL in the distribution's parameters. The chain rule's other term vanishes,
+    because the gradient of the KL is 0 at the old policy; so this equals `fisher_vector_product`.
+    The policy is linearised once for all products.
 
     Args:
       policy: `policy(params) -> distribution`, a pytree of float leaves with `kl`, batch shape
         `E*`.
       params: θ_old, float leaves of any shape.
-      weight: `E*`, of each row in the mean KL; sums to 1 (over all devices).
+      weight: `E*`, weights of the mean KL; they sum to 1 over all devices.
       damping: at least 0.
-      axis_name: device axis over which products are summed, before the damping, or None.
+      axis_name: device axis over which products are summed, before damping, or None.
 
     Returns:
-      The product as a function. Source: Schulman et al. 2015 (TRPO), appendix C.1.
+      The product as a function. Schulman et al. 2015 (TRPO), appendix C.1.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> from jaxrl_po.distributions import Categorical
       >>> product = fisher(lambda logits: Categorical(logits[None]), jnp.zeros(2), jnp.ones(1))
       >>> product(jnp.array([1.0, 0.0])).tolist()
       [0.25, -0.25]
     """
-    old, push = jax.linearize(policy, params)
-    pull = jax.linear_transpose(push, params)
+    old, jvp = jax.linearize(policy, params)
+    vjp = jax.linear_transpose(jvp, params)
 
     def kl(distribution: Any) -> jax.Array:
         divergence = old.kl(distribution)
@@ -95,8 +93,8 @@ def fisher(
 
     def product(vector: Tree) -> Tree:
         chex.assert_trees_all_equal_shapes_and_dtypes(params, vector)
-        curved = jax.jvp(jax.grad(kl), (old,), (push(vector),))[1]
-        return _add(masked.psum(pull(curved)[0], axis_name), vector, damping)
+        hessian_product = jax.jvp(jax.grad(kl), (old,), (jvp(vector),))[1]
+        return _add(masked.psum(vjp(hessian_product)[0], axis_name), vector, damping)
 
     return product
 
@@ -106,47 +104,47 @@ def conjugate_gradient(
 ) -> tuple[Tree, jax.Array]:
     """Solves `A x = b` for a symmetric positive definite `A`, from x = 0.
 
-    Stops early at `‖b − A x‖ ≤ tolerance · ‖b‖`, and before a direction p with pᵀAp ≤ 0 or not
-    finite or a residual that is not: what it has by then is returned, so that b = 0 gives x = 0 and
-    no input gives a division by zero.
+    Stops at `‖b − A x‖ ≤ tolerance · ‖b‖`, and before an iteration whose curvature pᵀAp is not
+    positive or whose numbers are not finite; the last good x is returned. b = 0 gives x = 0.
 
     Args:
       matvec: `matvec(v) -> A v`, trees like `b`.
       b: float leaves of any shape.
-      iterations: products at most, static, at least 1.
+      iterations: largest number of products, static, at least 1.
       tolerance: relative residual, at least 0.
 
     Returns:
-      The solution, a tree like `b`, and `[]` the norm of the residual `b − A x` as the recursion
-      carries it. Source: Hestenes and Stiefel 1952.
+      The solution, a tree like `b`, and `[]` the norm of the residual `b − A x` by the recursion.
+      Hestenes and Stiefel 1952.
 
     Raises:
       ValueError: `iterations` below 1.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> x, residual = conjugate_gradient(lambda v: jnp.array([1.0, 4.0]) * v, jnp.array([1.0, 2.0]), iterations=2)
+      >>> diagonal, b = jnp.array([1.0, 4.0]), jnp.array([1.0, 2.0])
+      >>> x, residual = conjugate_gradient(lambda v: diagonal * v, b, iterations=2)
       >>> [round(float(y), 4) for y in (*x, residual)]
       [1.0, 0.5, 0.0]
     """
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}")
     chex.assert_trees_all_equal_shapes(b, jax.eval_shape(matvec, b))
-    squared = _dot(b, b)
-    goal = jnp.square(tolerance) * squared
+    squared_norm = _dot(b, b)
+    threshold = jnp.square(tolerance) * squared_norm
 
-    def goes_on(carry: tuple[Any, ...]) -> jax.Array:
-        step, _, _, _, squared, broken = carry
-        return (step < iterations) & (squared > goal) & ~broken
+    def unsolved(carry: tuple[Any, ...]) -> jax.Array:
+        step, _, _, _, squared, failed = carry
+        return (step < iterations) & (squared > threshold) & ~failed
 
     def iterate(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         step, x, residual, direction, squared, _ = carry
         product = matvec(direction)
         curvature = _dot(direction, product)
+        # A step that has no positive curvature is discarded below; 1 avoids dividing by 0.
         alpha = squared / jnp.where(curvature > 0, curvature, 1.0)
         next_residual = _add(residual, product, -alpha)
         next_squared = _dot(next_residual, next_residual)
-        broken = ~(
+        failed = ~(
             (curvature > 0)
             & jnp.isfinite(curvature)
             & jnp.isfinite(alpha)
@@ -154,17 +152,17 @@ def conjugate_gradient(
         )
         next_direction = _add(next_residual, direction, next_squared / squared)
         new = (_add(x, direction, alpha), next_residual, next_direction, next_squared)
-        return step + 1, *_select(broken, (x, residual, direction, squared), new), broken
+        return step + 1, *_select(failed, (x, residual, direction, squared), new), failed
 
-    start = (jnp.int32(0), jax.tree.map(jnp.zeros_like, b), b, b, squared, jnp.bool_(False))
-    _, x, _, _, squared, _ = jax.lax.while_loop(goes_on, iterate, start)
-    return x, jnp.sqrt(squared)
+    start = (jnp.int32(0), jax.tree.map(jnp.zeros_like, b), b, b, squared_norm, jnp.bool_(False))
+    _, x, _, _, squared_norm, _ = jax.lax.while_loop(unsolved, iterate, start)
+    return x, jnp.sqrt(squared_norm)
 
 
 def natural_step(direction: Tree, matvec: Callable[[Tree], Tree], *, max_kl: Number) -> Tree:
-    """`√(2δ / (xᵀFx)) · x`: the longest step along `x = F⁻¹g` whose quadratic model of the KL is at most δ.
+    """`√(2δ / (xᵀFx)) · x`: the longest step along `x = F⁻¹g` with `½ sᵀFs ≤ δ`.
 
-    Not `√(2δ / gᵀFg)`, which is another length altogether.
+    Here xᵀFx = gᵀF⁻¹g; dividing by gᵀFg instead is a common mistake.
 
     Args:
       direction: x, a tree.
@@ -172,11 +170,10 @@ def natural_step(direction: Tree, matvec: Callable[[Tree], Tree], *, max_kl: Num
       max_kl: δ, nats, above 0.
 
     Returns:
-      A tree like `direction`; zeros where xᵀFx is not positive or not finite. Source: Schulman et
-      al. 2015 (TRPO), appendix C.
+      A tree like `direction`; zeros where xᵀFx is not positive or not finite. Schulman et al. 2015
+      (TRPO), appendix C.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> natural_step(jnp.array([4.0, 0.0]), lambda v: 0.5 * v, max_kl=2.25).tolist()
       [3.0, 0.0]
     """
@@ -187,15 +184,14 @@ def natural_step(direction: Tree, matvec: Callable[[Tree], Tree], *, max_kl: Num
 
 
 class LineSearchInfo(NamedTuple):
-    """What the line search did.
+    """Outcome of a line search.
 
     Attributes:
-      accepted: `[]`, bool; False when no candidate passed and the parameters came back as they
-        were.
+      accepted: `[]`, bool; False when no candidate passed and the parameters are unchanged.
       kl: `[]`, nats, KL(old ‖ new) at the returned parameters.
-      gain: `[]`, surrogate at the returned parameters less that at the start; 0 when not accepted.
-      steps: `[]`, int32, candidates refused: the accepted step is `backtrack ** steps` of the full
-        one.
+      gain: `[]`, surrogate at the returned parameters minus that at the start; 0 if not accepted.
+      steps: `[]`, int32, rejected candidates: an accepted step is `backtrack ** steps` times the
+        full one.
     """
 
     accepted: jax.Array
@@ -213,29 +209,32 @@ def line_search(
     backtrack: Number = 0.8,
     iterations: int = 10,
 ) -> tuple[Tree, LineSearchInfo]:
-    """The first of `params + backtrackᵏ · step`, k = 0, 1, …, with `kl ≤ max_kl` and a larger surrogate; else `params`.
+    """The first of `params + backtrackᵏ · step`, k = 0, 1, …, that passes, else `params`.
+
+    A candidate passes if `kl ≤ max_kl` and its surrogate is above that of `params`; one whose
+    surrogate or KL is not finite never passes.
 
     Args:
-      evaluate: `evaluate(params) -> (surrogate to maximise [], KL(old ‖ params) [] in
-        nats)`, global over devices.
+      evaluate: `evaluate(params) -> (surrogate to maximise [], KL(old ‖ params) [] in nats)`,
+        global over devices.
       params: θ_old, a tree.
       step: the full step, a tree like `params`.
       max_kl: δ, nats.
       backtrack: in (0, 1).
-      iterations: candidates at most, static, at least 1.
+      iterations: largest number of candidates, static, at least 1.
 
     Returns:
-      The parameters, bit for bit those given when no candidate passed, and `LineSearchInfo`. A
-      candidate whose surrogate or KL is not finite never passes. Source: Schulman et al. 2015
-      (TRPO), appendix C.
+      The parameters, bit for bit those given if no candidate passed, and `LineSearchInfo`. Schulman
+      et al. 2015 (TRPO), appendix C.
 
     Raises:
       ValueError: `iterations` below 1.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> evaluate = lambda x: (x, jnp.square(x))
-      >>> x, info = line_search(evaluate, jnp.float32(0.0), jnp.float32(1.0), max_kl=0.5, backtrack=0.5)
+      >>> x, info = line_search(
+      ...     lambda x: (x, jnp.square(x)), jnp.float32(0.0), jnp.float32(1.0),
+      ...     max_kl=0.5, backtrack=0.5,
+      ... )
       >>> float(x), bool(info.accepted), int(info.steps)
       (0.5, True, 1)
     """
@@ -245,7 +244,7 @@ def line_search(
     start, start_kl = evaluate(params)
     chex.assert_rank([start, start_kl], 0)
 
-    def goes_on(carry: tuple[Tree, LineSearchInfo]) -> jax.Array:
+    def unfinished(carry: tuple[Tree, LineSearchInfo]) -> jax.Array:
         _, info = carry
         return ~info.accepted & (info.steps < iterations)
 
@@ -258,14 +257,14 @@ def line_search(
         passed = (candidate, LineSearchInfo(accepted, kl, gain, info.steps))
         return _select(accepted, passed, (params, info._replace(steps=info.steps + 1)))
 
-    nothing = LineSearchInfo(jnp.bool_(False), start_kl, jnp.zeros_like(start), jnp.int32(0))
-    return jax.lax.while_loop(goes_on, attempt, (params, nothing))
+    no_step = LineSearchInfo(jnp.bool_(False), start_kl, jnp.zeros_like(start), jnp.int32(0))
+    return jax.lax.while_loop(unfinished, attempt, (params, no_step))
 
 
 def full_step(
     evaluate: Callable[[Tree], tuple[jax.Array, jax.Array]], params: Tree, step: Tree
 ) -> tuple[Tree, LineSearchInfo]:
-    """`params + step`, no questions asked but that surrogate and KL are finite: the natural policy gradient's step.
+    """`params + step` if surrogate and KL are finite: the step of the natural policy gradient.
 
     Args:
       evaluate: see `line_search`.
@@ -273,11 +272,11 @@ def full_step(
       step: a tree like `params`.
 
     Returns:
-      See `line_search`.
+      See `line_search`; a zero step counts as not accepted.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> x, info = full_step(lambda x: (x, jnp.square(x)), jnp.float32(0.0), jnp.float32(1.0))
+      >>> evaluate = lambda x: (x, jnp.square(x))
+      >>> x, info = full_step(evaluate, jnp.float32(0.0), jnp.float32(1.0))
       >>> float(x), bool(info.accepted), float(info.kl)
       (1.0, True, 1.0)
     """
@@ -285,16 +284,14 @@ def full_step(
     start, start_kl = evaluate(params)
     candidate = _add(params, step, 1.0)
     surrogate, kl = evaluate(candidate)
-    moved = _dot(step, step) > 0
-    accepted = LineSearchInfo(
-        jnp.isfinite(surrogate) & jnp.isfinite(kl) & moved, kl, surrogate - start, jnp.int32(0)
-    )
-    refused = LineSearchInfo(jnp.bool_(False), start_kl, jnp.zeros_like(start), jnp.int32(1))
-    return _select(accepted.accepted, (candidate, accepted), (params, refused))
+    passed = jnp.isfinite(surrogate) & jnp.isfinite(kl) & (_dot(step, step) > 0)
+    accepted = LineSearchInfo(passed, kl, surrogate - start, jnp.int32(0))
+    rejected = LineSearchInfo(jnp.bool_(False), start_kl, jnp.zeros_like(start), jnp.int32(1))
+    return _select(passed, (candidate, accepted), (params, rejected))
 
 
 def _dot(a: Tree, b: Tree) -> jax.Array:
-    # Not `vdot`, which some accelerators compute in less than float32.
+    # Not `vdot`, which some accelerators compute in lower precision than float32.
     return sum(
         jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)), start=jnp.float32(0.0)
     )

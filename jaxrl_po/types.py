@@ -1,7 +1,8 @@
-"""Data and signatures that every layer shares. No functions inside data: they would break tree equality and retrace.
+"""Data and signatures shared by all layers.
 
-Axes, in both domains: B rows (environments, or P prompts × G completions, group-major), T steps
-(environment steps, or generated tokens).
+Axes, in both domains: B rows (environments, or P prompts × G completions, group-major) and T steps
+(environment steps, or generated tokens). States hold arrays only: a function inside would break
+tree equality and cause recompilation.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +18,14 @@ Metrics = dict[str, Mean]
 
 
 class ActorCritic(NamedTuple):
-    """Parameters by role, so that a trust region picks its subtree by structure, never by name.
+    """Parameters by role: a method selects the subtree it trains by field.
 
     Attributes:
       policy: parameters of the policy.
-      value: parameters of the critic, or None where there is none.
+      value: parameters of the critic, or None without one.
       frozen: parameters that `Problem.apply` reads and nothing trains (a pretrained base under
-        adapters), or None. They are outside gradients, optimizers and checkpoints, and all seeds
-        share one copy.
+        adapters), or None. They are excluded from gradients, optimizers and checkpoints, and all
+        seeds share one copy.
     """
 
     policy: PyTree
@@ -32,21 +33,20 @@ class ActorCritic(NamedTuple):
     frozen: PyTree = None
 
     def trained(self) -> "ActorCritic":
-        """The parameters without those that are frozen."""
+        """The parameters without the frozen ones."""
         return self._replace(frozen=None)
 
 
 class CollectorState(NamedTuple):
-    """What `collect` carries from one iteration to the next: entries side by side, each under a name that says what it holds.
+    """What `collect` carries from one iteration to the next: named entries.
 
-    A wrapper of a problem adds entries of its own and leaves the others where they are, so that
-    whoever reads an entry (an evaluator, say) finds it whatever the problem is wrapped in. A switch
-    that is off has no entry. The two halves say how the state lies on devices: sharding needs no
-    knowledge of what is inside.
+    A wrapper of a problem adds entries of its own and leaves the others in place, so that a reader
+    of an entry (an evaluator, say) finds it however the problem is wrapped. A feature that is off
+    has no entry. The two fields say how entries are placed on devices.
 
     Attributes:
-      sharded: leaves `[B, …]` or `[P, …]`, a slice of the rows on each device (environment states,
-        running returns, row numbers).
+      sharded: leaves `[B, …]` or `[P, …]`, each device holding a slice of the rows (environment
+        states, running returns, row numbers).
       replicated: leaves of any shape, equal on every device (observation statistics, a frozen
         reward model's parameters).
 
@@ -68,7 +68,7 @@ class CollectorState(NamedTuple):
         """The state with further entries.
 
         Raises:
-          ConfigError: an entry of that name is there already: the same wrapper twice.
+          ConfigError: an entry of that name exists: the same wrapper was applied twice.
         """
         for name in (*(sharded or {}), *(replicated or {})):
             if name in self.sharded or name in self.replicated:
@@ -89,37 +89,33 @@ class CollectorState(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What `collect` gathers under the collecting parameters; leaves `[B, T, …]` in both domains.
+    """What `collect` returns: one rollout per row, leaves `[B, T, …]` in both domains.
 
     Attributes:
       inputs: what `Problem.apply` reads: observations `[B, T, …]`, or token sequences whose leaves
         lead with `[B]`.
       action: `[B, T, …]`, as sampled (never clipped).
-      log_prob: `[B, T]`, nats, of `action` under the policy that collected, the old policy of a
-        ratio.
-      reward: `[B, T]`, reward units; None where it is still to be given, outside the program,
-        between `Learner.sample` and `Learner.update`.
-      value: `[B, T]`, the critic at the input; zeros without a critic.
-      next_value: `[B, T]`, the critic at the *true* next observation: the final one where an
-        episode ended.
+      log_prob: `[B, T]`, nats, of `action` under the old policy, the denominator of a ratio.
+      reward: `[B, T]`, reward units; None if it is computed outside the jitted program, between
+        `Learner.sample` and `Learner.update`.
+      value: `[B, T]`, V(s_t) by the critic; zeros without a critic.
+      next_value: `[B, T]`, V of the *true* next observation: the final one where an episode ended.
       terminated: `[B, T]`, bool; the return ends here, nothing is bootstrapped.
       truncated: `[B, T]`, bool; the episode was cut here by a limit. A control episode that is only
         truncated bootstraps; a completion cut at its token budget is both terminated (its reward is
         final) and truncated (so that it can be filtered).
       mask: `[B, T]`, bool; False in slots that hold no sample (after the end of a completion).
-      score: `[P, G]`, the raw outcome of each row before any shaping; its shape *is* the group axis
-        (B = P·G). 0 as long as the reward is None.
+      score: `[P, G]`, the raw outcome of each row before any shaping; its shape defines the groups
+        (B = P·G). 0 while the reward is None.
       metrics: what `collect` measured.
-      stratum: `[B]`, int32 below `Problem.strata`: which prompts a row's outcome may be compared
-        with beyond its own group (those of one number in a finite set, or of one difficulty), or
-        None where the problem does not tell.
-      sampler_log_prob: `[B, T]`, nats, of `action` under μ, what drew it (before top-k or top-p
-        truncated it); None where that is `log_prob`. It differs where a sampler computes in another
-        precision than `apply`, and where a proposal drew the action.
-      step_end: `[B, T]`, bool, the slots at which a reward is due, where rewards stand along a row;
-        None for all slots.
-      age: `[B]`, int32, updates of the parameters since the row was sampled; None where every row
-        is fresh.
+      stratum: `[B]`, int32 below `Problem.strata`: rows of one stratum (one prompt of a finite set,
+        or one difficulty) may be compared across groups. None without strata.
+      sampler_log_prob: `[B, T]`, nats, of `action` under the distribution μ it was sampled from
+        (before top-k or top-p truncation); None where that is `log_prob`. The two differ where the
+        sampler computes in another precision than `apply`, or where a proposal sampled the action.
+      step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; None for all
+        slots.
+      age: `[B]`, int32, parameter updates since the row was sampled; None if all rows are fresh.
     """
 
     inputs: PyTree
@@ -142,22 +138,21 @@ class Batch(NamedTuple):
 class Samples(NamedTuple):
     """What `improve` consumes; leaves `[B, T, …]`, or `[B·T, …]` after `Problem.rows`.
 
-    What a method does not read is None.
+    Fields that a method does not use are None.
 
     Attributes:
       inputs: see `Batch`.
       action: see `Batch`.
-      log_prob: nats, under the collecting parameters.
+      log_prob: nats, under the old policy.
       advantage: reward units, or normalised.
       mask: bool, False where the slot holds no sample.
       target: regression target of the critic, reward units, or None without one.
-      value: the critic under the collecting parameters, reward units, or None where the loss does
-        not read it.
+      value: the critic during collection, reward units, or None.
       reference_log_prob: nats, under the reference policy, or None.
-      sampler_log_prob: see `Batch`; None where the loss does not read it.
-      sampled: bool, the slots that the old policy sampled, over which the KL of an update is
-        measured; None where that is `mask`. A method may leave slots out of its loss, and rows that
-        are older were sampled by an earlier policy.
+      sampler_log_prob: see `Batch`, or None.
+      sampled: bool, slots sampled by the old policy, over which an update's KL is measured; None if
+        equal to `mask`. They differ where the loss excludes slots, and where older rows were
+        sampled by an earlier policy.
     """
 
     inputs: PyTree
@@ -173,16 +168,16 @@ class Samples(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """The one training state, shared by all methods: data only.
+    """The training state of every method.
 
     Attributes:
       params: `ActorCritic`.
-      opt_state: state of the optimizer, over the subtree that the algorithm optimises by gradient.
+      opt_state: optimizer state of the subtree that the method trains by gradient.
       reference_params: frozen policy parameters, or None.
-      kl_coefficient: `[]`, float32, β of an adaptive penalty; 0 where none is used.
-      collector: whatever `collect` carries.
+      kl_coefficient: `[]`, float32, β of an adaptive penalty; 0 without one.
+      collector: what `collect` carries.
       key: typed PRNG key, `[]`.
-      step: `[]`, int32, iterations done.
+      step: `[]`, int32, completed iterations.
     """
 
     params: ActorCritic
@@ -195,16 +190,17 @@ class TrainState(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """A method on a problem: three pure functions, to be jitted, vmapped, scanned and sharded at will.
+    """A method on a problem: three pure functions, to be jitted, vmapped, scanned and sharded.
+
+    `sample` and `update` each split the state's key and store the next one, so no key is used
+    twice. A reward that only Python can compute is put into the batch between the two, each jitted
+    by itself.
 
     Attributes:
       init: `init(key) -> TrainState`; consumes `key`.
-      sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics pooled
-        over devices.
-      update: `update(state, batch) -> (state, metrics)`: estimate and improve. What only Python can
-        compute (a reward) is put into the batch before it, each function then jitted by itself.
-
-    Both take a key from the state and leave the next one there, so that sampling twice differs.
+      sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics
+        pooled over devices.
+      update: `update(state, batch) -> (state, metrics)`: estimate and improve.
     """
 
     init: Callable[[jax.Array], TrainState]
@@ -217,7 +213,7 @@ class Learner(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Where samples come from: the one place in which control and language differ.
+    """Source of samples: the one place where control and language differ.
 
     Attributes:
       init: `init(key) -> (params, collector)`; consumes `key`.
@@ -226,15 +222,14 @@ class Problem(NamedTuple):
         is zeros.
       rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
         control, the identity for sequences.
-      strata: how many strata `Batch.stratum` tells apart; 0 for none.
-      on_policy: the policy itself drew the actions. False: a proposal did, whose log-probability is
-        `Batch.sampler_log_prob`, and only a method whose surrogate is weighted by π / μ may learn
-        from it.
-      exact_sampler: `Batch.log_prob` is what `apply` gives, to the rounding of float32. False: the
-        sampler computes in lower precision, and the learner computes the log-probabilities of the
-        old policy itself.
-      truncated_is_overlong: a truncated row is a response that was too long, on which DAPO's rules
-        for overlong responses act. False: it is an episode that reached its time limit, which may
+      strata: number of strata in `Batch.stratum`; 0 for none.
+      on_policy: the policy itself sampled the actions. False: a proposal μ did, with
+        `Batch.sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
+      exact_sampler: `Batch.log_prob` equals what `apply` gives, up to float32 rounding. False: the
+        sampler computes in lower precision, and the learner recomputes the old policy's
+        log-probabilities.
+      truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
+        for overlong responses apply. False: it is an episode that reached its time limit, which may
         be a success.
     """
 

@@ -1,4 +1,4 @@
-"""Improving parameters: by gradient, in epochs of shuffled minibatches with one division; or by one step in a trust region."""
+"""Parameter updates: epochs of minibatch gradient steps, or one natural step in a trust region."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,34 +34,34 @@ def gradient_update(
     stop: Stop | None = None,
     axis_name: str | None = None,
 ) -> Callable[..., tuple[PyTree, PyTree, Metrics]]:
-    """Several epochs of minibatch gradient steps on `sum_i total_i / max(count_i, 1)`.
+    """Epochs of minibatch gradient steps on the loss `Σ_i total_i / max(count_i, 1)`.
 
-    Totals and counts are summed over microbatches and devices *before* the one division, so the
-    gradient does not depend on how the minibatch is split. A step whose loss or gradient is not
-    finite, or whose minibatch is empty, leaves parameters and optimizer state as they were (Adam's
-    momentum would drift).
+    Totals and counts are summed over microbatches and devices *before* the division, so the
+    gradient does not depend on how a minibatch is split. A step whose loss or gradient is not
+    finite, or whose minibatch is empty, changes neither parameters nor optimizer state (an empty
+    step would still let Adam's momentum move the parameters).
 
     Args:
-      loss: `loss(params, samples) -> (means, metrics)`: `Mean`s to divide and add, and a dict of
-        `Mean`s to log. Counts never depend on parameters. Samples lead with a row axis; a minibatch
-        has rows / num_minibatches of them.
+      loss: `loss(params, samples) -> (means, metrics)`: a tuple of `Mean`s, each divided and then
+        added, and a dict of `Mean`s to log. Counts never depend on parameters.
       optimizer: any optax transformation.
       num_epochs: passes over the samples.
-      num_minibatches: steps for each pass; 1 does not shuffle.
-      num_microbatches: splits each minibatch to bound memory; gradients are accumulated.
-      stop: `stop(metrics) -> bool []`, read before each step on the minibatch's pooled metrics;
-        once true, that step and all later ones of this update are left out. None never stops.
+      num_minibatches: gradient steps per pass; with 1, rows are not shuffled.
+      num_microbatches: parts of each minibatch, to bound memory; gradients are accumulated.
+      stop: `stop(metrics) -> bool []`, evaluated before each step on the minibatch's metrics,
+        pooled over devices; once true, neither that step nor any later one is taken. None never
+        stops.
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state,
-      metrics)`. Consumes `key` for the shuffles; `scale` multiplies what the optimizer proposes (a
-      learning-rate decay in [0, 1]). Metrics are the loss's, pooled over the steps, and `grad_norm`
-      (global norm before the optimizer), `skipped` (share of steps with a non-finite loss or
-      gradient), `updates` (share of the planned steps that were taken).
+      `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state, metrics)`. Leaves
+      of `samples` lead with the rows. `key` is consumed by the shuffles; `scale` multiplies the
+      optimizer's update (a learning-rate schedule in [0, 1]). Metrics are the loss's, pooled over
+      the steps, and `grad_norm` (global norm before the optimizer), `skipped` (share of steps with
+      a non-finite loss or gradient), `updates` (share of the planned steps that were taken).
 
     Raises:
-      ConfigError: when the rows do not divide into minibatches, microbatches or devices.
+      ConfigError: rows do not divide into minibatches, microbatches or devices.
     """
 
     def objective(
@@ -76,9 +76,10 @@ def gradient_update(
     def gradients(
         params: PyTree, samples: Any
     ) -> tuple[jax.Array, PyTree, tuple[jax.Array, ...], Metrics]:
-        """The global loss, gradient, counts, and the local metrics of one minibatch."""
+        """Global loss, gradient and counts, and the local metrics, of one minibatch."""
         parts = minibatches.split(samples, num_microbatches)
-        # Counts do not depend on parameters: the compiler drops everything else from this pass.
+        # The denominators first. They do not depend on parameters, so the compiler removes
+        # everything else from this pass.
         local = minibatches.summed(
             lambda part: tuple(mean.count for mean in loss(params, part)[0]), parts
         )
@@ -108,7 +109,7 @@ def gradient_update(
             lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state
         )
         metrics = {**metrics, "grad_norm": Mean(norm, jnp.ones_like(norm))}
-        # A non-finite step must not turn the pooled metrics into NaN; it is counted instead.
+        # One non-finite step must not turn the pooled metrics into NaN: it counts as `skipped`.
         metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
         metrics["skipped"] = Mean((~finite).astype(jnp.float32), jnp.float32(1.0))
         metrics["updates"] = Mean(take.astype(jnp.float32), jnp.float32(1.0))
@@ -141,12 +142,15 @@ def gradient_update(
             return minibatch_step(carry, minibatch, scale)
 
         def step_unless_stopped(carry: _Carry, order: jax.Array | None) -> tuple[_Carry, Metrics]:
-            nothing = jax.tree.map(
+            # After the stop, a step adds to no metric but `updates`, which counts it as not taken.
+            no_metrics = jax.tree.map(
                 lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, carry, order)[1]
             )
-            nothing["updates"] = Mean(jnp.float32(0.0), jnp.float32(1.0))
+            no_metrics["updates"] = Mean(jnp.float32(0.0), jnp.float32(1.0))
+            # The collectives inside are safe: `stopped` comes from pooled metrics and is equal on
+            # all devices.
             return jax.lax.cond(
-                carry.stopped, lambda carry, order: (carry, nothing), step, carry, order
+                carry.stopped, lambda carry, order: (carry, no_metrics), step, carry, order
             )
 
         carry = _Carry(params, opt_state, jnp.bool_(False))
@@ -177,44 +181,45 @@ def trust_region_update(
     search: Search,
     axis_name: str | None = None,
 ) -> Callable[[PyTree, Any], tuple[PyTree, Metrics]]:
-    """One natural step of a policy within KL(old ‖ new) ≤ δ: gradient, conjugate gradient, length, search.
+    """One natural policy step, of a length given by KL(old ‖ new) ≤ δ, and a search along it.
 
-    `x ≈ (F + damping · I)⁻¹ g`, step `√(2δ / xᵀ(F + damping · I)x) · x`, then `search`. Where the
-    gradient, the curvature or the KL is not finite, or the gradient is zero, there is no step.
+    `x ≈ (F + λI)⁻¹ g` with λ the damping, step `√(2δ / xᵀ(F + λI)x) · x`, then `search`. No step is
+    taken where the gradient, the curvature or the KL is not finite, or the gradient is zero.
 
     Args:
       surrogate: `surrogate(distribution, samples) -> Mean`, minimised.
       policy: `policy(params, samples) -> distribution`, batch shape that of `samples.mask`.
       max_kl: δ, nats.
-      damping: at least 0.
-      iterations: Fisher products of the conjugate gradient at most.
-      tolerance: relative residual at which it stops.
-      fisher_stride: Fisher products read every n-th row, counted over all devices and parts; 1
-        reads all.
-      num_microbatches: splits the rows to bound memory: gradient, Fisher products and search become
-        sums over parts. Each product then computes the policy again, which is else linearised once
-        for all of them.
+      damping: λ, at least 0.
+      iterations: largest number of conjugate-gradient iterations.
+      tolerance: relative residual at which they stop.
+      fisher_stride: n: Fisher products use every n-th row, counted over all devices and
+        microbatches.
+      num_microbatches: parts of the rows, to bound memory: gradient, Fisher products and search
+        become sums over parts. Each product then recomputes the policy, which is linearised once
+        when there is one part.
       search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as
         `trust_region.full_step` or `line_search`.
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      `update(params, samples) -> (params, metrics)`, bit for bit the given parameters where no step
+      `update(params, samples) -> (params, metrics)`, bit for bit the given parameters if no step
       was accepted. Metrics: `exact_kl` (KL(old ‖ new) of the step taken, nats), `policy_loss`
-      (before), `gain` and `predicted_gain` of the surrogate, `step_size` (norm of the change),
-      `backtracks`, `residual` (‖g − Fx‖ / ‖g‖), `accepted`, `grad_norm`, `skipped` (1 where numbers
-      were not finite).
+      (before the step), `gain` and `predicted_gain` of the surrogate, `step_size` (norm of the
+      change), `backtracks`, `residual` (‖g − (F + λI)x‖ / ‖g‖), `accepted`, `grad_norm`, `skipped`
+      (1 where numbers were not finite).
 
     Raises:
-      ConfigError: when the rows do not divide into microbatches.
+      ConfigError: rows do not divide into microbatches.
     """
 
     def update(params: PyTree, samples: Any) -> tuple[PyTree, Metrics]:
         parts = minibatches.split(samples, num_microbatches)
-        sampled, sampled_mask = _every(fisher_stride, parts, axis_name)
-        olds = jax.lax.map(lambda part: jax.lax.stop_gradient(policy(params, part)), parts)
+        subset, subset_mask = _every(fisher_stride, parts, axis_name)
+        old = jax.lax.map(lambda part: jax.lax.stop_gradient(policy(params, part)), parts)
 
         def pooled(function: Callable[..., Any], *of_parts: Any) -> Any:
+            """Sum over parts and devices."""
             return masked.psum(minibatches.summed(function, *of_parts), axis_name)
 
         def evaluate(candidate: PyTree) -> tuple[jax.Array, jax.Array]:
@@ -222,10 +227,10 @@ def trust_region_update(
                 distribution = policy(candidate, part)
                 return surrogate(distribution, part), masked.total(old.kl(distribution), part.mask)
 
-            objective, kl = pooled(measure, parts, olds)
+            objective, kl = pooled(measure, parts, old)
             return -objective.value(), kl.value()
 
-        # Counts do not depend on parameters: the compiler drops everything else from this pass.
+        # Counts do not depend on parameters, so the compiler removes all else from this pass.
         count = pooled(lambda part: surrogate(policy(params, part), part).count, parts)
 
         def share(params: PyTree, part: Any) -> jax.Array:
@@ -235,19 +240,20 @@ def trust_region_update(
             return trust_region.fisher(lambda params: policy(params, part), params, weight)
 
         loss, gradient = pooled(lambda part: jax.value_and_grad(share)(params, part), parts)
-        weight = sampled_mask / jnp.maximum(
-            masked.psum(sampled_mask.sum(dtype=float), axis_name), 1.0
+        weight = subset_mask / jnp.maximum(
+            masked.psum(subset_mask.sum(dtype=float), axis_name), 1.0
         )
-        if num_microbatches == 1:
-            linearised = curvature(*jax.tree.map(lambda x: x[0], (sampled, weight)))
+        if num_microbatches == 1:  # linearised here, once for all products
+            linearised = curvature(*jax.tree.map(lambda x: x[0], (subset, weight)))
 
         def matvec(vector: PyTree) -> PyTree:
             if num_microbatches == 1:
                 product = masked.psum(linearised(vector), axis_name)
             else:
                 product = pooled(
-                    lambda part, weight: curvature(part, weight)(vector), sampled, weight
+                    lambda part, weight: curvature(part, weight)(vector), subset, weight
                 )
+            # Damping after the sum over parts and devices: else each of them would add its own.
             return jax.tree.map(lambda x, v: x + damping * v, product, vector)
 
         uphill = jax.tree.map(jnp.negative, gradient)
@@ -268,37 +274,38 @@ def trust_region_update(
             "residual": residual / jnp.where(norm > 0, norm, 1.0),
             "grad_norm": norm,
         }
-        flags = {"accepted": info.accepted, "skipped": ~finite}
-        each = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics) | flags
+        metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
+        metrics |= {"accepted": info.accepted, "skipped": ~finite}
         return after, {
-            name: Mean(jnp.asarray(x, jnp.float32), jnp.float32(1.0)) for name, x in each.items()
+            name: Mean(jnp.asarray(x, jnp.float32), jnp.float32(1.0)) for name, x in metrics.items()
         }
 
     return update
 
 
 def _every(stride: int, parts: Any, axis_name: str | None) -> tuple[Any, jax.Array]:
-    """Every n-th row, counted over all parts and devices, so that neither changes which rows these are.
+    """Every n-th row, counted over all parts and devices, so that the rows depend on neither.
 
     Args:
       stride: n.
-      parts: samples with a `mask`, leaves `[parts, rows, …]`, in order; those of each device follow
-        those of the one before.
+      parts: samples with a `mask`, leaves `[parts, rows, …]`, in order; the rows of a device follow
+        those of the device before it.
       axis_name: device axis, or None.
 
     Returns:
       The rows, leaves `[parts, ⌈rows / n⌉, …]`, and their mask, False where a part has one row
-      less.
+      fewer.
     """
     num_parts, rows = parts.mask.shape[:2]
-    if rows % stride == 0:  # each part begins with a row that counts
-        sampled = jax.tree.map(lambda x: x[:, ::stride], parts)
-        return sampled, sampled.mask
+    if rows % stride == 0:  # row 0 of each part is selected: a slice is enough
+        subset = jax.tree.map(lambda x: x[:, ::stride], parts)
+        return subset, subset.mask
     device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    # In each part, the first row whose global number is a multiple of n.
     first = -(device * num_parts + jnp.arange(num_parts)) * rows % stride
-    at = first[:, None] + stride * jnp.arange(-(-rows // stride))[None, :]
-    sampled = jax.tree.map(
-        lambda x: jax.vmap(lambda part, at: part[at])(x, jnp.minimum(at, rows - 1)), parts
+    index = first[:, None] + stride * jnp.arange(-(-rows // stride))[None, :]
+    subset = jax.tree.map(
+        lambda x: jax.vmap(lambda part, index: part[index])(x, jnp.minimum(index, rows - 1)), parts
     )
-    within = (at < rows).reshape(at.shape + (1,) * (sampled.mask.ndim - 2))
-    return sampled, sampled.mask & within
+    within = (index < rows).reshape(index.shape + (1,) * (subset.mask.ndim - 2))
+    return subset, subset.mask & within

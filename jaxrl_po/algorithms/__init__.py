@@ -1,1 +1,1 @@
-"""The algorithms, one screen each: `make(config, problem) -> Learner`."""
+"""The algorithms: each module has a `Config` and `make(config, problem) -> Learner`."""

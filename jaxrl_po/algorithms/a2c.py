@@ -1,7 +1,7 @@
 """A2C, the synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, algorithm S3).
 
-One gradient step on each short rollout:
-`−log π(a|s) · (R⁽ⁿ⁾ − v(s)) + c_v ½(v(s) − R⁽ⁿ⁾)² − c_e H(π)`, with n-step returns.
+One gradient step per short rollout on
+`−log π(a|s) · (R⁽ⁿ⁾ − v(s)) + c_v ½(v(s) − R⁽ⁿ⁾)² − c_e H(π)`, with n-step returns R⁽ⁿ⁾.
 """
 
 import jax
@@ -36,14 +36,14 @@ def make(
     Args:
       config: see `Config`.
       problem: control or language.
-      optimizer: any optax transformation in place of RMSProp behind a gradient-norm clip; it brings
-        its own step size.
+      optimizer: any optax transformation with its own learning rate; None for RMSProp with
+        gradients clipped by norm.
 
     Returns:
       The learner.
 
     Raises:
-      ConfigError: names the field that cannot work.
+      ConfigError: names the invalid field.
     """
     config.validate()
     actor_critic.require_on_policy(problem)

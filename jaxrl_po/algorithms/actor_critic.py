@@ -1,4 +1,4 @@
-"""What the methods with a critic have in common: an advantage estimator, the joint loss, or the critic's own fit."""
+"""What methods with a critic share: advantage estimation, the joint loss, a separate critic fit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ ImprovePolicy = Callable[[ActorCritic, PyTree, Samples, jax.Array], tuple[PyTree
 
 @config_lib.record
 class Estimation:
-    """How advantages are estimated: the fields of every method with a critic."""
+    """Advantage estimation: fields of every method with a critic."""
 
     gamma: Number = number(0.99, "discount γ", within=UNIT)
     lambda_: Number = number(0.95, "λ of generalised advantage estimation", within=UNIT)
@@ -52,7 +52,7 @@ class Estimation:
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         config_lib.check(self)
         config_lib.require_effect(
             self,
@@ -70,7 +70,7 @@ class Estimation:
 
 @config_lib.record
 class JointLoss(Estimation):
-    """Actor and critic as one loss: the fields of A2C and PPO."""
+    """One loss for actor and critic: fields of A2C and PPO."""
 
     learning_rate: Number = number(3e-4, "step size", within=POSITIVE)
     value_coefficient: Number = number(0.5, "weight of ½(v − target)²", within=NON_NEGATIVE)
@@ -91,20 +91,23 @@ class JointLoss(Estimation):
 
 @config_lib.record
 class Epochs(JointLoss):
-    """Several epochs of minibatches on each batch: the fields of both forms of PPO."""
+    """Epochs of minibatches on each batch: fields of both forms of PPO."""
 
     num_epochs: int = static(10, "passes over each batch", within=COUNT)
     num_minibatches: int = static(16, "gradient steps of one pass", within=COUNT)
 
     @property
     def num_parts(self) -> int:
-        """Parts in which a batch is read where its memory is to stay that of a microbatch."""
+        """Number of microbatches in a whole batch."""
         return self.num_minibatches * self.num_microbatches
 
 
 @config_lib.record
 class CriticFit(Estimation):
-    """A critic that is fitted apart from the policy, by Adam on ½(v − target)²: the fields of REINFORCE, NPG and TRPO."""
+    """A critic fitted apart from the policy, by Adam on ½(v − target)².
+
+    Fields of REINFORCE, NPG and TRPO.
+    """
 
     value_learning_rate: Number = number(1e-3, "Adam's step size for the critic", within=POSITIVE)
     value_epochs: int = static(10, "passes of the critic over each batch", within=COUNT)
@@ -112,7 +115,7 @@ class CriticFit(Estimation):
 
 
 def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Advantages by the estimator that the config names, and the critic's targets, both `[B, T]`, reward units.
+    """Advantages, not whitened, and the critic's targets: both `[B, T]`, reward units.
 
     Raises:
       ConfigError: n-step returns longer than the rollout.
@@ -144,12 +147,12 @@ def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
 def make_estimate(
     config: Estimation, *, keep_value: bool = False, keep_proposal: bool = False
 ) -> learner.Estimate:
-    """`estimate(state, batch) -> samples` with advantages, whitened where the config says so, and targets.
+    """`estimate(state, batch) -> samples` with targets and, if so configured, whitened advantages.
 
     Args:
       config: see `Estimation`.
-      keep_value: keep the collecting critic's values, for a clipped value loss.
-      keep_proposal: keep log μ of the actions, for a surrogate that is weighted by π / μ.
+      keep_value: keep the critic's values from collection, for a clipped value loss.
+      keep_proposal: keep log μ of the actions, for a surrogate weighted by π / μ.
     """
 
     def from_batch(state: TrainState, batch: Batch) -> Samples:
@@ -184,7 +187,7 @@ def policy_of(problem: Problem) -> Policy:
 
 
 def wrt_policy(function: Callable[..., Any], params: ActorCritic) -> Callable[..., Any]:
-    """The same function of the policy's parameters alone, the others as they are in `params`."""
+    """`function` as a function of the policy's parameters, the others taken from `params`."""
     return lambda policy, *others: function(params._replace(policy=policy), *others)
 
 
@@ -200,7 +203,7 @@ def gradient_steps(
     num_minibatches: int = 1,
     stop: updates.Stop | None = None,
 ) -> tuple[ActorCritic, PyTree, Metrics]:
-    """Epochs of minibatch steps on a loss of policy and critic; frozen parameters stay outside.
+    """Epochs of minibatch steps on a loss of policy and critic; frozen parameters get no gradient.
 
     Args:
       config: see `JointLoss`.
@@ -208,11 +211,11 @@ def gradient_steps(
       optimizer: any optax transformation.
       state: before the update.
       samples: leaves lead with the rows.
-      key: consumed for the shuffles.
-      num_epochs: see `updates.gradient_update`, as are `num_minibatches` and `stop`.
+      key: consumed by the shuffles.
+      num_epochs: see `updates.gradient_update`, as for `num_minibatches` and `stop`.
 
     Returns:
-      The parameters, the optimizer's state and the loss's metrics, see `updates.gradient_update`.
+      Parameters, optimizer state and metrics, see `updates.gradient_update`.
     """
     frozen = state.params.frozen
     update = updates.gradient_update(
@@ -240,9 +243,10 @@ def joint_loss(
     value_loss: jax.Array,
     **others: jax.Array,
 ) -> tuple[tuple[Mean, ...], Metrics]:
-    """`policy_loss + c_v · value_loss − c_e · entropy` of elements, each a mean over steps; `others` are logged only.
+    """`policy_loss + c_v · value_loss − c_e · entropy`, each a mean over steps.
 
-    Source: Mnih et al. 2016 (A3C), section 4; Schulman et al. 2017 (PPO), eq. 9.
+    Mnih et al. 2016 (A3C), section 4; Schulman et al. 2017 (PPO), eq. 9.
+    The two losses and `others` are per element; `others` are logged only.
     """
     elements = {
         "policy_loss": policy_loss,
@@ -264,10 +268,10 @@ def choose_optimizer(
     given: optax.GradientTransformation | None,
     default: Callable[..., optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-    """The optimizer that was given, or the method's own with the config's step size behind the config's clip of the norm.
+    """The given optimizer, or the default with the config's learning rate and gradient-norm clip.
 
     Raises:
-      ConfigError: a step size or a norm beside an optimizer that does not read it.
+      ConfigError: `learning_rate` or `max_grad_norm` is set together with an optimizer.
     """
     if given is None:
         return default(config.learning_rate, max_grad_norm=config.max_grad_norm)
@@ -277,7 +281,7 @@ def choose_optimizer(
 
 
 def require_on_policy(problem: Problem) -> None:
-    """Raises ConfigError where a proposal drew the actions: for methods whose loss is not weighted by π / μ."""
+    """Raises ConfigError if a proposal samples the actions; for losses without a weight π / μ."""
     if not problem.on_policy:
         raise ConfigError(
             "sampling must be from the policy itself for this method. Here a proposal "
@@ -290,13 +294,13 @@ def require_on_policy(problem: Problem) -> None:
 def update_kl(
     problem: Problem, params: ActorCritic, samples: Samples, *, num_parts: int = 1
 ) -> Metrics:
-    """What an update did to the policy: `kl`, the k3 estimate of KL(old ‖ new) over the samples of the old policy, in nats.
+    """Metric `kl` of an update: the k3 estimate of KL(old ‖ new), in nats, on the old samples.
 
     Args:
-      problem: whose policy it is; samples of a proposal are weighted by π_old / μ.
+      problem: gives the policy; samples from a proposal μ are weighted by π_old / μ.
       params: after the update.
       samples: rows.
-      num_parts: parts of the rows, one after another, to bound memory.
+      num_parts: number of parts processed one after another, to bound memory.
     """
     policy = policy_of(problem)
 
@@ -318,20 +322,20 @@ def make_with_fitted_critic(
     init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: None,
     num_parts: int = 1,
 ) -> Learner:
-    """A learner that moves policy and critic apart: the policy as it likes, the critic by Adam towards the targets.
+    """A learner with separate updates: `improve_policy` for the policy, Adam for the critic.
 
     Args:
       config: see `CriticFit`.
-      problem: without a critic, nothing is fitted.
-      improve_policy: `(params, opt_state, samples, key) -> (policy, opt_state, metrics)`, the
-        optimizer's state being the policy's own; consumes `key`.
-      estimate: see `learner.make`; None takes `make_estimate(config)`.
-      init_policy_optimizer: policy parameters to the state of their optimizer; the default has
-        none.
+      problem: its critic is fitted if it has one.
+      improve_policy: `(params, opt_state, samples, key) -> (policy, opt_state, metrics)`, with the
+        policy's own optimizer state; consumes `key`.
+      estimate: see `learner.make`; None for `make_estimate(config)`.
+      init_policy_optimizer: policy parameters to the state of their optimizer; none by default.
       num_parts: see `learner.make`.
 
     Returns:
-      The learner; `opt_state` is an `ActorCritic`. Metrics are the policy's and `value_loss`.
+      The learner; its `opt_state` is an `ActorCritic`. Metrics are the policy's, `value_loss`, and
+      `skipped` over the steps of both.
     """
     optimizer = optimizers.adam(config.value_learning_rate, max_grad_norm=jnp.inf)
 
@@ -358,7 +362,8 @@ def make_with_fitted_critic(
         refuse_shared_parameters(problem, params, rows)
         policy_key, value_key = jax.random.split(key)
         fitted: Metrics = {}
-        # Before the policy moves: nothing but the critic's own parameters decides what it is.
+        # `None` and an empty tree both mean that there is no critic. The order of the two updates
+        # does not matter: the critic does not read the policy's parameters.
         if jax.tree.leaves(params.value):
             value, value_state, fitted = fit(params, opt_state.value, rows, value_key)
             params, opt_state = params._replace(value=value), opt_state._replace(value=value_state)
@@ -387,16 +392,16 @@ def make_with_fitted_critic(
 
 
 def refuse_shared_parameters(problem: Problem, params: ActorCritic, samples: Samples) -> None:
-    """Refuses a value that is computed from the policy's parameters; reads the traced program only.
+    """Rejects a critic that reads the policy's parameters; traces, but computes nothing.
 
     Raises:
-      ConfigError: explains why.
+      ConfigError: the value depends on `params.policy`.
     """
     program = jax.make_jaxpr(
         lambda policy: problem.apply(params._replace(policy=policy), samples.inputs)[1]
     )(params.policy)
-    # Without dead code, also inside what was jitted: what is still read is what the value depends
-    # on.
+    # The value depends on the inputs that are still read after dead-code elimination, which also
+    # looks inside jitted functions.
     _, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
     if any(is_read):
         raise ConfigError(

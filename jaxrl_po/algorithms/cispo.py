@@ -1,4 +1,7 @@
-"""CISPO: the importance weight is clipped and no token loses its gradient (MiniMax 2025, arXiv:2506.13585, eq. 4 and 5)."""
+"""CISPO: clips the importance weight, not the gradient (MiniMax 2025, arXiv:2506.13585).
+
+`−stop_gradient(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π`, eq. 4 and 5.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +26,7 @@ class Config(group_policy.GroupScale, group_policy.Reference):
         4.0, "the weight is clipped from above at 1 + epsilon_high", within=POSITIVE
     )
     use_reference: bool = static(
-        False, "penalise the distance to the reference, at first the initial policy"
+        False, "KL penalty to a reference policy, at first the initial one"
     )
 
 

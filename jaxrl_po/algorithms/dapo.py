@@ -1,8 +1,8 @@
-"""DAPO: GRPO with five changes, each a switch of its own (Yu et al. 2025, arXiv:2503.14476).
+"""DAPO: GRPO with five changes, each with its own switch (Yu et al. 2025, arXiv:2503.14476).
 
 Clip-higher (`clip_higher`), dynamic sampling (`dynamic_sampling`), the token-level loss
-(`token_level_loss`), overlong reward shaping (`overlong_filtering`, `soft_overlong`), and no
-penalty on the distance to a reference (`use_reference`). All off is GRPO.
+(`token_level_loss`), overlong reward shaping (`overlong_filtering`, `soft_overlong`), and no KL
+penalty (`use_reference`). With all of them undone it is GRPO.
 """
 
 import jax
@@ -23,67 +23,63 @@ OFF, REFILL, REWEIGHT = DYNAMIC = ("off", "refill", "reweight")
 
 @config_lib.record
 class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference):
-    """Hyperparameters of DAPO; the defaults are the paper's, but for a step size that suits small models."""
+    """Hyperparameters of DAPO; the paper's, except for a learning rate that suits small models."""
 
     clip_higher: bool = static(
-        True, "clip from above at epsilon_high; off clips at epsilon_low on both sides"
+        True, "clip from above at 1 + epsilon_high; if off, epsilon_low is used on both sides"
     )
     epsilon_high: Number = number(
         0.28, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP
     )
     dynamic_sampling: str = static(
         REFILL,
-        "groups whose members all score the same: trained on as they are, replaced by "
-        "fresh ones, or left out of the mean, which weighs the others by 1 / (1 − share "
-        "left out)",
+        "groups whose members all score the same are kept (off), replaced by new ones (refill), or "
+        "masked, so that the mean is over the other groups (reweight)",
         choices=DYNAMIC,
     )
-    max_generation_batches: int = static(
-        10, "batches generated for one update at most", within=COUNT
-    )
+    max_generation_batches: int = static(10, "most batches generated for one update", within=COUNT)
     carry_surplus: bool = static(
-        False, "keep informative groups that an update has no room for, for the next one"
+        False, "keep informative groups that do not fit into an update for the next one"
     )
     train_prompts: int = static(
         0,
-        "groups of one update, over all devices; 0 takes num_prompts, the groups of one "
-        "generated batch",
+        "groups per update, over all devices; 0 for num_prompts, the groups of one generated batch",
         within=NON_NEGATIVE,
     )
     token_level_loss: bool = static(
-        True, "every token of the batch weighs the same; off, every response"
+        True, "every token of the batch has the same weight; if off, every response"
     )
     overlong_filtering: bool = static(
         True,
-        "leave responses that were cut at the token budget out of the loss; an episode's "
-        "time limit is no such budget",
+        "mask responses that were cut at the token budget; on control, a time limit is no such "
+        "budget",
     )
     soft_overlong: bool = static(
         True,
-        "take up to overlong_factor from the reward of responses in the last "
-        "overlong_cache tokens of the budget, which must leave room for right answers "
-        "before them; not on control",
+        "subtract up to overlong_factor from the reward of responses that end in the last "
+        "overlong_cache tokens of the budget, before which there must be room for right answers; "
+        "not on control",
     )
     overlong_cache: int = static(
         0,
-        "tokens over which that punishment grows; 0 takes a fifth of the budget",
+        "length of the interval over which that penalty grows; 0 for a fifth of the budget",
         unit="tokens",
         within=NON_NEGATIVE,
     )
     overlong_factor: Number = number(
-        1.0, "the full punishment", unit="reward units", within=POSITIVE
+        1.0, "largest penalty for length", unit="reward units", within=POSITIVE
     )
     use_reference: bool = static(
-        False, "penalise the distance to the reference, at first the initial policy"
+        False, "KL penalty to a reference policy, at first the initial one"
     )
 
     @property
     def upper(self) -> Number:
-        """ε at which the ratio is clipped from above."""
+        """ε_high as used: the ratio is clipped from above at 1 + ε_high."""
         return self.epsilon_high if self.clip_higher else self.epsilon_low
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         super().validate()
         config_lib.require_effect(self, "epsilon_high", self.clip_higher, "clip_higher is on")
         for name in ("max_generation_batches", "carry_surplus", "train_prompts"):
@@ -102,14 +98,14 @@ def make(
     Args:
       config: see `Config`.
       problem: with group_size of at least 2; its raw scores decide which groups are informative.
-      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings
-        its own step size.
+      optimizer: any optax transformation with its own learning rate; None for Adam with gradients
+        clipped by norm.
 
     Returns:
       The learner.
 
     Raises:
-      ConfigError: names the field that cannot work.
+      ConfigError: names the invalid field.
     """
     config.validate()
     for name in ("overlong_cache", "overlong_factor"):
@@ -133,10 +129,11 @@ def make(
             return batch.reward
         budget = batch.mask.shape[1]
         cache = config.overlong_cache or rewards.overlong_cache(budget)
-        punishment = rewards.soft_overlong(
+        penalty = rewards.soft_overlong(
             batch.mask.sum(axis=1), max_length=budget, cache=cache, factor=config.overlong_factor
         )
-        return batch.reward.at[:, 0].add(punishment)
+        # At which token does not matter: an outcome is the sum of a row's rewards.
+        return batch.reward.at[:, 0].add(penalty)
 
     def loss_mask_fn(batch: Batch) -> jax.Array:
         kept = batch.mask

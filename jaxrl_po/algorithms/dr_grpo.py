@@ -1,8 +1,8 @@
-"""Dr. GRPO: GRPO without the two divisions that bias it (Liu et al. 2025, arXiv:2503.20783, section 3).
+"""Dr. GRPO: GRPO without the two divisions that bias it (Liu et al. 2025, arXiv:2503.20783).
 
-No division by the group's std, which favours prompts that are nearly always or nearly never solved;
-tokens are summed and divided by a constant, the token budget, and not by the response's length,
-which favours long wrong responses.
+Section 3: division by the group's std gives more weight to prompts that are nearly always or nearly
+never solved, and division by a response's length favours long wrong responses. Here advantages are
+only centred, and token sums are divided by a constant, the token budget.
 """
 
 import jax
@@ -21,7 +21,7 @@ class Config(group_policy.Clip, group_policy.Reference):
     """Hyperparameters of Dr. GRPO."""
 
     use_reference: bool = static(
-        False, "penalise the distance to the reference, at first the initial policy"
+        False, "KL penalty to a reference policy, at first the initial one"
     )
 
 

@@ -1,8 +1,8 @@
-"""What the methods without a critic share: responses are compared within a group, and the policy follows its tokens.
+"""What methods without a critic share: responses are compared within a group.
 
-A method is the functions that it passes to `make`: what a response is worth beside the others of
-its group, the surrogate of a token, and how tokens are averaged. The fields of their configs are
-here, in the parts from which each takes what it reads.
+A method is given by the functions it passes to `make`: the advantage of a response within its
+group, the surrogate of a token, and how tokens are averaged. Config fields are defined here, in
+mix-ins from which each method inherits those it uses.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ Aggregate = Callable[[jax.Array, jax.Array], Mean]
 
 @config_lib.record
 class GradientSteps:
-    """How a batch is used: the fields of every method without a critic."""
+    """Gradient steps on a batch: fields of every method without a critic."""
 
     learning_rate: Number = number(1e-3, "Adam's step size", within=POSITIVE)
     entropy_coefficient: Number = number(
@@ -63,7 +63,7 @@ class GradientSteps:
     )
     warm_up_iterations: int = static(
         0,
-        "length of the linear rise of learning_rate from 0",
+        "length of the linear warm-up of learning_rate; 0 for none",
         unit="iterations",
         within=NON_NEGATIVE,
     )
@@ -76,30 +76,28 @@ class GradientSteps:
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         config_lib.check(self)
 
 
 @config_lib.record
 class Reference(GradientSteps):
-    """A penalty on the distance to a frozen reference policy."""
+    """KL penalty to a frozen reference policy."""
 
-    use_reference: bool = static(
-        True, "penalise the distance to the reference, at first the initial policy"
-    )
+    use_reference: bool = static(True, "KL penalty to a reference policy, at first the initial one")
     kl_coefficient: Number = number(
         0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE
     )
     reset_iterations: int = static(
         0,
-        "every so many iterations the policy becomes the reference and the optimizer "
-        "starts afresh (ProRL); 0 never",
+        "at every n-th iteration the policy becomes the reference and the optimizer state is reset "
+        "(ProRL); 0 never",
         unit="iterations",
         within=NON_NEGATIVE,
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         super().validate()
         for name in ("kl_coefficient", "reset_iterations"):
             config_lib.require_effect(self, name, self.use_reference, "use_reference is on")
@@ -107,7 +105,7 @@ class Reference(GradientSteps):
 
 @config_lib.record
 class Clip(GradientSteps):
-    """The clip of the ratio."""
+    """Clip of the probability ratio."""
 
     epsilon_low: Number = number(
         0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
@@ -116,19 +114,19 @@ class Clip(GradientSteps):
         0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP
     )
     dual_clip: bool = static(
-        False, "for negative advantages clip the ratio from above as well, at dual_clip_ratio"
+        False, "for negative advantages, also clip the ratio from above, at dual_clip_ratio"
     )
     dual_clip_ratio: Number = number(
-        3.0, "largest ratio that a negative advantage admits", within=ABOVE_ONE
+        3.0, "largest ratio for a negative advantage", within=ABOVE_ONE
     )
 
     @property
     def upper(self) -> Number:
-        """ε at which the ratio is clipped from above."""
+        """ε_high as used: the ratio is clipped from above at 1 + ε_high."""
         return self.epsilon_high
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         super().validate()
         config_lib.require_order(self.epsilon_low, self.upper, "epsilon_low", "epsilon_high")
         config_lib.require_effect(self, "dual_clip_ratio", self.dual_clip, "dual_clip is on")
@@ -136,7 +134,7 @@ class Clip(GradientSteps):
 
 @config_lib.record
 class GroupScale(GradientSteps):
-    """The scale of a group's advantages."""
+    """Normalisation of a group's advantages."""
 
     scale: str = static(
         "std", "advantages are divided by the group's std, or not at all", choices=("std", "none")
@@ -145,14 +143,14 @@ class GroupScale(GradientSteps):
     std_epsilon: Number = number(1e-6, "added to the std", unit="reward units", within=NON_NEGATIVE)
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         super().validate()
         config_lib.require_effect(self, "ddof", self.scale == "std", "scale is std")
         config_lib.require_effect(self, "std_epsilon", self.scale == "std", "scale is std")
 
 
 def group_relative(config: GroupScale) -> Advantage:
-    """`(R − mean) / std` within the group, for every token of a response; see `advantages.group_relative`."""
+    """`(R − mean) / std` within the group, for every token; see `advantages.group_relative`."""
     return of_outcomes(
         lambda r: advantages.group_relative(
             r, scale=config.scale, ddof=config.ddof, epsilon=config.std_epsilon
@@ -161,10 +159,10 @@ def group_relative(config: GroupScale) -> Advantage:
 
 
 def of_outcomes(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
-    """One advantage for all tokens of a response.
+    """Outcome supervision: one advantage for all tokens of a response.
 
     Args:
-      relative: outcomes of one group `[G]` to advantages `[G]`; the outcome is the sum of the
+      relative: outcomes of one group `[G]` to advantages `[G]`; an outcome is the sum of the
         response's rewards.
     """
 
@@ -177,10 +175,10 @@ def of_outcomes(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
 
 
 def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
-    """The samples without the last members of each group, which were there for its mean and std.
+    """The samples without the last `extra_samples` members of each group.
 
     Raises:
-      ConfigError: nobody would be left.
+      ConfigError: no member would be left.
     """
     if extra_samples >= group_size:
         raise ConfigError(
@@ -196,7 +194,7 @@ def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
 
 
 def require_group(reward: jax.Array) -> None:
-    """Raises ConfigError where a group `[P, G, T]` has but one member."""
+    """Raises ConfigError if G = 1 in rewards `[P, G, T]`."""
     if reward.shape[1] < 2:
         raise ConfigError("group_size must be at least 2: the group is the baseline")
 
@@ -224,30 +222,30 @@ def make(
 ) -> Learner:
     """A learner that compares responses within groups.
 
-    The loss is `aggregate(surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`; the
-    rewards are `reward_fn(batch) − β · reward_kl`, so that β stands in one place or the other.
+    The loss is `aggregate(surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`, on
+    rewards `reward_fn(batch) − β · reward_kl`. A method gives `loss_kl` or `reward_kl`, not both.
 
     Args:
-      config: the fields above that the method reads; with a reference, those of `Reference`.
-      problem: completions of prompts, or episodes, in groups; a critic, if there is one, is left as
-        it is.
-      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings
-        its own step size.
-      advantage: see `Advantage`; masked slots hold reward 0.
+      config: inherits the mix-ins above that the method uses.
+      problem: completions of prompts, or episodes, in groups; a critic is not trained.
+      optimizer: any optax transformation with its own learning rate; None for Adam with gradients
+        clipped by norm.
+      advantage: see `Advantage`; masked slots have reward 0.
       surrogate: see `Surrogate`.
       aggregate: see `Aggregate`.
-      reward_fn: batch to rewards `[B, T]`, such as a shaped reward.
-      loss_mask_fn: batch to the mask `[B, T]` of what is trained on.
-      extra_samples: the last so many members of each group enter the advantages of the others and
-        are not trained on.
-      reward_kl: estimate of KL(policy ‖ reference) to take from the rewards, or None.
-      loss_kl: estimate of KL(policy ‖ reference) to add to the loss, or None.
+      reward_fn: batch to rewards `[B, T]`, for reward shaping.
+      loss_mask_fn: batch to mask `[B, T]` of the tokens in the loss.
+      extra_samples: number of members of each group, the last ones, that enter its statistics but
+        not the loss.
+      reward_kl: estimate of KL(policy ‖ reference) for the penalty in the rewards, or None.
+      loss_kl: estimate of KL(policy ‖ reference) for the penalty in the loss, or None.
 
     Returns:
-      The learner. Metric `signal` is the share of tokens with an advantage other than 0.
+      The learner. Metrics `signal`: share of tokens with a non-zero advantage; `extreme_ratio`:
+      share of tokens with a ratio outside [1/2, 2].
 
     Raises:
-      ConfigError: names the field that cannot work.
+      ConfigError: names the invalid field.
     """
     config.validate()
     actor_critic.require_on_policy(problem)
@@ -256,13 +254,14 @@ def make(
     policy = actor_critic.policy_of(problem)
     reference = config if isinstance(config, Reference) and config.use_reference else None
 
-    def compare(state: TrainState, batch: Batch) -> Samples:
+    def estimate_advantage(state: TrainState, batch: Batch) -> Samples:
         del state
         step_end = batch.mask if batch.step_end is None else batch.step_end
-        in_groups = [
+        grouped = [
             x.reshape(*batch.score.shape, -1) for x in (reward_fn(batch), batch.mask, step_end)
         ]
-        relative = advantage(*in_groups).reshape(batch.mask.shape)
+        relative = advantage(*grouped).reshape(batch.mask.shape)
+        # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
         fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
         return Samples(
             inputs=batch.inputs,
@@ -307,7 +306,7 @@ def make(
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
             state.step, config.decay_iterations
         )
-        trained_on = samples._replace(sampled=None)
+        trained_on = samples._replace(sampled=None)  # only `update_kl` reads it: do not shuffle it
         new, opt_state, metrics = update(
             state.params.policy, state.opt_state, trained_on, key, scale
         )
@@ -321,9 +320,9 @@ def make(
         if not iterations:
             return state
         policy = state.params.policy
-        now = (state.step + 1) % iterations == 0
+        due = (state.step + 1) % iterations == 0
         reference_params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(now, new, old),
+            lambda new, old: jnp.where(due, new, old),
             (policy, optimizer.init(policy)),
             (state.reference_params, state.opt_state),
         )
@@ -332,10 +331,10 @@ def make(
     def init_reference(params: ActorCritic) -> PyTree:
         return None if reference is None else params.policy
 
-    estimate: learner.Estimate = compare
+    estimate: learner.Estimate = estimate_advantage
     if reference is not None:
         estimate = reference_lib.with_reference_log_prob(
-            compare, policy, reward_kl=reward_kl, coefficient=reference.kl_coefficient
+            estimate_advantage, policy, reward_kl=reward_kl, coefficient=reference.kl_coefficient
         )
 
     def estimate_trained(state: TrainState, batch: Batch) -> Samples:

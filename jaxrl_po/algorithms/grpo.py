@@ -1,13 +1,12 @@
 """GRPO: the group is the baseline (Shao et al. 2024, arXiv:2402.03300, eq. 3 and 4).
 
-G responses to one prompt are scored; each token's advantage is its response's `(R − mean) / std` in
-the group. The clipped surrogate and `β · k3(π ‖ π_ref)` are averaged over the tokens of a response,
-then over responses.
+G responses to one prompt are scored; the advantage of each token is its response's
+`(R − mean) / std` in the group. The clipped surrogate and `β · k3(π ‖ π_ref)` are averaged over the
+tokens of a response, then over responses.
 
-Few responses estimate mean and std crudely. Three switches do something about it, in any
-combination: samples that enter the statistics only (`extra_samples`), a running estimate for
-prompts that come again (`running_statistics`), and a larger group whose sum is divided by √G
-(`group_divisor`).
+With few responses, mean and std are noisy. Three options reduce the noise, in any combination:
+samples for the statistics only (`extra_samples`), running estimates for prompts that recur
+(`running_statistics`), and larger groups whose sum is divided by √G (`group_divisor`).
 """
 
 from typing import Any
@@ -33,36 +32,35 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
 
     supervision: str = static(
         OUTCOME,
-        "one advantage for a whole response, or for each token that of the rewards which "
+        "one advantage per response, or for each token the sum of the normalised step rewards that "
         "follow it (section 4.1.3)",
         choices=SUPERVISIONS,
     )
     extra_samples: int = static(
         0,
-        "responses of each group, among its group_size, that enter mean and std and are "
-        "not trained on",
+        "how many responses of each group, out of group_size, enter mean and std only and are not "
+        "trained on",
         within=NON_NEGATIVE,
     )
     running_statistics: bool = static(
         False,
-        "mean and std are running estimates, of each prompt of a finite set or of each "
-        "difficulty; else the group's own",
+        "running estimates of mean and std, per prompt of a finite set or per difficulty, instead "
+        "of the group's own",
     )
     running_decay: Number = number(
         0.9,
-        "weight that an outcome keeps in the running estimates from one iteration to the next",
+        "factor on the weight of earlier outcomes in the running estimates, per iteration",
         within=UNIT,
     )
     group_divisor: str = static(
         SIZE,
-        "the sum of the surrogate over the G trained responses of a group is divided by G "
-        "or by √G; penalty and entropy stay as they are, since a factor on all of them is "
-        "lost on Adam",
+        "divide the sum of the surrogate over a group's G trained responses by G or by √G; KL "
+        "penalty and entropy are not affected (Adam would cancel a factor on the whole loss)",
         choices=DIVISORS,
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         super().validate()
         config_lib.require_effect(
             self, "running_decay", self.running_statistics, "running_statistics is on"
@@ -83,14 +81,14 @@ def make(
       config: see `Config`.
       problem: with group_size of at least 2; for process supervision, with rewards along the
         response; for running statistics, with strata (then a group may have one member).
-      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings
-        its own step size.
+      optimizer: any optax transformation with its own learning rate; None for Adam with gradients
+        clipped by norm.
 
     Returns:
       The learner.
 
     Raises:
-      ConfigError: names the field that cannot work.
+      ConfigError: names the invalid field.
     """
     config.validate()
     settings: dict[str, Any] = {
@@ -117,6 +115,7 @@ def make(
     relative = already_relative if config.running_statistics else relative
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+        # `sequence_mean` divides by G, so that a factor √G leaves 1 / √G.
         weight = (
             (reward.shape[1] - config.extra_samples) ** 0.5 if config.group_divisor == ROOT else 1.0
         )

@@ -1,4 +1,7 @@
-"""GSPO: GRPO with the ratio, and the clip, of a whole sequence (Zheng et al. 2025, arXiv:2507.18071, eq. 5 and 7)."""
+"""GSPO: GRPO with the ratio and the clip of a whole sequence (Zheng et al. 2025, arXiv:2507.18071).
+
+`s = (π(y|x) / π_old(y|x))^(1/|y|)`, eq. 5 and 7.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ from jaxrl_po.types import Learner, Problem, Samples
 
 @config_lib.record
 class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference):
-    """Hyperparameters of GSPO; its ratio is a geometric mean over tokens, hence the narrow clip."""
+    """Hyperparameters of GSPO; the ratio is a geometric mean over tokens, hence the narrow clip."""
 
     epsilon_low: Number = number(
         3e-4, "the ratio is clipped from below at 1 − epsilon_low", within=group_policy.CLIP
@@ -22,7 +25,7 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
         4e-4, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP
     )
     use_reference: bool = static(
-        False, "penalise the distance to the reference, at first the initial policy"
+        False, "KL penalty to a reference policy, at first the initial one"
     )
 
 
@@ -33,8 +36,8 @@ def make(
     clipped = group_policy.clipped(config)
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-        of_sequence = losses.sequence_log_ratio(log_prob, samples.log_prob, samples.mask)
-        return clipped(of_sequence, samples._replace(log_prob=jnp.zeros_like(of_sequence)))
+        log_ratio = losses.sequence_log_ratio(log_prob, samples.log_prob, samples.mask)
+        return clipped(log_ratio, samples._replace(log_prob=jnp.zeros_like(log_ratio)))
 
     return group_policy.make(
         config,

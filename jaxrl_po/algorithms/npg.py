@@ -1,8 +1,7 @@
-"""The natural policy gradient with a normalised step (Kakade 2001; Peters & Schaal 2008).
+"""Natural policy gradient with a normalised step (Kakade 2001; Peters & Schaal 2008).
 
-`θ' = θ + √(2δ / (gᵀF⁻¹g)) · F⁻¹g`: the longest step whose quadratic model of KL(old ‖ new) is δ.
-Taken as it is: no line search, so that neither the true KL nor the gain is guaranteed; that is
-TRPO.
+`θ' = θ + √(2δ / (gᵀF⁻¹g)) · F⁻¹g`: the longest step for which the quadratic model of KL(old ‖ new)
+is at most δ. Without TRPO's line search, neither the true KL nor an improvement is guaranteed.
 """
 
 import jax
@@ -19,28 +18,26 @@ from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Sampl
 
 @config_lib.record
 class Config(CriticFit):
-    """Hyperparameters of the natural step."""
+    """Hyperparameters of the natural policy gradient."""
 
     max_kl: Number = number(
-        0.01, "δ, what the quadratic model of KL(old ‖ new) may reach", unit="nats", within=POSITIVE
+        0.01, "δ, bound on the quadratic model of KL(old ‖ new)", unit="nats", within=POSITIVE
     )
     damping: Number = number(
-        0.1, "multiple of the identity that is added to the Fisher matrix", within=NON_NEGATIVE
+        0.1, "multiple of the identity added to the Fisher matrix", within=NON_NEGATIVE
     )
-    cg_iterations: int = static(10, "conjugate-gradient iterations at most", within=COUNT)
+    cg_iterations: int = static(10, "most conjugate-gradient iterations", within=COUNT)
     cg_tolerance: Number = number(
         1e-5, "relative residual at which the conjugate gradient stops", within=NON_NEGATIVE
     )
-    fisher_stride: int = static(
-        1, "Fisher products read every n-th row of the batch; 1 reads all", within=COUNT
-    )
+    fisher_stride: int = static(1, "Fisher products use every n-th row of the batch", within=COUNT)
     num_microbatches: int = static(
         1, "parts of the batch, accumulated to bound memory", within=COUNT
     )
 
 
 def policy_surrogate(distribution: Distribution, samples: Samples) -> Mean:
-    """`−mean(r · A)` over steps: TRPO eq. 14, whose gradient at the old policy is the policy gradient."""
+    """`−mean(r · A)` over steps (TRPO eq. 14): its gradient at π_old is the policy gradient."""
     log_prob = distribution.log_prob(samples.action)
     return losses.token_mean(
         losses.surrogate(log_prob, samples.log_prob, samples.advantage), samples.mask
@@ -48,7 +45,7 @@ def policy_surrogate(distribution: Distribution, samples: Samples) -> Mean:
 
 
 def proposal_surrogate(distribution: Distribution, samples: Samples) -> Mean:
-    """`−mean(π / μ · A)` over steps: the same, of actions that a proposal μ drew (TRPO eq. 17)."""
+    """`−mean(π / μ · A)` over steps: the same, for actions sampled from a proposal μ."""
     return policy_surrogate(distribution, samples._replace(log_prob=samples.sampler_log_prob))
 
 
@@ -59,20 +56,20 @@ def make(
     search: updates.Search = trust_region.full_step,
     surrogate: updates.Surrogate | None = None,
 ) -> Learner:
-    """The natural policy gradient on any problem with a critic of its own, or none.
+    """Natural policy gradient on any problem with a separate critic, or none.
 
     Args:
       config: see `Config`.
       problem: control or language.
-      search: what to make of the natural step, see `trust_region.line_search`.
-      surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None takes
-        `policy_surrogate`, or `proposal_surrogate` where the problem is not on-policy.
+      search: how far to go along the natural step, see `trust_region.line_search`.
+      surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None for `policy_surrogate`,
+        or `proposal_surrogate` if the problem is not on-policy.
 
     Returns:
       The learner.
 
     Raises:
-      ConfigError: names the field that cannot work.
+      ConfigError: names the invalid field.
     """
     config.validate()
     policy = actor_critic.policy_of(problem)

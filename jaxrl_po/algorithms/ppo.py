@@ -1,8 +1,8 @@
 """PPO with a clipped ratio (Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9).
 
-`−min(r A, clip(r, 1 − ε, 1 + ε) A) + c_v ½(v − G)² − c_e H(π)`, with r = π / π_old, over several
-epochs of shuffled minibatches of one batch. `ppo_penalty` has the form with a penalty on the KL;
-`reference.with_reference_kl` makes either the PPO of language models.
+`−min(r A, clip(r, 1 − ε, 1 + ε) A) + c_v ½(v − G)² − c_e H(π)` with r = π / π_old, minimised in
+epochs of shuffled minibatches. See `ppo_penalty` for the form with a KL penalty, and
+`reference.with_reference_kl` for PPO on language models, with a KL penalty in the reward.
 """
 
 import jax
@@ -20,7 +20,7 @@ from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, Samples, Trai
 
 @config_lib.record
 class Config(Epochs):
-    """Hyperparameters of PPO; the defaults suit control."""
+    """Hyperparameters of PPO; the defaults suit control tasks."""
 
     epsilon_low: Number = number(
         0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
@@ -30,12 +30,14 @@ class Config(Epochs):
     )
     clip_value: bool = static(False, "clip the value's change by epsilon_high in the value loss")
     early_stop: bool = static(
-        False, "leave out the rest of an update once a minibatch's KL(old ‖ new) exceeds target_kl"
+        False, "skip the rest of an update once a minibatch's KL(old ‖ new) exceeds target_kl"
     )
-    target_kl: Number = number(0.02, "KL that the early stop admits", unit="nats", within=POSITIVE)
+    target_kl: Number = number(
+        0.02, "largest KL before early stopping", unit="nats", within=POSITIVE
+    )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         super().validate()
         config_lib.require_effect(self, "target_kl", self.early_stop, "early_stop is on")
 
@@ -52,16 +54,16 @@ def make(
     Args:
       config: see `Config`.
       problem: control or language.
-      optimizer: any optax transformation in place of Adam behind a gradient-norm clip; it brings
-        its own step size.
-      surrogate: `(log_prob, samples) -> (elements to minimise, elements to log)`; None takes the
-        clipped one, `surrogates.clipped`.
+      optimizer: any optax transformation with its own learning rate; None for Adam with gradients
+        clipped by norm.
+      surrogate: `(log_prob, samples) -> (elements to minimise, elements to log)`; None for
+        `surrogates.clipped`.
 
     Returns:
       The learner.
 
     Raises:
-      ConfigError: names the field that cannot work.
+      ConfigError: names the invalid field.
     """
     config.validate()
     actor_critic.require_on_policy(problem)

@@ -1,7 +1,7 @@
-"""PPO with a penalty on the KL, its first form (Schulman et al. 2017, arXiv:1707.06347, eq. 8).
+"""PPO with a KL penalty (Schulman et al. 2017, arXiv:1707.06347, eq. 8).
 
 `−r A + β · KL(old ‖ new) + c_v ½(v − G)² − c_e H(π)`, with β fixed, adapted after each iteration
-towards `target_kl`, or adapted within the iteration until the KL of the batch is near it.
+towards `target_kl`, or adapted within an iteration until the batch's KL is near it.
 """
 
 import functools
@@ -27,27 +27,25 @@ Update = tuple[ActorCritic, PyTree, Metrics]
 
 @config_lib.record
 class Config(Epochs):
-    """Hyperparameters of PPO with a KL penalty; the defaults suit control."""
+    """Hyperparameters of PPO with a KL penalty; the defaults suit control tasks."""
 
     penalty: str = static(
         ADAPTIVE,
-        "β is fixed, adapted after each iteration, or adapted until the KL of one batch is near "
-        "target_kl",
+        "β is fixed, adapted after each iteration, or adapted within an iteration until the KL is "
+        "near target_kl",
         choices=PENALTIES,
     )
-    kl_coefficient: Number = number(
-        1.0, "β, the first one where it is adapted", within=NON_NEGATIVE
-    )
+    kl_coefficient: Number = number(1.0, "β; its initial value if adapted", within=NON_NEGATIVE)
     kl_direction: str = static(
         OLD_NEW, "the penalty is KL(old ‖ new) or KL(new ‖ old)", choices=DIRECTIONS
     )
-    target_kl: Number = number(0.02, "KL that an adapted β aims at", unit="nats", within=POSITIVE)
+    target_kl: Number = number(0.02, "target KL of an adapted β", unit="nats", within=POSITIVE)
     max_rounds: int = static(
-        6, "optimisations of one batch at most, for penalty=satisfied", within=COUNT
+        6, "most optimisations of one batch, for penalty=satisfied", within=COUNT
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         super().validate()
         config_lib.require_effect(self, "target_kl", self.penalty != FIXED, "the penalty adapts")
         config_lib.require_effect(
@@ -62,7 +60,10 @@ def make(
     *,
     surrogate: Surrogate = surrogates.plain,
 ) -> Learner:
-    """PPO with a KL penalty on any problem with a critic; arguments as for `ppo.make`."""
+    """PPO with a KL penalty on any problem with a critic; arguments as for `ppo.make`.
+
+    Metric `exact_kl` is in the direction of `kl_direction`; `policy_loss` includes the penalty.
+    """
     config.validate()
     actor_critic.require_on_policy(problem)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
@@ -93,7 +94,8 @@ def make(
         return masked.total(divergence(old, policy(params, samples)), samples.mask)
 
     def optimise(state: TrainState, beta: jax.Array, rows: Samples, key: jax.Array) -> Update:
-        """The update from the collecting parameters under one β, and how far it went."""
+        """One update from the old parameters with a given β, and its KL."""
+        # The old distributions are shuffled along with the samples.
         samples = rows, policy(state.params, rows)
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,
@@ -117,8 +119,10 @@ def make(
     def satisfy(
         state: TrainState, rows: Samples, key: jax.Array, first: Update
     ) -> tuple[jax.Array, Update]:
-        """Optimises the batch from the old parameters again until adapting leaves β alone."""
+        """Repeats the update from the old parameters until β no longer changes."""
 
+        # Each round restarts from `state` and discards the update before it. With rows sharded, all
+        # devices run the same number of rounds, since `adapt` pools the KL.
         def unsatisfied(carry: tuple[jax.Array, jax.Array, Update]) -> jax.Array:
             rounds, beta, (_, _, metrics) = carry
             return (rounds < config.max_rounds) & (adapt(beta, metrics) != beta)

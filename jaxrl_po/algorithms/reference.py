@@ -1,4 +1,4 @@
-"""A frozen reference policy beside the one that is trained, and the KL penalty to it in the rewards."""
+"""KL penalty to a frozen reference policy, in the rewards or (for `group_policy`) in the loss."""
 
 from collections.abc import Callable
 
@@ -15,30 +15,30 @@ from jaxrl_po.types import Batch, Learner, Metrics, Problem, Samples, TrainState
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 """`(log_prob [B, T], reference_log_prob [B, T]) -> [B, T]`, nats."""
 
-COEFFICIENT = "reference_kl_coefficient"  # replicated entry of the collector's state: `[]`, β
+COEFFICIENT = "reference_kl_coefficient"  # replicated entry of the collector's state: β, `[]`
 
 
 @config_lib.record
 class Settings:
-    """The KL penalty to a reference, the initial policy, in the reward of each step."""
+    """KL penalty to the initial policy, in the reward of each step."""
 
-    enabled: bool = static(False, "take β · (log π − log π_ref) from the reward of each step")
+    enabled: bool = static(False, "subtract β · (log π − log π_ref) from the reward of each step")
     kl_coefficient: Number = number(
         0.05,
-        "β, the first one where it is adapted",
+        "β; its initial value if adapted",
         unit="reward units per nat",
         within=NON_NEGATIVE,
     )
-    adapt: bool = static(False, "move β by up to 2 % an iteration, towards target_kl")
+    adapt: bool = static(False, "change β by up to 2 % per iteration, towards target_kl")
     target_kl: Number = number(
         0.1,
-        "KL(policy ‖ reference) of one step that the adapted β aims at",
+        "target KL(policy ‖ reference) per step, for an adapted β",
         unit="nats",
         within=POSITIVE,
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or without effect."""
+        """Raises ConfigError for a field out of range or without effect."""
         config_lib.check(self)
         for name in ("kl_coefficient", "adapt"):
             config_lib.require_effect(self, name, self.enabled, "enabled is on")
@@ -53,24 +53,25 @@ def with_reference_kl(
     num_parts: int = 1,
     axis_name: str | None = None,
 ) -> Learner:
-    """The learner on rewards `r_t − β (log π(a_t|s_t) − log π_ref(a_t|s_t))`, π_ref its initial policy.
+    """The learner with rewards `r_t − β (log π(a_t|s_t) − log π_ref(a_t|s_t))`.
 
-    As PPO has it for language models; any learner that reads `Batch.reward` will do.
+    π is the old policy and π_ref the initial one. This is the KL penalty of RLHF with PPO; it
+    applies to any learner that uses `Batch.reward`.
 
     Args:
-      inner: whose problem is `problem`; it has no reference of its own.
-      problem: where the samples come from.
-      settings: see `Settings`; `enabled` is left to the caller.
+      inner: a learner on `problem`, without a reference of its own.
+      problem: source of samples.
+      settings: see `Settings`; `enabled` is ignored.
       num_parts: see `learner.make`.
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
-      The learner. Metrics gain `reference_kl`, the k1 estimate of KL(old ‖ reference) in nats, and
-      `reference_kl_coefficient`. Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2 and section
-      2.2; Ouyang et al. 2022 (arXiv:2203.02155), eq. 2.
+      The learner, with the metrics `reference_kl`, the k1 estimate of KL(old ‖ reference) in nats,
+      and `reference_kl_coefficient`. Ziegler et al. 2019 (arXiv:1909.08593), eq. 2 and section 2.2;
+      Ouyang et al. 2022 (arXiv:2203.02155), eq. 2.
 
     Example:
-      `with_reference_kl(ppo.make(config, problem), problem, reference.Settings(kl_coefficient=0.1))`
+      `with_reference_kl(ppo.make(config, problem), problem, Settings(kl_coefficient=0.1))`
     """
     policy = policy_of(problem)
 
@@ -88,6 +89,7 @@ def with_reference_kl(
             if settings.adapt
             else jnp.asarray(settings.kl_coefficient, jnp.float32)
         )
+        # As in the update: else the sampler's rounding would enter the penalty.
         exact = batch
         if not problem.exact_sampler:
             exact, _ = learner.recompute_log_prob(
@@ -123,13 +125,13 @@ def with_reference_log_prob(
     reward_kl: Divergence | None = None,
     coefficient: Number = 0.0,
 ) -> learner.Estimate:
-    """The same estimate with `reference_log_prob`, of rewards less `β · reward_kl(π, π_ref)`.
+    """The same estimate with `reference_log_prob`, from rewards minus `β · reward_kl(π, π_ref)`.
 
     Args:
-      estimate: of the rewards of the batch.
+      estimate: `estimate(state, batch) -> samples`.
       policy: see `actor_critic.policy_of`.
-      reward_kl: estimate of KL(policy ‖ reference) at the sampled tokens, or None to leave the
-        rewards as they are.
+      reward_kl: estimate of KL(policy ‖ reference) at the sampled tokens, or None for no penalty in
+        the reward.
       coefficient: β, reward units per nat.
     """
 

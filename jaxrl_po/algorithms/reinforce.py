@@ -1,8 +1,8 @@
 """REINFORCE, the vanilla policy gradient with a baseline (Williams 1992; Sutton et al. 2000).
 
-`∇J ≈ mean(∇log π(a|s) · (G − b(s)))` over the steps of a batch; then the baseline is fitted to the
-returns. As everywhere in practice, a step weighs the same whenever it happens: the γᵗ that the
-gradient of the discounted return puts on step t is left out.
+`∇J ≈ mean(∇log π(a|s) · (G − b(s)))` over the steps of a batch; the critic is fitted to the
+returns. As is usual, the factor γᵗ in the gradient of the discounted return is omitted: steps have
+equal weight.
 """
 
 import jax
@@ -33,7 +33,7 @@ class Config(CriticFit):
     """Hyperparameters of REINFORCE."""
 
     estimator: str = static(
-        MONTE_CARLO, "estimator of the return less the baseline", choices=ESTIMATORS
+        MONTE_CARLO, "estimator of the return minus the baseline", choices=ESTIMATORS
     )
     baseline: str = static(VALUE, "what is subtracted from the return", choices=BASELINES)
     learning_rate: Number = number(1e-2, "Adam's step size for the policy", within=POSITIVE)
@@ -49,22 +49,21 @@ class Config(CriticFit):
 def make(
     config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
 ) -> Learner:
-    """REINFORCE on any problem with a critic of its own, or none.
+    """REINFORCE on any problem with a separate critic, or none.
 
-    The critic is fitted whatever the baseline is: it also stands for the rest of a return where a
-    rollout breaks off.
+    The critic is fitted for any baseline: returns also bootstrap from it where a rollout ends.
 
     Args:
       config: see `Config`.
       problem: control or language.
-      optimizer: any optax transformation for the policy in place of Adam behind a clip; it brings
-        its own step size.
+      optimizer: of the policy: any optax transformation with its own learning rate; None for Adam
+        with gradients clipped by norm.
 
     Returns:
       The learner.
 
     Raises:
-      ConfigError: names the field that cannot work.
+      ConfigError: names the invalid field.
     """
     config.validate()
     actor_critic.require_on_policy(problem)
@@ -79,6 +78,7 @@ def make(
         if config.baseline == BATCH_MEAN:
             advantage = advantage - masked.mean(target, batch.mask, axis_name=config.axis_name)
         if config.normalize_advantage and config.baseline == NONE:
+            # Scaled only: subtracting the mean would be a baseline.
             mean, std = masked.moments(advantage, batch.mask, axis_name=config.axis_name)
             advantage = advantage / (advantages.scale_of(mean, std) + 1e-8)
         elif config.normalize_advantage:

@@ -1,8 +1,8 @@
 """REINFORCE++: advantages normalised over the whole batch (Hu et al. 2025, arXiv:2501.03262).
 
-Token t's return is the outcome less `β · Σ_{u ≥ t} k1`, and returns are whitened over all tokens of
-the batch. With `group_baseline` the group's mean is taken from the outcome first, and the distance
-to the reference moves into the loss, as k2.
+The return of token t is the outcome minus `β · Σ_{u ≥ t} k1`, whitened over all tokens of the
+batch. With `group_baseline` the group's mean is subtracted from the outcome first, and the KL
+penalty to the reference is in the loss instead, as k2.
 """
 
 import jax
@@ -21,23 +21,23 @@ class Config(group_policy.Clip, group_policy.Reference):
     """Hyperparameters of REINFORCE++."""
 
     group_baseline: bool = static(
-        False, "the baseline form: the mean of the group is taken from each outcome"
+        False, "subtract the group's mean from each outcome (REINFORCE++-baseline)"
     )
 
 
 def make(
     config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
 ) -> Learner:
-    """REINFORCE++ on any problem, in groups or (without `group_baseline`) not; arguments as for `grpo.make`."""
+    """REINFORCE++ on any problem, in groups if `group_baseline`; arguments as for `grpo.make`."""
     centred = group_policy.of_outcomes(lambda r: advantages.group_relative(r, scale="none"))
 
-    def to_go(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+    def reward_to_go(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         del step_end
-        total = jnp.flip(jnp.cumsum(jnp.flip(reward, axis=-1), axis=-1), axis=-1)
-        return jnp.where(mask, total, 0.0)
+        returns = jnp.flip(jnp.cumsum(jnp.flip(reward, axis=-1), axis=-1), axis=-1)
+        return jnp.where(mask, returns, 0.0)
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
-        raw = (centred if config.group_baseline else to_go)(reward, mask, step_end)
+        raw = (centred if config.group_baseline else reward_to_go)(reward, mask, step_end)
         return advantages.whiten(raw, mask, axis_name=config.axis_name)
 
     return group_policy.make(

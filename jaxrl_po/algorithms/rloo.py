@@ -1,8 +1,8 @@
-"""RLOO: REINFORCE with the others of the group as baseline (Ahmadian et al. 2024, arXiv:2402.14740, eq. 8).
+"""RLOO: REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024, arXiv:2402.14740, eq. 8).
 
 A response is one action: its log-probability is the sum over its tokens, its reward the outcome
-less `β · (log π − log π_ref)`. There is no clip; `−r · A` has the gradient of `−log π · A` in the
-first update of a batch.
+minus `β · (log π − log π_ref)`. Nothing is clipped; in the first update on a batch, `−r · A` has
+the gradient of `−log π · A`.
 """
 
 import jax
@@ -29,6 +29,7 @@ def make(
         return losses.surrogate(log_prob, samples.log_prob, samples.advantage), {}
 
     def sequence_sum(elements: jax.Array, mask: jax.Array) -> Mean:
+        # Mean over responses of the sum over tokens.
         return losses.fixed_length_mean(elements, mask, 1)
 
     return group_policy.make(

@@ -1,4 +1,4 @@
-"""Surrogates of the policy's objective for one action or token, which several methods pass around."""
+"""Surrogate objectives for one action or token, shared by several methods."""
 
 from collections.abc import Callable
 
@@ -15,14 +15,14 @@ Surrogate = Callable[[jax.Array, Samples], tuple[jax.Array, dict[str, jax.Array]
 
 
 def plain(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """`−r · A`, see `losses.surrogate`; nothing to log."""
+    """`−r · A`, see `losses.surrogate`; logs nothing."""
     return losses.surrogate(log_prob, samples.log_prob, samples.advantage), {}
 
 
 def clipped(
     epsilon_low: Number, epsilon_high: Number, dual_clip: Number | None = None
 ) -> Surrogate:
-    """The clipped surrogate and the shares at either clip; see `losses.clipped_surrogate`."""
+    """The clipped surrogate and its clip fractions; see `losses.clipped_surrogate`."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         old_log_prob, advantage = samples.log_prob, samples.advantage

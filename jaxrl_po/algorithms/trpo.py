@@ -1,10 +1,10 @@
-"""TRPO: the natural step, then a search for a gain inside the region (Schulman et al. 2015, arXiv:1502.05477, appendix C).
+"""TRPO: a natural step, then a backtracking line search (Schulman et al. 2015, arXiv:1502.05477).
 
-`max_θ E[r · A] s.t. E[KL(old ‖ new)] ≤ δ`: conjugate gradient for F⁻¹g, the length √(2δ / xᵀFx),
-and back-tracking until the surrogate has risen and the exact KL is within δ. Where no step passes,
-the policy stays bit for bit.
+`max_θ E[r · A] s.t. E[KL(old ‖ new)] ≤ δ` (appendix C): conjugate gradient for x = F⁻¹g, step
+length √(2δ / xᵀFx), and backtracking until the surrogate has improved and the exact KL is at most
+δ. If no candidate passes, the policy stays bit for bit.
 
-Single path or vine is the problem's matter: `control.make_problem` or `control.make_vine`.
+The problem decides between single path (`control.make_problem`) and vine (`control.make_vine`).
 """
 
 import functools
@@ -18,18 +18,20 @@ from jaxrl_po.types import Learner, Problem
 
 @config_lib.record
 class Config(npg.Config):
-    """Hyperparameters of TRPO: the natural step's, and the search's."""
+    """Hyperparameters of TRPO: those of the natural step and of the line search."""
 
     backtrack: Number = number(
-        0.8, "factor on the step after each refusal", within=Interval(0.0, 1.0, True, True)
+        0.8,
+        "factor on the step after each rejected candidate",
+        within=Interval(0.0, 1.0, True, True),
     )
-    backtracks: int = static(10, "candidates of the line search at most", within=COUNT)
+    backtracks: int = static(10, "most candidates of the line search", within=COUNT)
 
 
 def make(
     config: Config, problem: Problem, *, surrogate: updates.Surrogate | None = None
 ) -> Learner:
-    """TRPO on any problem with a critic of its own, or none.
+    """TRPO on any problem with a separate critic, or none.
 
     Args:
       config: see `Config`.
@@ -40,7 +42,7 @@ def make(
       The learner.
 
     Raises:
-      ConfigError: names the field that cannot work.
+      ConfigError: names the invalid field.
     """
     config.validate()
     search = functools.partial(
