@@ -521,8 +521,8 @@ WRONG = [
     Wrong(
         "EOS is not trained",
         "language.problem",
-        "mask, is_last = at < completions.length[:, None],",
-        "mask, is_last = at < completions.length[:, None] - 1,",
+        "mask = position < completions.length[:, None]",
+        "mask = position < completions.length[:, None] - 1",
         ("test_language_problem.py::test_mask_follows_the_length_and_keeps_eos",),
     ),
     Wrong(
@@ -636,8 +636,8 @@ WRONG = [
     Wrong(
         "the mask is whatever is not PAD",
         "language.problem",
-        "mask, is_last = at < completions.length[:, None],",
-        "mask, is_last = completions.tokens != task.tokenizer.pad,",
+        "mask = position < completions.length[:, None]",
+        "mask = completions.tokens != task.tokenizer.pad",
         ("test_language_problem.py::test_mask_follows_the_length_and_keeps_eos",),
     ),
     Wrong(
