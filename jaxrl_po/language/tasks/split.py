@@ -74,7 +74,7 @@ def make_draw(
         rows = jax.random.randint(key, (candidates, len(bounds)), low[None], high[None]).astype(
             jnp.uint32
         )
-        # The first candidate in the split.
+        # `argmax` finds the first candidate in the split (candidate 0 if there is none).
         return rows[jnp.argmax(rows_held_out(canonical(rows)) == held_out)]
 
     return draw
