@@ -262,8 +262,8 @@ WRONG = [
     Wrong(
         "rows of the Fisher matrix weighed by the devices",
         "updates",
-        "jnp.maximum(masked.psum(sampled_mask.sum(dtype=float), axis_name), 1.0)",
-        "jnp.maximum(sampled.mask.sum(dtype=float), 1.0)",
+        "jnp.maximum(masked.psum(subset_mask.sum(dtype=float), axis_name), 1.0)",
+        "jnp.maximum(subset.mask.sum(dtype=float), 1.0)",
         ("test_fisher.py::test_the_whole_update_is_that_of_the_dense_matrix",),
     ),
     Wrong(

@@ -186,8 +186,8 @@ WRONG = [
     Wrong(
         "EOS is not trained",
         "language.problem",
-        "mask, is_last = at < completions.length[:, None],",
-        "mask, is_last = at < completions.length[:, None] - 1,",
+        "mask = position < completions.length[:, None]",
+        "mask = position < completions.length[:, None] - 1",
         ("test_language_problem.py::test_mask_follows_the_length_and_keeps_eos",),
     ),
     Wrong(
@@ -301,8 +301,8 @@ WRONG = [
     Wrong(
         "the mask is whatever is not PAD",
         "language.problem",
-        "mask, is_last = at < completions.length[:, None],",
-        "mask, is_last = completions.tokens != task.tokenizer.pad,",
+        "mask = position < completions.length[:, None]",
+        "mask = completions.tokens != task.tokenizer.pad",
         ("test_language_problem.py::test_mask_follows_the_length_and_keeps_eos",),
     ),
     Wrong(
@@ -343,7 +343,7 @@ WRONG = [
     Wrong(
         "the reference follows the policy",
         "algorithms.group_policy",
-        "now = (state.step + 1) % iterations == 0",
+        "due = (state.step + 1) % iterations == 0",
         "now = state.step >= 0",
         (
             "test_group_policy.py::test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh",

@@ -1,4 +1,4 @@
-"""Control problems: gymnax environments, and any that speak their interface."""
+"""Control problems: gymnax environments, and any others with the same interface."""
 
 from jaxrl_po.control.environment import Environment, Transition, adapt
 from jaxrl_po.control.evaluation import make_evaluate

@@ -1,4 +1,4 @@
-"""The one adapter that owns the gymnax contract: six-value `step`, `final_observation`, auto-reset, spaces and dtypes."""
+"""The adapter to gymnax: six-value `step`, `final_observation`, auto-reset, spaces and dtypes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,8 +18,8 @@ class Transition(NamedTuple):
     Attributes:
       observation: float32, of the next state; of a fresh episode where this one ended.
       reward: `[]`, float32.
-      terminated: `[]`, bool, a true end.
-      truncated: `[]`, bool, cut by the time limit.
+      terminated: `[]`, bool, whether the episode ended by itself.
+      truncated: `[]`, bool, whether the time limit cut it.
       final_observation: float32, the true next observation, before any reset.
     """
 
@@ -54,11 +54,11 @@ class Environment(NamedTuple):
 
 
 def adapt(env: Any, env_params: Any = None) -> Environment:
-    """Wraps a gymnax ≥ 1.0 environment, or a user's own that speaks its interface.
+    """Wraps a gymnax ≥ 1.0 environment, or one of your own with the same interface.
 
     Discrete observations become one-hot vectors; everything else float32 (float64 where JAX has it
-    on). A continuous action is in units of the box's half range around its centre, and is clipped
-    to the box here, behind the policy: what is stored stays unclipped.
+    on). A continuous action is in units of the box's half range around its centre. It is clipped to
+    the box here, after the policy: the stored action stays unclipped.
 
     Args:
       env: has `reset(key, params)`, `step(key, state, action, params)`, `action_space(params)`,
@@ -159,7 +159,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
 
 
 def _strong(tree: PyTree) -> PyTree:
-    """Strips weak types, which differ between a reset and a step and so would recompile the second iteration."""
+    """Strips weak types: they differ between reset and step, so the second call would recompile."""
     return jax.tree.map(
         lambda x: jax.lax.convert_element_type(jnp.asarray(x), jnp.asarray(x).dtype), tree
     )

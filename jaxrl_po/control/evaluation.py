@@ -1,4 +1,4 @@
-"""Evaluation of a control policy: whole episodes, frozen statistics, seeds of its own."""
+"""Evaluation of a control policy on whole episodes, with frozen observation statistics."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,19 +26,20 @@ def make_evaluate(
     """Builds `evaluate(params, collector, key) -> {"return", "length"}`, each `[num_episodes]`.
 
     Args:
-      env: the environment, see `make_problem`; it may differ from the training one.
+      env: the environment, see `make_problem`; it may differ from the one used for training.
       problem: whose `apply` is the policy.
-      num_episodes: episodes, side by side, one in each of as many environments.
-      greedy: take the mode of the policy; otherwise sample.
+      num_episodes: number of episodes; each runs in an environment of its own, in parallel.
+      greedy: act by the mode of the policy; otherwise sample.
       env_params: parameters of the environment; None takes its defaults.
       max_steps: bound on an episode's length; None takes the environment's `max_steps_in_episode`.
 
     Returns:
-      The function. It reads the observation statistics in `collector`, whatever the problem is
-      wrapped in, and updates nothing; the same key plays the same episodes.
+      The function. It reads the observation statistics in `collector`, also where the problem is
+      wrapped, and updates nothing; the same key gives the same episodes.
 
     Raises:
-      ConfigError: `num_episodes` below 1, or no bound on the length anywhere.
+      ConfigError: `num_episodes` below 1, or an episode length that neither `max_steps` nor the
+        environment bounds.
     """
     if num_episodes not in COUNT:
         raise ConfigError(f"num_episodes must lie in {COUNT}, got {num_episodes}")

@@ -1,4 +1,4 @@
-"""Control in groups, as language has them: a prompt is an initial state, a completion an episode from it."""
+"""Control in groups, as in language: a prompt is an initial state, a completion is an episode."""
 
 from typing import Any
 
@@ -14,24 +14,23 @@ from jaxrl_po.control.problem import NetworkSettings, build_networks, default_mo
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
-PROMPT_NUMBER = (
-    "prompt_number"  # sharded entry of the collector's state: `[P]`, int32, over all devices
-)
+# Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
+PROMPT_NUMBER = "prompt_number"
 
 
 @record
 class GroupSettings(NetworkSettings):
     """Sizes of a control problem in groups."""
 
-    num_prompts: int = static(16, "initial states of one iteration, over all devices", within=COUNT)
+    num_prompts: int = static(16, "initial states per iteration, over all devices", within=COUNT)
     group_size: int = static(8, "episodes from each initial state", within=COUNT)
-    num_steps: int = static(500, "steps of an episode at most", unit="steps", within=COUNT)
+    num_steps: int = static(500, "maximum steps of an episode", unit="steps", within=COUNT)
 
 
 def groups_from_settings(
     env: Any, settings: GroupSettings, *, axis_name: str | None = None
 ) -> Problem:
-    """`make_groups` with everything taken from a record."""
+    """`make_groups` with its arguments taken from a settings record."""
     settings.validate()
     return make_groups(
         env,
@@ -54,32 +53,34 @@ def make_groups(
     critic: Any = None,
     axis_name: str | None = None,
 ) -> Problem:
-    """A control problem in groups: P fresh initial states an iteration, G episodes from each.
+    """A control problem in groups: P fresh initial states per iteration, G episodes from each.
 
     Args:
-      env: a gymnax ≥ 1.0 environment or one that speaks its interface.
+      env: a gymnax ≥ 1.0 environment or one with the same interface.
       num_prompts: P, over all devices.
       group_size: G.
-      num_steps: T; an episode that is longer is truncated there.
+      num_steps: T; longer episodes are truncated.
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
-      critic: Flax module, observation to a value, or None for none (values are then zeros and its
-        parameters `()`).
+      critic: Flax module, observation to a value, or None for no critic (values are then zeros).
       axis_name: accepted for symmetry with `make_problem`; nothing is pooled here.
 
     Returns:
       The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its
-      end are masked. Metric `dead_groups` is the share of the groups whose members all score alike.
+      end are masked. Metric `dead_groups` is the share of groups whose scores are all equal.
 
     Raises:
-      ConfigError: names the argument that cannot work.
+      ConfigError: for an invalid argument, which the message names.
 
     Example:
       >>> import gymnax
-      >>> problem = make_groups(gymnax.make("CartPole-v1")[0], num_prompts=2, group_size=3, num_steps=20)
+      >>> env, _ = gymnax.make("CartPole-v1")
+      >>> problem = make_groups(env, num_prompts=2, group_size=3, num_steps=20)
       >>> _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
-      >>> batch.inputs.shape, batch.score.shape, bool((batch.score == batch.mask.sum(1).reshape(2, 3)).all())
-      ((6, 20, 4), (2, 3), True)
+      >>> batch.inputs.shape, batch.score.shape
+      ((6, 20, 4), (2, 3))
+      >>> bool((batch.score == batch.mask.sum(1).reshape(2, 3)).all())  # a reward of 1 per step
+      True
     """
     check(GroupSettings(num_prompts=num_prompts, group_size=group_size, num_steps=num_steps))
     del axis_name
@@ -105,24 +106,32 @@ def make_groups(
         prompt_number = collector.sharded[PROMPT_NUMBER]
         prompts = unroll.start(environment, reset_key, prompt_number)
         members = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
-        own = members.number * group_size + jnp.tile(
+        # Members share the initial state only: the index of each, and so its noise, is its own.
+        index = members.number * group_size + jnp.tile(
             jnp.arange(group_size, dtype=jnp.int32), prompt_number.shape[0]
         )
         _, trajectory = unroll.unroll(
             environment,
             lambda x: nets.policy(params, x),
-            members._replace(number=own),
+            members._replace(number=index),
             step_key,
             num_steps=num_steps,
         )
+        # Environments run on after their first end, in episodes that the mask leaves out.
         transition = trajectory.transition
         ended = transition.terminated | transition.truncated
         mask = unroll.until_first(ended)
         score = jnp.sum(transition.reward * mask, axis=1)
         is_last = jnp.arange(num_steps)[None, :] == num_steps - 1
         truncated = transition.truncated | (is_last & ~transition.terminated)
-        in_groups = score.reshape(-1, group_size)
-        dead = {"dead_groups": masked.total(~informative(in_groups))} if group_size > 1 else {}
+        metrics = {
+            "episode_return": masked.total(score),
+            "episode_length": masked.total(mask.sum(1)),
+            "truncated": masked.total(jnp.any(truncated & mask, axis=1)),
+        }
+        score = score.reshape(-1, group_size)
+        if group_size > 1:
+            metrics["dead_groups"] = masked.total(~informative(score))
         batch = Batch(
             inputs=masked.zero(trajectory.observation, mask),
             action=trajectory.action,
@@ -133,13 +142,8 @@ def make_groups(
             terminated=transition.terminated,
             truncated=truncated,
             mask=mask,
-            score=in_groups,
-            metrics={
-                "episode_return": masked.total(score),
-                "episode_length": masked.total(mask.sum(1)),
-                "truncated": masked.total(jnp.any(truncated & mask, axis=1)),
-            }
-            | dead,
+            score=score,
+            metrics=metrics,
         )
         return collector, batch
 

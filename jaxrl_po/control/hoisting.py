@@ -1,8 +1,8 @@
-"""A `scan` that does beforehand what no step has to wait for.
+"""A `scan` that moves whatever does not depend on the carry out of the loop.
 
-In a rollout the random numbers, and the states in which fresh episodes begin, follow from keys
-alone. Inside the loop each costs dozens of tiny operations in every step, two fifths of the time of
-a CartPole rollout; outside it is one wide operation for all steps.
+In a rollout the random numbers and the initial states of fresh episodes depend on keys alone.
+Computed inside the loop they cost dozens of tiny operations per step, two fifths of the time of a
+CartPole rollout; outside it, they are one batched operation for all steps.
 """
 
 import itertools
@@ -17,16 +17,17 @@ from jaxrl_po.types import PyTree
 
 Carry = TypeVar("Carry")
 
-CONSTANT, AHEAD, LATE = range(3)  # follows from neither, from `x` alone, from the carry
+# What a value depends on: neither `x` nor the carry, `x` alone, the carry.
+CONSTANT, AHEAD, LATE = range(3)
 
 
 class Value(NamedTuple):
-    """A value of the step's program, on one of the two walks through it.
+    """A value of the step's program, in one of the two walks through it.
 
     Attributes:
-      level: what it follows from.
-      number: of a value that is known ahead, the same on both walks; -1 for others.
-      array: None where the walk does not know it.
+      level: what it depends on: CONSTANT, AHEAD or LATE.
+      number: index of an AHEAD value, the same in both walks; -1 for other levels.
+      array: the value, or None where this walk does not compute it.
     """
 
     level: int
@@ -41,51 +42,53 @@ def scan(
     *,
     most: float = 4.0,
 ) -> tuple[Carry, PyTree]:
-    """`jax.lax.scan(step, carry, xs)`, with everything that follows from `xs` alone computed before the loop.
+    """`jax.lax.scan(step, carry, xs)`, with what depends on `xs` alone computed before the loop.
 
-    The operations are the same; only the compiler's rounding of what it fuses may differ in the
-    last bit.
+    The operations are the same; results may differ in the last bit, where the compiler fuses them
+    differently.
 
     The program of one step is walked twice: once for what does not depend on the carry, vmapped
-    over `xs`, and once, in the loop, for the rest. What lies inside a branch or an inner loop that
-    depends on the carry stays where it is.
+    over `xs`, and once, in the loop, for the rest. The inside of a branch or an inner loop that
+    depends on the carry is not hoisted.
 
     Args:
       step: `(carry, x) -> (carry, y)`, pure.
-      carry: of the first step.
+      carry: the initial carry.
       xs: leaves `[T, …]`.
-      most: memory that is worth it, as a multiple of that of the outputs `y`; where more would have
-        to be kept, the loop is left as it is.
+      most: memory limit of the precomputed values, as a multiple of the memory of the outputs `y`;
+        above it nothing is hoisted.
 
     Returns:
-      What `jax.lax.scan` does: the last carry, and `y` of all steps, leaves `[T, …]`.
+      As `jax.lax.scan`: the last carry, and `y` of all steps, leaves `[T, …]`.
 
     Example:
       >>> import jax.numpy as jnp
-      >>> walk = lambda place, key: (place + jax.random.normal(key), place)
+      >>> walk = lambda x, key: (x + jax.random.normal(key), x)
       >>> keys = jax.random.split(jax.random.key(0), 3)
-      >>> scan(walk, 0.0, keys)[1].tolist() == jax.lax.scan(walk, 0.0, keys)[1].tolist()
+      >>> bool(jnp.allclose(scan(walk, 0.0, keys)[1], jax.lax.scan(walk, 0.0, keys)[1]))
       True
     """
     x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
     program, shapes = jax.make_jaxpr(step, return_shape=True)(carry, x)
-    carried, kept = len(jax.tree.leaves(carry)), jax.tree.leaves(x)
+    num_carry, num_x = len(jax.tree.leaves(carry)), len(jax.tree.leaves(x))
     results = jax.tree.structure(shapes)
 
     def walk(at: int, leaves: Sequence[Any], ahead: dict[int, Any]) -> list[Value]:
+        # Both walks see the same equations in the same order, so they number values alike.
         numbers = itertools.count()
-        known = [Value(AHEAD, next(numbers), leaf) for leaf in leaves[carried:]]
-        late = [Value(LATE, -1, leaf) for leaf in leaves[:carried]]
-        values = interpret(program.jaxpr, program.consts, late + known, at, ahead, numbers)
+        from_x = [Value(AHEAD, next(numbers), leaf) for leaf in leaves[num_carry:]]
+        from_carry = [Value(LATE, -1, leaf) for leaf in leaves[:num_carry]]
+        inputs = from_carry + from_x
+        values = interpret(program.jaxpr, program.consts, inputs, at, ahead, numbers)
         return [hand_over(value, at, ahead) for value in values]
 
     def before(x: PyTree) -> dict[int, Any]:
         ahead: dict[int, Any] = {}
-        walk(AHEAD, [None] * carried + jax.tree.leaves(x), ahead)
+        walk(AHEAD, [None] * num_carry + jax.tree.leaves(x), ahead)
         return ahead
 
     def after(carry: Carry, ahead: dict[int, Any]) -> tuple[Carry, PyTree]:
-        values = walk(LATE, jax.tree.leaves(carry) + [None] * len(kept), ahead)
+        values = walk(LATE, jax.tree.leaves(carry) + [None] * num_x, ahead)
         return jax.tree.unflatten(results, [value.array for value in values])
 
     if _bytes(jax.eval_shape(before, x)) > most * _bytes(shapes[1]):
@@ -101,15 +104,18 @@ def interpret(
     ahead: dict[int, Any],
     numbers: Iterator[int],
 ) -> list[Value]:
-    """Walks a program and evaluates what belongs to the walk.
+    """Walks a program and evaluates the equations of one level (and the constants).
 
     Args:
       jaxpr: of one step, or of a function that it calls.
       consts: values of its constants.
       inputs: values of its arguments.
-      at: the walk, `AHEAD` or `LATE`.
-      ahead: number to value, of what the first walk hands to the second; filled by the first.
-      numbers: for the values that are known ahead, the same on both walks.
+      at: level of this walk, `AHEAD` (the first) or `LATE` (the second).
+      ahead: number to array, for what the second walk needs from the first; filled by the first.
+      numbers: numbers AHEAD values in the order of the equations.
+
+    Returns:
+      Values of its outputs.
     """
     values = dict(
         zip(jaxpr.constvars, (Value(CONSTANT, -1, const) for const in consts), strict=True)
@@ -121,11 +127,13 @@ def interpret(
 
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
+        # A side effect must stay in the loop.
         level = (
             LATE
             if equation.effects
             else max((operand.level for operand in operands), default=CONSTANT)
         )
+        # Only part of an inner function may depend on the carry.
         if level == LATE and equation.primitive is jit_p:
             inner = equation.params["jaxpr"]
             outputs = interpret(inner.jaxpr, inner.consts, operands, at, ahead, numbers)
@@ -144,7 +152,7 @@ def interpret(
 
 
 def hand_over(value: Value, at: int, ahead: dict[int, Any]) -> Value:
-    """A value that the second walk needs: the first keeps it, if it is known ahead, and the second finds it."""
+    """Passes an AHEAD value from the first walk, which stores it, to the second, which reads it."""
     if value.level != AHEAD:
         return value
     if at == AHEAD:
@@ -159,14 +167,14 @@ def evaluate(jaxpr: Jaxpr, equation: JaxprEqn, operands: Sequence[Value]) -> lis
         for atom, operand in zip(equation.invars, operands, strict=True)
         if not isinstance(atom, Literal)
     }
-    alone = jaxpr.replace(
+    single = jaxpr.replace(
         constvars=[],
         invars=list(arrays),
         outvars=list(equation.outvars),
         eqns=[equation],
         effects=equation.effects,
     )
-    return list(jax.core.eval_jaxpr(alone, [], *arrays.values()))
+    return list(jax.core.eval_jaxpr(single, [], *arrays.values()))
 
 
 def _bytes(shapes: PyTree) -> int:

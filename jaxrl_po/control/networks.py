@@ -18,20 +18,20 @@ Initializer = Callable[..., jax.Array]
 def orthogonal(
     scale: float = 1.0, *, tolerance: float = 1e-5, max_iterations: int = 100
 ) -> Initializer:
-    """Haar-distributed orthogonal initialiser that is made of matrix products alone.
+    """Haar-distributed orthogonal initialiser that uses matrix products only.
 
     The polar factor of a Gaussian matrix X is Haar-distributed; Newton–Schulz,
     `X ← 1.5 X − 0.5 X XᵀX`, converges to it from any X with spectral norm below √3. A QR
     factorisation would do the same, but several of them in one vmapped program deadlock on the CPU.
 
     Args:
-      scale: factor on the orthogonal matrix; the small dimension's vectors have this norm.
+      scale: norm of the orthogonal vectors: the rows or the columns, whichever are fewer.
       tolerance: stops when no element of `XᵀX − I` exceeds it.
-      max_iterations: bound for the rare ill-conditioned draw (a 64 × 64 Gaussian takes 21 in the
+      max_iterations: bound for the rare ill-conditioned draw (a 64 × 64 matrix takes 21 in the
         median, 38 at worst).
 
     Returns:
-      `init(key, shape, dtype)`, which consumes `key`; axes before the last count as one.
+      `init(key, shape, dtype)`, which consumes `key`; axes before the last are merged into one.
 
     Example:
       >>> import jax
@@ -43,7 +43,7 @@ def orthogonal(
     def init(key: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
         rows, columns = math.prod(shape[:-1]), shape[-1]
         x = jax.random.normal(key, (max(rows, columns), min(rows, columns)), jnp.float32)
-        x = x / jnp.linalg.norm(x)
+        x = x / jnp.linalg.norm(x)  # Frobenius norm 1, so spectral norm at most 1 < √3
         identity = jnp.eye(x.shape[1])
 
         # A GPU multiplies float32 matrices in TF32 by default, which never reaches the tolerance.
@@ -70,11 +70,11 @@ def orthogonal(
 class Convolution(nn.Module):
     """A 3 × 3 convolution without padding, as one matrix product over nine shifted views.
 
-    Vmapped over seeds, XLA would turn its own convolution into a grouped one, which is far slower
-    on a CPU.
+    Vmapped over seeds, XLA turns its own convolution into a grouped one, which is far slower on a
+    CPU.
 
     Attributes:
-      channels: of the output.
+      channels: output channels.
     """
 
     channels: int
@@ -90,14 +90,14 @@ class Convolution(nn.Module):
 
 
 class Torso(nn.Module):
-    """What actor and critic do before their head: a convolution for images, then a perceptron; orthogonal √2.
+    """The layers before a head: a convolution (for images), then an MLP; orthogonal, scale √2.
 
     Attributes:
       hidden: width of each hidden layer.
       activation: after each layer.
-      observation_rank: axes of one observation; those that are left after the convolution become
-        one.
-      channels: of the convolution that reads observations `[H, W, C]`; 0 for none.
+      observation_rank: axes of one observation; they are flattened for the MLP, after the
+        convolution if there is one.
+      channels: of the convolution over observations `[H, W, C]`; 0 for none.
     """
 
     hidden: Sequence[int] = (64, 64)
@@ -129,7 +129,7 @@ class CategoricalHead(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """Features `[E*, D]` to a diagonal Gaussian over `action_size` components; log σ does not depend on the state."""
+    """Features `[E*, D]` to a diagonal Gaussian over actions, with state-independent log σ."""
 
     action_size: int
     initial_log_std: float = 0.0
@@ -149,12 +149,12 @@ class ValueHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: jax.Array) -> jax.Array:
-        """Returns the value of each row."""
+        """Returns the values, `[E*]`."""
         return nn.Dense(1, kernel_init=orthogonal(1.0))(features)[..., 0]
 
 
 class Policy(nn.Module):
-    """Observation `[E*, …]` to a distribution: a torso of its own and a head."""
+    """Observation `[E*, …]` to a distribution: a torso and a head."""
 
     torso: nn.Module
     head: nn.Module
@@ -165,7 +165,7 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """Observation `[E*, …]` to a value `[E*]`, in reward units: a torso of its own and a head."""
+    """Observation `[E*, …]` to a value `[E*]`, in reward units: a torso and a head."""
 
     torso: nn.Module
 
@@ -176,7 +176,7 @@ class Critic(nn.Module):
 
 
 class SharedActorCritic(nn.Module):
-    """Observation `[E*, …]` to a distribution and a value, both from one torso."""
+    """Observation `[E*, …]` to a distribution and a value, from a shared torso."""
 
     torso: nn.Module
     head: nn.Module

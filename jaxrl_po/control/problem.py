@@ -77,14 +77,13 @@ class Settings(NetworkSettings):
         require_effect(self, "reward_discount", self.scale_rewards, "scale_rewards is on")
 
 
-# Entries of the collector's state, see `CollectorState`.
-ENVIRONMENTS = "environments"  # sharded: `EnvState`
-ROLLING_RETURN = (
-    "rolling_return"  # sharded: `[B]`, the rolling discounted return, where rewards are scaled
-)
-# replicated: `Normalizer` of raw observations, where they are normalised
+# Entries of the collector's state, see `CollectorState`. Sharded: `EnvState` and, where rewards
+# are scaled, the rolling discounted return `[B]`.
+ENVIRONMENTS = "environments"
+ROLLING_RETURN = "rolling_return"
+# Replicated: `Normalizer` of raw observations, where they are normalised, and of the rolling
+# discounted return, where rewards are scaled.
 OBSERVATION_STATISTICS = "observation_statistics"
-# replicated: `Normalizer` of the rolling discounted return, where rewards are scaled
 RETURN_STATISTICS = "return_statistics"
 
 
@@ -172,10 +171,10 @@ def require_value(value: jax.Array, inputs: jax.Array, observation_rank: int) ->
 def default_modules(
     environment: Environment, settings: NetworkSettings, *, shared_torso: bool = False
 ) -> dict[str, Any]:
-    """Perceptrons for actor and critic (behind a convolution for images), with the head that the action space asks for.
+    """MLPs for actor and critic (for images, after a convolution) and a head for the action space.
 
     Raises:
-      ConfigError: for a setting that this environment has no use for.
+      ConfigError: for a setting that has no effect on this environment.
     """
     rank = len(environment.observation_shape)
     if rank != 3 and settings.channels != NetworkSettings.channels:
@@ -203,7 +202,7 @@ def default_modules(
 def choose_modules(
     environment: Environment, policy: Any, critic: Any, actor_critic: Any
 ) -> dict[str, Any]:
-    """The modules that were given, and the default in place of a None."""
+    """The given modules, with defaults in place of None."""
     if actor_critic is not None:
         if policy is not None or critic is not None:
             raise ConfigError(
@@ -219,7 +218,7 @@ def choose_modules(
 
 
 def from_settings(env: Any, settings: Settings, *, axis_name: str | None = None) -> Problem:
-    """`make_problem` with everything taken from a record."""
+    """`make_problem` with its arguments taken from a settings record."""
     settings.validate()
     return make_problem(
         env,
@@ -247,10 +246,10 @@ def make_problem(
     reward_discount: float = 0.99,
     axis_name: str | None = None,
 ) -> Problem:
-    """A control problem: `num_envs` environments that run on from one iteration to the next.
+    """A control problem: `num_envs` environments whose episodes continue across iterations.
 
     Args:
-      env: a gymnax ≥ 1.0 environment or one that speaks its interface.
+      env: a gymnax ≥ 1.0 environment or one with the same interface.
       num_envs: B, environments over all devices.
       num_steps: T, steps of each environment in one iteration.
       env_params: parameters of the environment; None takes its defaults.
@@ -258,13 +257,13 @@ def make_problem(
         perceptron for the action space.
       critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds a 64 × 64 tanh
         perceptron.
-      actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both;
-        one body for actor and critic.
+      actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both,
+        for a shared torso.
       normalize_observations: subtract the running mean and divide by the running std (clip ±10).
-        The statistics of earlier iterations serve throughout one iteration, so that every log-prob
-        of a batch is of one policy.
+        The statistics are those before the iteration, so that every log-prob of a batch is of the
+        same policy.
       scale_rewards: divide rewards by the running std of the rolling discounted return, this
-        iteration's included, or by a tenth of its mean where that is more, see
+        iteration's included, or by a tenth of its |mean| where that is more, see
         `advantages.scale_of`.
       reward_discount: γ of that rolling return, in [0, 1].
       axis_name: device axis over which environments are sharded, or None.
@@ -274,8 +273,8 @@ def make_problem(
       are means over the episodes that ended in the iteration, with count 0 when none did.
 
     Raises:
-      ConfigError: counts below 1, a discount outside [0, 1], spaces that the adapter does not know,
-        or `actor_critic` beside `policy` or `critic`.
+      ConfigError: counts below 1, a discount outside [0, 1], spaces that the adapter refuses, or
+        `actor_critic` together with `policy` or `critic`.
 
     Example:
       >>> import gymnax
@@ -359,7 +358,7 @@ def make_problem(
 
 
 def normalize(collector: CollectorState, observation: jax.Array) -> jax.Array:
-    """What the networks see: the observation, normalised where the switch is on. Never updates the statistics."""
+    """The input of the networks: the observation, normalised where the statistics are kept."""
     statistics = collector.replicated.get(OBSERVATION_STATISTICS)
     return (
         observation if statistics is None else cast(Normalizer, statistics).normalize(observation)
@@ -374,7 +373,7 @@ def merge_time(samples: Samples) -> Samples:
 def _rolling_return(
     discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float
 ) -> tuple[jax.Array, jax.Array]:
-    """`R_t = γ R_{t−1} + r_t`, restarted after an episode's end; `[B]`, `[B, T]` to the carry `[B]` and all values `[B, T]`."""
+    """`R_t = γ R_{t−1} + r_t` `[B, T]`, from 0 after an episode's end, and the next carry `[B]`."""
 
     def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         reward, ended = x

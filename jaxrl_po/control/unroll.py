@@ -1,4 +1,4 @@
-"""Running environments under a policy: a fixed number of steps for training, whole episodes for evaluation."""
+"""Rollouts of a policy: a fixed number of steps for training, whole episodes for evaluation."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,14 +16,15 @@ Policy = Callable[[jax.Array], Distribution]
 
 
 class EnvState(NamedTuple):
-    """What each environment carries, leaves `[B, …]`.
+    """State of B environments, leaves `[B, …]`.
 
     Attributes:
-      number: `[B]`, int32, of the environment over all devices; its random numbers follow from it.
-      state: the environment's own.
+      number: `[B]`, int32, index of the environment over all devices; its random numbers depend on
+        it.
+      state: the environment's internal state.
       observation: current raw observation.
-      episode_return: `[B]`, undiscounted reward of the running episode.
-      episode_length: `[B]`, steps of the running episode.
+      episode_return: `[B]`, undiscounted return of the current episode so far.
+      episode_length: `[B]`, steps of the current episode so far.
     """
 
     number: jax.Array
@@ -34,18 +35,16 @@ class EnvState(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A segment of each environment, leaves `[B, T, …]`.
+    """T steps of each environment, leaves `[B, T, …]`.
 
     Attributes:
       observation: raw, what the policy saw.
       distribution: the policy's, at the observation.
       action: as sampled.
-      transition: what the environment answered.
-      episode_return: `[B, T]`, undiscounted return of the running episode up to and including this
-        step.
-      episode_length: `[B, T]`, steps of the running episode, this one included.
-      state: the environment's, in which the observation was made, or `()` where states were not
-        kept.
+      transition: the environment's output.
+      episode_return: `[B, T]`, undiscounted return of the episode, this step included.
+      episode_length: `[B, T]`, steps of the episode, this one included.
+      state: the environment's internal state at the observation, or None where states are not kept.
     """
 
     observation: jax.Array
@@ -58,13 +57,13 @@ class Trajectory(NamedTuple):
 
 
 def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
-    """A key for each row, which depends on the row's number over all devices and so not on how many devices there are."""
+    """A key per row, from its index over all devices: the same whatever the number of devices."""
     chex.assert_rank(index, 1)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
 
 
 def start(environment: Environment, key: jax.Array, index: jax.Array) -> EnvState:
-    """Resets one environment for each number in `index` `[B]`; consumes `key`."""
+    """Resets one environment per entry of `index` `[B]`; consumes `key`."""
     observation, state = jax.vmap(environment.reset)(row_keys(key, index))
     zeros = jnp.zeros(index.shape)
     return EnvState(index, state, observation, zeros, zeros)
@@ -84,13 +83,13 @@ def unroll(
     Args:
       environment: see `Environment`.
       policy: observations `[B, …]` to a distribution.
-      envs: where the environments stand.
+      envs: their state before.
       key: consumed; step t of environment b uses `fold_in(fold_in(key, b), t)`.
       num_steps: T.
-      keep_states: keep the environments' states in the segment, so that one can go back to them.
+      keep_states: keep the internal states in the trajectory, so that one can branch from them.
 
     Returns:
-      Where they stand afterwards, and the segment `[B, T, …]`.
+      The state afterwards, and the trajectory `[B, T, …]`.
     """
     keys = row_keys(key, envs.number)
 
@@ -104,26 +103,31 @@ def unroll(
         episode_return = envs.episode_return + transition.reward
         episode_length = envs.episode_length + 1.0
         running = ~(transition.terminated | transition.truncated)
-        following = EnvState(
+        next_envs = EnvState(
             number=envs.number,
             state=state,
             observation=transition.observation,
             episode_return=jnp.where(running, episode_return, 0.0),
             episode_length=jnp.where(running, episode_length, 0.0),
         )
-        kept = envs.state if keep_states else None
-        return following, Trajectory(
-            envs.observation, distribution, action, transition, episode_return, episode_length, kept
+        return next_envs, Trajectory(
+            envs.observation,
+            distribution,
+            action,
+            transition,
+            episode_return,
+            episode_length,
+            envs.state if keep_states else None,
         )
 
-    # The actions' noise and the fresh episodes are drawn beforehand: hashing in each step costs
-    # more than the environment.
+    # Random numbers and initial states are computed before the loop: drawn in each step, they cost
+    # more than the environment itself.
     envs, trajectory = hoisting.scan(step, envs, jnp.arange(num_steps))
     return envs, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory)
 
 
 def until_first(ended: jax.Array) -> jax.Array:
-    """True up to and including the first end of each row, `[B, T]`.
+    """True up to and including the first True of each row, `[B, T]`.
 
     Example:
       >>> until_first(jnp.array([[False, True, False, True]])).tolist()
@@ -146,9 +150,9 @@ def episodes(
     Args:
       environment: see `Environment`.
       policy: observations `[B, …]` to a distribution.
-      key: consumed; the same key plays the same start states.
+      key: consumed; the same key gives the same initial states.
       num_episodes: B.
-      max_steps: bound on the length, for environments without a limit of their own.
+      max_steps: maximum length; an episode still running then is cut there.
       greedy: take the mode; otherwise sample.
 
     Returns:
@@ -166,6 +170,7 @@ def episodes(
         episode_return: jax.Array
         episode_length: jax.Array
 
+    # Environments whose episode has ended keep stepping, with `alive` False, until all have.
     def unfinished(play: Playing) -> jax.Array:
         return play.alive.any() & (play.t < max_steps)
 

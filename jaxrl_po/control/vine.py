@@ -1,4 +1,4 @@
-"""The vine of TRPO: from states of a trunk of rollouts, several actions each, followed up under common random numbers."""
+"""TRPO's vine: several actions from each of some visited states, under common random numbers."""
 
 from typing import Any
 
@@ -25,23 +25,26 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 class VineSettings(NetworkSettings):
     """Sizes of a vine."""
 
-    num_envs: int = static(16, "trunks that run side by side, over all devices", within=COUNT)
-    num_steps: int = static(64, "steps of each trunk in one iteration", unit="steps", within=COUNT)
+    num_envs: int = static(16, "trunk rollouts in parallel, over all devices", within=COUNT)
+    num_steps: int = static(64, "steps of each trunk per iteration", unit="steps", within=COUNT)
     num_states: int = static(
-        4, "states of each trunk that are branched from", unit="states", within=COUNT
+        4, "states of each trunk from which branches start", unit="states", within=COUNT
     )
     num_branches: int = static(
         0,
-        "actions that are tried in each of them; 0 takes every action once (discrete only)",
+        "branches of each such state, one action each; 0 tries every action (discrete only)",
         within=NON_NEGATIVE,
     )
     horizon: int = static(
-        64, "steps of a branch at most; what would follow counts 0", unit="steps", within=COUNT
+        64,
+        "maximum steps of a branch; nothing is bootstrapped after it",
+        unit="steps",
+        within=COUNT,
     )
     discount: float = static(0.99, "γ of the return of a branch", within=UNIT)
 
     def steps(self, num_actions: int) -> int:
-        """Environment steps of one iteration, trunks and branches, where `num_actions` can be tried."""
+        """Environment steps per iteration, trunks and branches, given the number of actions."""
         return self.num_envs * (
             self.num_steps + self.num_states * (self.num_branches or num_actions) * self.horizon
         )
@@ -50,7 +53,7 @@ class VineSettings(NetworkSettings):
 def vine_from_settings(
     env: Any, settings: VineSettings, *, axis_name: str | None = None
 ) -> Problem:
-    """`make_vine` with everything taken from a record."""
+    """`make_vine` with its arguments taken from a settings record."""
     settings.validate()
     return make_vine(
         env,
@@ -78,39 +81,39 @@ def make_vine(
     policy: Any = None,
     axis_name: str | None = None,
 ) -> Problem:
-    """A control problem that estimates `Q̂(s, a)` by going back to visited states and trying K actions in each.
+    """A control problem that estimates `Q̂(s, a)` from K branches at each of some visited states.
 
-    The K branches of a state share all their random numbers, so that their difference is the
-    actions' doing. A row is one branch and one step long: its reward is Q̂, the discounted return
-    of the branch, and its value the state's mean of Q̂ under the policy, so that any estimator
+    The K branches of a state differ in their first action and share all other random numbers. A
+    row is one branch, as a single step: its reward is Q̂, the discounted return of the branch, and
+    its value V̂, the mean of Q̂ over the state's actions under the policy, so that any estimator
     gives `Q̂ − V̂`. There is no critic.
 
-    With every action tried once, the proposal is the uniform choice (`sampler_log_prob`,
-    `on_policy=False`): `mean(π / μ · A)` is `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which
-    TRPO and NPG maximise; methods without that ratio refuse it. Sampled actions are the policy's
-    own, for eq. 18 (`losses.self_normalized_surrogate`) or any method.
+    With every action tried once, the proposal μ is uniform (`sampler_log_prob`, `on_policy=False`):
+    `mean(π / μ · A)` is `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which TRPO and NPG
+    maximise; methods without that ratio refuse it. Sampled actions are on-policy, for eq. 18
+    (`losses.self_normalized_surrogate`) or any method.
 
     Args:
-      env: a gymnax ≥ 1.0 environment or one that speaks its interface, whose state is a pytree.
+      env: a gymnax ≥ 1.0 environment or one with the same interface, whose state is a pytree.
       num_envs: trunks, over all devices.
-      num_steps: steps of each trunk in one iteration.
-      num_states: states of each trunk, drawn without replacement, that are branched from.
+      num_steps: steps of each trunk per iteration.
+      num_states: states of each trunk from which branches start, drawn without replacement.
       num_branches: K, actions sampled from the policy in each of them; 0 takes every action once
         (discrete actions only).
-      horizon: steps of a branch, its first action included; a branch that is longer is cut and
-        nothing is bootstrapped.
+      horizon: maximum steps of a branch, its first action included; nothing is bootstrapped after
+        it.
       discount: γ of the return of a branch, in [0, 1].
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
       axis_name: accepted for symmetry with `make_problem`; nothing is pooled here.
 
     Returns:
-      The `Problem`; `score` `[num_envs · num_states, K]` is Q̂. Metrics are those of the trunks.
-      Source: Schulman et al. 2015 (TRPO), section 5.2.
+      The `Problem`; `score` `[num_envs · num_states, K]` is Q̂. Metrics are of the trunks. Source:
+      Schulman et al. 2015 (TRPO), section 5.2.
 
     Raises:
-      ConfigError: counts out of range, a single branch, or an environment without a state to go
-        back to.
+      ConfigError: counts out of range, a single branch, or an environment without a state to
+        branch from.
 
     Example:
       >>> import gymnax
@@ -182,30 +185,30 @@ def make_vine(
         choose = jax.vmap(
             lambda key: jax.random.choice(key, num_steps, (num_states,), replace=False)
         )
-        at = choose(unroll.row_keys(state_key, envs.number))
+        times = choose(unroll.row_keys(state_key, envs.number))
 
         def repeat(x: jax.Array) -> jax.Array:
-            """`[B, T, …]` to `[B · num_states · K, …]`: the chosen states, each once for each branch."""
-            chosen = jax.vmap(lambda row, at: row[at])(x, at)
+            """`[B, T, …]` to `[B · num_states · K, …]`: each chosen step, K times."""
+            chosen = jax.vmap(lambda row, t: row[t])(x, times)
             return jnp.repeat(chosen.reshape(-1, *x.shape[2:]), branches, axis=0)
 
         states, observation, distribution = jax.tree.map(
             repeat, (trunk.state, trunk.observation, trunk.distribution)
         )
-        # Of the state and not of the branch: whatever is drawn with it is common to all branches of
-        # a state.
+        # The index of the state, not of the branch: branches of a state draw the same numbers.
         number = jnp.repeat(
             (
                 envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]
             ).reshape(-1),
             branches,
         )
-        which = jnp.tile(jnp.arange(branches, dtype=jnp.int32), number.shape[0] // branches)
+        branch = jnp.tile(jnp.arange(branches, dtype=jnp.int32), number.shape[0] // branches)
         proposal: jax.Array | None = None
         if enumerated:
-            action, proposal = which, jnp.full((which.shape[0], 1), -jnp.log(branches))
+            action, proposal = branch, jnp.full((branch.shape[0], 1), -jnp.log(branches))
         else:
-            keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, number), which)
+            # The first action is the one thing that branches of a state draw independently.
+            keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, number), branch)
             action = jax.vmap(lambda distribution, key: distribution.sample(key))(
                 distribution, keys
             )
@@ -239,7 +242,7 @@ def make_vine(
             baseline = jnp.sum(weight * score, axis=1)
         else:
             baseline = score.mean(axis=1)
-        yes = jnp.ones((q.shape[0], 1), bool)
+        all_true = jnp.ones((q.shape[0], 1), bool)
         trunk_ended = trunk.transition.terminated | trunk.transition.truncated
         batch = Batch(
             inputs=observation[:, None],
@@ -248,9 +251,9 @@ def make_vine(
             reward=q[:, None],
             value=jnp.repeat(baseline, branches)[:, None],
             next_value=jnp.zeros((q.shape[0], 1)),
-            terminated=yes,
-            truncated=~yes,
-            mask=yes,
+            terminated=all_true,
+            truncated=~all_true,
+            mask=all_true,
             score=score,
             metrics={
                 "episode_return": masked.total(trunk.episode_return, trunk_ended),

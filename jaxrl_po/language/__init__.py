@@ -1,4 +1,4 @@
-"""Language problems: small transformers, sampling, and tasks whose answers are verified inside the program."""
+"""Language problems: small transformers, sampling, and tasks with jittable verifiers."""
 
 from jaxrl_po.language import reward_model, rewards, tasks
 from jaxrl_po.language.evaluation import make_describe, make_evaluate, render

@@ -1,4 +1,4 @@
-"""Evaluation of a language policy on held-out prompts: greedy accuracy, avg@n, pass@k, and answers to be read."""
+"""Evaluation on held-out prompts: greedy accuracy, avg@n, pass@k, and completions to read."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -48,23 +48,23 @@ def make_answer(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> Callable[[PyTree, jax.Array, int], Answers]:
-    """Builds `answer(policy, key, n) -> Answers`: n samples of each held-out prompt, or for n = 0 the greedy answer.
+    """Builds `answer(policy, key, n) -> Answers`: n samples per held-out prompt; n = 0 is greedy.
 
     Args:
       task: see `Task`.
       model: the policy.
       num_prompts: P.
-      max_new_tokens: token budget; 0 takes the task's longest answer.
-      temperature: of sampling.
-      top_k: of sampling, see `sampling.truncate`.
-      top_p: of sampling, see `sampling.truncate`.
+      max_new_tokens: token budget; 0 takes the length of the task's longest answer.
+      temperature: sampling temperature.
+      top_k: see `sampling.truncate`.
+      top_p: see `sampling.truncate`.
 
     Returns:
-      The function; `key` is consumed. The same key asks the same prompts whatever n is, and of more
-      prompts these first.
+      The function; `key` is consumed. A key gives the same prompts whatever n is, and the first of
+      them for a smaller `num_prompts`.
 
     Raises:
-      ConfigError: names the argument that cannot work.
+      ConfigError: for an invalid argument, which the message names.
     """
     check(Settings(num_prompts=num_prompts, temperature=temperature, top_k=top_k, top_p=top_p))
     check_vocabulary(task, model)
@@ -116,20 +116,20 @@ def make_evaluate(
     Args:
       task: see `Task`.
       model: the policy.
-      num_prompts: held-out prompts.
-      num_samples: n, samples of each prompt; 0 takes the greedy answers only.
-      max_new_tokens: token budget; 0 takes the task's longest answer.
-      temperature: of sampling.
-      top_k: of sampling, see `sampling.truncate`.
-      top_p: of sampling, see `sampling.truncate`.
+      num_prompts: number of held-out prompts.
+      num_samples: n, samples per prompt; 0 for the greedy answers only.
+      max_new_tokens: token budget; 0 takes the length of the task's longest answer.
+      temperature: sampling temperature.
+      top_k: see `sampling.truncate`.
+      top_p: see `sampling.truncate`.
 
     Returns:
-      The function; the same key asks the same prompts and draws with the same random numbers.
+      The function; the same key gives the same prompts and random numbers. Its metrics are
       `greedy_accuracy`, `greedy_length` (tokens, EOS included) and, with samples, `avg@n`, the mean
-      score of the n, and `pass@k` for k = 1, 2, 4, … up to n, where a sample of score 1 is right.
+      score of the n, and `pass@k` for k = 1, 2, 4, … up to n, where a sample of score 1 is correct.
 
     Raises:
-      ConfigError: names the argument that cannot work.
+      ConfigError: for an invalid argument, which the message names.
     """
     if num_samples not in NON_NEGATIVE:
         raise ConfigError(f"num_samples must lie in {NON_NEGATIVE}, got {num_samples}")
@@ -161,31 +161,31 @@ def make_evaluate(
 
 
 def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
-    """The unbiased estimate of the probability that at least one of k samples is right, from n of which `correct` are.
+    """Unbiased estimate of the probability that at least one of k samples is correct.
 
     1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1), as the product ∏ (1 − k /
     i) over i = n − c + 1 … n, in which no binomial can overflow.
 
     Args:
-      correct: `E*`, whole numbers c in [0, n].
-      n: samples.
+      correct: `E*`, whole numbers c in [0, n], the correct ones among n samples.
+      n: number of samples.
       k: in [1, n].
 
     Returns:
-      `E*`, in [0, 1]. Its mean over samples is 1 − (1 − p)^k, where 1 − (1 − c / n)^k falls short.
+      `E*`, in [0, 1]. Its expectation is 1 − (1 − p)^k, which 1 − (1 − c / n)^k underestimates.
 
     Raises:
       ConfigError: k outside its range.
 
     Example:
-      >>> print(round(float(pass_at_k(jnp.array(2), 8, 4)), 4))  # 1 − C(6, 4) / C(8, 4) = 1 − 15 / 70
+      >>> print(round(float(pass_at_k(jnp.array(2), 8, 4)), 4))  # 1 − C(6, 4) / C(8, 4)
       0.7857
     """
     if k not in COUNT or k > n:
         raise ConfigError(f"k must lie in [1, {n}], the samples, got {k}")
     i = jnp.arange(1, n + 1).reshape(*[1] * correct.ndim, n)
-    # Where i < k the factor i = k is among them and makes 0 of the product; below 0 they could
-    # overflow before that.
+    # Factors with i < k are negative, but then the factor of i = k, which is 0, is in the product
+    # too: clamped, they cannot overflow before it.
     factor = jnp.maximum(1.0 - k / i, 0.0)
     return 1.0 - jnp.prod(jnp.where(i > n - correct[..., None], factor, 1.0), axis=-1)
 
@@ -200,22 +200,24 @@ def make_describe(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> Describe:
-    """Builds `describe(params, collector, key) -> {"greedy": Answers, "sampled": Answers}`, one answer each, for `render`.
+    """Builds `describe(params, collector, key) -> {"greedy": Answers, "sampled": Answers}`.
+
+    One answer of each kind per prompt, for `render`.
 
     Args:
       task: see `Task`.
       model: the policy.
-      num_prompts: held-out prompts; with the key of an evaluation these are its first.
-      max_new_tokens: token budget; 0 takes the task's longest answer.
-      temperature: of sampling.
-      top_k: of sampling, see `sampling.truncate`.
-      top_p: of sampling, see `sampling.truncate`.
+      num_prompts: number of held-out prompts: for the same key, the first ones of an evaluation.
+      max_new_tokens: token budget; 0 takes the length of the task's longest answer.
+      temperature: sampling temperature.
+      top_k: see `sampling.truncate`.
+      top_p: see `sampling.truncate`.
 
     Returns:
       The function.
 
     Raises:
-      ConfigError: names the argument that cannot work.
+      ConfigError: for an invalid argument, which the message names.
     """
     answer = make_answer(
         task,
@@ -237,28 +239,27 @@ def make_describe(
 
 
 def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
-    """What `describe` returned, on the host, as one row for each completion; those of a prompt follow each other.
+    """Turns the output of `describe` into one row per completion, on the host, prompt by prompt.
 
-    A PAD that was sampled is shown as `PAD`, so that a text has as many characters as the policy
-    wrote tokens before EOS.
+    A sampled PAD is shown as `PAD`, so that a text has one character per token before EOS.
 
     Args:
       task: whose tokenizer is used.
-      answers: how the tokens were chosen, to the answers.
+      answers: name of the decoding to the answers.
     """
-    text = task.tokenizer.decode
+    decode = task.tokenizer.decode
     num_prompts = len(next(iter(answers.values())).prompt)
     return [
         {
             "decoding": decoding,
-            "prompt": text(of.prompt[p].tolist()),
-            "completion": text(of.tokens[p, g].tolist(), pad=PAD),
-            "expected": text(of.expected[p].tolist()),
-            "length": int(of.length[p, g]),
-            "score": float(of.score[p, g]),
-            "ended": bool(of.ended[p, g]),
+            "prompt": decode(answer.prompt[p].tolist()),
+            "completion": decode(answer.tokens[p, i].tolist(), pad=PAD),
+            "expected": decode(answer.expected[p].tolist()),
+            "length": int(answer.length[p, i]),
+            "score": float(answer.score[p, i]),
+            "ended": bool(answer.ended[p, i]),
         }
         for p in range(num_prompts)
-        for decoding, of in answers.items()
-        for g in range(of.tokens.shape[1])
+        for decoding, answer in answers.items()
+        for i in range(answer.tokens.shape[1])
     ]

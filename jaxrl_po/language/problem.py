@@ -31,51 +31,49 @@ NUCLEUS = Interval(0.0, 1.0, open_low=True)
 
 AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
 
-PROMPT_NUMBER = (
-    "prompt_number"  # sharded entry of the collector's state: `[P]`, int32, over all devices
-)
+# Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
+PROMPT_NUMBER = "prompt_number"
 
 
 @record
 class Settings:
     """Sizes and switches of a language problem, as a record for command lines and logs."""
 
-    num_prompts: int = static(64, "prompts of one iteration, over all devices", within=COUNT)
-    group_size: int = static(8, "completions of each prompt", within=COUNT)
+    num_prompts: int = static(64, "prompts per iteration, over all devices", within=COUNT)
+    group_size: int = static(8, "completions per prompt", within=COUNT)
     max_new_tokens: int = static(
         0,
         "token budget of a completion, EOS included; 0 takes the task's longest answer",
         unit="tokens",
     )
     temperature: float = static(
-        1.0, "sampling temperature, which the learner shares", within=POSITIVE
+        1.0, "temperature of the policy, in sampling and in the loss", within=POSITIVE
     )
     top_k: int = static(
         0,
-        "sample among so many of the most likely tokens; 0 is all",
+        "sample from the k most likely tokens only; 0 for all",
         unit="tokens",
         within=NON_NEGATIVE,
     )
     top_p: float = static(
         1.0,
-        "sample among the most likely tokens that have this probability together; 1 is all",
+        "sample from the most likely tokens that reach this probability together; 1 for all",
         within=NUCLEUS,
     )
     process_reward: bool = static(
-        False, "reward each right token as it comes, in place of the whole answer at its end"
+        False, "reward each correct token or step, in place of the whole answer at its end"
     )
     prompt_set: int = static(
         0,
-        "train on a finite set of so many prompts, drawn once; 0 draws fresh ones",
+        "size of a fixed set of training prompts, drawn once; 0 draws fresh prompts",
         unit="prompts",
         within=NON_NEGATIVE,
     )
-
     old_log_prob: str = static(
         AUTO,
-        "whose log-probabilities are the old policy's in a ratio: the sampler's, or those "
-        "of a pass of the learner before its first step; auto takes the learner's where "
-        "the model computes in less than float32: its two passes then differ",
+        "source of the old policy's log-probabilities in the ratio: the sampler, or a forward "
+        "pass of the learner before its first step; auto takes the learner if the model "
+        "computes below float32, where the two differ",
         choices=OLD_LOG_PROBS,
     )
 
@@ -89,15 +87,16 @@ class ModelSettings:
     """Sizes of the transformer, shared by policy and critic (two models of these sizes)."""
 
     width: int = static(64, "width of the residual stream", within=COUNT)
-    layers: int = static(2, "blocks", within=COUNT)
+    layers: int = static(2, "transformer blocks", within=COUNT)
     heads: int = static(4, "query heads; width / heads must be even", within=COUNT)
     kv_heads: int = static(4, "key and value heads, a divisor of heads", within=COUNT)
-    mlp_width: int = static(256, "width of the hidden layer of each block", within=COUNT)
+    mlp_width: int = static(256, "width of the hidden layer of each MLP", within=COUNT)
     gated: bool = static(True, "SwiGLU in place of GELU")
-    tied: bool = static(False, "the output layer of the policy reuses the embedding")
-    dtype: str = static("float32", "type of the matrix products", choices=tuple(DTYPES))
+    tied: bool = static(False, "the output layer of the policy shares the embedding")
+    dtype: str = static("float32", "dtype of the matrix products", choices=tuple(DTYPES))
     remat: bool = static(
-        False, "compute the inside of the blocks again in the backward pass: less memory, more time"
+        False,
+        "recompute the activations inside blocks in the backward pass: less memory, more time",
     )
 
     def validate(self) -> None:
@@ -124,7 +123,7 @@ class Sequences(NamedTuple):
       tokens: `[B, L + T]`, int32: left-padded prompt, then the completion, from column L in every
         row.
       pad: `[B]`, int32, padding tokens on the left.
-      problem: `[B, …]`, see `Prompt`, where the reward is given outside the program; else `()`.
+      problem: `[B, …]`, see `Prompt`, where the reward is computed on the host; else None.
     """
 
     tokens: jax.Array
@@ -151,11 +150,11 @@ def make_problem(
     warm: WarmStart | None = None,
     axis_name: str | None = None,
 ) -> Problem:
-    """A language problem: `num_prompts` fresh prompts an iteration, `group_size` completions of each.
+    """A language problem: per iteration `num_prompts` prompts with `group_size` completions each.
 
     The reward is the verifier's score, at the last generated token, or its credit for each token.
-    The last token terminates the episode; where the budget ran out before EOS it is truncated as
-    well, so that overlong filtering can find it, but nothing is bootstrapped.
+    The last token terminates the episode. Without EOS within the budget it is marked as truncated
+    too, for overlong filtering, but nothing is bootstrapped.
 
     Args:
       task: see `Task`.
@@ -163,37 +162,37 @@ def make_problem(
       num_prompts: P, over all devices.
       group_size: G.
       max_new_tokens: T, budget of a completion, EOS included; 0 takes the task's longest answer.
-      temperature: of the policy, above 0: what samples is what is trained.
-      top_k: truncates sampling, not what is trained, see `sampling.generate`; 0 is off.
+      temperature: above 0; it divides the logits in sampling and in `apply`.
+      top_k: truncates sampling but not the trained policy, see `sampling.generate`; 0 is off.
       top_p: likewise; 1 is off.
       process_reward: reward each token with the verifier's credit for it, in place of the score at
         the end.
-      verify: off, the task's verifier is not asked: the reward is `()` and the score 0 until they
-        are given between the halves of the learner's step, see `give_reward`.
-      prompt_set: train on so many prompts, see `tasks.finite`; 0 draws fresh ones. A warm start
-        still sees the whole train split.
-      old_log_prob: see `Settings`; carried groups of dynamic sampling keep the sampler's in any
-        case.
-      critic: transformer with one output, or None for none (values are then zeros and its
-        parameters `()`).
-      initial: the policy's parameters at the start, the same for every key; None for fresh ones.
-      warm: supervised warm start from there, part of `init`; None for none.
+      verify: run the task's verifier. If False, the reward is None and the score 0 until both are
+        set between `Learner.sample` and `Learner.update`, see `give_reward`.
+      prompt_set: size of a fixed set of training prompts, see `tasks.finite`; 0 draws fresh ones. A
+        warm start still sees the whole train split.
+      old_log_prob: see `Settings`; groups that dynamic sampling carries over always keep the
+        sampler's.
+      critic: transformer with one output, or None for no critic (values are then zeros).
+      initial: initial parameters of the policy, the same for every key; None draws them.
+      warm: supervised warm start from the initial parameters, part of `init`; None for none.
       axis_name: accepted for symmetry with control, where statistics are pooled; sampling needs no
         communication.
 
     Returns:
-      The `Problem`. Metrics: `accuracy` (raw score) and, in groups, `dead_groups` (share of the
-      groups whose members all score alike), both where it is verified; `response_length` (tokens,
-      EOS included), `truncated` (share of completions without EOS), and `malformed` (share that is
-      no answer at all, see `Task.parses`) where the task tells.
+      The `Problem`. Metrics: with `verify`, `accuracy` (raw score) and, in groups, `dead_groups`
+      (share of groups whose scores are all equal); `response_length` (tokens, EOS included);
+      `truncated` (share of completions without EOS); where the task has `parses`, `malformed`
+      (share of completions that do not parse).
 
     Raises:
-      ConfigError: names the argument that cannot work.
+      ConfigError: for an invalid argument, which the message names.
 
     Example:
       >>> from jaxrl_po.language.tasks import addition
       >>> task = addition(1)
-      >>> problem = make_problem(task, Transformer(task.tokenizer.size, width=8, layers=1, heads=2), num_prompts=2, group_size=3)
+      >>> model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
+      >>> problem = make_problem(task, model, num_prompts=2, group_size=3)
       >>> _, batch = problem.collect(*problem.init(jax.random.key(0)), jax.random.key(1))
       >>> batch.action.shape, batch.score.shape
       ((6, 3), (2, 3))
@@ -209,7 +208,9 @@ def make_problem(
         )
     )
     if old_log_prob == AUTO:
-        dtype = getattr(model, "dtype", jnp.float32)  # a module of one's own need not say
+        # Below float32 the cached and the whole forward pass round differently. A custom module
+        # need not have a dtype.
+        dtype = getattr(model, "dtype", jnp.float32)
         old_log_prob = SAMPLER if jnp.promote_types(dtype, jnp.float32) == dtype else LEARNER
     check_top_k(top_k, model)
     budget = check_budget(task, max_new_tokens)
@@ -251,8 +252,7 @@ def make_problem(
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
-        # Prompt and completions follow from the prompt's number over all devices, not from where it
-        # lies.
+        # Random numbers depend on the prompt's index over all devices, not on its device.
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(
             collector.sharded[PROMPT_NUMBER]
         )
@@ -272,15 +272,16 @@ def make_problem(
             pad_token=task.tokenizer.pad,
         )
         members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
-        at = jnp.arange(budget)[None, :]
-        mask, is_last = at < completions.length[:, None], at == completions.length[:, None] - 1
-        told: Metrics = {}
+        position = jnp.arange(budget)[None, :]
+        mask = position < completions.length[:, None]
+        is_last = position == completions.length[:, None] - 1
+        metrics: Metrics = {}
         score, reward = jnp.zeros(mask.shape[0]), None
         if verify:
             score = jax.vmap(source.score)(members.problem, completions.tokens)
-            told["accuracy"] = masked.total(score)
+            metrics["accuracy"] = masked.total(score)
             if group_size > 1:
-                told["dead_groups"] = masked.total(~informative(score.reshape(-1, group_size)))
+                metrics["dead_groups"] = masked.total(~informative(score.reshape(-1, group_size)))
             reward = jnp.where(is_last, score[:, None], 0.0)
         step_end: jax.Array | None = is_last
         if process_reward:
@@ -289,14 +290,15 @@ def make_problem(
             if source.step_end is not None:
                 step_end = is_last | jax.vmap(source.step_end)(members.problem, completions.tokens)
         if source.parses is not None:
-            told["malformed"] = masked.total(
+            metrics["malformed"] = masked.total(
                 ~jax.vmap(source.parses)(members.problem, completions.tokens)
             )
+        metrics["response_length"] = masked.total(completions.length)
+        metrics["truncated"] = masked.total(~completions.ended)
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
-        asked = (
-            members.problem[1] if prompt_set else members.problem
-        )  # without the number in the set
-        inputs = Sequences(tokens, members.pad, None if verify else asked)
+        # The problem as the task knows it, without its number in the set.
+        problem = members.problem[1] if prompt_set else members.problem
+        inputs = Sequences(tokens, members.pad, None if verify else problem)
         values = value(params, inputs)
         batch = Batch(
             inputs=inputs,
@@ -309,11 +311,7 @@ def make_problem(
             truncated=is_last & ~completions.ended[:, None],
             mask=mask,
             score=score.reshape(-1, group_size),
-            metrics={
-                **told,
-                "response_length": masked.total(completions.length),
-                "truncated": masked.total(~completions.ended),
-            },
+            metrics=metrics,
             stratum=None if source.stratum is None else jax.vmap(source.stratum)(members.problem),
             sampler_log_prob=completions.log_prob if old_log_prob == LEARNER else None,
             step_end=step_end,
@@ -324,10 +322,10 @@ def make_problem(
 
 
 def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
-    """The batch with what was computed outside the program, on the host: the reward at the last token, as `collect` would put it.
+    """The batch with a score and a reward computed on the host; the reward is at the last token.
 
     Args:
-      batch: see `make_problem`; leaves may lead with further axes, `[…, B, T]`.
+      batch: see `make_problem`; leaves may have further leading axes, `[…, B, T]`.
       score: `[…, B]`, raw outcome of each completion, which decides whether a group is informative.
       reward: `[…, B]`, reward units.
     """
@@ -342,15 +340,15 @@ def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
 
 
 def rows(samples: Samples) -> Samples:
-    """The identity: attention mixes the steps of a sequence, so a row is a whole sequence."""
+    """The identity: attention mixes the tokens of a sequence, so a row is a whole sequence."""
     return samples
 
 
 def check_budget(task: Task, max_new_tokens: int) -> int:
-    """The token budget, the task's longest answer for 0.
+    """The token budget; 0 takes the length of the task's longest answer.
 
     Raises:
-      ConfigError: a budget in which a right answer does not fit.
+      ConfigError: a budget below that length.
     """
     budget = max_new_tokens or task.answer_length
     if budget < task.answer_length:
@@ -362,7 +360,7 @@ def check_budget(task: Task, max_new_tokens: int) -> int:
 
 
 def check_vocabulary(task: Task, model: Transformer, name: str = "") -> None:
-    """Raises ConfigError where the vocabulary of the model, of this name, is not the tokenizer's."""
+    """Raises ConfigError unless the vocabulary of the model, called `name`, is the tokenizer's."""
     if model.vocabulary != task.tokenizer.size:
         field = f"{name}: vocabulary" if name else "vocabulary"
         raise ConfigError(
@@ -371,7 +369,7 @@ def check_vocabulary(task: Task, model: Transformer, name: str = "") -> None:
 
 
 def check_parameters(model: Transformer, params: PyTree, name: str = "initial") -> None:
-    """Raises ConfigError where the parameters, those of the argument `name`, are not the model's."""
+    """Raises ConfigError if parameters, given as argument `name`, do not fit the model."""
     shapes = [
         {
             jax.tree_util.keystr(path): leaf.shape
@@ -380,14 +378,14 @@ def check_parameters(model: Transformer, params: PyTree, name: str = "initial") 
         for tree in (params, model.parameter_shapes())
     ]
     for path in sorted(shapes[0].keys() | shapes[1].keys()):
-        mine, its = (shape.get(path, "nothing") for shape in shapes)
-        if mine != its:
+        given, expected = (shape.get(path, "nothing") for shape in shapes)
+        if given != expected:
             raise ConfigError(
-                f"{name} must be parameters of the model: {path} must be {its}, got {mine}"
+                f"{name} must be parameters of the model: {path} must be {expected}, got {given}"
             )
 
 
 def check_top_k(top_k: int, model: Transformer) -> None:
-    """Raises ConfigError where there are not so many tokens to choose among."""
+    """Raises ConfigError if `top_k` exceeds the vocabulary."""
     if top_k > model.vocabulary:
         raise ConfigError(f"top_k must be at most {model.vocabulary}, the vocabulary, got {top_k}")

@@ -1,8 +1,7 @@
-"""A learned reward: a Bradley–Terry model of noisy comparisons, and the problem whose reward it is.
+"""A learned reward: a Bradley–Terry model fitted to noisy comparisons, and a problem that uses it.
 
-Of two completions of a prompt the verifier prefers the one of the higher score; a comparison is
-recorded the wrong way round with a known probability. The model sees comparisons only, never a
-score.
+Of two completions of a prompt, the verifier prefers the one with the higher score; a comparison is
+flipped with a known probability. The model sees comparisons only, never a score.
 """
 
 from collections.abc import Callable
@@ -30,31 +29,33 @@ from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
-FRESH = 512  # comparisons, at least, on which the accuracy is measured
+FRESH = 512  # comparisons for measuring the accuracy, rounded up to whole batches
 
 
 @record
 class Preferences:
     """Settings of the comparisons and of the fit to them."""
 
-    comparisons: int = static(8192, "pairs of completions that are compared", within=COUNT)
+    comparisons: int = static(8192, "number of pairs of completions", within=COUNT)
     flip: float = static(
         0.1,
-        "probability that a comparison is recorded the wrong way round",
+        "probability that a comparison is flipped",
         within=Interval(0.0, 0.5, open_high=True),
     )
     demonstrations: float = static(
         0.25,
-        "share of the pairs of which one is a demonstration; all others are samples of the "
-        "initial policy",
+        "share of pairs in which one completion is a demonstration; all other completions are "
+        "sampled from the initial policy",
         within=UNIT,
     )
     epochs: int = static(4, "passes over the comparisons", within=COUNT)
-    batch_size: int = static(64, "comparisons of one step, a divisor of comparisons", within=COUNT)
-    learning_rate: float = static(3e-3, "Adam's step size at first; it falls to 0", within=POSITIVE)
+    batch_size: int = static(64, "comparisons per step, a divisor of comparisons", within=COUNT)
+    learning_rate: float = static(
+        3e-3, "Adam's initial step size; it decays linearly to 0", within=POSITIVE
+    )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range, or comparisons that do not divide into steps."""
+        """Raises ConfigError for a field out of its range or a batch size that does not divide."""
         check(self)
         if self.comparisons % self.batch_size:
             raise ConfigError(
@@ -68,8 +69,7 @@ class Comparisons(NamedTuple):
     Attributes:
       inputs: tokens `[N, 2, L + T]` and pad `[N, 2]`.
       mask: `[N, 2, T]`, bool, the tokens of a completion, EOS included.
-      differ: `[N]`, bool, whether the verifier tells the two apart; it prefers neither where it
-        does not.
+      differ: `[N]`, bool, whether the two scores differ; in a tie neither is preferred.
     """
 
     inputs: Sequences
@@ -82,10 +82,9 @@ class RewardModel(NamedTuple):
 
     Attributes:
       params: of the transformer.
-      mean: `[]`, of its output over the completions it was fitted to.
-      std: `[]`, likewise.
-      accuracy: `[]`, share of fresh comparisons, none of them flipped, that it decides as the
-        verifier does.
+      mean: `[]`, of its output over the completions of the training comparisons.
+      std: `[]`, ddof 0, likewise.
+      accuracy: `[]`, share of fresh comparisons, not flipped, on which it agrees with the verifier.
     """
 
     params: PyTree
@@ -94,7 +93,8 @@ class RewardModel(NamedTuple):
     accuracy: jax.Array
 
 
-REWARD_MODEL = "reward_model"  # replicated entry of the collector's state: the frozen `RewardModel`
+# Replicated entry of the collector's state: the frozen `RewardModel`.
+REWARD_MODEL = "reward_model"
 
 
 def compare(
@@ -109,15 +109,15 @@ def compare(
     max_new_tokens: int = 0,
     temperature: float = 1.0,
 ) -> Comparisons:
-    """Compares completions by the verifier: two samples of the policy, or a demonstration and a sample.
+    """Compares pairs by the verifier: two samples of the policy, or a demonstration and a sample.
 
     Args:
       task: see `Task`.
-      policy: the model that completes.
+      policy: the model that is sampled from.
       params: its parameters.
       key: consumed.
       number: N; the prompts are of the train split.
-      flip: probability that the two change places.
+      flip: probability that the preference is inverted.
       demonstrations: share of the pairs with a demonstration.
       max_new_tokens: T; 0 takes the task's longest answer.
       temperature: of the samples.
@@ -125,11 +125,8 @@ def compare(
     Returns:
       The comparisons.
     """
-    budget, pad_token, eos = (
-        check_budget(task, max_new_tokens),
-        task.tokenizer.pad,
-        task.tokenizer.eos,
-    )
+    budget = check_budget(task, max_new_tokens)
+    pad_token, eos = task.tokenizer.pad, task.tokenizer.eos
     prompt_key, sample_key, demonstration_key, flip_key = jax.random.split(key, 4)
     prompts = jax.vmap(lambda key: task.sample(key, False))(jax.random.split(prompt_key, number))
     sampled = sampling.generate(
@@ -155,6 +152,7 @@ def compare(
     swap = (score[:, 1] > score[:, 0]) ^ jax.random.bernoulli(flip_key, flip, (number,))
     pairs = jnp.where(swap[:, None, None], pairs[:, ::-1], pairs)
     prompt, pad = (jnp.repeat(x[:, None], 2, axis=1) for x in (prompts.tokens, prompts.pad))
+    # True up to and including the first EOS.
     is_eos = pairs == eos
     mask = jnp.cumsum(is_eos, axis=-1) - is_eos == 0
     return Comparisons(
@@ -163,18 +161,19 @@ def compare(
 
 
 def rate(model: Transformer, params: PyTree, inputs: Sequences, mask: jax.Array) -> jax.Array:
-    """The output at the last token of each completion: EOS, or where the budget cut it.
+    """The output at the last token of each completion: EOS, or the last of the budget.
 
     Args:
       model: with one output.
       params: its parameters.
       inputs: B prompts with completions of T tokens.
-      mask: `[B, T]`, bool; what stands behind it cannot change the output.
+      mask: `[B, T]`, bool; attention is causal, so masked tokens after it have no effect.
 
     Returns:
       `[B]`.
     """
     outputs, _ = model.apply(params, inputs.tokens, inputs.pad, last=mask.shape[1])
+    # Index 0 for a row without a valid token.
     last = jnp.maximum(mask.sum(axis=1, keepdims=True) - 1, 0)
     return jnp.take_along_axis(outputs[..., 0], last, axis=1)[:, 0]
 
@@ -196,14 +195,14 @@ def fit(
     max_new_tokens: int = 0,
     temperature: float = 1.0,
 ) -> RewardModel:
-    """Fits a reward model to comparisons of what the policy writes, by Adam on `−log σ(r_w − r_l)`; pure and jittable.
+    """Fits a reward model to comparisons of the policy's samples with Adam; pure and jittable.
 
-    Pairs that the verifier does not tell apart have no winner and are left out of the mean.
+    The loss is the mean of `−log σ(r_w − r_l)` over pairs whose scores differ.
 
     Args:
       model: with one output.
       task: see `Task`.
-      policy: the model that completes.
+      policy: the model that is sampled from.
       params: its parameters are `params.policy`.
       key: consumed.
       settings: see `Preferences`.
@@ -242,13 +241,12 @@ def fit(
     def step(carry: tuple[PyTree, PyTree], i: jax.Array) -> tuple[tuple[PyTree, PyTree], None]:
         reward_params, opt_state = carry
         pairs = jax.tree.map(lambda x: x[i % steps], batches)
-        proposal, opt_state = optimizer.update(
-            jax.grad(loss)(reward_params, pairs), opt_state, reward_params
-        )
-        return (optax.apply_updates(reward_params, proposal), opt_state), None
+        gradient = jax.grad(loss)(reward_params, pairs)
+        updates, opt_state = optimizer.update(gradient, opt_state, reward_params)
+        return (optax.apply_updates(reward_params, updates), opt_state), None
 
-    # A batch at a time: the cache of all samples at once would be the largest array of the run. The
-    # last ones are not fitted to.
+    # One batch at a time: the cache for all samples at once would be the largest array of the run.
+    # The last `fresh` batches, without flips, only measure the accuracy.
     flips = jnp.where(jnp.arange(steps + fresh) < steps, settings.flip, 0.0)
     batches = jax.lax.map(sample, (jax.random.split(pairs_key, steps + fresh), flips))
     start = model.init(init_key, jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
@@ -268,23 +266,24 @@ def learned_reward(
     model: Transformer,
     fit: Callable[[ActorCritic, jax.Array], RewardModel],
 ) -> Problem:
-    """The same problem, but its reward is that of a frozen model, at the last token; `score` stays the verifier's.
+    """The same problem with the reward of a frozen model, at the last token.
+
+    `score` remains the verifier's.
 
     Args:
-      problem: language.
+      problem: a language problem.
       task: of that problem.
-      model: of the reward, with one output and the task's vocabulary.
-      fit: `fit(params, key) -> RewardModel`, part of `init`: `reward_model.fit` of the initial
-        policy, or a function that returns one that was fitted before.
+      model: the reward model, with one output and the task's vocabulary.
+      fit: `fit(params, key) -> RewardModel`, called in `init`: `reward_model.fit` on the initial
+        policy, or a function that returns a model fitted before.
 
     Returns:
-      The `Problem`, for any method. Metrics are those of `problem`, `reward_model` (the reward,
-      mean over completions; 0 is that of the completions it was fitted to, in units of their std)
-      and `reward_model_accuracy` (see `RewardModel`).
+      The `Problem`, for any method. It adds the metrics `reward_model` (the reward, mean over
+      completions; 0 is the mean of the completions the model was fitted to, and 1 their std) and
+      `reward_model_accuracy` (see `RewardModel`).
 
     Raises:
-      ConfigError: a model of another vocabulary, or with other outputs; parameters of another
-        model.
+      ConfigError: the model's vocabulary or outputs do not fit, or the parameters are not its own.
     """
     check_model(task, model)
 
@@ -316,7 +315,7 @@ def learned_reward(
 
 
 def check_model(task: Task, model: Transformer) -> None:
-    """Raises ConfigError where a reward model cannot read the task or does not give one number."""
+    """Raises ConfigError unless the model has the task's vocabulary and one output."""
     check_vocabulary(task, model, name="reward_model")
     if model.outputs != 1:
         raise ConfigError(f"reward_model must have outputs = 1, got {model.outputs}")

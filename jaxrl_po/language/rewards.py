@@ -5,11 +5,11 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import ConfigError, Number
 
-OVERLONG_SHARE = 5  # a cache of 0 is one in so many tokens of the budget
+OVERLONG_SHARE = 5  # the default cache is the budget divided by this
 
 
 def overlong_cache(budget: int) -> int:
-    """Tokens over which the punishment grows where nothing else is said: a fifth of the budget, at least 1.
+    """Default tokens over which the punishment grows: a fifth of the budget, at least 1.
 
     Example:
       >>> overlong_cache(20), overlong_cache(4)
@@ -19,7 +19,7 @@ def overlong_cache(budget: int) -> int:
 
 
 def budget_with_room(answer_length: int) -> int:
-    """The budget whose last fifth lies beyond the longest right answer, so that none is punished for its length.
+    """The budget whose last fifth is beyond the longest correct answer, so that none is punished.
 
     Args:
       answer_length: tokens of that answer, EOS included.
@@ -37,14 +37,14 @@ def budget_with_room(answer_length: int) -> int:
 def soft_overlong(
     length: jax.Array, *, max_length: int, cache: int, factor: Number = 1.0
 ) -> jax.Array:
-    """DAPO's soft overlong punishment: 0 up to `max_length − cache`, then linear, `−factor` at and beyond `max_length`.
+    """DAPO's soft overlong punishment: 0 up to `max_length − cache`, `−factor` from `max_length`.
 
     `factor · clip((max_length − cache − length) / cache, −1, 0)`.
 
     Args:
-      length: `E*`, tokens generated, EOS included (tokens, not characters).
-      max_length: tokens at which the punishment is full.
-      cache: tokens over which it grows, in [1, max_length].
+      length: `E*`, tokens generated, EOS included.
+      max_length: tokens from which the punishment is full.
+      cache: tokens over which it grows linearly, in [1, max_length].
       factor: the full punishment, reward units.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Sampling completions under jit: the prompt is read once for each group, and the loop ends when every row has."""
+"""Sampling completions under jit: one prefill per group, and a loop until all rows have ended."""
 
 from typing import Any, NamedTuple
 
@@ -11,14 +11,14 @@ from jaxrl_po.language.transformer import Transformer
 
 
 def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Array:
-    """Excludes unlikely tokens: what is left is the fewest most likely ones, at most `top_k`, that reach `top_p` together.
+    """Top-k, then top-p: keeps the fewest most likely tokens, at most `top_k`, that reach `top_p`.
 
-    Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751, eq. 2–3) over the distribution that
-    top-k left, renormalised. The most likely token always stays. Among equals the lower index goes
-    first, so that a tie at the edge keeps no more than it must.
+    Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751, eq. 2–3) over the distribution left by
+    top-k, renormalised. The most likely token always stays. Ties are broken by the lower index, so
+    that no token more than necessary is kept.
 
     Args:
-      logits: `[…, V]`, at the temperature.
+      logits: `[…, V]`, divided by the temperature already.
       top_k: in [0, V]; 0 is off.
       top_p: in (0, 1]; 1 is off. With both off nothing is sorted.
 
@@ -32,10 +32,11 @@ def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Ar
     vocabulary = logits.shape[-1]
     if top_k == 0 and top_p == 1.0:
         return logits
-    descending, index = jax.lax.top_k(
-        logits, top_k or vocabulary
-    )  # of equal values the lowest index comes first
+    # Of equal values `top_k` returns the lowest index first.
+    descending, index = jax.lax.top_k(logits, top_k or vocabulary)
     probability = jax.nn.softmax(descending.astype(jnp.float32))
+    # The token with which the sum reaches top_p still belongs to the nucleus. At 1 the test is left
+    # out: rounding could let the sum reach 1 early.
     reached_before = jnp.cumsum(probability, axis=-1) - probability
     within = reached_before < top_p if top_p < 1.0 else jnp.ones(probability.shape, bool)
     last = jnp.sum(within, axis=-1, keepdims=True) - 1
@@ -46,11 +47,11 @@ def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Ar
 
 
 class Completions(NamedTuple):
-    """What was generated, B = P·G rows, group-major.
+    """Generated completions, B = P·G rows, group-major.
 
     Attributes:
       tokens: `[B, T]`, int32; PAD after EOS.
-      log_prob: `[B, T]`, nats, under the policy at its temperature, before any truncation; 0 after
+      log_prob: `[B, T]`, nats, under the policy at its temperature, before top-k and top-p; 0 after
         EOS.
       length: `[B]`, int32, tokens generated, EOS included.
       ended: `[B]`, bool, whether EOS came within the budget.
@@ -80,14 +81,14 @@ def generate(
 ) -> Completions:
     """Samples `group_size` completions of each prompt.
 
-    The prompt fills the cache once for each group, and the cache is then repeated for its members.
+    The prefill of a prompt is computed once per group, and its cache repeated for the members.
 
     With top-k or top-p a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), S the tokens that
-    `truncate` keeps, but `log_prob` is log π(a), as the learner computes it: the ratio is then 1 on
-    the first update and finite ever after, whereas a token that an update pushes out of S would
-    have log-probability −∞ under μ. The price is a bias: at every prefix the gradient lacks −E_μ[A]
-    ∇ log π(S), which pulls π towards μ where A > 0. It is 0 where the advantage averages 0 over μ,
-    as an exact baseline makes it, and without truncation.
+    `truncate` keeps, but `log_prob` is log π(a), as the learner computes it: the ratio is then 1 at
+    the first update and always finite, whereas a token that an update pushes out of S would have
+    log-probability −∞ under μ. The cost is a bias: at every prefix the gradient lacks the term
+    −E_μ[A] ∇ log π(S), so that updates also raise π(S) where E_μ[A] > 0. The term is 0 without
+    truncation, and where the advantage has mean 0 under μ, as with an exact baseline.
 
     Args:
       model: the policy.
@@ -103,7 +104,7 @@ def generate(
       top_p: see `truncate`.
       eos: id that ends a completion.
       pad_token: id that fills the rest.
-      greedy: take the most likely token; `log_prob` is still that at the temperature.
+      greedy: take the most likely token; `log_prob` is still at the temperature.
 
     Returns:
       The completions.
@@ -111,15 +112,16 @@ def generate(
     chex.assert_rank([prompt, pad, keys], [2, 1, 1])
     groups, prompt_length = prompt.shape
     rows = groups * group_size
+    # The last token is never fed back, so it needs no column.
     cache = model.empty_cache(groups, prompt_length + max_new_tokens - 1)
     logits, filled = model.apply(params, prompt, pad, cache, 0, last=1)
     logits, filled, pad = jax.tree.map(
         lambda x: jnp.repeat(x, group_size, axis=0), (logits[:, 0], filled, pad)
     )
-    members = jax.vmap(
+    member_keys = jax.vmap(
         lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(group_size))
     )
-    row_keys = members(keys).reshape(rows)
+    row_keys = member_keys(keys).reshape(rows)
 
     class Loop(NamedTuple):
         t: jax.Array

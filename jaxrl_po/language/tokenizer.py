@@ -1,4 +1,4 @@
-"""A character tokenizer: one token for each character, besides PAD and EOS."""
+"""A character tokenizer: one token per character, besides PAD and EOS."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ class Tokenizer(NamedTuple):
     """Characters to ids and back.
 
     Attributes:
-      characters: the alphabet; character i has an id of its own, those of PAD and EOS left out.
+      characters: the alphabet; ids ascend in its order, those of PAD and EOS left out.
       pad: id of the padding token.
       eos: id of the end-of-sequence token.
     """
@@ -25,7 +25,7 @@ class Tokenizer(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Ids in all, PAD and EOS included."""
+        """Size of the vocabulary, PAD and EOS included."""
         return len(self.characters) + 2
 
     @property
@@ -57,14 +57,16 @@ class Tokenizer(NamedTuple):
         )
 
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
-        """Texts of many rows at once: the unmasked tokens, without EOS, and `□` for a PAD among them.
+        """Texts of all rows at once: the unmasked tokens without EOS, with `□` for each PAD.
 
         Args:
           tokens: `[B, T]`.
           mask: `[B, T]`, True where a token counts.
 
         Example:
-          >>> make_tokenizer("ab").decode_rows(np.array([[2, 0, 3, 1], [0, 0, 3, 2]]), np.array([[1, 1, 1, 1], [0, 0, 1, 1]], bool))
+          >>> tokens = np.array([[2, 0, 3, 1], [0, 0, 3, 2]])
+          >>> mask = np.array([[1, 1, 1, 1], [0, 0, 1, 1]], bool)
+          >>> make_tokenizer("ab").decode_rows(tokens, mask)
           ['a□b', 'ba']
         """
         alphabet = np.full(self.size, PAD)
@@ -83,8 +85,8 @@ def make_tokenizer(characters: str, *, pad: int = 0, eos: int = 1) -> Tokenizer:
       eos: id of EOS, another one.
 
     Raises:
-      ConfigError: PAD = EOS (a mask by `token != pad` would drop the end from training), ids
-        outside the vocabulary, or a character that occurs twice.
+      ConfigError: PAD = EOS (a mask by `token != pad` would leave EOS out of training), ids outside
+        the vocabulary, or a character that occurs twice.
 
     Example:
       >>> tokenizer = make_tokenizer("01+=")

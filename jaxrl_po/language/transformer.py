@@ -1,10 +1,10 @@
-"""A small decoder-only transformer: RMSNorm, rotary positions, gated MLP, grouped queries, and a static-shape cache.
+"""A small decoder-only transformer: RMSNorm, RoPE, gated MLP, grouped queries and a static cache.
 
-Shapes in suffixes: B rows, N new positions, R ≤ N of them that are read, M = B·N or B·R, S
-positions in all, D width, H query heads, K key/value heads, G = H / K, C head size, F MLP width, V
-vocabulary. `dtype` is that of the matrix products; parameters are float32, softmax and outputs
-float32 at least. Rows and positions are one axis outside attention: the weight gradient of a
-product with two leading axes is several times slower on a CPU.
+Shape suffixes: B rows, N new positions, R ≤ N of them with outputs, M = B·N or B·R, S positions in
+all, D width, H query heads, K key/value heads, G = H / K, C head size, F MLP width, V vocabulary.
+`dtype` is that of the matrix products; parameters are float32, softmax and outputs float32 at
+least. Outside attention, rows and positions are one axis: the weight gradient of a product with two
+leading axes is several times slower on a CPU.
 """
 
 import math
@@ -20,8 +20,11 @@ import numpy as np
 from jaxrl_po.types import PyTree
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...]
-"""Keys and values `[B, K, S, C]` of each layer: as the products read them, so that a step transposes nothing, and with layers
-apart, so that it writes in place and copies nothing."""
+"""Keys and values `[B, K, S, C]` of each layer.
+
+The order of axes is that of the products, so that a decoding step needs no transpose; layers are
+separate arrays, so that it updates them in place.
+"""
 
 LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("params", "embedding"): ("vocab", "embed"),
@@ -34,7 +37,7 @@ LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("down", "kernel"): ("mlp", "embed"),
     ("output", "kernel"): ("embed", "vocab"),
 }
-"""The last two names of a parameter's path to what its dimensions are; the scales of norms are small and stay whole."""
+"""Logical axes of a parameter by the last two names of its path; norm scales are replicated."""
 
 
 class Transformer(nn.Module):
@@ -51,11 +54,11 @@ class Transformer(nn.Module):
       gated: SwiGLU, else GELU.
       tied: the output reuses the embedding.
       dtype: of the matrix products: float32, bfloat16, or float64 where JAX has it on.
-      remat: the backward pass computes the inside of each block again, in place of keeping it: less
-        memory, more time. On a CPU XLA's default schedule gives most of that memory back; without
+      remat: recompute the activations inside blocks in the backward pass: less memory, more time.
+        On a CPU XLA's default schedule undoes most of the saving; without
         `concurrency_optimized_scheduler` it does not.
-      constrain: says where the activations `[M, D]` between blocks lie on devices; the default
-        leaves it open.
+      constrain: sharding constraint on the activations `[M, D]` between blocks; the default has
+        none.
     """
 
     vocabulary: int
@@ -84,14 +87,14 @@ class Transformer(nn.Module):
         """Logits after each new token.
 
         Args:
-          tokens: `[B, N]`, int32, left-padded. Only distances between columns count, so that
-            padding shifts nothing.
+          tokens: `[B, N]`, int32, left-padded. Positions are relative, so that padding does not
+            change the outputs.
           pad: `[B]`, int32, padding tokens on the left.
-          cache: keys and values of earlier columns, to be extended; None attends among the new
-            tokens alone.
+          cache: keys and values of earlier columns, to be extended; None attends to the new tokens
+            only.
           start: column of the first new token, 0 without a cache.
-          last: outputs for the last so many tokens only; 0 for all. Of the others the last block
-            makes keys and values alone.
+          last: number of last tokens to compute outputs for; 0 for all. For the others the last
+            block computes keys and values only.
 
         Returns:
           Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without
@@ -102,8 +105,7 @@ class Transformer(nn.Module):
         embedding_VxD = self.param(
             "embedding", nn.initializers.normal(1.0), (self.vocabulary, self.width)
         )
-        # A product with one-hot rows, because the gradient of an indexed read is a scatter, which
-        # is slow on a CPU.
+        # One-hot times embedding: the gradient of a lookup is a scatter, which is slow on a CPU.
         x_MxD = jax.nn.one_hot(
             tokens.reshape(-1), self.vocabulary, dtype=self.dtype
         ) @ embedding_VxD.astype(self.dtype)
@@ -114,8 +116,8 @@ class Transformer(nn.Module):
         mask_BxNxS = (keys_S[None, None, :] <= columns_N[None, :, None]) & (
             keys_S[None, None, :] >= pad[:, None, None]
         )
-        # A constant of the program: sines inside it are computed again for every element that they
-        # turn.
+        # A constant of the program: fused into it, sines would be recomputed for every element that
+        # they rotate.
         turns_Nxh = [
             jax.lax.dynamic_slice_in_dim(table, start, new)
             for table in turns(total, self.width // self.heads)
@@ -186,7 +188,7 @@ class Attention(nn.Module):
         cache: tuple[jax.Array, jax.Array] | None,
         start: jax.Array | int,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """Attends from the last R new tokens to the cached and the new; extends the cache with all of the new."""
+        """Attends from the last R new tokens to cached and new ones; caches all new ones."""
         (batch, read, _), width, new = mask_BxRxS.shape, x_MxD.shape[-1], turns_Nxh[0].shape[0]
         heads, kv_heads, size = self.heads, self.kv_heads, width // self.heads
         q_MxHC = _dense(self.dtype, heads * size, "query")(_last(x_MxD, batch, read))
@@ -207,6 +209,7 @@ class Attention(nn.Module):
         scores_BxKxGxRxS = jnp.einsum("brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC).astype(
             _wide(self.dtype)
         ) / math.sqrt(size)
+        # Finite: a padding row is masked throughout and would give NaN with −∞.
         scores_BxKxGxRxS = jnp.where(mask_BxRxS[:, None, None], scores_BxKxGxRxS, -1e30)
         weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(self.dtype)
         out_BxRxKxGxC = jnp.einsum("bkgrs,bksc->brkgc", weights_BxKxGxRxS, v_BxKxSxC)
@@ -233,14 +236,18 @@ class Mlp(nn.Module):
 
 
 def turns(positions: int, size: int, *, base: float = 10_000.0) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of `position · base^(−2i/C)`, `[positions, C/2]` each, for rotary positions of head size C."""
+    """Cosine and sine of `position · base^(−2i/C)`, `[positions, C/2]` each, for head size C."""
     half = size // 2
     angle_Nxh = np.arange(positions)[:, None] * base ** (-np.arange(half) / half)
     return jnp.asarray(np.cos(angle_Nxh)), jnp.asarray(np.sin(angle_Nxh))
 
 
 def rotate(x_BxNxHxC: jax.Array, cos_Nxh: jax.Array, sin_Nxh: jax.Array) -> jax.Array:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864, eq. 34): halves of C turn by the angles of `turns`."""
+    """Rotary position embedding, with the angles of `turns`.
+
+    Su et al. 2021 (arXiv:2104.09864), eq. 34, but pairing component i with i + C/2, not with its
+    neighbour.
+    """
     half = x_BxNxHxC.shape[-1] // 2
     cos, sin = (
         turn_Nxh[None, :, None, :].astype(x_BxNxHxC.dtype) for turn_Nxh in (cos_Nxh, sin_Nxh)
@@ -250,13 +257,13 @@ def rotate(x_BxNxHxC: jax.Array, cos_Nxh: jax.Array, sin_Nxh: jax.Array) -> jax.
 
 
 def _last(x_MxD: jax.Array, batch: int, count: int) -> jax.Array:
-    """The last positions of each row."""
+    """The last `count` positions of each row: `[B·N, D]` to `[B·count, D]`."""
     x_BxNxD = x_MxD.reshape(batch, -1, x_MxD.shape[-1])
     return x_BxNxD[:, x_BxNxD.shape[1] - count :].reshape(batch * count, x_MxD.shape[-1])
 
 
 def _wide(dtype: jnp.dtype) -> jnp.dtype:
-    """Of softmax, normalisation and outputs: float32 at least."""
+    """The dtype of softmax, final normalisation and outputs: float32 at least."""
     return jnp.promote_types(dtype, jnp.float32)
 
 

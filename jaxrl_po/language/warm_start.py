@@ -1,4 +1,4 @@
-"""Supervised warm start: a policy that already answers some prompts, from demonstrations of the train split."""
+"""Supervised warm start of a policy on demonstrations of the train split."""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
 
-MEASURED = 256  # prompts of one measurement of the accuracy
+MEASURED = 256  # prompts per measurement of the accuracy
 BETWEEN = 20  # steps between measurements
 
 
@@ -38,11 +38,11 @@ class WarmStart:
     )
     accuracy: float = static(
         1.0,
-        f"stop once the greedy accuracy on fresh prompts, every {BETWEEN} steps, reaches "
-        "it; 1 takes all steps",
+        f"stop once the greedy accuracy on fresh prompts, measured every {BETWEEN} steps, "
+        "reaches this; 1 runs all steps",
         within=UNIT,
     )
-    batch_size: int = static(128, "demonstrations of one step", within=COUNT)
+    batch_size: int = static(128, "demonstrations per step", within=COUNT)
     learning_rate: float = static(3e-3, "Adam's step size", within=POSITIVE)
 
     def validate(self) -> None:
@@ -61,7 +61,7 @@ def demonstration_loss(
       params: its parameters.
       task: where demonstrations come from.
       key: consumed.
-      batch_size: demonstrations.
+      batch_size: number of demonstrations.
 
     Returns:
       The mean over tokens, nats.
@@ -70,17 +70,18 @@ def demonstration_loss(
     answers = jax.vmap(task.demonstrate)(prompts.problem)
     tokens = jnp.concatenate([prompts.tokens, answers], axis=1)
     logits, _ = model.apply(params, tokens[:, :-1], prompts.pad, last=task.answer_length)
-    # EOS ends an answer: it belongs to what is learnt, whatever follows does not.
+    # EOS is a target, the padding after it is not.
     length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
     mask = jnp.arange(task.answer_length)[None, :] < length[:, None]
     return masked.mean(-Categorical(logits).log_prob(answers), mask)
 
 
 def greedy_accuracy(model: Transformer, params: Any, task: Task, key: jax.Array) -> jax.Array:
-    """Mean score of the greedy answers to `MEASURED` fresh prompts of the train split; consumes `key`.
+    """Mean score of the greedy answers to `MEASURED` fresh prompts of the train split.
 
-    The verifier decides, since a right answer need not be the demonstrated one.
+    Scored by the verifier, since a correct answer need not be the demonstrated one. Consumes `key`.
     """
+    # Greedy decoding draws nothing, so that the keys of the prompts can be passed on.
     keys = jax.random.split(key, MEASURED)
     prompts = jax.vmap(lambda key: task.sample(key, False))(keys)
     completions = sampling.generate(
@@ -102,7 +103,9 @@ def greedy_accuracy(model: Transformer, params: Any, task: Task, key: jax.Array)
 def warm_start(
     model: Transformer, params: Any, task: Task, settings: WarmStart, key: jax.Array
 ) -> Any:
-    """Trains `params` on demonstrations with Adam until accurate enough, pure and jittable; consumes `key`.
+    """Trains `params` on demonstrations with Adam until accurate enough; pure and jittable.
+
+    Consumes `key`.
 
     Returns:
       Parameters after at most `settings.steps` steps (unchanged for 0).
@@ -117,8 +120,8 @@ def warm_start(
         gradient = jax.grad(demonstration_loss, argnums=1)(
             model, params, task, jax.random.fold_in(train_key, i), settings.batch_size
         )
-        proposal, opt_state = optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, proposal), opt_state
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
 
     class Loop(NamedTuple):
         done: jax.Array
@@ -131,13 +134,12 @@ def warm_start(
     def train(loop: Loop) -> Loop:
         end = jnp.minimum(loop.done + BETWEEN, settings.steps)
         carry = jax.lax.fori_loop(loop.done, end, step, loop.carry)
-        return Loop(
-            end, greedy_accuracy(model, carry[0], task, jax.random.fold_in(measure_key, end)), carry
-        )
+        accuracy = greedy_accuracy(model, carry[0], task, jax.random.fold_in(measure_key, end))
+        return Loop(end, accuracy, carry)
 
     start = params, optimizer.init(params)
     if settings.accuracy == 1.0:
         return jax.lax.fori_loop(0, settings.steps, step, start)[0]
-    return jax.lax.while_loop(
-        unfinished, train, Loop(jnp.int32(0), jnp.float32(-1.0), start)
-    ).carry[0]
+    # An accuracy of −1: not measured yet, so that at least one round is trained.
+    loop = Loop(jnp.int32(0), jnp.float32(-1.0), start)
+    return jax.lax.while_loop(unfinished, train, loop).carry[0]

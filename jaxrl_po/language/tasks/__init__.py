@@ -1,7 +1,7 @@
-"""Tasks whose prompts are generated and whose answers are verified inside the program.
+"""Tasks whose prompts are generated and whose answers are verified under jit.
 
-A task is a tuple of pure functions of one example, so that a user's own is made the same way;
-callers `vmap`.
+A task is a tuple of pure functions of one example, which callers `vmap`; your own is built the same
+way.
 """
 
 from jaxrl_po.language.tasks.addition import addition

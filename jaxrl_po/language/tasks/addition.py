@@ -14,15 +14,15 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) -> Task:
-    """Addition of two numbers of up to `num_digits` digits: `034+058=` is answered by `2900` and EOS, lowest digit first.
+    """Addition of two numbers: the answer to `034+058=` is `2900` and EOS, lowest digit first.
 
-    One pair of operands in ten is held out, chosen by a hash of the unordered pair, so that b + a
-    never gives away a + b. The strata are the numbers of carries, 0 to `num_digits`.
+    One pair of operands in ten is held out, by a hash of the unordered pair, so that a + b and
+    b + a are in the same split. The stratum is the number of carries, 0 to `num_digits`.
 
     Args:
-      num_digits: digits of an operand, in [1, 9]; grades the difficulty.
-      zero_pad: operands and sum fill their width with zeros; otherwise prompts are ragged and sums
-        vary in length.
+      num_digits: maximum digits of an operand, in [1, 9]; sets the difficulty.
+      zero_pad: zero-pad operands and sum to their full width; otherwise prompts and sums vary in
+        length.
       reverse: lowest digit first, the order in which carries propagate.
 
     Returns:

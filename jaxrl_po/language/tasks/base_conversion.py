@@ -13,13 +13,13 @@ NUMERALS = "0123456789abcdef"
 
 
 def base_conversion(num_digits: int, *, base: int) -> Task:
-    """A decimal number in another base: with base 2, `06=` is answered by `0110000` and EOS, lowest digit first.
+    """A decimal number in another base: for base 2 the answer to `06=` is `0110000` and EOS.
 
-    The number fills `num_digits` places, the answer as many as the longest needs. One number in ten
-    is held out.
+    Answers have their lowest digit first. Numbers are zero-padded to `num_digits` digits, answers
+    to the length of the longest one. One number in ten is held out.
 
     Args:
-      num_digits: decimal digits, in [1, 9]; grades the difficulty.
+      num_digits: decimal digits, in [1, 9]; sets the difficulty.
       base: of the answer, in [2, 16]; digits above 9 are `a` to `f`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Countdown: an expression over given numbers that makes a target."""
+"""Countdown: an expression over given numbers that reaches a target."""
 
 from typing import NamedTuple
 
@@ -14,16 +14,16 @@ from jaxrl_po.language.tasks.verify import at_end, last_token_only
 from jaxrl_po.language.tokenizer import make_tokenizer
 
 MAX_NUMBERS = 8
-LARGEST = 2**31 - 1  # of an int32
+LARGEST = 2**31 - 1  # the largest int32
 
 
 class Countdown(NamedTuple):
     """One problem.
 
     Attributes:
-      numbers: `[K]`, int32, as the prompt lists them.
+      numbers: `[K]`, int32, in the order of the prompt.
       target: `[]`, int32.
-      solution: `[A]`, int32, one right answer, with EOS.
+      solution: `[A]`, int32, one correct answer, with EOS.
     """
 
     numbers: jax.Array
@@ -32,24 +32,24 @@ class Countdown(NamedTuple):
 
 
 def countdown(num_numbers: int, *, max_number: int) -> Task:
-    """Countdown: `3,7,2>13=` asks for 13 out of 3, 7 and 2, which `32*7+` and EOS make, and so does `723*+`.
+    """Countdown: `3,7,2>13=` asks for 13 from 3, 7 and 2, for example `32*7+` or `723*+`, and EOS.
 
     The rule: the expression is postfix, uses **every given number exactly once** (one given twice,
-    twice) and `+`, `-`, `*`; values on the way may be negative. Numbers fill their width (`03`),
-    highest digit first, so that no marks stand between them.
+    twice) and `+`, `-`, `*`; intermediate values may be negative. Numbers are zero-padded (`03`),
+    highest digit first, so that no separators are needed.
 
-    A stack machine of one step for each token verifies it. Any right expression scores 1; `credit`
-    is the score, at EOS, for half an expression is neither right nor wrong. A completion parses
-    where it is postfix that leaves one value, whatever its numbers.
+    A stack machine verifies it, one step per token. Any correct expression scores 1; `credit` is
+    the score, at EOS, since part of an expression is neither right nor wrong. A completion parses
+    if it is postfix that leaves one value, whatever its numbers.
 
-    Targets are solvable by construction: numbers in random order are joined one by one to the value
-    so far, by an operator drawn among those that keep it in [0, 10^(digits + 1)), the smaller
+    Targets are solvable by construction: numbers in random order are combined one by one with the
+    value so far, by an operator drawn among those that keep it in [0, 10^(digits + 1)), the smaller
     subtracted from the larger. One multiset of numbers in ten is held out, with all its targets.
 
     Args:
-      num_numbers: K, given numbers, in [2, 8]; grades the difficulty.
-      max_number: the largest of them, at least 2, the smallest is 1; max_number^K < 2^31, so that
-        no value overflows.
+      num_numbers: K, given numbers, in [2, 8]; sets the difficulty.
+      max_number: largest possible number, at least 2 (the smallest is 1); max_number^K < 2^31, so
+        that no value overflows.
 
     Returns:
       The task; its problem is a `Countdown`.
@@ -60,8 +60,10 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
     Example:
       >>> task = countdown(3, max_number=9)
       >>> prompt = task.sample(jax.random.key(0), False)
-      >>> len(task.tokenizer.decode(prompt.tokens.tolist())), float(task.score(prompt.problem, prompt.problem.solution))
-      (9, 1.0)
+      >>> len(task.tokenizer.decode(prompt.tokens.tolist()))
+      9
+      >>> float(task.score(prompt.problem, prompt.problem.solution))
+      1.0
     """
     check_size("num_numbers", num_numbers, Interval(2, MAX_NUMBERS))
     largest = max(n for n in range(2, 46_341) if n**num_numbers <= LARGEST)
@@ -83,9 +85,8 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
     def construct(key: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
         order_key, operator_key = jax.random.split(key)
         numbers = jax.random.permutation(order_key, numbers)
-        noise = jax.random.uniform(
-            operator_key, (num_numbers, len(OPERATORS))
-        )  # its largest entry is at a uniform place
+        # The argmax of uniform noise over the admitted operators draws one of them uniformly.
+        noise = jax.random.uniform(operator_key, (num_numbers, len(OPERATORS)))
         value, text = numbers[0], write(numbers[0], places).tokens
         for i in range(1, num_numbers):
             x, operand = numbers[i], write(numbers[i], places).tokens
@@ -95,10 +96,8 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
             joined = jnp.where(
                 reverse, jnp.concatenate([operand, text]), jnp.concatenate([text, operand])
             )
-            value, text = (
-                values[operator],
-                jnp.append(joined, tokenizer.ids[OPERATORS[0]] + operator.astype(jnp.int32)),
-            )
+            value = values[operator]
+            text = jnp.append(joined, tokenizer.ids[OPERATORS[0]] + operator.astype(jnp.int32))
         return value, write_answer([Piece(text, answer_length - 1)], answer_length, tokenizer)
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
@@ -107,10 +106,8 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
         target, solution = construct(construct_key, numbers)
         pieces: list[Piece] = []
         for i in range(num_numbers):
-            pieces += [
-                write(numbers[i], places),
-                literal("," if i + 1 < num_numbers else ">", tokenizer),
-            ]
+            mark = literal("," if i + 1 < num_numbers else ">", tokenizer)
+            pieces += [write(numbers[i], places), mark]
         pieces += [write(target, places + 1), literal("=", tokenizer)]
         return write_prompt(pieces, prompt_length, tokenizer, Countdown(numbers, target, solution))
 

@@ -1,4 +1,4 @@
-"""A task whose training prompts are a finite set, as a data set's are."""
+"""A task whose training prompts are a finite set, like a dataset."""
 
 from collections.abc import Callable
 
@@ -14,20 +14,20 @@ Verdict = Callable[[PyTree, jax.Array], jax.Array]
 
 
 def finite(task: Task, size: int, *, seed: int = 0) -> Task:
-    """The same task with `size` training prompts, drawn once from its train split; the held-out split stays as it is.
+    """The same task with `size` fixed training prompts; the held-out split does not change.
 
-    The set follows from `seed` and is never stored: prompt i is drawn with key i. Each draw takes
-    one of them, uniformly and with replacement. Where the task has few problems, some of them are
-    in the set twice, under two numbers.
+    The prompts are from the task's train split. The set is never stored: prompt i is sampled with
+    `fold_in(key(seed), i)`. Each draw takes one of them, uniformly and with replacement. If the
+    task has few problems, some are in the set more than once, under different numbers.
 
     Args:
       task: any.
-      size: prompts of the set, at least 1.
+      size: number of prompts, at least 1.
       seed: of the set.
 
     Returns:
-      The task; its problem is `(number, problem)`, its strata are the numbers (0 for whatever is
-      held out).
+      The task; its problem is `(number, problem)` and its strata are the numbers (0 for held-out
+      problems).
 
     Raises:
       ConfigError: `size` below 1.

@@ -20,14 +20,16 @@ Operands = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def modular(num_digits: int, *, modulus_digits: int = 1) -> Task:
-    """The remainder of a b + c: `(12*34+56)%7=` is answered by `2` and EOS, lowest digit first, all at full width.
+    """The remainder of a b + c: the answer to `(12*34+56)%7=` is `2` and EOS.
+
+    Answers have their lowest digit first; all numbers are zero-padded to their full width.
 
     One problem in ten is held out, chosen by a hash of the unordered pair of factors, c, and the
     modulus.
 
     Args:
-      num_digits: digits of a, b and c, in [1, 4]; grades the difficulty.
-      modulus_digits: digits of the modulus, which is at least 2, in [1, 4]; grades it as well.
+      num_digits: digits of a, b and c, in [1, 4]; sets the difficulty.
+      modulus_digits: digits of the modulus (at least 2), in [1, 4]; sets it too.
 
     Returns:
       The task.
@@ -37,7 +39,8 @@ def modular(num_digits: int, *, modulus_digits: int = 1) -> Task:
 
     Example:
       >>> task = modular(2)
-      >>> task.tokenizer.decode(task.demonstrate(tuple(jnp.uint32(x) for x in (12, 34, 56, 7))).tolist())
+      >>> problem = tuple(jnp.uint32(x) for x in (12, 34, 56, 7))
+      >>> task.tokenizer.decode(task.demonstrate(problem).tolist())
       '2'
     """
     check_size("num_digits", num_digits, Interval(1, MAX_FACTOR_DIGITS))

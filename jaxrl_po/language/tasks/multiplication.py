@@ -1,4 +1,4 @@
-"""Multiplication of two numbers, with its steps written out."""
+"""Multiplication of two numbers, with a chain of thought."""
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +22,23 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
-    """Multiplication of two numbers of `num_digits` digits: `12*34=` is answered by `840+0630:8040#8040` and EOS.
+    """Multiplication of two numbers: `840+0630:8040#8040` and EOS is an answer to `12*34=`.
 
-    Operands are written as people do, the answer lowest digit first, all at full width. The chain
-    holds the product of the first operand with each digit of the second, shifted by zeros (48, then
-    360), and after each but the first the sum so far (408); the answer follows `#`. The score asks
-    for the answer alone: what stands before the last `#` is free, in length too.
+    Operands have their highest digit first, all other numbers their lowest; all are zero-padded to
+    full width. The chain of thought has the product of the first operand with each digit of the
+    second, shifted by zeros (48, then 360), and after each but the first the sum so far (408); the
+    answer follows `#`. Only the answer is scored: any text of any length may precede the last `#`.
 
-    `credit` pays 1 / (2 num_digits) for each product and each sum, where it stands as demonstrated,
-    at the mark that ends it, and as much for the score at EOS; without a chain each right token
-    earns its share, as in addition.
+    `credit` gives 1 / (2 num_digits) for each product and each sum that is as demonstrated, at the
+    mark that ends it, and as much for the score, at EOS. Without a chain of thought each correct
+    token earns its share, as in addition.
 
-    One pair of operands in ten is held out, chosen by a hash of the unordered pair.
+    One pair of operands in ten is held out, by a hash of the unordered pair.
 
     Args:
-      num_digits: digits of an operand, in [1, 4]; grades the difficulty.
-      chain_of_thought: demonstrate the steps; otherwise the answer is all there is, without `#`.
+      num_digits: digits of an operand, in [1, 4]; sets the difficulty.
+      chain_of_thought: demonstrate the steps; otherwise the answer is only the product, without
+        `#`.
 
     Returns:
       The task.
@@ -54,11 +55,8 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
     check_size("num_digits", num_digits, Interval(1, MAX_FACTOR_DIGITS))
     tokenizer = make_tokenizer("0123456789*=+:#" if chain_of_thought else "0123456789*=")
     draw = make_draw([(0, 10**num_digits)] * 2, canonical=jnp.sort, advice="raise num_digits")
-    name, prompt_length, full = (
-        f"{num_digits}-digit multiplication",
-        2 * num_digits + 2,
-        2 * num_digits,
-    )
+    name = f"{num_digits}-digit multiplication"
+    prompt_length, full = 2 * num_digits + 2, 2 * num_digits
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         a, b = draw(key, held_out)
@@ -89,19 +87,19 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
         pieces: list[Piece] = []
         for i in range(num_digits):
             width, unit = num_digits + 1 + i, np.uint32(10**i)
-            pieces += [literal("+", tokenizer)] if i else []
-            pieces += [number(a * (b // unit % 10 * unit), width, tokenizer)]
-            pieces += (
-                [literal(":", tokenizer), number(a * (b % (10 * unit)), width, tokenizer)]
-                if i
-                else []
-            )
+            product = number(a * (b // unit % 10 * unit), width, tokenizer)
+            if i == 0:  # the sum so far is this product
+                pieces += [product]
+                continue
+            total = number(a * (b % (10 * unit)), width, tokenizer)
+            pieces += [literal("+", tokenizer), product, literal(":", tokenizer), total]
         pieces += [literal("#", tokenizer), number(a * b, full, tokenizer)]
         return write_answer(pieces, answer_length, tokenizer)
 
     score, parses = after_scratch(answer, tokenizer)
 
     def credit(problem: Pair, tokens: jax.Array) -> jax.Array:
+        # A step is correct if the count of wrong tokens does not grow over it, its mark included.
         wrong = jnp.cumsum(fill(demonstrate(problem), tokens, tokenizer.pad) != tokens)
         wrong = jnp.concatenate([jnp.zeros(1, wrong.dtype), wrong])
         steps = jnp.zeros(tokens.shape[0]).at[ends - 1].set(wrong[ends] == wrong[starts])

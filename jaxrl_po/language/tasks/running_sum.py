@@ -1,4 +1,4 @@
-"""A sum whose answer may follow a scratch of any length."""
+"""A sum whose answer may follow a scratchpad of any length."""
 
 import jax
 import jax.numpy as jnp
@@ -11,31 +11,30 @@ from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 from jaxrl_po.language.tasks.verify import after_scratch, at_end, last_token_only
 from jaxrl_po.language.tokenizer import make_tokenizer
 
-MAX_FILLER = 256  # dots of a demonstration
+MAX_FILLER = 256  # most dots in a demonstration
 
 Problem = tuple[jax.Array, jax.Array]
 
 
 def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
-    """The sum of a list of digits modulo `modulus`, after as long a scratch as the policy likes.
+    """The sum of a list of digits modulo `modulus`, after a scratchpad of any length.
 
-    `3141=` is answered by `#9` and EOS, by `3489#9` with the sums so far, by `...3489#9`, or by any
-    other text of the alphabet before the last `#`: only what follows that `#` is scored. The length
-    of a right answer is therefore free. Its scratch pays (each sum so far needs but one addition),
-    its filler does not: a demonstration opens with 0 to `max_filler` dots, their number drawn with
-    the problem, so that a policy warm-started on them is wordy, and overlong shaping has something
-    to do.
+    Correct answers to `3141=` are `#9` and EOS, `3489#9` with the partial sums, `...3489#9`, or any
+    other text of the alphabet before the last `#`: only what follows that `#` is scored, so that
+    the length of a correct answer is free. Partial sums help (each needs one addition), filler does
+    not: a demonstration starts with 0 to `max_filler` dots, their number drawn with the problem, so
+    that a policy warm-started on them is verbose and overlong shaping has something to shorten.
 
-    `credit` is the score, at EOS: no part of a free scratch is right or wrong. One multiset of
+    `credit` is the score, at EOS: no part of a free scratchpad is right or wrong. One multiset of
     digits in ten is held out.
 
     Args:
-      length: digits of a list, in [2, 64]; grades the difficulty.
+      length: digits of a list, in [2, 64]; sets the difficulty.
       modulus: of the sums, in [2, 10].
-      max_filler: most dots of a demonstration, tokens, in [0, 256].
+      max_filler: maximum number of dots in a demonstration, in [0, 256].
 
     Returns:
-      The task; its problem is the list, `[length]`, and the dots of the demonstration.
+      The task; its problem is the list, `[length]`, and the number of dots.
 
     Raises:
       ConfigError: an argument outside its range.
@@ -55,14 +54,10 @@ def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
         draw_key, filler_key = jax.random.split(key)
-        values, filler = (
-            draw(draw_key, held_out),
-            jax.random.randint(filler_key, (), 0, max_filler + 1),
-        )
-        text = Piece(zero + values.astype(np.int32), length)
-        return write_prompt(
-            [text, literal("=", tokenizer)], length + 1, tokenizer, (values, filler)
-        )
+        values = draw(draw_key, held_out)
+        filler = jax.random.randint(filler_key, (), 0, max_filler + 1)
+        pieces = [Piece(zero + values.astype(np.int32), length), literal("=", tokenizer)]
+        return write_prompt(pieces, length + 1, tokenizer, (values, filler))
 
     def sums(problem: Problem) -> jax.Array:
         return zero + (jnp.cumsum(problem[0], dtype=np.int32) % modulus)

@@ -13,13 +13,13 @@ from jaxrl_po.language.tokenizer import make_tokenizer
 
 
 def sorting(length: int, *, symbols: int = 10) -> Task:
-    """Sorting a list of digits, lowest first: `3142=` is answered by `1234` and EOS.
+    """Sorting a list of digits, lowest first: the answer to `3142=` is `1234` and EOS.
 
-    One multiset in ten is held out: no reordering of a list shows its answer in the other split.
+    One multiset in ten is held out, so that all orders of a list are in the same split.
 
     Args:
-      length: digits of a list, in [2, 64]; grades the difficulty.
-      symbols: digits to choose from, in [2, 10].
+      length: digits of a list, in [2, 64]; sets the difficulty.
+      symbols: number of different digits, in [2, 10].
 
     Returns:
       The task.

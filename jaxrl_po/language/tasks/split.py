@@ -1,4 +1,4 @@
-"""Two splits of a task's problems without a problem in common, drawn from inside the program."""
+"""Two disjoint splits of a task's problems, sampled under jit."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,24 +9,24 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError, Interval
 
-HELD_OUT = 10  # one problem in so many is held out
-COUNTED = 10_000  # problems of which the held-out share is counted
-FAILURE = 1e-10  # chance, at most, that no candidate is of the split
-SHARES = Interval(0.02, 0.5)  # held-out shares that can be drawn from
+HELD_OUT = 10  # one problem in HELD_OUT is held out
+COUNTED = 10_000  # problems at most for computing the held-out share
+FAILURE = 1e-10  # largest probability that no candidate is in the split
+SHARES = Interval(0.02, 0.5)  # held-out shares for which sampling is efficient
 
 Canonical = Callable[[jax.Array], jax.Array]
 
 
 def is_held_out(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Whether the unordered pair of uint32 operands belongs to the held-out split (one in ten, by a hash)."""
+    """Whether the unordered pair of uint32 operands is held out (one in ten, by a hash)."""
     return rows_held_out(jnp.sort(jnp.stack([a, b], axis=-1)))
 
 
 def rows_held_out(rows: jax.Array) -> jax.Array:
-    """Whether each row of operands belongs to the held-out split.
+    """Whether each row of operands is held out.
 
     Args:
-      rows: `[..., K]`, uint32, in the order that stands for all orders which are one problem.
+      rows: `[..., K]`, uint32, in canonical order, the same for all rows that are one problem.
 
     Returns:
       `[...]`, bool.
@@ -40,20 +40,20 @@ def rows_held_out(rows: jax.Array) -> jax.Array:
 def make_draw(
     bounds: Sequence[tuple[int, int]], *, canonical: Canonical = lambda rows: rows, advice: str
 ) -> Callable[[jax.Array, bool], jax.Array]:
-    """Builds `draw(key, held_out) -> operands [K]` uint32, uniform over the problems of one split; consumes `key`.
+    """Builds `draw(key, held_out) -> operands [K]` uint32, uniform over one split.
 
-    It draws so many candidates that one is of the split, but for a chance of 1e-10, and takes the
-    first such: no loop whose length nobody knows. The share of the held-out split is counted, over
-    every problem where there are few, for that.
+    Rejection sampling with a fixed number of candidates: the first one in the split is taken, and
+    with probability at most 1e-10 none is. For that number the share of held-out problems is
+    counted, or estimated where there are many problems. `draw` consumes `key`.
 
     Args:
-      bounds: of each operand the lowest value and the one above the highest, below 2^31.
-      canonical: `[..., K] -> [..., J]`, the form that all orders of operands which are one problem
-        share, e.g. `jnp.sort`.
-      advice: what gives more problems, for the error.
+      bounds: for each operand the interval [low, high) of its values, high < 2^31.
+      canonical: `[..., K] -> [..., J]`, maps all orders of operands that are one problem to the
+        same row, e.g. `jnp.sort`.
+      advice: how to get more problems, for the error message.
 
     Raises:
-      ConfigError: so few problems that one of the splits would be empty or nearly so.
+      ConfigError: so few problems that a split would be nearly empty.
 
     Example:
       >>> draw = make_draw([(0, 100), (0, 100)], canonical=jnp.sort, advice="raise num_digits")
@@ -74,6 +74,7 @@ def make_draw(
         rows = jax.random.randint(key, (candidates, len(bounds)), low[None], high[None]).astype(
             jnp.uint32
         )
+        # `argmax` finds the first candidate in the split (candidate 0 if there is none).
         return rows[jnp.argmax(rows_held_out(canonical(rows)) == held_out)]
 
     return draw
@@ -85,6 +86,7 @@ def _share(low: np.ndarray, high: np.ndarray, canonical: Canonical) -> float:
         rows = low + np.stack(np.unravel_index(np.arange(math.prod(sizes)), sizes), axis=-1)
     else:
         rows = np.random.default_rng(0).integers(low, high, (COUNTED, len(sizes)))
+    # A number, even while a caller is being traced.
     with jax.ensure_compile_time_eval():
         return float(
             jnp.mean(jax.jit(lambda rows: rows_held_out(canonical(rows)))(rows.astype(np.uint32)))

@@ -1,4 +1,4 @@
-"""A stack machine over tokens: it verifies a postfix expression inside the program, one step for each token."""
+"""A stack machine over tokens: evaluates a postfix expression under jit, one step per token."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,12 @@ OPERATORS = "+-*"
 
 
 class Result(NamedTuple):
-    """What a completion came to.
+    """The result of evaluating a completion.
 
     Attributes:
-      parses: `[]`, bool: postfix, one value left, EOS, nothing but padding behind it.
+      parses: `[]`, bool: valid postfix that leaves one value, then EOS, then only padding.
       uses_all: `[]`, bool: each given number was used exactly once, and no other.
-      value: `[]`, int32, the value left; meaningful where both hold, otherwise it may have wrapped
-        around.
+      value: `[]`, int32, the value; meaningful only if both hold, as it may overflow otherwise.
     """
 
     parses: jax.Array
@@ -28,24 +27,25 @@ class Result(NamedTuple):
 class _Machine(NamedTuple):
     stack: jax.Array  # [S]
     depth: jax.Array
-    number: jax.Array  # digits read so far, as a number
-    read: jax.Array  # how many
-    free: jax.Array  # [K], given numbers not used yet
-    given: jax.Array  # whether all used so far were given and free
+    number: jax.Array  # value of the digits read so far
+    read: jax.Array  # count of these digits
+    free: jax.Array  # [K], bool, given numbers not used yet
+    given: jax.Array  # bool, whether all numbers used so far were given and free
     parses: jax.Array
     ended: jax.Array
 
 
 def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer) -> Result:
-    """Runs a completion: `places` digits push a number, highest digit first; an operator joins the two values on top.
+    """Evaluates a completion: `places` digits push a number, an operator joins the top two values.
 
-    Where each given number x is used once at most, no value exceeds the product of the max(x, 2): a
-    sum or a difference of two values of at least 2 is at most their product.
+    Numbers have their highest digit first. If each given number x is used at most once, no value
+    exceeds the product of the max(x, 2): a sum or a difference of two values of at least 2 is at
+    most their product.
 
     Args:
-      numbers: `[K]`, int32, at least 1, what may be used.
+      numbers: `[K]`, int32, at least 1, the given numbers.
       tokens: `[T]`, int32, completion.
-      places: digits of every number.
+      places: digits of each number.
       tokenizer: the alphabet; digits follow `0`, and `-` and `*` follow `+`.
 
     Returns:
@@ -59,7 +59,7 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
       [True, True, 19]
     """
     zero, plus = tokenizer.ids["0"], tokenizer.ids[OPERATORS[0]]
-    at = jnp.arange(tokens.shape[0] // places + 1)
+    slots = jnp.arange(tokens.shape[0] // places + 1)
 
     def step(machine: _Machine, token: jax.Array) -> tuple[_Machine, None]:
         is_digit = (token >= zero) & (token < zero + 10)
@@ -68,11 +68,10 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
         number, read = machine.number * 10 + token - zero, machine.read + 1
         push = is_digit & (read == places)
         same = machine.free & (numbers == number)
-        first = same & (jnp.cumsum(same) == 1)
-        a, b = (
-            machine.stack[jnp.maximum(machine.depth - 2, 0)],
-            machine.stack[jnp.maximum(machine.depth - 1, 0)],
-        )
+        first = same & (jnp.cumsum(same) == 1)  # a number given twice is used up one at a time
+        # The clamp matters for illegal operators only, which clear `parses`.
+        a = machine.stack[jnp.maximum(machine.depth - 2, 0)]
+        b = machine.stack[jnp.maximum(machine.depth - 1, 0)]
         joined = jnp.stack([a + b, a - b, a * b])[jnp.clip(token - plus, 0, len(OPERATORS) - 1)]
         top = jnp.where(push, machine.depth, machine.depth - 2)
         legal = is_digit | (
@@ -82,7 +81,9 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
         more = is_digit & ~push
         return _Machine(
             stack=jnp.where(
-                (push | is_operator) & (at == top), jnp.where(push, number, joined), machine.stack
+                (push | is_operator) & (slots == top),
+                jnp.where(push, number, joined),
+                machine.stack,
             ),
             depth=machine.depth + push - is_operator,
             number=jnp.where(more, number, 0),
@@ -93,9 +94,16 @@ def run(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer
             ended=machine.ended | is_eos,
         ), None
 
-    nothing, yes = jnp.int32(0), jnp.bool_(True)
+    zero_count, true = jnp.int32(0), jnp.bool_(True)
     start = _Machine(
-        jnp.zeros_like(at), nothing, nothing, nothing, jnp.ones(numbers.shape, bool), yes, yes, ~yes
+        stack=jnp.zeros_like(slots),
+        depth=zero_count,
+        number=zero_count,
+        read=zero_count,
+        free=jnp.ones(numbers.shape, bool),
+        given=true,
+        parses=true,
+        ended=~true,
     )
     machine, _ = jax.lax.scan(step, start, tokens)
     return Result(

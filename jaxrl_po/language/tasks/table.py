@@ -14,7 +14,7 @@ from jaxrl_po.language.tokenizer import Tokenizer
 
 
 class Example(NamedTuple):
-    """One prompt and its right answer, as texts."""
+    """One prompt and its correct answer, as texts."""
 
     prompt: str
     answer: str
@@ -23,23 +23,23 @@ class Example(NamedTuple):
 def table(
     name: str, tokenizer: Tokenizer, train: Sequence[Example], test: Sequence[Example]
 ) -> Task:
-    """A task over two lists of prompts, drawn with equal chances; the answer, and nothing but it, is right.
+    """A task over two lists of prompts, drawn uniformly; only the exact answer is correct.
 
     The problem is the row in `[*train, *test]`. The lists are constants of the program: meant for
     thousands, not for millions.
 
     Args:
-      name: for logs and pictures.
-      tokenizer: knows every character of them.
-      train: at least one.
-      test: at least one, held out.
+      name: for logs and plots.
+      tokenizer: has every character of them.
+      train: at least one example.
+      test: at least one example, held out.
 
     Returns:
       The task.
 
     Raises:
-      ConfigError: a list is empty, shares a prompt with the other, holds an empty prompt or a
-        character that the tokenizer lacks.
+      ConfigError: a list is empty, shares a prompt with the other, or contains an empty prompt or
+        a character that the tokenizer lacks.
 
     Example:
       >>> from jaxrl_po.language.tokenizer import make_tokenizer

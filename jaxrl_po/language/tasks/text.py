@@ -1,4 +1,4 @@
-"""Writing numbers and texts of varying length as tokens, inside the program."""
+"""Writing numbers and texts of varying length as tokens, under jit."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ MAX_LENGTH = 64  # digits of a list
 
 
 class Piece(NamedTuple):
-    """Tokens of which the first few count.
+    """A text of varying length.
 
     Attributes:
       tokens: `[N]`, int32.
-      length: `[]`, how many of them count, in [0, N].
+      length: `[]`, how many of the first tokens are valid, in [0, N].
     """
 
     tokens: jax.Array | np.ndarray
@@ -33,7 +33,7 @@ def digits(x: jax.Array, places: int, base: int = 10) -> jax.Array:
 
     Args:
       x: `[]`, uint32.
-      places: how many; base^(places − 1) < 2^32.
+      places: number of digits; base^(places − 1) < 2^32.
       base: of the digits.
 
     Returns:
@@ -55,14 +55,14 @@ def number(
     zero_pad: bool = True,
     reverse: bool = True,
 ) -> Piece:
-    """Writes a number, whose digits follow `0` in the alphabet.
+    """Writes a number; the alphabet lists the digits in order, from `0`.
 
     Args:
       x: `[]`, uint32, below base^places.
-      places: its width.
+      places: width of the number, in digits.
       tokenizer: the alphabet.
       base: of the digits.
-      zero_pad: fill the width with zeros; otherwise 0 is `0` and no other number begins with one.
+      zero_pad: fill the width with leading zeros; otherwise there are none (0 is `0`).
       reverse: lowest digit first.
 
     Returns:
@@ -71,8 +71,8 @@ def number(
     length = (
         places if zero_pad else jnp.maximum(1, jnp.sum(x >= _powers(places, base), dtype=jnp.int32))
     )
-    at = np.arange(places)
-    order = at if reverse else jnp.maximum(length - 1 - at, 0)
+    position = np.arange(places)
+    order = position if reverse else jnp.maximum(length - 1 - position, 0)
     return Piece(tokenizer.ids["0"] + digits(x, places, base)[order], length)
 
 
@@ -84,26 +84,24 @@ def literal(text: str, tokenizer: Tokenizer) -> Piece:
 def write_prompt(
     pieces: Sequence[Piece], length: int, tokenizer: Tokenizer, problem: PyTree
 ) -> Prompt:
-    """The pieces one after another, padded on the left to `length` tokens."""
+    """The concatenated pieces, padded on the left to `length` tokens."""
     tokens, keep = _concatenate(pieces)
     pad = length - jnp.sum(keep, dtype=jnp.int32)
     return Prompt(_place(tokens, keep, pad, length, tokenizer), pad, problem)
 
 
 def write_answer(pieces: Sequence[Piece], length: int, tokenizer: Tokenizer) -> jax.Array:
-    """The pieces one after another, then EOS, then padding up to `length` tokens."""
+    """The concatenated pieces, then EOS, then padding up to `length` tokens."""
     tokens, keep = _concatenate([*pieces, Piece(np.array([tokenizer.eos], np.int32), 1)])
     return _place(tokens, keep, jnp.int32(0), length, tokenizer)
 
 
 def _concatenate(pieces: Sequence[Piece]) -> tuple[jax.Array, jax.Array | np.ndarray]:
     keep: list[Any] = [np.arange(piece.tokens.shape[0]) < piece.length for piece in pieces]
-    # Fixed lengths are summed here: XLA aborts on some cumulative sums of constants under
-    # shard_map.
-    fixed = all(isinstance(one, np.ndarray) for one in keep)
-    return jnp.concatenate([piece.tokens for piece in pieces]), (np if fixed else jnp).concatenate(
-        keep
-    )
+    # Fixed lengths stay in NumPy, also for the cumulative sum in `_place`: XLA aborts on some
+    # cumulative sums of constants under shard_map.
+    xp = np if all(isinstance(one, np.ndarray) for one in keep) else jnp
+    return jnp.concatenate([piece.tokens for piece in pieces]), xp.concatenate(keep)
 
 
 def _place(
@@ -113,9 +111,9 @@ def _place(
     length: int,
     tokenizer: Tokenizer,
 ) -> jax.Array:
-    place = keep.cumsum() - 1
-    at = jnp.where(keep, start + place, length)
-    return jnp.full(length, tokenizer.pad, jnp.int32).at[at].set(tokens, mode="drop")
+    # Invalid tokens get the index `length`, which is out of bounds and dropped.
+    position = jnp.where(keep, start + keep.cumsum() - 1, length)
+    return jnp.full(length, tokenizer.pad, jnp.int32).at[position].set(tokens, mode="drop")
 
 
 def _powers(places: int, base: int) -> np.ndarray:

@@ -28,29 +28,28 @@ class Task(NamedTuple):
     """A verifiable task.
 
     Attributes:
-      name: for logs and pictures.
+      name: for logs and plots.
       tokenizer: its alphabet.
       prompt_length: L, tokens of a prompt, padding included.
       answer_length: tokens of the longest demonstration, EOS included.
-      sample: `sample(key, held_out) -> Prompt`; consumes `key`. The two splits share no problem.
-      demonstrate: `demonstrate(problem) -> tokens [answer_length]`, a right answer with EOS, then
+      sample: `sample(key, held_out) -> Prompt`; consumes `key`. The splits share no problem.
+      demonstrate: `demonstrate(problem) -> tokens [answer_length]`, a correct answer with EOS, then
         PAD.
       score: `score(problem, tokens [T]) -> []` float32 in [0, 1]: the raw accuracy of a completion,
         T ≥ answer_length.
       credit: `credit(problem, tokens [T]) -> [T]` float32: each token's share of a process reward,
         at most 1 in all.
-      parses: `parses(problem, tokens [T]) -> []` bool: whether a completion is an answer at all,
-        right or wrong: of the right alphabet and shape, EOS, nothing but padding behind it. None
-        where the task does not tell the two apart.
+      parses: `parses(problem, tokens [T]) -> []` bool: whether a completion is well-formed, correct
+        or not: the alphabet and shape of an answer, EOS, then only padding. None where the task
+        does not check this.
       columns: `columns(problems [B, …]) -> {name: B values}`, on the host: what a reward function
-        in Python is told besides prompts and completions. None where there is nothing but the
-        demonstration.
-      strata: how many strata `stratum` tells apart; 0 for none.
+        in Python gets besides prompts and completions. None where that is the demonstration.
+      strata: number of strata; 0 for none.
       stratum: `stratum(problem) -> []` int32 below `strata`: its number in a finite set, or its
         difficulty. None without strata.
-      step_end: `step_end(problem, tokens [T]) -> [T]` bool: the tokens at which a process reward is
-        due, whether it is paid or not; at the last token of a completion it always is. None where
-        it is due at every token.
+      step_end: `step_end(problem, tokens [T]) -> [T]` bool: the tokens that end a step, at which a
+        process reward is due, even if it is 0. The last token of a completion always is one. None
+        where every token is a step.
     """
 
     name: str
@@ -69,6 +68,6 @@ class Task(NamedTuple):
 
 
 def check_size(name: str, value: int, within: Interval) -> None:
-    """Raises ConfigError for a size that is no whole number of its range."""
+    """Raises ConfigError unless `value` is a whole number in `within`."""
     if not isinstance(value, int) or isinstance(value, bool) or value not in within:
         raise ConfigError(f"{name} must lie in {within}, got {value}")

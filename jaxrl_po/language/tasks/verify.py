@@ -1,4 +1,4 @@
-"""Verifiers that tasks share: a bounded number of comparisons of tokens, never an interpreter of text."""
+"""Shared verifiers: a fixed number of token comparisons; text is never evaluated as code."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,10 @@ def one_answer(
     *,
     symbols: int = 10,
 ) -> Task:
-    """A task whose demonstrations are its only right answers, written in the first `symbols` characters of its alphabet."""
+    """A task whose demonstrations are the only correct answers.
+
+    They consist of the first `symbols` characters of the alphabet.
+    """
     return Task(
         name,
         tokenizer,
@@ -35,7 +38,7 @@ def one_answer(
 
 
 def exact_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
-    """1 where the completion is the answer, EOS included, and nothing but padding follows; else 0.
+    """`[]`: 1 if the completion is the answer, EOS included, followed by padding only; else 0.
 
     Args:
       answer: `[A]`, right answer, padded.
@@ -46,7 +49,7 @@ def exact_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
 
 
 def token_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
-    """1 / (length of the answer) for each token that stands where the answer has it, EOS included; else 0.
+    """`[T]`: 1 / (length of the answer) for each token that matches it, EOS included; else 0.
 
     Args:
       answer: `[A]`, right answer, padded.
@@ -64,25 +67,25 @@ def fill(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
 
 
 def is_word(tokens: jax.Array, symbols: int, tokenizer: Tokenizer) -> jax.Array:
-    """Whether the completion is one or more of the first `symbols` characters, EOS, and nothing but padding.
+    """`[]`: whether a completion is one or more of the allowed characters, EOS, then padding only.
 
     Args:
       tokens: `[T]`.
-      symbols: characters allowed, from the first of the alphabet.
+      symbols: number of allowed characters, the first ones of the alphabet.
       tokenizer: the alphabet.
     """
     is_eos = tokens == tokenizer.eos
     ended = jnp.cumsum(is_eos)
     first = tokenizer.ids[tokenizer.characters[0]]
     allowed = (tokens >= first) & (tokens < first + symbols)
-    behind = (tokens == tokenizer.pad) | (is_eos & (ended == 1))
-    return (ended[0] == 0) & (ended[-1] == 1) & jnp.all(jnp.where(ended == 0, allowed, behind))
+    after = (tokens == tokenizer.pad) | (is_eos & (ended == 1))
+    return (ended[0] == 0) & (ended[-1] == 1) & jnp.all(jnp.where(ended == 0, allowed, after))
 
 
 def after_separator(
     tokens: jax.Array, separator: str, tokenizer: Tokenizer
 ) -> tuple[jax.Array, jax.Array]:
-    """What follows the last separator; before it any characters may stand, any number of them.
+    """The answer after the last separator; any text may precede it.
 
     Args:
       tokens: `[T]`, completion.
@@ -90,23 +93,24 @@ def after_separator(
       tokenizer: the alphabet.
 
     Returns:
-      `[T]`, the answer, moved to the left, then padding; and `[]`, bool, whether there was a
-      separator and neither EOS nor padding before it.
+      `[T]`, the answer, shifted to the left, then padding; and `[]`, bool, whether there is a
+      separator with neither EOS nor padding before it.
     """
-    at = jnp.arange(tokens.shape[0])
-    start = jnp.max(jnp.where(tokens == tokenizer.ids[separator], at + 1, 0))
+    position = jnp.arange(tokens.shape[0])
+    start = jnp.max(jnp.where(tokens == tokenizer.ids[separator], position + 1, 0))
     special = (tokens == tokenizer.eos) | (tokens == tokenizer.pad)
-    answer = jnp.roll(jnp.where(at >= start, tokens, tokenizer.pad), -start)
-    return answer, (start > 0) & ~jnp.any(special & (at < start))
+    # Padding takes the place of the text before the answer, and is rolled to the end.
+    answer = jnp.roll(jnp.where(position >= start, tokens, tokenizer.pad), -start)
+    return answer, (start > 0) & ~jnp.any(special & (position < start))
 
 
 def after_scratch(
     answer: Callable[[PyTree], jax.Array], tokenizer: Tokenizer
 ) -> tuple[Callable[[PyTree, jax.Array], jax.Array], Callable[[PyTree, jax.Array], jax.Array]]:
-    """`score` and `parses` of a task in which any text may stand before the last `#` and only what follows it is scored.
+    """`score` and `parses` of a task whose answer follows the last `#`, after any text.
 
     Args:
-      answer: `answer(problem) -> tokens [A]`, the one right answer with EOS, then padding.
+      answer: `answer(problem) -> tokens [A]`, the one correct answer with EOS, then padding.
       tokenizer: the alphabet, digits first.
     """
 
@@ -122,12 +126,12 @@ def after_scratch(
 
 
 def at_end(reward: jax.Array, tokens: jax.Array, tokenizer: Tokenizer) -> jax.Array:
-    """`[T]`: the reward where the first EOS stands, else 0."""
+    """`[T]`: the reward at the first EOS, else 0."""
     is_eos = tokens == tokenizer.eos
     return jnp.where(is_eos & (jnp.cumsum(is_eos) == 1), reward, 0.0)
 
 
 def last_token_only(problem: PyTree, tokens: jax.Array) -> jax.Array:
-    """`Task.step_end` of a task whose credit is its score, paid at the end."""
+    """`Task.step_end` of a task whose credit is its score, at EOS."""
     del problem
     return jnp.zeros(tokens.shape, bool)
