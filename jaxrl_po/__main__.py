@@ -1,4 +1,4 @@
-"""The command `jaxrl-po`, also `python -m jaxrl_po`: one command for each thing that a user starts."""
+"""The command line: `jaxrl-po COMMAND`, also `python -m jaxrl_po COMMAND`."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -22,11 +22,11 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
 
   control    train a method on a gymnax environment
   language   train a transformer on a task whose answers are verified
-  sweep      search settings of a method on an environment
-  evaluate   evaluate the policies of a run again
-  plot       compare runs in one picture and one table
-  report     one page of HTML for one or several runs
-  render     film the policy of a run"""
+  sweep      search the hyperparameters of a method on an environment
+  evaluate   evaluate the policies of a finished run again
+  plot       compare runs in a figure and a table
+  report     write an HTML page about one or several runs
+  render     show an episode of a run as a GIF"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry() -> NoReturn:
-    """What the installed command starts."""
+    """The entry point of the installed command."""
     flags.entry(main)
 
 
