@@ -1,4 +1,4 @@
-"""Comparisons: runs of one script in separate folders, benchmarks in separate processes or turns."""
+"""Comparisons: runs of one script in separate folders, benchmarks in processes of their own."""
 
 import json
 import subprocess

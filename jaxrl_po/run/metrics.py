@@ -111,7 +111,7 @@ def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArra
       y: `[S', …]`, scores of Y.
 
     Returns:
-      `[…]`, in [0, 1], above ½ where X is better; pairs with a NaN are ignored, NaN if none is left.
+      `[…]`, in [0, 1], above ½ where X is better; pairs with a NaN are ignored; NaN without pairs.
 
     Example:
       >>> float(probability_of_improvement([1.0, 3.0], [2.0, 3.0]))

@@ -270,7 +270,7 @@ def of_seed(state: TrainState, index: int = 0) -> TrainState:
 
 
 def _each(axes: PyTree, function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
-    """Applies a function to the leaves that have a seed axis; `axes` is a prefix tree of 0, None."""
+    """Applies a function to the leaves with a seed axis; `axes` is a prefix tree of 0 and None."""
     return jax.tree.map(
         lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),
         axes,

@@ -85,7 +85,7 @@ def source(*folders: Path) -> str:
 
 
 def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
-    """`{"commit": …, "dirty": …}` of the package's git checkout; None without one or without git."""
+    """`{"commit": …, "dirty": …}` of the package's git checkout, or None without one."""
     # Inside a git hook, GIT_DIR and the like name another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 

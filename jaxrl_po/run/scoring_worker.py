@@ -44,7 +44,7 @@ class Guard:
             self._given = None
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        # `eval` and `exec` of text raise a `compile` event with the text, then `exec` with the code.
+        # `eval` or `exec` of text raises two events: `compile` with the text, `exec` with the code.
         if event == "compile":
             self._source = args[0]
         elif event == "exec" and self._given is not None and _is_text(args[0].co_filename):

@@ -1,4 +1,4 @@
-"""Sharded parameters: a table of logical axes, rules from those to mesh axes, and XLA does the rest.
+"""Sharded parameters: a table of logical axes, and rules from those to mesh axes.
 
 The learner is the same one, made without a device axis: under `jit`, arrays are global and the
 partitioner inserts the communication. Parameters, reference and optimizer state are looked up in
