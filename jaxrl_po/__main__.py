@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry() -> NoReturn:
-    """The entry point of the installed command."""
+    """What the installed command starts."""
     flags.entry(main)
 
 

@@ -1,1 +1,1 @@
-"""Everything with side effects: devices, files, processes, progress, plots and the commands."""
+"""The impure part: devices, files, processes, progress, plots, and the commands that a user starts."""

@@ -42,9 +42,9 @@ class Script(NamedTuple):
     Attributes:
       name: of the script.
       summary: first line of `--help`.
-      options: record of the flags without a prefix, a subclass of `Options`.
-      defaults: options to flag name and default, where the record's default does not suit.
-      sections: options to prefix and record class, besides `config`, which is the algorithm's.
+      options: record of the flags without a prefix, an extension of `Options`.
+      defaults: options to flags and their defaults, where those of the records do not suit.
+      sections: options to prefix and record, beside `config`, which is the algorithm's.
       rows: records to the rows (environments or prompts) of one seed.
       steps: records to the environment steps (or completions) of one iteration of one seed.
       shards_params: options to whether parameters are sharded over the data devices.

@@ -4,7 +4,7 @@ from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, Interval, static
 from jaxrl_po.run.methods import ALGORITHMS
 
-LINES = 50  # of metrics.jsonl, approximately, if --log_every is 0
+LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
 @config.record

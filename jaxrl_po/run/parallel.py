@@ -182,12 +182,12 @@ def _by_hand(
         raise ConfigError(
             f"mesh={mesh} needs {placement.num_devices} devices, and there are {available}"
         )
-    for name, count, what in (
+    for name, size, what in (
         ("seed", num_seeds, "seeds"),
         ("data", num_rows, "rows (environments or prompts)"),
     ):
-        if count % axes[name]:
-            raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {count} {what}")
+        if size % axes[name]:
+            raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {size} {what}")
     return placement
 
 

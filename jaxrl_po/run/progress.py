@@ -18,8 +18,8 @@ class Progress:
     Args:
       title: of the run.
       total_steps: steps of each seed at the end.
-      unit: name of a step, plural, e.g. `completions`.
-      watch: names of metrics to show, if a line has them.
+      unit: what a step is, e.g. `steps` or `completions`.
+      watch: names of metrics to show, where a line holds them.
       quiet: show nothing.
     """
 

@@ -107,7 +107,7 @@ def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
 
 
 def require_readable(before: Mapping[str, Any], out: str) -> None:
-    """Refuses to resume a run of a version before 0.2, whose states had other names.
+    """Refuses a run whose states have the names of a version before 0.2.
 
     Args:
       before: see `go_on`.

@@ -292,7 +292,7 @@ def extend_streaks(
 
 @contextlib.contextmanager
 def hear_signals() -> Iterator[threading.Event]:
-    """Sets the event on SIGINT or SIGTERM; a second signal kills the process at once."""
+    """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler, which leaves at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may set handlers
@@ -302,8 +302,9 @@ def hear_signals() -> Iterator[threading.Event]:
         stop.set()
         for each in handlers:
             signal.signal(each, signal.SIG_DFL)
-        # Not `print`, which is not safe in a handler.
-        os.write(2, b"\nfinishing what runs, then saving; once more to leave at once\n")
+        os.write(
+            2, b"\nfinishing what runs, then saving; once more to leave at once\n"
+        )  # printing is not safe in a handler
 
     handlers = {each: signal.signal(each, hear) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

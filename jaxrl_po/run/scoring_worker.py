@@ -138,7 +138,7 @@ def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) 
     except BaseException as error:
         if not guard.refused:
             return {"error": f"raised {type(error).__name__}: {error}"}
-    if guard.refused:  # also if the function caught the exception and returned scores
+    if guard.refused:
         return {
             "error": (
                 "tried to run text as code (eval or exec), which is refused while a completion "

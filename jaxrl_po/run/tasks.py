@@ -121,7 +121,7 @@ class TaskEntry(NamedTuple):
     reward: str = ""
 
 
-# Generated and verified inside the program.
+# Made and verified inside the program.
 GENERATED = {
     "addition": TaskEntry(Addition, language.tasks.addition),
     "multiplication": TaskEntry(Multiplication, language.tasks.multiplication),

@@ -117,7 +117,7 @@ def self_normalized(branches: int, distribution: Distribution, samples: Samples)
 
 def make_env(name: str) -> Any:
     """A registered environment."""
-    import gymnax  # here, since it starts the backend, which must be set up first
+    import gymnax  # here, because it starts the backend, whose devices are chosen first
 
     flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
     return gymnax.make(name)[0]
