@@ -289,7 +289,7 @@ def spread(
       placement: see `choose`.
       in_specs: partition of the arguments; by default over the seed axis.
     """
-    # Otherwise XLA partitions the function itself, by where its arguments are.
+    # In these cases XLA partitions the function itself, by where its arguments are.
     if placement.seed_devices == 1 or placement.cuts_params:
         return function
     return jax.shard_map(

@@ -23,8 +23,9 @@ GRACE = 10.0  # seconds past the time limit after which a worker that was not ki
 class Guard:
     """Refuses `eval` and `exec` of text, except text of the data set, while a function runs.
 
-    Imports still work, since their code comes from files. A refusal is recorded even if the
-    function catches its exception.
+    Imports still work, since their code comes from files; for the same reason, so does text that is
+    compiled under a file name, as in `exec(compile(text, "a.py", "exec"))`. A refusal is recorded
+    even if the function catches its exception.
     """
 
     def __init__(self) -> None:
