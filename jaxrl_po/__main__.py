@@ -1,4 +1,4 @@
-"""The command `jaxrl-po`, also `python -m jaxrl_po`: one command for each thing that a user starts."""
+"""The command line: `jaxrl-po COMMAND`, also `python -m jaxrl_po COMMAND`."""
 
 import sys
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
 
   control    train a method on an environment
   language   train a transformer on a task whose answers are verified
-  sweep      search settings of a method on an environment
-  evaluate   evaluate the policies of a run again
-  plot       compare runs in one picture and one table
-  report     one page of HTML for one or several runs
-  render     film the policy of a run"""
+  sweep      search the hyperparameters of a method on an environment
+  evaluate   evaluate the policies of a finished run again
+  plot       compare runs in a figure and a table
+  report     write an HTML page about one or several runs
+  render     show an episode of a run as a GIF"""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -103,11 +103,12 @@ def test_whoever_cuts_parameters_leaves_the_device_axis_to_the_compiler():
 def test_description_says_what_lies_where():
     assert "1 device" in Placement(3, 1, 1).describe()
     assert (
-        "8 devices (seed 1 × data 4 × model 2), parameters cut over model"
+        "8 devices (seed 1 × data 4 × model 2), parameters sharded over model"
         in Placement(2, 1, 4, 2).describe()
     )
     assert (
-        "parameters cut over data and model" in Placement(2, 1, 4, 2, shard_params=True).describe()
+        "parameters sharded over data and model"
+        in Placement(2, 1, 4, 2, shard_params=True).describe()
     )
     assert "4 on each" in Placement(8, 2, 1).describe()
     assert "sharded over 4" in Placement(1, 1, 4).describe()

@@ -1,12 +1,13 @@
-"""Checkpoints of a training state: written in the background, complete or absent, and verified when they are read.
+"""Checkpoints of a training state: written atomically in the background, verified when read.
 
-A thin layer over orbax. A state is stored as a dict from the path of each leaf to a host array;
-typed PRNG keys are stored as their words, and arrays of size zero, which orbax refuses, are rebuilt
-from the state that is asked for. Checksums of the files are written last: a checkpoint without them
-was not finished, one that differs from them is damaged and never handed to orbax.
+A thin layer over orbax. A state is stored as a dict from the path of each leaf to a host array.
+Typed PRNG keys are stored as their raw words; arrays of size zero, which orbax refuses, are not
+stored but rebuilt when the state is loaded. Checksums of the files are written last: a checkpoint
+without them is unfinished; one that does not match them is damaged and never handed to orbax.
 
-Of several processes all take part in saving, the first writes, and all read. A state is stored with
-its global shapes, so that it can be loaded onto another number of devices and processes.
+With several processes, all take part in saving, the first one writes, and all read. Arrays are
+stored with their global shapes, so a state can be loaded onto another number of devices and
+processes.
 """
 
 import contextlib
@@ -38,19 +39,19 @@ ITEM = "default"  # the folder that orbax gives to a single item
 
 
 class CheckpointError(Exception):
-    """Saved states exist, but none can be used."""
+    """Checkpoints exist, but none can be used."""
 
 
 class SaveError(OSError):
-    """A state could not be written; those that were saved before it are as they were."""
+    """A state could not be written; earlier checkpoints are unaffected."""
 
 
 class Store:
-    """A folder of checkpoints, numbered by iteration; the newest `keep` stay.
+    """A folder of checkpoints, numbered by iteration; the newest `keep` are kept.
 
     Args:
-      folder: where; made if absent, and what a killed run left unfinished there is cleared.
-      keep: how many stay. Two or more let a run survive a damaged newest one.
+      folder: created if absent; unfinished checkpoints of a killed run are deleted.
+      keep: number of checkpoints kept. With two or more, a run survives a damaged newest one.
 
     Example:
       >>> import tempfile, jax.numpy as jnp
@@ -61,19 +62,18 @@ class Store:
     """
 
     def __init__(self, folder: Path, *, keep: int = 2):
-        logging.getLogger("absl").setLevel(
-            logging.CRITICAL
-        )  # orbax logs at length what is told here in a line
+        # Orbax logs every failure at length; here each is reported in one line.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
-        here = jax.process_index()
+        process = jax.process_index()
         options = ocp.CheckpointManagerOptions(
             create=False,
             read_only=not processes.is_writer(),
             enable_async_checkpointing=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=here,  # each process by itself: none waits for another
-                active_processes={here},
+                primary_host=process,  # each process on its own: orbax adds no barriers
+                active_processes={process},
             ),
         )
         self._manager = ocp.CheckpointManager(self._folder, options=options)
@@ -94,7 +94,7 @@ class Store:
         self.close()
 
     def iterations(self) -> list[int]:
-        """Iterations at which there is a checkpoint, ascending."""
+        """The iterations that have a checkpoint, ascending."""
         self.wait_until_finished()
         return list(processes.decide(self._steps))
 
@@ -102,12 +102,17 @@ class Store:
         return sorted(self._manager.all_steps())
 
     def save(self, iteration: int, state: PyTree, *, after: "Store | None" = None) -> None:
-        """Copies `state` to the host and writes it in the background; the state may be donated right away.
+        """Copies `state` to the host and writes it in the background.
+
+        The state may be donated as soon as this returns.
 
         Args:
-          iteration: its number.
+          iteration: the checkpoint's number.
           state: the training state.
-          after: what is being saved there must be on disk first.
+          after: a store whose pending save must reach the disk before this one.
+
+        Raises:
+          SaveError: the previous save failed.
         """
         arrays = to_host(state)
         self.wait_until_finished()
@@ -118,7 +123,7 @@ class Store:
 
     def _write(self, iteration: int, arrays: Arrays, first: Future[None] | None) -> None:
         if first is not None:
-            first.result()
+            first.result()  # raises if that save failed, so this one is not written either
         step = self._folder / str(iteration)
         try:
             if iteration in self._manager.all_steps():
@@ -126,12 +131,12 @@ class Store:
             self._manager.save(iteration, args=ocp.args.StandardSave(arrays), force=True)
             write_atomically(step / CHECKSUMS, json.dumps(checksums(step / ITEM)))
             steps = self._steps()
+            # Later steps are left over from before a resume at an earlier iteration.
             kept = [each for each in steps if each <= iteration][-self._keep :]
-            for each in set(steps).difference(
-                kept
-            ):  # only now: until here it may have been the newest that is intact
+            # Not before the checksums are written: until then an old one may be the newest intact.
+            for each in set(steps).difference(kept):
                 self._manager.delete(each)
-        except (OSError, ValueError) as error:  # tensorstore tells of a full disk by a ValueError
+        except (OSError, ValueError) as error:  # tensorstore reports a full disk as a ValueError
             self._clear_unfinished()
             raise SaveError(f"checkpoint {step} cannot be written: {reason(error)}") from error
 
@@ -141,7 +146,7 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
 
     def wait_until_finished(self) -> None:
-        """Waits until what was saved is on disk; raises what went wrong there."""
+        """Waits until the pending save is on disk; raises its SaveError if it failed."""
         written, self._written = self._written, None
         if written is not None:
             written.result()
@@ -149,26 +154,26 @@ class Store:
     def load(
         self, like: PyTree, *, tell: Callable[[str], None] = print
     ) -> tuple[int, PyTree] | None:
-        """The newest checkpoint that is intact; those after it are told of and dropped.
+        """Loads the newest intact checkpoint; newer ones are reported and deleted.
 
         Args:
-          like: a state, or `jax.ShapeDtypeStruct`s (with shardings), of the structure that is
-            wanted.
-          tell: is given one line for each checkpoint that cannot be used.
+          like: a state, or `jax.ShapeDtypeStruct`s (with shardings), of the expected structure.
+          tell: called with one line for each checkpoint that cannot be used.
 
         Returns:
-          `(iteration, state)`, placed as `like` is, or None when nothing was ever saved completely.
+          `(iteration, state)`, placed like `like`, or None if no save was ever completed.
 
         Raises:
-          CheckpointError: all are damaged (they stay), or the newest intact one holds other shapes.
+          CheckpointError: none is intact and some are damaged (nothing is deleted), or the newest
+            intact one holds other names, shapes or dtypes.
         """
         self.wait_until_finished()
         newest = processes.decide(lambda: self._drop_damaged(tell), CheckpointError)
-        self._manager.reload()
+        self._manager.reload()  # orbax caches the list of steps
         return None if newest is None else (newest, from_host(self.read(newest), like))
 
     def _drop_damaged(self, tell: Callable[[str], None]) -> int | None:
-        """Drops what is newer than the newest intact checkpoint, and returns the iteration of that one."""
+        """Deletes what is newer than the newest intact checkpoint; returns its iteration."""
         found = {
             iteration: condition_of(self._folder / str(iteration)) for iteration in self._steps()
         }
@@ -185,7 +190,7 @@ class Store:
         return newest
 
     def read(self, iteration: int) -> Arrays:
-        """The stored arrays of one checkpoint, by the path of their leaf."""
+        """The stored arrays of one checkpoint, by leaf path."""
         return dict(self._manager.restore(iteration, args=ocp.args.StandardRestore()))
 
     def close(self) -> None:
@@ -196,35 +201,39 @@ class Store:
 
 
 def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
-    """The newest intact checkpoint of a folder, in which nothing is changed: another process may be writing there.
+    """The newest intact checkpoint of a folder, which another process may be writing to.
+
+    Nothing in the folder is changed.
 
     Args:
-      folder: of a `Store`; it may be absent.
+      folder: of a `Store`; may be absent.
       like: see `Store.load`.
 
     Returns:
-      `(iteration, state)`, placed as `like` is, or None when none is intact.
+      `(iteration, state)`, placed like `like`, or None if no checkpoint is intact.
 
     Raises:
-      CheckpointError: it holds other shapes.
+      CheckpointError: it holds other names, shapes or dtypes.
     """
     found = _peek_arrays(folder)
     return None if found is None else (found[0], from_host(found[1], like))
 
 
 def peek_policy(folder: Path, like: PyTree, *, seed_index: int) -> PyTree | None:
-    """The policy's parameters of one seed in the newest intact checkpoint of a folder, in which nothing is changed.
+    """One seed's policy parameters from the newest intact checkpoint of a folder.
+
+    Nothing in the folder is changed.
 
     Args:
-      folder: of a `Store` of stacked training states; it may be absent.
-      like: parameters, or `jax.ShapeDtypeStruct`s, of the structure that is wanted.
-      seed_index: which of the seeds.
+      folder: of a `Store` of stacked training states; may be absent.
+      like: parameters, or `jax.ShapeDtypeStruct`s, of the expected structure.
+      seed_index: the seed, an index into the stacked state.
 
     Returns:
-      The parameters, or None when no checkpoint is intact.
+      The parameters, or None if no checkpoint is intact.
 
     Raises:
-      CheckpointError: it holds other shapes.
+      CheckpointError: it holds other names, shapes or dtypes.
     """
     found, policy = _peek_arrays(folder), ".params.policy"
     if found is None:
@@ -241,8 +250,9 @@ def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
     for iteration in sorted(
         (int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True
     ):
+        # A copy, since the process that writes there may delete the checkpoint at any moment.
         with tempfile.TemporaryDirectory() as copy:
-            with contextlib.suppress(OSError):  # its writer may be dropping it
+            with contextlib.suppress(OSError):
                 shutil.copytree(folder / str(iteration), Path(copy) / str(iteration))
             if condition_of(Path(copy) / str(iteration)) == "intact":
                 with Store(Path(copy)) as store:
@@ -251,7 +261,7 @@ def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
 
 
 def newest_intact(folder: Path) -> int | None:
-    """The iteration of the newest intact checkpoint of a folder, in which nothing is changed; None where there is none."""
+    """The iteration of the newest intact checkpoint of a folder, or None; nothing is changed."""
     found = sorted(
         (int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True
     )
@@ -289,14 +299,15 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _key_impl(leaf: Any) -> Any:
-    """The random-number generator of a key, or of the shape of one."""
+    """The PRNG implementation of a key, or of a `jax.ShapeDtypeStruct` of one."""
     impls: list[Any] = []
+    # `key_impl` takes no shapes, but sees the dtype of a traced key.
     jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), leaf)
     return impls[0]
 
 
 def to_host(state: PyTree) -> Arrays:
-    """Path to array, for every leaf of non-zero size: copies, since a donated buffer is overwritten."""
+    """Leaf path to host array, for every leaf of non-zero size; copies, safe from donation."""
     words = {
         name: jax.random.key_data(leaf) if _is_key(leaf) else leaf
         for name, leaf in _named(state).items()
@@ -305,13 +316,13 @@ def to_host(state: PyTree) -> Arrays:
 
 
 def from_host(arrays: Arrays, like: PyTree) -> PyTree:
-    """The inverse of `to_host`: leaves in the structure, the dtypes and the placement of `like`.
+    """The inverse of `to_host`, with the structure, dtypes and placement of `like`.
 
     Raises:
-      CheckpointError: names a leaf that is missing, left over, or of another shape.
+      CheckpointError: names a leaf that is missing, unexpected, or of another shape or dtype.
     """
-    left = dict(arrays)
-    if any(name.startswith(".actor.") for name in left):
+    remaining = dict(arrays)
+    if any(name.startswith(".actor.") for name in remaining):
         raise CheckpointError(
             "the checkpoint is of a version before 0.2, whose states had other names: "
             "--init_from reads its policy, and all else needs that version"
@@ -320,17 +331,17 @@ def from_host(arrays: Arrays, like: PyTree) -> PyTree:
     def restore(path: Any, leaf: Any) -> jax.Array:
         name = jax.tree_util.keystr(path)
         shape = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-        array = left.pop(name, None) if shape.size else np.zeros(shape.shape, shape.dtype)
+        array = remaining.pop(name, None) if shape.size else np.zeros(shape.shape, shape.dtype)
         if array is None or array.shape != shape.shape or array.dtype != shape.dtype:
-            held = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            stored = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
             raise CheckpointError(
-                f"the checkpoint holds {held} for {name}, where "
+                f"the checkpoint holds {stored} for {name}, where "
                 f"{shape.dtype}{list(shape.shape)} is wanted"
             )
         placed = processes.place(array, getattr(leaf, "sharding", None))
         return jax.random.wrap_key_data(placed, impl=_key_impl(leaf)) if _is_key(leaf) else placed
 
     state = jax.tree_util.tree_map_with_path(restore, like)
-    if left:
-        raise CheckpointError(f"the checkpoint holds {next(iter(left))}, which is not wanted")
+    if remaining:
+        raise CheckpointError(f"the checkpoint holds {next(iter(remaining))}, which is not wanted")
     return state

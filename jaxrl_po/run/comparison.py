@@ -1,4 +1,4 @@
-"""Several runs of one script side by side, each in a folder or a process of its own; several programs in turns."""
+"""Comparisons: runs of one script in separate folders, benchmarks in processes of their own."""
 
 import json
 import subprocess
@@ -19,16 +19,16 @@ from jaxrl_po.types import TrainState
 Name = TypeVar("Name", bound=Hashable)
 
 
-START = "warm start"  # the initial policy of several runs
+START = "warm start"  # folder of the initial policy that several runs share
 
 
 class Result(NamedTuple):
-    """What a run left.
+    """The results of a run.
 
     Attributes:
       name: of the run.
-      rows: its lines.
-      summary: its summary.
+      rows: its lines of metrics.
+      summary: its `summary.json`.
     """
 
     name: str
@@ -42,16 +42,16 @@ def run_each(
     shared: Sequence[str],
     out: Path,
 ) -> list[Result]:
-    """Runs a script once for each name, one after another; what an earlier comparison left is replaced.
+    """Runs a script once per name, one after another; earlier results are replaced.
 
     Args:
-      main: of the script.
-      runs: name to the arguments that set it apart.
+      main: the script's `main`.
+      runs: name to the arguments of that run alone.
       shared: arguments of every run.
-      out: folder of the folders.
+      out: folder in which each run gets a folder.
 
     Raises:
-      UsageError: a run that did not finish ends the comparison.
+      UsageError: a run did not finish; those after it are not started.
     """
     results = []
     for name, arguments in runs.items():
@@ -70,14 +70,14 @@ def run_from_one(
     rows: Mapping[str, Any],
     out: Path,
 ) -> list[Result]:
-    """Makes one initial policy, in the folder `START`, and runs a script from there once for each name.
+    """Makes one initial policy in the folder `START`, then runs a script from it once per name.
 
     Args:
-      main: of `jaxrl-po language`.
+      main: the `main` of `jaxrl-po language`.
       runs: see `run_each`.
-      shared: flags of all, and their values.
-      start: those of the initial policy alone, which is warm-started and not trained.
-      rows: those of the runs alone.
+      shared: flag name to value, for the initial policy and all runs.
+      start: flags of the initial policy alone, which is warm-started but not trained further.
+      rows: flags of the runs alone.
       out: see `run_each`.
     """
     first = {"seeds": 1, "total_steps": 0, **start}
@@ -91,7 +91,7 @@ def run_from_one(
 
 
 def read(out: Path, name: str) -> Result:
-    """What the run of this name left in its folder."""
+    """The results of the run of this name, from its folder."""
     summary = json.loads((out / name / "summary.json").read_text())
     return Result(name, metrics.read(out / name / "metrics.jsonl"), summary)
 
@@ -104,13 +104,13 @@ def panel(
     y_label: str,
     target: float | None = None,
 ) -> Panel:
-    """One metric of every run, a curve each."""
+    """A panel with one metric, a curve per run."""
     series = [Series(metric, result.name, result.rows) for result in results]
     return Panel([], series, title, x_label, y_label, target, seeds=False)
 
 
 def leave(out: Path, name: str, panels: Sequence[Panel], heading: str, table: str) -> None:
-    """Writes the picture `name.png` and `table.txt`, and prints the table under its heading."""
+    """Writes the figure `<name>.png` and `table.txt`; prints the table under its heading."""
     plotting.save(panels, out / f"{name}.png")
     (out / "table.txt").write_text(table)
     print(heading, table, sep="\n", end="")
@@ -118,14 +118,14 @@ def leave(out: Path, name: str, panels: Sequence[Panel], heading: str, table: st
 
 
 def clock(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    """Seconds of a call, and its result."""
+    """Seconds of a call until its arrays are ready, and its result."""
     begun = time.perf_counter()
     result = jax.block_until_ready(function(*args))
     return time.perf_counter() - begun, result
 
 
 def stepper(step: Callable[[TrainState], Any], state: TrainState) -> Callable[[], float]:
-    """Runs one iteration now, which compiles it and moves the state to where it stays; each call then times one more."""
+    """Runs one iteration now, to compile and to place the state; each call times one more."""
     state = jax.block_until_ready(step(state))[0]
 
     def tick() -> float:
@@ -137,33 +137,32 @@ def stepper(step: Callable[[TrainState], Any], state: TrainState) -> Callable[[]
 
 
 def in_turns(clocks: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name, list[float]]:
-    """Times programs in turns, so that a machine whose speed drifts is fair to them; the first round does not count.
+    """Times programs in turns, so that drifts in the machine's speed affect all of them alike.
 
     Args:
       clocks: name to a function that runs one more iteration and returns the seconds it took.
-      rounds: that count.
+      rounds: rounds that count; one more, the first, is discarded.
 
     Returns:
-      Name to seconds, a number for each round.
+      Name to seconds, one number per round.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in clocks}
     for i in range(rounds + 1):
-        # Every other round runs backwards, so that whoever follows a heavy neighbour is not always
-        # the same.
+        # Every other round runs in reverse, so that no program always follows the same heavy one.
         for name in list(clocks)[:: 1 if i % 2 else -1]:
             seconds[name].append(clocks[name]())
     return {name: values[1:] for name, values in seconds.items()}
 
 
 def show(row: Mapping[str, Any], *, as_json: bool) -> None:
-    """Prints what was measured, a line for each number, or as the one line that `measure_apart` reads."""
+    """Prints measurements: one line per number, or the one JSON line that `measure_apart` reads."""
     print(
         json.dumps(row) if as_json else "\n".join(f"{name}: {value}" for name, value in row.items())
     )
 
 
 def measure_apart(script: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs a benchmark in a process of its own, so that its memory and its devices are its own; returns its last line."""
+    """Runs a benchmark in a new process, with its own memory and devices; returns its last line."""
     command = [sys.executable, script, *arguments, "--json"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     row: dict[str, Any] = json.loads(output.splitlines()[-1])

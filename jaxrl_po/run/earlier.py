@@ -1,4 +1,4 @@
-"""Runs that were made before: their settings, their states, and errors that say which of them does not suit."""
+"""Settings and states of earlier runs, with errors that name the flag of an unsuitable run."""
 
 import contextlib
 import json
@@ -26,12 +26,13 @@ def read(script: launch.Script, flag: str, run: str) -> dict[str, Any]:
     """The settings of an earlier run of a script, prefix to record.
 
     Args:
-      script: that made it.
-      flag: which names its folder.
+      script: the script that made the run.
+      flag: name of the flag that names its folder, for messages.
       run: the folder.
 
     Raises:
-      UsageError: names the flag; no run of that script, or not of this version of the library.
+      UsageError: not a run of that script, or one of another version of the library; names the
+        flag.
     """
     return read_any([script], flag, run)[1]
 
@@ -39,7 +40,7 @@ def read(script: launch.Script, flag: str, run: str) -> dict[str, Any]:
 def read_any(
     scripts: Sequence[launch.Script], flag: str, run: str
 ) -> tuple[launch.Script, dict[str, Any]]:
-    """The one of several scripts that made an earlier run, and its settings; see `read`."""
+    """The script among several that made an earlier run, and the run's settings; see `read`."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
         raise UsageError(
@@ -62,24 +63,27 @@ def read_any(
 def state(
     script: launch.Script, records: Mapping[str, Any], flag: str, run: str, kind: str
 ) -> tuple[jobs.Experiment, int, TrainState]:
-    """What a run was of, and the newest intact checkpoint of a kind: its iteration, and the state, leaves `[S, …]`, on one device.
+    """The experiment of a run and its newest intact checkpoint of a kind, on one device.
 
     Args:
-      script: that made it.
+      script: the script that made the run.
       records: its settings, see `read`.
-      flag: which names its folder.
+      flag: name of the flag that names its folder, for messages.
       run: the folder.
       kind: see `CHECKPOINTS`.
+
+    Returns:
+      `(experiment, iteration, state)`; leaves of the state `[S, …]`, but for what is frozen.
 
     Raises:
       UsageError: no such checkpoint, or one of another version of the library.
     """
     options = records[""]
-    alone = Placement(options.seeds, 1, 1)
+    one_device = Placement(options.seeds, 1, 1)
     with blame(flag, run):
-        experiment = script.build(records, methods.ALGORITHMS[options.algorithm], alone)
+        experiment = script.build(records, methods.ALGORITHMS[options.algorithm], one_device)
         job = jobs.make_job(
-            experiment, options, alone, iterations=1, steps_per_iteration=1, log_every=1
+            experiment, options, one_device, iterations=1, steps_per_iteration=1, log_every=1
         )
         like = runner.without_frozen(jax.eval_shape(job.learner.init, job.keys))
         found = checkpoint.peek(Path(run) / "checkpoints" / kind, like)
@@ -93,7 +97,7 @@ def state(
 
 @contextlib.contextmanager
 def blame(flag: str, run: str) -> Iterator[None]:
-    """Inside, settings or states that are not what this version of the library makes become an error that names the flag."""
+    """Inside, errors about stored settings or states become a `UsageError` that names the flag."""
     try:
         yield
     except (CheckpointError, ConfigError, UsageError) as error:

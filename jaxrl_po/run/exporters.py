@@ -1,4 +1,7 @@
-"""Metrics as other tools read them, beside `metrics.jsonl`: TensorBoard and Weights & Biases, each an extra of the package."""
+"""Export of metrics, besides `metrics.jsonl`: to TensorBoard and to Weights & Biases.
+
+Each needs an extra of the package.
+"""
 
 import importlib.util
 import math
@@ -15,23 +18,23 @@ from jaxrl_po.run.runner import Reporter
 
 
 class Exporter(Protocol):
-    """Where lines go."""
+    """A destination for lines of metrics."""
 
     def write(self, row: Row) -> None:
         """One line of metrics."""
 
     def close(self) -> None:
-        """Everything is on disk, or sent, afterwards."""
+        """Returns once everything is on disk, or sent."""
 
 
 def require(flag: str, package: str, extra: str) -> None:
-    """Raises UsageError where a package that a flag needs is not installed."""
+    """Raises UsageError if a package that a flag needs is not installed."""
     if importlib.util.find_spec(package) is None:
         raise UsageError(f"--{flag} needs the package {package}: pip install 'jaxrl_po[{extra}]'")
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Name to number of everything finite in a line; what is told for each seed is `name/seed_0` and so on.
+    """The finite numbers of a line by name; a list over seeds becomes `name/seed_0` and so on.
 
     Example:
       >>> scalars({"step": 8, "kl": [0.5, float("nan")], "kl/mean": 0.5, "note": None})
@@ -52,7 +55,9 @@ def scalars(row: Row) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Event files in `folder`, steps of one seed along the axis; a resumed run hides what it writes again.
+    """Event files, with the steps of one seed along the x axis.
+
+    A resumed run hides the events that it writes a second time.
 
     Args:
       folder: of the event files.
@@ -66,6 +71,7 @@ class TensorBoard:
         """One line of metrics."""
         import tensorboardX
 
+        # Opened at the first line, whose step says from where on older events are obsolete.
         if self._writer is None:
             self._writer = tensorboardX.SummaryWriter(str(self._folder), purge_step=row["step"])
         for name, value in scalars(row).items():
@@ -79,15 +85,16 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases; `WANDB_MODE=offline` keeps it in `folder`, to be sent by `wandb sync` later.
+    """A run of Weights & Biases.
 
-    A resumed run goes on under the id that lies in its folder.
+    `WANDB_MODE=offline` keeps it in `folder`, to be sent by `wandb sync` later. A resumed run
+    continues under the id stored in its folder.
 
     Args:
-      project: its project.
+      project: the project's name.
       folder: of the run.
-      title: its name.
-      config: its settings.
+      title: the run's name.
+      config: the run's settings.
     """
 
     def __init__(self, project: str, folder: Path, title: str, config: Mapping[str, Any]):
@@ -121,11 +128,13 @@ class WeightsAndBiases:
 
 
 class Exporting:
-    """A reporter that hands each line to exporters as well; one that fails is told and left out from then on.
+    """A reporter that also passes each line to exporters.
+
+    An exporter that fails is reported once and not used again.
 
     Args:
       reporter: shows progress.
-      exporters: get every line.
+      exporters: receive every line.
     """
 
     def __init__(self, reporter: Reporter, exporters: Sequence[Exporter]):
@@ -152,7 +161,7 @@ class Exporting:
         for exporter in tuple(self._exporters):
             try:
                 do(exporter)
-            # whatever happens in there, `metrics.jsonl` holds the line and the run is worth more
+            # Whatever goes wrong in an exporter must not end the run: `metrics.jsonl` has the line.
             except Exception as error:
                 self._exporters.remove(exporter)
                 what = f"{type(exporter).__name__} failed with {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Records of settings on the command line: one absl flag for each field, and one-line errors that name the flag.
+"""Records of settings as command-line flags, with one-line errors that name the flag.
 
 A record with the prefix `config` gives `--config.<field>`; the empty prefix gives `--<field>`.
 Type, unit, range and default are read from the record, so that the check, `--help` and the
@@ -23,7 +23,7 @@ Values = dict[str, Any]
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done: one line that names the flag and what would be right."""
+    """An invalid request: one line that names the flag and says what would be valid."""
 
 
 class _Integers(absl_flags.ArgumentParser):
@@ -67,18 +67,17 @@ def parse(
 ) -> dict[str, Any]:
     """Command-line arguments to records.
 
-    What is not given comes from `stored`, then from `defaults`, then from the record; where a flag
-    that is given takes away the effect of a stored value or a script's default, the record's
-    default holds.
+    A flag that is not given takes its value from `stored`, then from `defaults`, then from the
+    record. If a given flag makes a value from `stored` or `defaults` ineffective, the record's
+    default is used instead of that value.
 
     Args:
       argv: arguments, without the program's name.
       sections: prefix to record class; `""` holds the flags without a prefix.
-      stored: flag name to value of a run that is resumed; it stands in for a flag that is not
-        given.
-      defaults: flag name to the default of this script, where it is not the record's.
-      partial: let arguments pass that are not flags of `sections`: which flags there are may depend
-        on the value of another.
+      stored: flag name to value, of a run that is resumed.
+      defaults: flag name to the script's default, where it differs from the record's.
+      partial: ignore arguments that are not flags of `sections`, since the value of one flag may
+        decide which others exist.
 
     Returns:
       Prefix to record, each checked field by field (`config.check`) and then by its own `validate`,
@@ -91,12 +90,12 @@ def parse(
     Example:
       >>> @config.record
       ... class Settings:
-      ...     num_envs: int = config.static(8, "environments side by side", within=config.COUNT)
-      >>> parse(["--problem.num_envs=3"], {"problem": Settings})
-      {'problem': Settings(num_envs=3)}
-      >>> parse(["--problem.num_env=3"], {"problem": Settings})
+      ...     envs: int = config.static(8, "environments side by side", within=config.COUNT)
+      >>> parse(["--problem.envs=3"], {"problem": Settings})
+      {'problem': Settings(envs=3)}
+      >>> parse(["--problem.env=3"], {"problem": Settings})
       Traceback (most recent call last):
-      jaxrl_po.run.flags.UsageError: --problem.num_env is not a flag; did you mean --problem.num_envs?
+      jaxrl_po.run.flags.UsageError: --problem.env is not a flag; did you mean --problem.envs?
     """
     asked = given(argv, sections, partial=partial)
     records = {}
@@ -117,7 +116,9 @@ def parse(
 
 
 def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = False) -> Values:
-    """Flag name to value, of the flags that stand among the arguments; no range is checked. See `parse`.
+    """Flag name to value, of the flags given in the arguments; ranges are not checked.
+
+    See `parse`.
 
     Example:
       >>> @config.record
@@ -141,7 +142,10 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
 
 
 def _checked(record: type, fields: Values, assumed: Values) -> Any:
-    """The record, checked; of `assumed`, which nobody gave, without what has lost its effect to `fields`."""
+    """The checked record; `assumed` values that `fields` make ineffective are dropped.
+
+    So the error that a value has no effect is raised only for values that the user gave.
+    """
     made = record(**assumed, **fields)
     try:
         config.check(made)
@@ -157,7 +161,7 @@ def _checked(record: type, fields: Values, assumed: Values) -> Any:
 
 
 def _type(field: dataclasses.Field[Any]) -> type:
-    """Of a flag's value."""
+    """The type of a flag's value; float if the field is not static, whatever its default."""
     return type(field.default) if field.metadata["static"] else float
 
 
@@ -174,7 +178,7 @@ def join(prefix: str, name: str) -> str:
 def _absorb(
     values: absl_flags.FlagValues, argv: Sequence[str], types: Mapping[str, type], partial: bool
 ) -> None:
-    """Parses `argv` into `values`; absl's errors become ours."""
+    """Parses `argv` into `values`; errors of absl become `UsageError`."""
     try:
         stray = values(["program", *argv], known_only=partial)[1:]
     except absl_flags.UnrecognizedFlagError as error:
@@ -203,7 +207,7 @@ def unknown_flag(name: str, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str], *, mark: str = "") -> str:
-    """`; did you mean …?` with the nearest of `known`, or all of them when none is near.
+    """`; did you mean …?` with the nearest of `known`, or all of them if none is near.
 
     Example:
       >>> suggest("CartPol", ["Pendulum-v1", "CartPole-v1"])
@@ -217,7 +221,7 @@ def suggest(word: str, known: Iterable[str], *, mark: str = "") -> str:
 
 
 def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
-    """`table[name]`, or an error that names the flag and the nearest entry."""
+    """`table[name]`, or a UsageError that names the flag and the nearest entry."""
     if name not in table:
         raise UsageError(f"--{flag} has no {name!r}{suggest(name, table)}")
     return table[name]
@@ -225,7 +229,9 @@ def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def blame(sections: Mapping[str, type]) -> Iterator[None]:
-    """Inside, a `ConfigError` that begins with a field of one of `sections` becomes a `UsageError` that names the flag.
+    """Inside, a `ConfigError` about a field of `sections` becomes a `UsageError` about its flag.
+
+    A message is about the field whose name is its first word.
 
     Args:
       sections: prefix to record class, searched in order.
@@ -248,7 +254,7 @@ def usage(
     sections: Mapping[str, type],
     defaults: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of `--help`: every flag with its default, what it does, its unit and its range."""
+    """The text of `--help`: every flag with its default, description, unit and range."""
     defaults = defaults or {}
     lines = [summary, "", f"usage: {program} --flag=value …"]
     for prefix, record in sections.items():
@@ -264,7 +270,7 @@ def usage(
 
 
 def describe(field: dataclasses.Field[Any]) -> str:
-    """One line on a field: what it does, its unit, what it admits."""
+    """One line on a field: its description, unit and admissible values."""
     metadata = field.metadata
     within, choices = metadata["within"], metadata.get("choices")
     admits = f"one of {', '.join(map(str, choices))}" if choices else ""
@@ -323,7 +329,7 @@ def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
 
 
 def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Runs a script: its status is the process's; a `UsageError` is one line on stderr and status 2."""
+    """Runs a script and exits with its status; a `UsageError` is one line on stderr, status 2."""
     try:
         status = main(sys.argv[1:])
     except (UsageError, ConfigError) as error:

@@ -1,4 +1,7 @@
-"""The folder of a run: held by one process at a time, never overwritten by accident, continued only with the same settings."""
+"""The folder of a run: locked by one run at a time, overwritten only on request.
+
+A run in it is resumed only with the settings it was started with.
+"""
 
 import fcntl
 import json
@@ -27,10 +30,10 @@ ARTEFACTS = (
         "tensorboard",
         WANDB_ID,
     ),
-    *("evaluation.json", "episode.gif"),  # of the policies, by later scripts
+    *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
 )
-# Flags of one start and not of the run: a run that began with --overwrite would otherwise be
-# replaced when it is resumed.
+# Flags of one start, which are not stored: a run that was started with --overwrite would otherwise
+# be deleted when it is resumed.
 OF_A_START = (
     "resume",
     "overwrite",
@@ -54,7 +57,7 @@ MAY_DIFFER = (
 
 
 def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """Checks that a run may use the folder `out`, and changes nothing.
+    """Checks that a run may use the folder `out`; changes nothing.
 
     Args:
       out: the value of `--out`.
@@ -62,12 +65,11 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
       overwrite: the value of `--overwrite`.
 
     Returns:
-      The `config.json` of the run that is resumed, without the flags of its start; empty when there
-      is none yet.
+      The `config.json` of the run to resume, without the flags of its start; empty for a new run.
 
     Raises:
-      UsageError: no folder is named, the place cannot be written, or it is used and neither switch
-        is given.
+      UsageError: no folder is named, it cannot be written, or it is not empty and neither switch is
+        given.
     """
     if not out:
         raise UsageError("--out must name a folder for the results, e.g. --out=runs/first")
@@ -79,10 +81,11 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
         raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
     if not os.access(ancestor, os.W_OK | os.X_OK):
         raise UsageError(f"--out={out} must be a folder that can be written; {ancestor} cannot")
+    # Hidden files do not count: the lock and temporary files are among them.
     used = folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
     if used and not (resume or overwrite):
         raise UsageError(
-            f"--out={out} already holds files; add --resume to go on with a run, "
+            f"--out={out} already holds files; add --resume to continue a run, "
             "--overwrite to replace it, or choose another"
         )
     if not (used and resume):
@@ -96,17 +99,16 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
         ) from None
     except ValueError:
         raise UsageError(
-            f"--resume: {folder / CONFIG} is damaged; put it right, or start afresh with "
-            "--overwrite"
+            f"--resume: {folder / CONFIG} is damaged; repair it, or start afresh with --overwrite"
         ) from None
     return {name: value for name, value in stored.items() if name not in OF_A_START}
 
 
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:
-    """Checks that a run which goes on has the settings that it began with; `total_steps` may grow.
+    """Checks that a resumed run has the settings it was started with; `total_steps` may grow.
 
     Args:
-      settings: flag name to value, now.
+      settings: flag name to value, of this start.
       stored: flag name to value, of the run in the folder.
       out: the value of `--out`.
 
@@ -129,14 +131,16 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
 
 @contextmanager
 def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
-    """Makes the folder and holds it; the hold goes with the process, however that ends. The first process holds it for all.
+    """Creates the folder and locks it; the lock ends with the process, however that ends.
+
+    With several processes, the first one locks it for all.
 
     Args:
       out: the value of `--out`.
-      overwrite: remove what an earlier run left there, and nothing else.
+      overwrite: delete the files of an earlier run, and nothing else.
 
     Raises:
-      UsageError: it cannot be made or written, or another process holds it.
+      UsageError: it cannot be created or written, or another run has locked it.
     """
     folder = Path(out)
     if not processes.is_writer():
@@ -156,17 +160,17 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
             raise UsageError(
                 f"--out={out} is in use by another run; wait for its end or choose another"
             ) from None
-        if overwrite:
+        if overwrite:  # under the lock, so never the files of a run that still writes
             for path in (folder / name for name in ARTEFACTS):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         yield folder
 
 
 def require_file(out: str, suffix: str) -> Path:
-    """The path of `--out` where it is a file, after a check that it can be written there.
+    """The path of an `--out` that names a file, after a check that it can be written.
 
     Raises:
-      UsageError: another ending, a folder, or a place that cannot be written to.
+      UsageError: another suffix, a folder, or a file that cannot be written.
     """
     path = Path(out)
     ancestor = next(each for each in path.absolute().parents if each.exists())
@@ -181,7 +185,7 @@ def require_file(out: str, suffix: str) -> Path:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Makes the folder of a file that is named by `--out`; inside, a failure to write becomes an error that says so.
+    """Creates the folder of the file `--out`; inside, a failure to write becomes a `UsageError`.
 
     Raises:
       UsageError: names the file and what went wrong.
@@ -196,20 +200,20 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What the system said, in a few words, of an error of Python's or of tensorstore's.
+    """The operating system's short message for an error of Python or tensorstore.
 
     Example:
-      >>> reason(ValueError("OUT_OF_RANGE: Failed to write 9 bytes to file 14: File too large [os_error_code='27']"))
+      >>> reason(ValueError("OUT_OF_RANGE: Failed to write 9 bytes [os_error_code='27']"))
       'File too large'
     """
-    told = re.search(r"os_error_code='(\d+)'", str(error))
-    if told:
-        return os.strerror(int(told[1]))
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if code:
+        return os.strerror(int(code[1]))
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replaces a JSON file in one step; NaN becomes null."""
+    """Replaces a JSON file atomically; NaN and infinity become null."""
     write_atomically(
         path, json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     )

@@ -1,4 +1,4 @@
-"""From what a script builds of one seed to the job over all seeds and devices."""
+"""From the experiment that a script builds, of one seed, to the job over all seeds and devices."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,10 +21,10 @@ class Experiment(NamedTuple):
         over its array; None evaluates nothing.
       score: the evaluated name that marks the best checkpoint.
       initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
-      examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` is
-        given the key of the evaluation.
-      axes: of the parameters, where they can be cut over devices, or None.
-      rewarded: what scores batches on the host, or None where the program does.
+      examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` gets
+        the key of the evaluation.
+      axes: logical axes of the parameters, or None if they cannot be sharded.
+      rewarded: scores batches on the host; None if the program does.
     """
 
     learner: Learner
@@ -46,6 +46,7 @@ def make_job(
     log_every: int,
 ) -> programs.Job:
     """The experiment over all seeds and devices."""
+    # The evaluation key is the same at every evaluation and for every seed.
     training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
     if experiment.axes is not None and placement.cuts_params:
         learner = sharding.over_mesh(experiment.learner, placement, experiment.axes)
@@ -89,7 +90,7 @@ def make_job(
 
 
 def of_first_seed(examples: programs.Examples, key: jax.Array) -> programs.Examples:
-    """Those of the first seed of a stacked state; `key` is fixed, so that every evaluation shows the same."""
+    """Examples of the first seed of a stacked state; `key` is the same at every evaluation."""
 
     def describe(state: TrainState) -> Any:
         first = parallel.of_seed(state)

@@ -1,4 +1,4 @@
-"""What the experiment scripts share: their flags, the table of algorithms, and the way from flags to a folder of results."""
+"""What the training commands share: the way from flags to a folder of results."""
 
 import contextlib
 import dataclasses
@@ -33,15 +33,12 @@ from jaxrl_po.run.progress import Progress
 from jaxrl_po.run.scoring import RewardError
 
 DECAY = "config.decay_iterations"
-PER_PROCESS = (
-    "out",
-    "coordinator",
-    "process_id",
-)  # flags that may differ between processes, or are compared by themselves
+# Flags that may differ between processes, or (`out`) are compared separately.
+PER_PROCESS = ("out", "coordinator", "process_id")
 
 
 class Script(NamedTuple):
-    """What makes one script differ from another.
+    """What distinguishes one training command from another.
 
     Attributes:
       name: of the script.
@@ -52,10 +49,10 @@ class Script(NamedTuple):
       sections: options to prefix and record, beside `config`, which is the algorithm's.
       rows: records to the rows (environments or prompts) of one seed.
       steps: records to the environment steps (or completions) of one iteration of one seed.
-      shards_params: options to whether parameters are cut over the devices of the rows.
+      shards_params: options to whether parameters are sharded over the data devices.
       build: `(records, algorithm, placement) -> Experiment`; raises ConfigError or UsageError.
-      title: records to what runs on what.
-      unit: what a step is.
+      title: records to a title: algorithm and environment or task.
+      unit: name of a step, plural.
       curves: metrics to draw, with their labels.
       y_label: of the curves.
     """
@@ -77,13 +74,14 @@ class Script(NamedTuple):
 
 
 def main(script: Script, argv: Sequence[str]) -> int:
-    """Runs a script from its arguments; returns the exit status: 0 done or interrupted and saved, 1 broken off.
+    """Runs a script from its arguments; returns its exit status.
 
-    It is broken off when it diverges, when a reward fails at once, or when its folder cannot be
-    written any more.
+    It is 0 if the run is done, or was interrupted and saved; 1 if it diverged, a reward function
+    failed on the first batch, or the folder could no longer be written.
 
     Raises:
-      UsageError: before anything is compiled, and with nothing changed in the folder.
+      UsageError: invalid flags, before anything is compiled or the folder is changed; or later, a
+        resumed run none of whose checkpoints can be used.
     """
     if {"--help", "-help", "-h"} & set(argv):
         options = flags.parse(
@@ -120,11 +118,11 @@ def main(script: Script, argv: Sequence[str]) -> int:
 
 
 def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
-    """Runs what is planned in its folder and leaves its files there; returns what `train` does.
+    """Carries out the plan and writes its results to the folder; returns what `train` does.
 
     Raises:
-      UsageError: the folder cannot be had, or what was saved there not be used.
-      OSError: it cannot be written any more.
+      UsageError: the folder is unusable or locked, or no checkpoint in it can be used.
+      OSError: the folder can no longer be written.
     """
     records, options = plan.records, plan.records[""]
     with contextlib.ExitStack() as stack:
@@ -158,7 +156,7 @@ def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
 
 
 def broken_off(out: str, error: OSError) -> str:
-    """One line on a run that the system stopped: why, what is left of it and how it goes on."""
+    """One line on a run that a failed write ended: why, what is intact, and how to continue."""
     why = (
         str(error)
         if isinstance(error, checkpoint.SaveError)
@@ -174,15 +172,15 @@ def broken_off(out: str, error: OSError) -> str:
 
 
 class Plan(NamedTuple):
-    """What is to be run, all of it checked.
+    """A run, fully checked.
 
     Attributes:
       records: prefix to record.
       experiment: of one seed.
       job: over all seeds and devices.
-      title: for a person.
-      resolved: what the flags left to choose, and what the numbers depend on beside the flags.
-      changes: of the latter, since the run that is resumed was begun.
+      title: for display.
+      resolved: values that the flags left open, and `provenance.describe`.
+      changes: differences in provenance since the last start of the resumed run.
     """
 
     records: dict[str, Any]
@@ -199,12 +197,12 @@ def prepare(
     options: Options,
     require_same: Callable[[Mapping[str, Any]], None],
 ) -> Plan:
-    """Reads all flags, chooses where everything lies and builds the job; nothing is compiled and nothing is written.
+    """Reads all flags, chooses the placement and builds the job; nothing is compiled or written.
 
     Args:
       script: see `Script`.
       argv: its arguments.
-      options: those of the run as a whole, as far as they are given.
+      options: those of the run as a whole, from the arguments alone.
       require_same: see `processes.together`.
     """
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
@@ -220,14 +218,13 @@ def prepare(
         provenance.ask_for_determinism()
     sections = sections_of(script, options)
     settings, given = flags.flatten(records), flags.given(argv, sections)
-    # all must see the same folder
+    # All processes must see the same folder, so whether it holds a run is compared too.
     holds = f"{options.out} ({'with a run' if stored else 'without a run'})"
     require_same(
         {"out": holds, **{name: settings[name] for name in settings if name not in PER_PROCESS}}
     )
-    given_first = {
-        name: settings[name] for name in given
-    } | settings  # what differs because of one that is given is not named
+    # Given flags first: the error names the cause, not a default that differs as a consequence.
+    given_first = {name: settings[name] for name in given} | settings
     folder.require_same(given_first, stored, options.out)
 
     if options.tensorboard:
@@ -286,7 +283,7 @@ def prepare(
 
 
 def exporters_of(plan: Plan, out: Path) -> list[exporters.Exporter]:
-    """What the flags ask for; the first process exports."""
+    """The exporters that the flags ask for; only the first process exports."""
     options, found = plan.records[""], list[exporters.Exporter]()
     if options.tensorboard and processes.is_writer():
         found.append(exporters.TensorBoard(out / "tensorboard"))
@@ -298,7 +295,11 @@ def exporters_of(plan: Plan, out: Path) -> list[exporters.Exporter]:
 
 
 def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
-    """Runs the job and says how it ended; returns its outcome, or None where it diverged or a reward failed at once."""
+    """Runs the job and reports how it ended.
+
+    Returns:
+      Its outcome, or None if it diverged or a reward function failed on the first batch.
+    """
     job, title = plan.job, plan.title
     watch, quiet = [series.metric for series in script.curves], not processes.is_writer()
     with (
@@ -350,7 +351,7 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
 
 
 def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Prefix to record, from arguments and, where they leave something out, from the `config.json` of an earlier run."""
+    """Prefix to record, from arguments and, for flags not given, an earlier `config.json`."""
     options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
     return flags.parse(
         argv, sections_of(script, options), stored=stored, defaults=script.defaults(options)
@@ -358,13 +359,13 @@ def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dic
 
 
 def sections_of(script: Script, options: Any) -> dict[str, type]:
-    """Prefix to record, with the algorithm's own."""
+    """Prefix to record class, including the algorithm's."""
     algorithm = flags.lookup("algorithm", options.algorithm, ALGORITHMS)
     return {"": script.options, "config": algorithm.Config, **script.sections(options)}
 
 
 def count_iterations(total_steps: int, steps_per_iteration: int, unit: str) -> int:
-    """Whole iterations in `total_steps`."""
+    """Whole iterations in `total_steps`; raises UsageError if positive but below one iteration."""
     if 0 < total_steps < steps_per_iteration:
         raise UsageError(
             f"--total_steps={total_steps} must be 0 or at least {steps_per_iteration}, the "
@@ -374,7 +375,7 @@ def count_iterations(total_steps: int, steps_per_iteration: int, unit: str) -> i
 
 
 def require_learning(settings: Any, iterations: int) -> None:
-    """Refuses iterations in which the learning rate has already fallen to 0; a method without a decay has none."""
+    """Raises UsageError if the learning rate would decay to 0 before the last iteration."""
     decay_iterations = vars(settings).get("decay_iterations", 0)
     if 0 < decay_iterations < iterations:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What a training run holds on each device."""
+"""Memory that a training run needs on each device."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,19 +10,19 @@ from jaxrl_po.types import PyTree
 
 
 class Memory(NamedTuple):
-    """What one device holds, in bytes.
+    """Memory of one device, in bytes.
 
     Attributes:
-      state: its part of the training state.
-      peak: while a chunk runs: state, metrics and all that is computed in between; None where the
-        compiler does not tell.
+      state: its shard of the training state.
+      peak: state, metrics and temporaries while a chunk runs; None if the compiler does not report
+        it.
     """
 
     state: int
     peak: int | None
 
     def describe(self) -> str:
-        """One line for a person.
+        """One line for the user.
 
         Example:
           >>> Memory(3_100_000, 12_440_000).describe()
@@ -37,18 +37,19 @@ class Memory(NamedTuple):
 
 
 def measure(program: Any, like: PyTree) -> Memory:
-    """What one device holds: its part of the state by shapes and shardings, the rest as the compiler tells.
+    """The memory of one device: the state from shapes and shardings, the rest from the compiler.
 
     Args:
-      program: compiled, of the state.
-      like: `jax.ShapeDtypeStruct`s with shardings, of the state.
+      program: a compiled function of the state.
+      like: `jax.ShapeDtypeStruct`s of the state, with shardings.
     """
     leaves = jax.tree.leaves(like)
     state = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
     )
-    told = program.memory_analysis()
-    if told is None:
+    sizes = program.memory_analysis()
+    if sizes is None:
         return Memory(state, None)
-    held = told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes
-    return Memory(state, held + told.temp_size_in_bytes)
+    # A donated argument and its output are one buffer, counted in both sizes.
+    arrays = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return Memory(state, arrays + sizes.temp_size_in_bytes)

@@ -1,4 +1,4 @@
-"""The table of methods: one row for each, named as on the command line."""
+"""The table of methods, by their names on the command line."""
 
 from jaxrl_po.algorithms import (
     a2c,

@@ -1,4 +1,4 @@
-"""Numbers that leave the program: pooled over a chunk, aggregated over seeds, written one JSON object a line.
+"""Metrics: pooled over a chunk, aggregated over seeds, written as one JSON object per line.
 
 The statistics are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
 Statistical Precipice" (https://arxiv.org/abs/2108.13264): the interquartile mean over seeds and a
@@ -22,10 +22,10 @@ Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 
 
 def mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Mean over the leading axis, NaN left out; NaN where nothing is left.
+    """Mean over the leading axis, ignoring NaN; NaN where all are NaN.
 
     Args:
-      values: `[S, …]`, one entry a seed.
+      values: `[S, …]`, one entry per seed.
     """
     x = np.asarray(values, np.float64)
     present = ~np.isnan(x)
@@ -35,10 +35,12 @@ def mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Mean over the leading axis of what is left after dropping ⌊n/4⌋ values at each end; NaN is left out beforehand.
+    """Mean over the leading axis after dropping the ⌊n/4⌋ lowest and highest of n values.
+
+    NaN is dropped first and does not count towards n.
 
     Args:
-      values: `[S, …]`, one entry a seed.
+      values: `[S, …]`, one entry per seed.
 
     Returns:
       `[…]`; NaN where no seed has a value.
@@ -47,7 +49,7 @@ def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
       >>> float(interquartile_mean([0.0, 1.0, 3.0, 100.0]))
       2.0
     """
-    x = np.sort(np.asarray(values, np.float64), axis=0)  # NaN goes last
+    x = np.sort(np.asarray(values, np.float64), axis=0)  # NaN is sorted to the end
     count = (~np.isnan(x)).sum(axis=0)
     rank = np.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
     kept = (rank >= count // 4) & (rank < count - count // 4)
@@ -63,18 +65,20 @@ def bootstrap_interval(
     replicates: int = 2000,
     seed: int = 0,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Stratified percentile bootstrap: runs are drawn with replacement within each task, pooled, and summarised.
+    """Stratified percentile bootstrap: runs are resampled within each task, then pooled.
 
     Args:
-      strata: one array a task, `[S_k, …]`, runs leading; trailing axes are points of a curve, and a
-        drawn run brings its whole curve. For a single task this is a bootstrap over seeds.
+      strata: one array per task, `[S_k, …]`, runs leading; trailing axes are points of a curve, and
+        a resampled run contributes its whole curve. For a single task this is a bootstrap over
+        seeds.
       statistic: maps `[ΣS_k, R]` to `[R]` over the leading axis.
       confidence: coverage of the interval, in (0, 1).
       replicates: number R of resamples.
       seed: seed of the resampling, fixed so that the same data give the same interval.
 
     Returns:
-      `(low, high)`, each `[…]`.
+      `(low, high)`, each `[…]`; resamples whose statistic is NaN are dropped, and both are NaN if
+      none is left.
 
     Example:
       >>> low, high = bootstrap_interval([[1.0, 2.0, 3.0, 4.0]], statistic=mean)
@@ -100,14 +104,14 @@ def bootstrap_interval(
 
 
 def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """P(X > Y) + ½ P(X = Y), the Mann–Whitney statistic: how often a run of the one is better than a run of the other.
+    """Probability of improvement, P(X > Y) + ½ P(X = Y): the Mann–Whitney statistic over S·S'.
 
     Args:
-      x: `[S, …]`, scores of the one.
-      y: `[S', …]`, scores of the other.
+      x: `[S, …]`, scores of X.
+      y: `[S', …]`, scores of Y.
 
     Returns:
-      `[…]`; ½ where neither is better; NaN where either has none.
+      `[…]`, in [0, 1], above ½ where X is better; pairs with a NaN are ignored; NaN without pairs.
 
     Example:
       >>> float(probability_of_improvement([1.0, 3.0], [2.0, 3.0]))
@@ -126,7 +130,7 @@ def improvement_interval(
     replicates: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap of `probability_of_improvement`: the runs of both `[S]`, `[S']` are drawn with replacement.
+    """Percentile bootstrap of `probability_of_improvement`, resampling both `x [S]` and `y [S']`.
 
     NaN where either has no score.
     """
@@ -146,7 +150,7 @@ def improvement_interval(
 def performance_profile(
     values: npt.ArrayLike, thresholds: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """Share of the runs whose score is above each threshold, `[X]` or `[X, R]`.
+    """Share of the runs whose score is strictly above each threshold, `[X]` or `[X, R]`.
 
     Args:
       values: `[S]`, or `[S, R]` of R resamples; a NaN is above nothing.
@@ -161,7 +165,9 @@ def performance_profile(
 
 
 def pool(means: Metrics) -> dict[str, npt.NDArray[np.float64]]:
-    """Adds the `Mean`s of a chunk and divides once: an iteration without samples weighs nothing.
+    """Means over a chunk: totals and counts are summed, then divided once.
+
+    So every sample weighs the same, and an iteration without samples nothing.
 
     Args:
       means: leaves `[K, S]`: K iterations, S seeds.
@@ -177,7 +183,7 @@ def pool(means: Metrics) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def by_seed(values: Mapping[str, npt.ArrayLike]) -> Row:
-    """Fields of one line: `name` (a list, one entry a seed), `name/mean` and `name/iqm` (aggregates over seeds)."""
+    """Fields of one line: `name` (a list over seeds), `name/mean` and `name/iqm`."""
     row: Row = {}
     for name, value in values.items():
         row[name] = np.asarray(value, np.float64).tolist()
@@ -187,7 +193,7 @@ def by_seed(values: Mapping[str, npt.ArrayLike]) -> Row:
 
 
 def strict(value: Any) -> Any:
-    """The same value without NaN or infinity, which JSON does not know: they become null."""
+    """The same value with NaN and infinity, which JSON lacks, replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -196,7 +202,10 @@ def strict(value: Any) -> Any:
 
 
 def append(path: Path, *rows: Row) -> None:
-    """Writes a line for each row and waits until they are on disk: a checkpoint is never newer than its lines."""
+    """Appends a line per row and waits until they are on disk.
+
+    So a checkpoint that is saved afterwards is never newer than its lines.
+    """
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(strict(row), allow_nan=False) + "\n" for row in rows))
         file.flush()
@@ -204,7 +213,10 @@ def append(path: Path, *rows: Row) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The whole lines of a file, in order; a last line that was cut off by a kill is left out. An absent file is empty."""
+    """The rows of a file, in order; empty if there is no file.
+
+    An incomplete last line, cut off when its writer was killed, is ignored.
+    """
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
@@ -212,15 +224,15 @@ def read(path: Path) -> list[Row]:
 
 
 def truncate(path: Path, iteration: int) -> list[Row]:
-    """Drops the lines after `iteration`, so that a resumed run writes them again; returns those that stay."""
+    """Drops the lines after `iteration`, which a resumed run writes again; returns the others."""
     rows = [row for row in read(path) if row["iteration"] <= iteration]
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file in one step: a reader, or a run that starts after a kill, sees the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Replaces a file atomically: whoever reads it, even after a kill, sees the old or new text."""
+    temporary = path.with_name(f".{path.name}.tmp")  # same file system, so `replace` is atomic
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -231,13 +243,13 @@ def write_atomically(path: Path, text: str) -> None:
 def curve(
     rows: Iterable[Row], name: str
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """One metric over the lines that hold it.
+    """One metric over the X lines that have it.
 
     Returns:
-      `(step [X], values [S, X])`; null comes back as NaN.
+      `(step [X], values [S, X])`; null becomes NaN.
     """
-    held = [row for row in rows if name in row]
+    found = [row for row in rows if name in row]
     values = np.array(
-        [[np.nan if value is None else value for value in row[name]] for row in held], np.float64
+        [[np.nan if value is None else value for value in row[name]] for row in found], np.float64
     )
-    return np.array([row["step"] for row in held], np.float64), values.T
+    return np.array([row["step"] for row in found], np.float64), values.T

@@ -1,4 +1,4 @@
-"""Placing a learner: seeds vmapped and sharded, or rows sharded, over devices."""
+"""Data parallelism: seeds are vmapped and sharded over devices, or the rows of each seed are."""
 
 import contextlib
 import os
@@ -13,20 +13,19 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po.config import ConfigError
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
 
-MIN_ROWS = (
-    16  # of a device, below which exchanging gradients costs more than sharing the work saves
-)
+# Rows per device below which the all-reduce of gradients costs more than sharding them saves.
+MIN_ROWS = 16
 
 
 class Placement(NamedTuple):
-    """How seeds and rows lie on devices.
+    """How seeds, rows and parameters are placed on devices.
 
     Attributes:
-      num_seeds: seeds, side by side.
+      num_seeds: seeds that train side by side.
       seed_devices: devices over which seeds are sharded.
       data_devices: devices over which the rows of each seed are sharded.
-      model_devices: devices over which the parameters of each seed are cut (tensor parallel).
-      shard_params: whether parameters are cut over the data devices as well (fully sharded data
+      model_devices: devices over which the parameters of each seed are sharded (tensor parallel).
+      shard_params: whether parameters are also sharded over the data devices (fully sharded data
         parallel).
     """
 
@@ -38,21 +37,21 @@ class Placement(NamedTuple):
 
     @property
     def cuts_params(self) -> bool:
-        """Whether no device holds all parameters: then `sharding` places the learner, and XLA communicates by itself."""
+        """Whether parameters are sharded: then `sharding`, not `shard_map`, places the learner."""
         return self.shard_params or self.model_devices > 1
 
     @property
     def axis_name(self) -> str | None:
-        """The axis to hand to the config and the problem: `data` where rows are sharded under `shard_map`, else None."""
+        """The axis name for config and problem: `data` where `shard_map` shards rows, else None."""
         return "data" if self.data_devices > 1 and not self.cuts_params else None
 
     @property
     def num_devices(self) -> int:
-        """All devices that are used."""
+        """The number of devices in use."""
         return self.seed_devices * self.data_devices * self.model_devices
 
     def describe(self) -> str:
-        """One line for a person: what lies where."""
+        """One line for the user: what is placed where."""
         if self.num_devices == 1:
             return f"{self.num_seeds} seed(s) on 1 device"
         if self.cuts_params:
@@ -63,13 +62,13 @@ class Placement(NamedTuple):
             }
             over = [
                 name
-                for name, cut in (("data", self.shard_params), ("model", self.model_devices > 1))
-                if cut
+                for name, used in (("data", self.shard_params), ("model", self.model_devices > 1))
+                if used
             ]
             mesh = " × ".join(f"{name} {size}" for name, size in axes.items())
             return (
                 f"{self.num_seeds} seed(s) on {self.num_devices} devices ({mesh}), parameters "
-                f"cut over {' and '.join(over)}"
+                f"sharded over {' and '.join(over)}"
             )
         if self.data_devices == 1:
             return (
@@ -95,28 +94,28 @@ def choose(
     shard_params: bool = False,
     num_processes: int = 1,
 ) -> Placement:
-    """Decides how to use the devices; call it before anything runs, since it sets the number of CPU devices.
+    """Decides how to use the devices; call it first, since it sets the number of CPU devices.
 
-    Seeds are sharded where they divide evenly, since they need no communication; otherwise rows
-    are. `auto` takes as many devices as are of use: on a CPU one for each core, because XLA keeps
-    small batched matrix products to one core, but none for fewer than `MIN_ROWS` rows. A mesh says
-    it all by hand.
+    Seeds are sharded where the devices divide them, since that needs no communication; otherwise
+    rows are. `auto` takes as many devices as help: on a CPU one per core, because XLA runs small
+    batched matrix products on a single core; rows are sharded only with `MIN_ROWS` or more per
+    device. A mesh overrides all of this.
 
     Args:
-      devices: `auto`, or how many.
+      devices: `auto`, or their number.
       num_seeds: seeds side by side.
       num_rows: rows (environments or prompts) of each seed.
-      mesh: `seed:S,data:D,model:M`, devices of each axis, of which any may be left out; empty to
-        choose.
-      shard_params: cut parameters over the data devices; rows are then sharded rather than seeds.
-      num_processes: share the devices, all of which they must use; 0 if the cluster alone knows.
+      mesh: `seed:S,data:D,model:M`, the devices of each axis, any of which may be left out; empty
+        to choose.
+      shard_params: shard parameters over the data devices; rows are then sharded, not seeds.
+      num_processes: processes, which together must use all devices; 0 if only the cluster knows.
 
     Returns:
       The placement.
 
     Raises:
-      ConfigError: a count below 1, more devices than there are, a mesh of another number of
-        devices, seeds or rows that do not divide, devices that do not divide among the processes.
+      ConfigError: a count below 1, more devices than exist, a mesh that contradicts `devices`,
+        seeds or rows not divisible by their devices, devices not divisible by the processes.
     """
     placement = _choose(
         _parse_devices(devices), num_seeds, num_rows, mesh, shard_params, num_processes
@@ -143,17 +142,17 @@ def _choose(
             shard_params=shard_params
         )
     available = _available(wanted, num_processes)
-    shares = 1 if shard_params else num_seeds
+    shardable_seeds = 1 if shard_params else num_seeds
     if wanted is None:
         usable = [
             n
             for n in range(available, 0, -1)
-            if shares % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)
+            if shardable_seeds % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)
         ]
         wanted = usable[0]
     if wanted > available:
         raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
-    if shares % wanted == 0:
+    if shardable_seeds % wanted == 0:
         return Placement(num_seeds, wanted, 1, shard_params=shard_params)
     if num_rows % wanted == 0:
         return Placement(num_seeds, 1, wanted, shard_params=shard_params)
@@ -183,12 +182,12 @@ def _by_hand(
         raise ConfigError(
             f"mesh={mesh} needs {placement.num_devices} devices, and there are {available}"
         )
-    for name, number, what in (
+    for name, size, what in (
         ("seed", num_seeds, "seeds"),
         ("data", num_rows, "rows (environments or prompts)"),
     ):
-        if number % axes[name]:
-            raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {number} {what}")
+        if size % axes[name]:
+            raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {size} {what}")
     return placement
 
 
@@ -205,13 +204,16 @@ def _parse_devices(devices: str | int) -> int | None:
 
 
 def _available(wanted: int | None, num_processes: int) -> int:
-    """Devices of the default backend in all processes; a CPU is split into as many as asked for, or one for each core."""
+    """Devices of the default backend in all processes.
+
+    A CPU is first split into as many devices as `wanted`, or into one per core.
+    """
     if wanted and num_processes and wanted % num_processes:
         raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    with contextlib.suppress(RuntimeError):  # the backend runs already: take it as it is
+    with contextlib.suppress(RuntimeError):  # the backend is already running: use it as it is
         jax.config.update(
             "jax_num_cpu_devices", wanted // num_processes if wanted and num_processes else cores
         )
@@ -220,7 +222,7 @@ def _available(wanted: int | None, num_processes: int) -> int:
 
 SEEDS = P("seed")
 
-# The seed axis of a stacked state, as `jax.vmap` reads it: all seeds share what is frozen.
+# The seed axis of a stacked state, for `jax.vmap`; all seeds share the frozen parameters.
 STATE_AXES: Any = TrainState(
     params=ActorCritic(0, 0, None),
     opt_state=0,
@@ -233,11 +235,11 @@ STATE_AXES: Any = TrainState(
 
 
 def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None = None) -> Learner:
-    """The same learner on a leading seed axis: keys, state, batch and metrics lead with `[S]`.
+    """The learner over a leading seed axis: keys, state, batch and metrics lead with `[S]`.
 
-    One seed is not vmapped but only given its axis: batching alone would slow its sorts and
-    gathers. `spmd_axis_name` is the mesh axis of the seeds, for sharding constraints inside the
-    learner.
+    A single seed is not vmapped but only given the axis, since batched sorts and gathers are slower
+    even for a batch of one. `spmd_axis_name` is the mesh axis of the seeds, for sharding
+    constraints inside the learner.
     """
 
     def over(function: Callable[..., Any], in_axes: Any, out_axes: Any) -> Callable[..., Any]:
@@ -262,13 +264,13 @@ def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None =
 
 
 def of_seed(state: TrainState, index: int = 0) -> TrainState:
-    """The state of one seed of a stacked state."""
+    """One seed's state, from a stacked state."""
     taken: TrainState = _each(STATE_AXES, lambda x: x[index], state)
     return taken
 
 
 def _each(axes: PyTree, function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
-    """Applies a function to the leaves that have a seed axis, by a prefix tree of 0 and None."""
+    """Applies a function to the leaves with a seed axis; `axes` is a prefix tree of 0 and None."""
     return jax.tree.map(
         lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),
         axes,
@@ -280,16 +282,15 @@ def _each(axes: PyTree, function: Callable[[jax.Array], jax.Array], tree: PyTree
 def spread(
     function: Callable[..., Any], placement: Placement, in_specs: Any = SEEDS
 ) -> Callable[..., Any]:
-    """A function of arrays that lead with `[S]`, each seed where it lives; nothing is communicated.
+    """Runs a function of stacked seeds on the devices of each seed, without communication.
 
     Args:
-      function: arrays `[S, …]` to arrays `[S, …]`, each seed by itself (a vmapped function).
+      function: arrays `[S, …]` to arrays `[S, …]`, independent over seeds (vmapped).
       placement: see `choose`.
-      in_specs: partition of the arguments; each seed where it lives.
+      in_specs: partition of the arguments; by default over the seed axis.
     """
-    if (
-        placement.seed_devices == 1 or placement.cuts_params
-    ):  # XLA spreads what lies on a mesh by itself
+    # In these cases XLA partitions the function itself, by where its arguments are.
+    if placement.seed_devices == 1 or placement.cuts_params:
         return function
     return jax.shard_map(
         function,
@@ -301,9 +302,9 @@ def spread(
 
 
 def state_spec() -> Any:
-    """Partition of a stacked state: seeds over `seed`; of each seed, `collector.sharded` over `data`, all else on every device.
+    """Partition of a stacked state: seeds over `seed`, `collector.sharded` also over `data`.
 
-    What is frozen is one copy on every device.
+    All else is replicated over `data`; frozen parameters are replicated over all devices.
     """
     each, rows = P("seed"), P("seed", "data")
     spec: Any = TrainState
@@ -320,12 +321,12 @@ def state_spec() -> Any:
 
 
 def whole_state_spec() -> Any:
-    """Partition of a stacked state whose rows are not sharded: seeds over `seed`."""
+    """Partition of a stacked state whose rows are not sharded: only seeds, over `seed`."""
     return state_spec()._replace(collector=P("seed"))
 
 
 def batch_spec() -> Any:
-    """Partition of a stacked batch: seeds over `seed`; of each seed, rows over `data`, metrics on every device."""
+    """Partition of a stacked batch: seeds over `seed`, rows over `data`, metrics replicated."""
     each, rows = P("seed"), P("seed", "data")
     spec: Any = Batch
     return spec(**{name: each if name == "metrics" else rows for name in Batch._fields})
@@ -339,38 +340,38 @@ def make_mesh(placement: Placement) -> Mesh:
 
 
 def replicated(placement: Placement) -> NamedSharding:
-    """A copy on every device of the placement: what all processes can read."""
+    """A copy on every device of the placement, so that every process can read the array."""
     return NamedSharding(make_mesh(placement), P())
 
 
 def over_devices(learner: Learner, placement: Placement) -> Learner:
     """The learner over stacked seeds and devices.
 
-    Every device steps its seeds on its rows under `jax.shard_map`; means, statistics and gradients
-    are pooled over `data` by the learner itself, which was made with
-    `axis_name=placement.axis_name`.
+    Under `jax.shard_map`, every device steps its seeds on its rows; the learner, made with
+    `axis_name=placement.axis_name`, reduces means, statistics and gradients over `data` itself.
 
     Args:
       learner: of one seed.
       placement: see `choose`.
 
     Returns:
-      The learner, to be jitted, with leaves that lead with `[S]`. The numbers do not depend on the
-      placement, but for the order of floating-point sums.
+      The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
+      except for the order of floating-point sums.
     """
     if placement.num_devices == 1:
         return over_seeds(learner, placement.num_seeds)
-    own = over_seeds(learner, placement.num_seeds // placement.seed_devices)
+    local = over_seeds(learner, placement.num_seeds // placement.seed_devices)
     mesh, state, batch = make_mesh(placement), state_spec(), batch_spec()
 
     def over(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        # Unchecked: what is replicated over `data` is so because the learner reduces over it.
         return jax.shard_map(
             function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
 
-    # Seeds are initialised where they live; rows are sharded afterwards, so that their numbers do
-    # not depend on the mesh.
-    init = over(own.init, (P("seed"),), whole_state_spec())
+    # Each device initialises all rows of its seeds, which are sharded afterwards, so that the
+    # random numbers do not depend on the mesh.
+    init = over(local.init, (P("seed"),), whole_state_spec())
     shardings = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec), state, is_leaf=lambda x: isinstance(x, P)
     )
@@ -382,8 +383,8 @@ def over_devices(learner: Learner, placement: Placement) -> Learner:
 
     return Learner(
         init_sharded,
-        over(own.sample, (state,), (state, batch)),
-        over(own.update, (state, batch), (state, P("seed"))),
+        over(local.sample, (state,), (state, batch)),
+        over(local.update, (state, batch), (state, P("seed"))),
     )
 
 

@@ -1,4 +1,4 @@
-"""Learning curves: interquartile mean over seeds, a 95 % bootstrap band, and each seed faintly behind them."""
+"""Learning curves: interquartile mean over seeds, 95 % bootstrap band, and each seed faintly."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from jaxrl_po.run.metrics import Row
 
 FEWEST_SEEDS = 4  # below which a bootstrap band says nothing that the seeds do not
 INK, QUIET = "#1b1f24", "#8a929c"
-DASHES = ("-", "--", ":", "-.")  # once the colours are used up
+DASHES = ("-", "--", ":", "-.")  # the next one once all colours are used
 COLOURS = ("#0b6e99", "#c4501b", "#3a7d44", "#7b4fa3", "#b8860b", "#0a9a8f", "#a8325e", "#4d5560")
 
 STYLE: dict[Any, Any] = {
@@ -44,9 +44,9 @@ class Series(NamedTuple):
     """One curve of a panel.
 
     Attributes:
-      metric: its name in the lines.
+      metric: its name in the lines of metrics.
       label: in the legend.
-      rows: the lines it comes from, where they are not the panel's.
+      rows: its lines of metrics, if not the panel's.
     """
 
     metric: str
@@ -59,7 +59,7 @@ class Panel(NamedTuple):
 
     Attributes:
       rows: the lines of a run, see `metrics.read`.
-      series: what to draw.
+      series: curves to draw.
       title: above it.
       x_label: with the unit.
       y_label: with the unit.
@@ -77,8 +77,8 @@ class Panel(NamedTuple):
 
 
 def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
-    """Draws one panel of at most 32 curves; a metric that no line holds is left out."""
-    drawn: set[int] = set()  # numbers of seeds
+    """Draws one panel of at most 32 curves; a metric without any value is skipped."""
+    drawn: set[int] = set()  # number of seeds of each curve
     for series, (dashes, colour) in zip(
         panel.series, itertools.product(DASHES, COLOURS), strict=False
     ):
@@ -109,7 +109,7 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         )
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_xlim(0, max(1.0, axes.get_xlim()[1]))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # steps are whole, and so are devices
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # steps (or devices) are integers
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if drawn and legend:
         seeds = " – ".join(map(str, sorted({min(drawn), max(drawn)})))
@@ -119,7 +119,9 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
 
 
 def save(panels: Sequence[Panel], path: Path) -> None:
-    """Writes the panels side by side as a picture, four of them in two rows; neighbours with the same curves share a legend.
+    """Writes the panels side by side as a figure, four of them in two rows.
+
+    Neighbours with the same curves share a legend.
 
     Args:
       panels: left to right.
@@ -138,18 +140,17 @@ def save(panels: Sequence[Panel], path: Path) -> None:
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Replaces a PNG file in one step: a reader sees the old picture or the new one."""
+    """Replaces a PNG file atomically: a reader sees the old figure or the new one."""
     temporary = path.with_name(f".{path.name}")
     figure.savefig(temporary, format="png")
     temporary.replace(path)
 
 
 def save_sweep(rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], path: Path) -> None:
-    """Writes a picture of a sweep: for each setting that was varied, the score of every combination against it.
+    """Writes a figure of a sweep: the score of every combination, against each swept setting.
 
     Args:
-      rows: the settings of a combination by name, and the scores of its seeds `[S]`; the best
-        first.
+      rows: per combination, its settings by name and the scores of its seeds `[S]`; best first.
       path: of the PNG file.
     """
     names = list(rows[0][0]) or ["all"]

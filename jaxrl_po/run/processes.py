@@ -1,8 +1,9 @@
-"""Several processes that run one program: they meet, are told the same things, and the first of them writes.
+"""Several processes that run one program: start-up, agreement on decisions, and host arrays.
 
-Every process runs the same code on devices of its own. What may differ between them (a signal, the
-state of the file system) is asked for in one place and told to all, so that all take the same
-branches and meet in the same collectives. With one process everything here returns at once.
+Every process runs the same code on its own devices; the first one writes the files. Whatever may
+differ between processes (a signal, the state of the file system) is shared with all, so that all
+take the same branches and enter the same collectives. With a single process, every function here
+returns at once.
 """
 
 import contextlib
@@ -28,24 +29,23 @@ ABSENT = "absent"
 def start(
     *, coordinator: str = "", num_processes: int = 0, process_id: int = -1, timeout: int = 120
 ) -> None:
-    """Joins the processes of this run; call it before anything runs.
+    """Joins the processes of this run; call it before any computation.
 
-    What is left out is taken from the cluster: SLURM, Kubernetes, a TPU pod, Open MPI.
+    Arguments that are left out are taken from the cluster: SLURM, Kubernetes, a TPU pod, Open MPI.
 
     Args:
-      coordinator: `host:port` of process 0, which listens there; empty to ask the cluster.
+      coordinator: `host:port` where process 0 listens; empty to ask the cluster.
       num_processes: of the run; 0 to ask the cluster.
       process_id: of this one, from 0; -1 to ask the cluster.
-      timeout: seconds to wait for the others here, and without a sign of life of one of them later.
+      timeout: seconds to wait for all processes to join, and later for a heartbeat of each.
 
     Raises:
-      UsageError: there is no cluster to ask, or the processes did not all come in time.
+      UsageError: there is no cluster to ask, or not all processes joined in time.
     """
     _check(coordinator, num_processes, process_id)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update(
-        "jax_enable_preemption_service", False
-    )  # it would take SIGTERM, which the runner hears itself
+    # The service would intercept SIGTERM, which the runner handles itself.
+    jax.config.update("jax_enable_preemption_service", False)
     failures: list[Exception] = []
 
     def join() -> None:
@@ -61,8 +61,8 @@ def start(
         except Exception as error:
             failures.append(error)
 
-    # A time-out of jax itself aborts the process with a stack trace, so ours comes first and leaves
-    # the thread behind.
+    # JAX's own timeout, twice as long, aborts the process with a stack trace; ours comes first and
+    # abandons the thread.
     thread = threading.Thread(target=join, daemon=True)
     thread.start()
     thread.join(timeout)
@@ -97,7 +97,7 @@ def _check(coordinator: str, num_processes: int, process_id: int) -> None:
 
 
 def _answer(coordinator: str) -> str:
-    """Whether anybody listens at the coordinator, for a message."""
+    """The end of an error message: whether anything listens at the coordinator."""
     if not coordinator:
         return "do all of them run, and can they reach the first one?"
     host, _, port = coordinator.rpartition(":")
@@ -120,20 +120,20 @@ def several() -> bool:
 
 
 def is_writer() -> bool:
-    """Whether this is the process that writes files and shows progress: the first, or the only one."""
+    """Whether this process writes files and shows progress: the first, or the only one."""
     return not several() or jax.process_index() == 0
 
 
 def any_of(flag: bool) -> bool:
-    """Whether the flag is set in any process; all must ask."""
+    """Whether the flag is set in any process; all processes must call this."""
     return bool(_of_all(np.int32(flag)).any()) if several() else flag
 
 
 def gather(value: Any) -> list[Any]:
-    """The values of all processes, in their order; all must give one.
+    """The values of all processes, in their order; all must call this.
 
     Args:
-      value: what JSON can hold.
+      value: of this process; anything JSON can hold.
 
     Example:
       >>> gather({"seed": 1})
@@ -142,13 +142,14 @@ def gather(value: Any) -> list[Any]:
     if not several():
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    lengths = _of_all(np.int32(text.size))
+    lengths = _of_all(np.int32(text.size))  # all must pass arrays of one shape, hence the padding
     texts = _of_all(np.pad(text, (0, int(lengths.max()) - text.size)))
     return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
 
 
 def _of_all(array: npt.NDArray[Any] | np.int32) -> npt.NDArray[Any]:
-    """`[processes, …]` from an array of the same shape in each; one device of each process takes part."""
+    """`[processes, …]`, all-gathered from an array of the same shape in each process."""
+    # Reversed, so that the first device of each process is the one that stays in the dict.
     first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(
         np.array([first[i] for i in sorted(first)]), ("process",), axis_types=(AxisType.Auto,)
@@ -165,11 +166,11 @@ def _identity(x: jax.Array) -> jax.Array:
 
 
 def decide(function: Callable[[], Any], error: type[Exception] = UsageError) -> Any:
-    """What `function` returns in the first process, told to all; it is not called in the others.
+    """Calls `function` in the first process only; all processes return its result.
 
     Args:
-      function: what it returns must fit into JSON.
-      error: what it may raise, with one message; all processes then raise it.
+      function: its result must fit into JSON.
+      error: an exception it may raise, made from one message; then all processes raise it.
     """
     if not several():
         return function()
@@ -189,14 +190,15 @@ def decide(function: Callable[[], Any], error: type[Exception] = UsageError) -> 
 
 @contextlib.contextmanager
 def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A block that all processes leave in the same way, after all have reached its end: a usage error of one is one of all.
+    """A block that all processes leave together: a usage error in one is raised in all.
 
     Yields:
-      `require_same(settings)`: to be called inside with flag names and values that must be equal in
-      all processes, or the block ends with an error that names the first that is not.
+      `require_same(settings)`, to be called in the block with flag names and values that must be
+      equal in all processes.
 
     Raises:
-      UsageError, ConfigError: see above.
+      UsageError, ConfigError: raised in the block, by this or another process, or a setting
+        differs between processes; the first such flag is named.
     """
     settings: dict[str, Any] = {}
     raised: Exception | None = None
@@ -226,7 +228,7 @@ def _compare(settings: list[dict[str, Any]]) -> None:
 
 
 def whole(array: Any) -> npt.NDArray[Any]:
-    """A copy on the host of an array that may lie on devices of several processes; then all must ask for it."""
+    """A host copy of an array; if it is sharded over processes, all of them must call this."""
     if isinstance(array, jax.Array) and not (
         array.is_fully_addressable or array.is_fully_replicated
     ):
@@ -235,10 +237,10 @@ def whole(array: Any) -> npt.NDArray[Any]:
 
 
 def place(array: npt.NDArray[Any], sharding: Any) -> jax.Array:
-    """An array of the host on devices: each process places its part of what all of them hold.
+    """Puts a host array on devices; each process puts the shards of its own.
 
     Args:
-      array: the same in all processes.
+      array: the whole array, the same in all processes.
       sharding: `jax.sharding.Sharding`, or None for the default device.
     """
     if sharding is None or sharding.is_fully_addressable:

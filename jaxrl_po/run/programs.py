@@ -1,6 +1,6 @@
-"""What a run compiles: the job as it is described, and its programs: start, chunk, evaluation.
+"""The job that a run carries out, and its compiled programs: init, chunk, evaluation.
 
-A chunk is one program, or two with a score on the host between them.
+A chunk is one program, or two with scoring on the host in between.
 """
 
 import dataclasses
@@ -23,22 +23,21 @@ class Score(Protocol):
     def __call__(
         self, batch: Batch, *, first: bool, tell: Callable[[str], None]
     ) -> tuple[Batch, Metrics]:
-        """Stacked batch to the batch with `score` and `reward`, and metrics `[S]`.
+        """The batch with `score` and `reward` filled in, and metrics `[S]`.
 
         Args:
-          batch: stacked, its reward None.
-          first: whether it is the first batch of the run, so that what is wrong may end it.
-          tell: is given lines for a person.
+          batch: stacked over seeds, its reward None.
+          first: whether it is the first batch of the run, where a failure should end the run.
+          tell: called with lines for the user.
         """
 
 
 class Examples(NamedTuple):
-    """What the policy does at an evaluation, to be read rather than counted.
+    """Sample outputs of the policy at an evaluation, for people to read.
 
     Attributes:
-      describe: training state to arrays; compiled, and its random numbers must be its own and
-        fixed.
-      render: those arrays, on the host, to the rows that are kept.
+      describe: training state to arrays; compiled. It must use a fixed key of its own.
+      render: those arrays, on the host, to rows of `samples.jsonl`.
     """
 
     describe: Callable[..., PyTree]
@@ -47,30 +46,30 @@ class Examples(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is to be run.
+    """A run, as data.
 
     Attributes:
       learner: over stacked seeds: `init(keys [S])`; leaves of the state and of each metric lead
         with `[S]`.
-      keys: `[S]`, typed, one a seed.
-      iterations: iterations in total.
+      keys: `[S]`, typed, one per seed.
+      iterations: total number of iterations.
       steps_per_iteration: environment steps (or completions) of one iteration of one seed.
-      log_every: iterations of a chunk, which makes one line.
+      log_every: iterations per chunk; each chunk makes one line of metrics.
       eval_every: chunks between evaluations; the first and the last state are always evaluated.
       checkpoint_every: chunks between checkpoints; the last state is always saved.
-      patience: iterations in a row in which all updates of a seed are skipped, before the run
-        stops.
-      idle_patience: iterations in a row in which no sample of any seed carried a signal (metric
-        `signal`, where the learner tells it), before the run ends.
-      rewarded: what gives batches their reward on the host, between `learner.sample` and
-        `learner.update`; None where a step is one program.
-      evaluate: `state -> {name: [S]}`, or None; its random numbers must be its own and fixed.
-      score: the evaluated quantity whose mean over seeds, when it grows, marks the best checkpoint;
+      patience: consecutive iterations in which all updates of a seed were skipped, after which the
+        run stops with an error.
+      idle_patience: consecutive iterations without a learning signal in any seed (metric `signal`,
+        if the learner reports it), after which the run ends.
+      rewarded: computes the reward on the host, between `learner.sample` and `learner.update`; None
+        if the program does.
+      evaluate: `state -> {name: [S]}`, or None. It must use a fixed key of its own.
+      score: the evaluated quantity that selects the best checkpoint by its highest mean over seeds;
         empty for none.
       examples: shown at each evaluation, or None.
-      where: what lies on which device, in words.
-      replicated: where arrays that the host reads are put, if devices belong to several processes:
-        a copy on each; or None.
+      where: the placement on devices, in words.
+      replicated: with several processes, the sharding of arrays that the host reads (a copy on each
+        device); else None.
     """
 
     learner: Learner
@@ -91,15 +90,15 @@ class Job:
 
     @property
     def num_seeds(self) -> int:
-        """S."""
+        """The number of seeds, S."""
         return len(self.keys)
 
     def boundary(self, iteration: int) -> int:
-        """Where the chunk that begins at `iteration` ends."""
+        """The iteration at which the chunk that begins at `iteration` ends."""
         return min((iteration // self.log_every + 1) * self.log_every, self.iterations)
 
     def due(self, iteration: int, every: int) -> bool:
-        """Whether what happens every `every` chunks happens at the end of this one."""
+        """Whether an action due every `every` chunks, and at the end, is due at `iteration`."""
         return iteration == self.iterations or iteration % (self.log_every * every) == 0
 
 
@@ -108,12 +107,12 @@ class Programs(NamedTuple):
 
     Attributes:
       init: keys to state.
-      chunk: `(state, n, tell) -> (state, metrics)` of n iterations, the first n entries of
-        `[log_every, S]` metrics; the state is donated.
+      chunk: `(state, n, tell) -> (state, metrics)` runs n iterations; only the first n entries of
+        the metrics `[log_every, S]` are valid. The state is donated.
       evaluate: state to a dict of `[S]`.
-      describe: state to what `Examples.render` reads.
-      like: shapes and placement of the state.
-      memory: what a device holds.
+      describe: state to the arrays that `Examples.render` reads.
+      like: shapes, dtypes and shardings of the state.
+      memory: of one device.
     """
 
     init: Any
@@ -125,10 +124,10 @@ class Programs(NamedTuple):
 
 
 def check(job: Job) -> None:
-    """Traces one iteration without compiling it.
+    """Traces one iteration without compiling it, so that bad sizes fail early.
 
     Raises:
-      ConfigError: sizes that do not fit each other.
+      ConfigError: sizes that do not fit together.
     """
     state = jax.eval_shape(job.learner.init, job.keys)
     state, batch = jax.eval_shape(job.learner.sample, state)
@@ -138,7 +137,7 @@ def check(job: Job) -> None:
 
 
 def _with_reward(batch: Batch) -> Batch:
-    """Shapes of a batch, to those after it got its reward."""
+    """The shapes of a batch after it was given its reward, `[B, T]` like `log_prob`."""
     return batch._replace(reward=batch.log_prob)
 
 
@@ -146,12 +145,14 @@ Chunk = Callable[[TrainState, Any, Callable[[str], None]], tuple[TrainState, Met
 
 
 def compile_programs(job: Job) -> Programs:
-    """Compiles everything that the run needs, ahead of time."""
+    """Compiles all programs of the run, ahead of time."""
     init = jax.jit(job.learner.init).lower(job.keys).compile()
     shapes = jax.eval_shape(job.learner.init, job.keys)
+    # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
     like = _placed(shapes, placed)
-    chunk, held = (compile_chunk if job.rewarded is None else compile_with_score)(job, like, placed)
+    compile_ = compile_chunk if job.rewarded is None else compile_with_score
+    chunk, memory_of_chunk = compile_(job, like, placed)
     out = job.replicated
     return Programs(
         init=init,
@@ -160,7 +161,7 @@ def compile_programs(job: Job) -> Programs:
         describe=job.examples
         and jax.jit(job.examples.describe, out_shardings=out).lower(like).compile(),
         like=like,
-        memory=held,
+        memory=memory_of_chunk,
     )
 
 
@@ -173,7 +174,7 @@ def _placed(shapes: PyTree, shardings: PyTree) -> PyTree:
 
 
 def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
-    """A chunk as one program, and what it holds."""
+    """A chunk as one program, and its memory."""
     buffer = jax.eval_shape(job.learner.step, like)[1]
 
     def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
@@ -182,6 +183,7 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
             state, row = job.learner.step(state)
             return state, jax.tree.map(lambda all, one: all.at[i].set(one), rows, row)
 
+        # A loop with a traced count: a shorter chunk is the same program.
         rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
         return jax.lax.fori_loop(0, n, body, (state, rows))
 
@@ -194,7 +196,7 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
 
 
 def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
-    """A chunk as two programs with the reward between them, and what the larger one holds."""
+    """A chunk as two programs with scoring in between, and the memory of the larger one."""
     learner, give = job.learner, job.rewarded
     assert give is not None
     sample = (
@@ -215,10 +217,10 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
         begun, rows = int(np.max(state.step)), []
         for i in range(n):
             state, batch = sample(state)
-            batch, told = give(batch, first=begun + i == 0, tell=tell)
+            batch, of_score = give(batch, first=begun + i == 0, tell=tell)
             state, row = update(state, batch)
-            rows.append({**row, **told})
+            rows.append({**row, **of_score})
         return state, jax.tree.map(lambda *each: np.stack(each), *rows)
 
     peaks = [memory.measure(program, like) for program in (sample, update)]
-    return chunk, max(peaks, key=lambda held: held.peak or 0)
+    return chunk, max(peaks, key=lambda each: each.peak or 0)

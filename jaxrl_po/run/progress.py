@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 import math
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from jaxrl_po.run.metrics import Row
 
 
 class Progress:
-    """Shows the phase, the step, the watched metrics (interquartile mean over seeds), the speed and the time left.
+    """Shows phase, step, watched metrics (interquartile mean over seeds), speed and time left.
 
     Args:
-      title: what runs.
+      title: of the run.
       total_steps: steps of each seed at the end.
       unit: what a step is, e.g. `steps` or `completions`.
       watch: names of metrics to show, where a line holds them.
@@ -65,11 +65,11 @@ class Progress:
         self._bar.stop()
 
     def tell(self, line: str) -> None:
-        """Prints a line that stays."""
+        """Prints a permanent line."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, name: str) -> None:
-        """Says what happens before or beside the training itself, e.g. `compiling`."""
+        """Shows what happens outside the training itself, e.g. `compiling`."""
         if self._console.is_terminal:
             self._bar.update(self._task, description=f"{self._title} · {name}")
         else:

@@ -1,4 +1,4 @@
-"""Prompts from files: one JSON object a line, with a `prompt`, an `answer` and any further columns."""
+"""Prompts from JSONL files: each line has a `prompt`, an `answer` and any further columns."""
 
 import hashlib
 import json
@@ -14,11 +14,8 @@ from jaxrl_po.language.tokenizer import make_tokenizer
 from jaxrl_po.types import PyTree
 
 PROMPT, ANSWER = REQUIRED = ("prompt", "answer")
-TAKEN = (
-    "prompts",
-    "completions",
-    "completion_ids",
-)  # names under which a reward function gets other things
+# Argument names of a reward function that are not columns of the file.
+TAKEN = ("prompts", "completions", "completion_ids")
 
 
 class Row(NamedTuple):
@@ -39,11 +36,11 @@ class Row(NamedTuple):
 
 
 def read_jsonl(path: str) -> list[Row]:
-    """The rows of a file; empty lines are left out.
+    """The rows of a file; empty lines are skipped.
 
     Raises:
-      ConfigError: names the file, and the line that does not parse, lacks a column or has another
-        set of them than the first.
+      ConfigError: names the file, and the line that does not parse, lacks a column, or has other
+        columns than the first line.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -94,17 +91,20 @@ def _parse(line: str, place: str) -> Row:
 
 
 def split(rows: Sequence[Row], fraction: float) -> tuple[list[Row], list[Row]]:
-    """Train and test rows, chosen by a hash of the prompt: equal prompts fall to the same side, in whatever order they stand.
+    """Train and test rows, assigned by a hash of the prompt.
+
+    So equal prompts are in the same split, and the order of the rows does not matter.
 
     Args:
       rows: of one file.
-      fraction: of the prompts that are held out, about.
+      fraction: approximate share of the prompts to hold out.
 
     Raises:
-      ConfigError: one side is empty.
+      ConfigError: one split is empty.
 
     Example:
-      >>> train, test = split([Row({"prompt": f"{i}?", "answer": "!"}, "") for i in range(1000)], 0.1)
+      >>> rows = [Row({"prompt": f"{i}?", "answer": "!"}, "") for i in range(1000)]
+      >>> train, test = split(rows, 0.1)
       >>> len(train), len(test)
       (900, 100)
     """
@@ -131,22 +131,22 @@ def make_task(
     characters: str = "",
     max_prompt_length: int = 0,
 ) -> Task:
-    """A task over rows, with a token for each character.
+    """A task over rows, with one token per character.
 
     Args:
       name: of the task.
-      train: rows to train on.
+      train: training rows.
       test: held-out rows.
       characters: the alphabet; empty takes the characters that occur.
-      max_prompt_length: tokens of the longest prompt that is admitted; 0 admits all.
+      max_prompt_length: maximum length of a prompt, tokens; 0 for no maximum.
 
     Returns:
-      The task: right is what equals `answer`. Its columns are those of the rows, without the
-      prompt.
+      The task: a completion is correct if it equals `answer`. Its columns are those of the rows,
+      without the prompt.
 
     Raises:
-      ConfigError: names the line whose prompt is too long, stands in both lists, or holds a
-        character outside the alphabet.
+      ConfigError: names the line whose prompt is too long, is in both splits, or has a character
+        outside the alphabet.
     """
     rows = [*train, *test]
     where = {row.prompt: row.place for row in train}

@@ -1,8 +1,8 @@
-"""What the numbers of a run depend on beside its settings, and what it takes to have them again to the last bit.
+"""What a run's numbers depend on besides its settings, and how to reproduce them bit for bit.
 
-XLA gives the same bits for the same program on the same machine, in the same layout, with the same
-versions; on a GPU only if it is asked for kernels that add in a fixed order, and then it chooses
-them by rule and not by timing them.
+XLA gives bitwise identical results for the same program on the same machine, with the same device
+layout and versions. On a GPU this requires deterministic kernels, which add in a fixed order and
+are chosen by rule, not by autotuning.
 """
 
 import hashlib
@@ -34,10 +34,10 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def describe(placement: str) -> dict[str, Any]:
-    """Names to what JSON can hold: layout, devices, machine, versions and code of this process.
+    """Layout, devices, machine, versions and code of this process, as JSON values by name.
 
     Args:
-      placement: what lies on which device, in words.
+      placement: the placement on devices, in words.
     """
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return {
@@ -56,7 +56,7 @@ def describe(placement: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
+    """Versions of Python and of the packages that the numbers depend on."""
     return {
         "python": platform.python_version(),
         "jaxrl_po": __version__,
@@ -65,7 +65,7 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor, in its maker's words where they can be had."""
+    """The processor's model name, or else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -75,7 +75,7 @@ def processor() -> str:
 
 
 def source(*folders: Path) -> str:
-    """A digest of the Python code below some folders, whether or not it is under version control."""
+    """A digest of the Python code in some folders, under version control or not."""
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
@@ -86,7 +86,8 @@ def source(*folders: Path) -> str:
 
 
 def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
-    """`{"commit": …, "dirty": …}` of the checkout that the package belongs to; None without one, or without git."""
+    """`{"commit": …, "dirty": …}` of the package's git checkout, or None without one."""
+    # Inside a git hook, GIT_DIR and the like name another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*arguments: str) -> str:
@@ -96,9 +97,8 @@ def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
         ).stdout.strip()
 
     try:
-        git(
-            "ls-files", "--error-unmatch", "__init__.py"
-        )  # an installed package may lie in a checkout of something else
+        # Fails if the package is installed inside the checkout of something else.
+        git("ls-files", "--error-unmatch", "__init__.py")
         return {
             "commit": git("rev-parse", "HEAD"),
             "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
@@ -111,7 +111,7 @@ def require_readable(before: Mapping[str, Any], out: str) -> None:
     """Refuses to resume a run of an older version, whose states or random numbers were others.
 
     Args:
-      before: what a run that is resumed has stored; empty where none is.
+      before: see `go_on`.
       out: the value of `--out`.
 
     Raises:
@@ -127,10 +127,11 @@ def require_readable(before: Mapping[str, Any], out: str) -> None:
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """Where `describe` tells something else now than before, as `name: before → now`; what it did not tell then is passed over.
+    """The entries of `describe` that changed, as `name: before → now`; new ones are ignored.
 
     Example:
-      >>> differences({"cores": 4, "versions": {"jax": "2", "numpy": "1"}}, {"cores": 2, "versions": {"jax": "1", "numpy": "1"}})
+      >>> before = {"cores": 2, "versions": {"jax": "1", "numpy": "1"}}
+      >>> differences({"cores": 4, "versions": {"jax": "2", "numpy": "1"}}, before)
       ['cores: 2 → 4', 'jax: 1 → 2']
     """
     found = []
@@ -144,11 +145,11 @@ def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
 
 
 def go_on(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """What `describe` tells now, and under `before` what it told at each earlier start of the run that was not the same.
+    """The result of `describe`, with those of earlier starts of the run, if different, in `before`.
 
     Args:
       now: see `describe`.
-      before: the same of the run that is resumed, as this function made it; empty for a new one.
+      before: what this function returned at the last start of the resumed run; empty for a new run.
     """
     former = list(before.get("before", []))
     if differences(now, before):
@@ -157,10 +158,10 @@ def go_on(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask_for_determinism() -> None:
-    """Has XLA use kernels of a GPU that add in a fixed order; call it before the backend starts.
+    """Makes XLA use deterministic GPU kernels; call it before the backend starts.
 
     Raises:
-      UsageError: the environment says the opposite, or it is too late.
+      UsageError: XLA_FLAGS says the opposite, or a GPU backend is already running.
     """
     given = os.environ.get("XLA_FLAGS", "").split()
     asked = [flag for flag in given if flag.partition("=")[0] == FLAG]
@@ -182,9 +183,10 @@ def ask_for_determinism() -> None:
 
 
 def _backend_runs() -> bool:
+    # JAX has no question for this, but refuses to change the number of CPU devices afterwards.
     count = getattr(jax.config, CPU_DEVICES)
     try:
-        jax.config.update(CPU_DEVICES, 2 if count == 1 else 1)  # which a backend that runs refuses
+        jax.config.update(CPU_DEVICES, 2 if count == 1 else 1)
     except RuntimeError:
         return True
     jax.config.update(CPU_DEVICES, count)
@@ -192,18 +194,21 @@ def _backend_runs() -> bool:
 
 
 def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) -> None:
-    """Refuses to go on with a deterministic run where other bits must be expected; another commit of the same code is none.
+    """Refuses to resume a deterministic run where its bits could change.
+
+    Another commit with the same source digest is allowed.
 
     Args:
       now: see `describe`.
-      before: the same, of the run in the folder.
+      before: the same, of the run in the folder; empty for a new run.
       out: the value of `--out`.
 
     Raises:
-      UsageError: names all that differs.
+      UsageError: names everything that differs.
     """
-    told = {name: value for name, value in now.items() if name != "revision"}
-    found = differences(told, {**dict.fromkeys(told), **before} if before else {})
+    relevant = {name: value for name, value in now.items() if name != "revision"}
+    # Here an entry that was not recorded before counts as different.
+    found = differences(relevant, {**dict.fromkeys(relevant), **before} if before else {})
     if found:
         raise UsageError(
             "--deterministic promises the same bits only on the same machine, devices and "

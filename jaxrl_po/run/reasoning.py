@@ -1,6 +1,6 @@
-"""Tasks of reasoning-gym: their items as prompts, and their own scores as a reward function (the extra `language`).
+"""Tasks of reasoning-gym (extra `language`): their items as prompts, their scores as a reward.
 
-Runs in the worker of `scoring` as well, so it imports nothing that this does not need.
+It also runs in the worker process of `scoring`, so it imports only what that needs.
 """
 
 import functools
@@ -12,21 +12,21 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 NAMES = tuple(sorted(DATASETS))
-CHECKED = 16  # items whose own answers are scored beforehand
+CHECKED = 16  # items whose reference answers are scored when the task is made
 
 
 def items(name: str, *, seed: int, size: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The items of a data set as rows: `prompt`, `answer`, and `dataset`, `options` and `metadata`, which `score_answer` reads.
+    """The items of a data set as rows, with the columns that `score_answer` takes.
 
     Args:
       name: one of `NAMES`.
       seed: of the data set.
-      size: items.
+      size: number of items.
       options: further fields of the data set's config.
 
     Raises:
-      ValueError: options that the data set does not admit, an item without one right answer, or
-        items that cannot be scored again from JSON.
+      ValueError: options that the data set does not accept, an item without a reference answer, or
+        items that can no longer be scored after a round trip through JSON.
     """
     try:
         dataset = reasoning_gym.create_dataset(name, seed=seed, size=size, **options)
@@ -64,7 +64,7 @@ def score_answer(
     metadata: Sequence[Any],
     **columns: Any,
 ) -> list[float]:
-    """What reasoning-gym gives for each completion, in [0, 1]; a text on which its parser stumbles is worth 0."""
+    """The score of reasoning-gym for each completion, in [0, 1]; 0 if its parser raises."""
     rows = [
         dict(zip(("prompt", "answer", "dataset", "options", "metadata"), row, strict=True))
         for row in zip(prompts, answer, dataset, options, metadata, strict=True)

@@ -1,8 +1,7 @@
-"""Pictures of an episode: a function for each family of environments, which draws one moment; and moments to a GIF.
+"""Episodes as GIFs: for each family of environments, a function that draws one time step.
 
-All of them draw what was observed. An environment resets itself in the step that ends an episode,
-so the last state is gone, but not the last observation; and in these environments the observation
-holds what is to be seen.
+They draw from the observations, not the states: an environment resets itself in the step that ends
+an episode, so the final state is lost but the final observation is not.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,16 +27,16 @@ Frame = npt.NDArray[np.uint8]
 PAPER, FAINT, ACCENT = "#fafaf8", "#dfe3e7", COLOURS[1]
 CHANNELS = (*COLOURS, "#e0a83c", "#7fb2cc")
 ROUND: dict[str, Any] = {"solid_capstyle": "round", "solid_joinstyle": "round"}
-TRAIL = 24  # moments for which the tip of a pendulum is remembered
-STAGE = (0.03, 0.09, 0.94, 0.81)  # of the frame, below the title and above the caption
-HOLD = 1500  # milliseconds for which the last frame stays
+TRAIL = 24  # time steps for which the path of a tip is drawn
+STAGE = (0.03, 0.09, 0.94, 0.81)  # left, bottom, width, height of the drawing, in parts of a frame
+HOLD = 1500  # milliseconds for which the last frame is shown
 
 
 class Episode(NamedTuple):
-    """What was seen and done in one episode of T steps.
+    """One episode of T steps.
 
     Attributes:
-      observation: `[T + 1, …]`, raw, the final one included.
+      observation: `[T + 1, …]`, not normalised, the final one included.
       action: `[T, …]`, as the policy chose it.
       reward: `[T]`, reward units.
     """
@@ -83,7 +82,7 @@ def pendulum(axes: Axes, episode: Episode, t: int) -> None:
 
 
 def acrobot(axes: Axes, episode: Episode, t: int) -> None:
-    """Two links of length 1 that hang from a pivot, with the path of the tip; the dashed line is the height to reach."""
+    """Two links of length 1 below a pivot, and the path of the tip; dashed: the height to reach."""
     cos_1, sin_1, cos_2, sin_2 = episode.observation[: t + 1, :4].T
     middle_x, middle_y = sin_1, -cos_1
     tip_x, tip_y = (
@@ -135,7 +134,7 @@ def mountain_car(axes: Axes, episode: Episode, t: int, *, goal: float) -> None:
 
 
 def grid(axes: Axes, episode: Episode, t: int) -> None:
-    """An observation `[H, W]` or `[H, W, C]` as cells, a colour for each channel; the first channels lie on top."""
+    """An observation `[H, W]` or `[H, W, C]` as cells, one colour per channel, the first on top."""
     cells = episode.observation[t]
     cells = np.nan_to_num(cells.reshape(*cells.shape[:2], -1))
     rows, columns, depth = cells.shape
@@ -154,7 +153,7 @@ def grid(axes: Axes, episode: Episode, t: int) -> None:
 
 
 def components(axes: Axes, episode: Episode, t: int) -> None:
-    """Any episode: the numbers observed as bars, beside the actions and the return so far."""
+    """Any environment: the observation as bars, beside the actions and the return so far."""
     axes.set_axis_off()
     observed = np.nan_to_num(
         episode.observation.reshape(len(episode.observation), -1), posinf=0.0, neginf=0.0
@@ -163,13 +162,11 @@ def components(axes: Axes, episode: Episode, t: int) -> None:
     bars = _panel(axes, (0.09, 0.1, 0.37, 0.81), "observation", (-0.6, size - 0.4), observed)
     bars.vlines(range(size), 0.0, observed[t], color=ACCENT, linewidth=max(0.6, 60.0 / size))
     bars.axhline(0.0, color=QUIET, linewidth=0.8)
-    actions, gains = (
-        episode.action.reshape(len(episode.action), -1),
-        np.append(0.0, np.cumsum(episode.reward)),
-    )
+    actions = episode.action.reshape(len(episode.action), -1)
+    returns = np.append(0.0, np.cumsum(episode.reward))
     for title, values, until, y in (
         ("action", actions, t, 0.59),
-        ("return", gains[:, None], t + 1, 0.1),
+        ("return", returns[:, None], t + 1, 0.1),
     ):
         panel = _panel(axes, (0.61, y, 0.37, 0.32), title, (0, len(actions)), values)
         panel.set_prop_cycle(color=(ACCENT, *COLOURS))
@@ -185,7 +182,7 @@ def _panel(
     x: tuple[float, float],
     values: Any,
 ) -> Axes:
-    """Axes within axes, which hold all of `values`, and 0, from the first moment on."""
+    """Inset axes, whose limits include 0 and all of `values` throughout the episode."""
     panel = axes.inset_axes(place, facecolor=PAPER)
     finite = values[np.isfinite(values)]
     low, high = float(np.min(finite, initial=0.0)), float(np.max(finite, initial=0.0))
@@ -218,7 +215,7 @@ def _box(x: float, y: float, width: float, height: float, color: str = INK) -> F
 
 
 def _trail(axes: Axes, x: Floats, y: Floats) -> None:
-    """The last moments of a moving point, fading."""
+    """The path of a moving point over the last time steps, fading."""
     for i in range(max(len(x) - TRAIL, 1), len(x)):
         fade = 0.5 * (1.0 - (len(x) - i) / TRAIL)
         axes.plot(
@@ -232,10 +229,10 @@ def _trail(axes: Axes, x: Floats, y: Floats) -> None:
 
 
 def frames(draw: Draw, episode: Episode, *, title: str, width: int = 480) -> Iterator[Frame]:
-    """Draws every moment of an episode, with the step and the return so far below.
+    """Draws every time step of an episode, with the step and the return so far below.
 
     Args:
-      draw: one moment on axes.
+      draw: draws one time step on axes.
       episode: see `Episode`.
       title: above the drawing.
       width: of a frame, pixels; its height is three quarters of that.
@@ -258,12 +255,12 @@ def frames(draw: Draw, episode: Episode, *, title: str, width: int = 480) -> Ite
 
 
 def save_gif(pictures: Iterable[Frame], path: Path, *, fps: int = 30) -> None:
-    """Writes frames as a GIF that repeats; the last frame stays a while.
+    """Writes frames as a GIF that loops; the last frame is shown for longer.
 
     Args:
       pictures: see `frames`.
-      path: of the file, replaced in one step.
-      fps: frames a second; the format rounds the time of a frame to hundredths of a second.
+      path: of the file, replaced atomically.
+      fps: frames per second; GIF rounds the duration of a frame to hundredths of a second.
     """
     images = [
         Image.fromarray(picture).quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)

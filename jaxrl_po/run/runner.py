@@ -1,8 +1,8 @@
-"""The loop around the one program: run a chunk, write its line, save, until done.
+"""The training loop: run a chunk, write its line of metrics, save a checkpoint, until done.
 
-Chunks end at multiples of `log_every`, and a shorter one is the same program with a smaller count;
-what is evaluated and saved depends on the iteration alone, never on the clock. So a run that was
-killed and resumed equals one that was not, bit for bit.
+Chunks end at multiples of `log_every`, and a shorter one is the same program with a smaller count.
+When to evaluate and save depends on the iteration alone, never on the clock. So a run that was
+killed and resumed equals an uninterrupted one, bit for bit.
 """
 
 import contextlib
@@ -35,30 +35,30 @@ METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
 
 
 class Diverged(Exception):
-    """Loss or gradient stayed non-finite; the message says in which seed and where."""
+    """Loss or gradient stayed non-finite; the message names the seed and the iteration."""
 
 
 class Reporter(Protocol):
-    """Where progress is shown."""
+    """Shows the progress of a run."""
 
     def tell(self, line: str) -> None:
-        """A line that stays."""
+        """Shows a permanent line."""
 
     def phase(self, name: str) -> None:
-        """What happens beside the training itself."""
+        """Shows what happens outside the training itself."""
 
     def update(self, row: Row, seconds_left: float) -> None:
-        """One line of metrics."""
+        """Shows one line of metrics."""
 
 
 class Outcome(NamedTuple):
     """How a run ended.
 
     Attributes:
-      state: the training state.
+      state: the final training state.
       iteration: iterations done.
-      interrupted: whether a signal of the system ended it early.
-      idle: whether it ended early because nothing that was sampled could teach anything.
+      interrupted: whether SIGINT or SIGTERM ended it early.
+      idle: whether it ended early for lack of a learning signal, see `Job.idle_patience`.
     """
 
     state: TrainState
@@ -68,28 +68,28 @@ class Outcome(NamedTuple):
 
 
 def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> Outcome:
-    """Runs `job` to its end, leaving `metrics.jsonl` and `checkpoints/{latest,best}` in `folder`, and `samples.jsonl` of examples.
+    """Runs `job`; writes `metrics.jsonl`, `samples.jsonl` and `checkpoints/{latest,best}`.
 
-    A line, and the best state if it is that, are on disk before the checkpoint that goes with them.
-    On resuming, the newest intact checkpoint is loaded and the lines after it are dropped and
-    written again. SIGINT or SIGTERM ends the run after the current chunk, saved; a second one
-    kills. Of several processes all compute and the first one writes; a signal to any of them ends
-    all.
+    A line of metrics, and the best checkpoint if it is the best so far, are on disk before the
+    latest checkpoint of the same iteration. A resumed run loads the newest intact checkpoint, drops
+    the lines after it and writes them again. SIGINT or SIGTERM ends the run after the current
+    chunk, saved; a second one kills it. With several processes, all compute and the first one
+    writes; a signal to any of them ends all.
 
     Args:
       job: see `Job`.
-      folder: exists.
+      folder: an existing folder.
       reporter: shows progress.
-      resume: go on from what is saved, if anything is.
+      resume: continue from the checkpoints in `folder`, if there are any.
 
     Returns:
       The `Outcome`.
 
     Raises:
-      Diverged: see `Job.patience`; the last good checkpoint stays.
-      RewardError: see `scoring`; so does it then.
-      CheckpointError: nothing that was saved can be used.
-      OSError: the folder cannot be written; what was saved before stays.
+      Diverged: see `Job.patience`; the last good checkpoint is kept.
+      RewardError: a reward function failed on the first batch; earlier checkpoints are kept.
+      CheckpointError: no checkpoint can be used.
+      OSError: the folder cannot be written; earlier checkpoints are kept.
     """
     with (
         Store(folder / "checkpoints" / "latest", keep=2) as latest,
@@ -99,7 +99,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
     ):
 
         def wait_for(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-            """Calls in another thread, so that this one hears signals; returns the result and the seconds it took."""
+            """The result of a call and its seconds, run in a thread: this one handles signals."""
             begun = time.perf_counter()
             result = worker.submit(lambda: jax.block_until_ready(function(*args))).result()
             return result, max(time.perf_counter() - begun, 0.0)  # a clock may jump
@@ -126,13 +126,10 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             metrics_lib.truncate(folder / EXAMPLES, done)
 
         def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
-            """Writes the line of `iteration`, and keeps its state as the best so far if it is."""
+            """Writes the line of `iteration`; saves the state as the best one if it is."""
             place = {"iteration": iteration, "step": iteration * job.steps_per_iteration}
-            row = {
-                **place,
-                **fields,
-                **place,
-            }  # first in the line, and not overruled by a metric of the same name
+            # Twice: first in the line, and not overwritten by a metric of the same name.
+            row = {**place, **fields, **place}
             if evaluated and programs.evaluate is not None:
                 values, seconds = wait_for(programs.evaluate, state)
                 row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
@@ -144,6 +141,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
                         folder / EXAMPLES, *({**place, **example} for example in examples)
                     )
             row["time/compile_seconds"] = compile_seconds
+            # Never saved while all updates of some seed are being skipped: it is not a good state.
             if log.write(row) and not streak.any():
                 best.save(iteration, without_frozen(state))
             return row
@@ -207,12 +205,12 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
 
 
 def without_frozen(state: TrainState) -> TrainState:
-    """What a checkpoint holds: the state without the parameters that nothing trains."""
+    """The part of a state that checkpoints hold: without the frozen parameters."""
     return state._replace(params=state.params.trained())
 
 
 def with_frozen(state: TrainState, job: Job) -> TrainState:
-    """The state of a checkpoint with the frozen parameters, which the job makes again."""
+    """A checkpoint's state with the frozen parameters, which `init` makes again from the keys."""
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.keys).params.frozen):
         return state
     frozen = jax.jit(lambda keys: job.learner.init(keys).params.frozen)(job.keys)
@@ -220,12 +218,12 @@ def with_frozen(state: TrainState, job: Job) -> TrainState:
 
 
 class Log:
-    """The file of lines, the best score in it, and the last line with a signal.
+    """The file of metrics, its best score, and its last iteration with a learning signal.
 
     Args:
       path: of the file.
       score: the evaluated quantity whose mean over seeds is the score; empty for none.
-      after: lines of later iterations are dropped.
+      after: the iteration after which lines are dropped.
     """
 
     def __init__(self, path: Path, score: str, *, after: int):
@@ -239,7 +237,7 @@ class Log:
                 self._follow(row)
 
     def idle(self, iteration: int, fields: Row) -> int:
-        """Iterations up to this one in which no sample of any seed carried a signal."""
+        """Consecutive iterations, up to this one, without a learning signal in any seed."""
         signal = fields.get(SIGNAL)
         return (
             0
@@ -255,7 +253,7 @@ class Log:
 
     def _follow(self, row: Row) -> bool:
         score = row.get(self._name)
-        improved = bool(score is not None and score > self._best)  # a NaN is not
+        improved = bool(score is not None and score > self._best)  # False for NaN
         if score is not None and improved:
             self._best = float(score)
         if self.idle(row["iteration"], row) == 0:
@@ -266,17 +264,17 @@ class Log:
 def extend_streaks(
     streak: npt.NDArray[np.int64], skipped: Mean | None, patience: int
 ) -> tuple[npt.NDArray[np.int64], tuple[int, int] | None]:
-    """Counts the iterations in a row in which every update was skipped.
+    """Counts consecutive iterations in which every update was skipped.
 
     Args:
       streak: `[S]`, the counts so far.
-      skipped: `[n, S]`, updates skipped among those tried, of n further iterations; None where the
-        learner does not tell.
-      patience: a count that is too many.
+      skipped: `[n, S]`, updates skipped (total) among those tried (count) in n further iterations;
+        None if the learner does not report it.
+      patience: the count to look for.
 
     Returns:
-      The counts after them, and `(index of the iteration, seed)` where one first reached
-      `patience`, or None.
+      The counts after the n iterations, and `(index of the iteration, seed)` where one first
+      reached `patience`, or None.
 
     Example:
       >>> both = Mean(np.array([[4.0, 0.0], [4.0, 1.0]]), np.array([[4.0, 4.0], [4.0, 4.0]]))

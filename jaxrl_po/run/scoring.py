@@ -1,8 +1,8 @@
-"""Rewards that only Python can compute: functions of texts, called between the two halves of a learner's step.
+"""Reward functions in Python: called on text, between `sample` and `update` of a learner.
 
-Each function runs in a process of its own, `scoring_worker`, for which there is a time limit: a
-thread that never returns could not be ended. A function gets what TRL's GRPOTrainer gives it, by
-keyword, and returns a number for each completion.
+Each function runs in its own process, `scoring_worker`, so that a call can be ended when it exceeds
+its time limit; a thread could not be. Like in TRL's GRPOTrainer, a function is called with keyword
+arguments (prompts, completions, columns of the task) and returns a number per completion.
 """
 
 import json
@@ -29,24 +29,24 @@ from jaxrl_po.run import scoring_worker
 from jaxrl_po.types import Batch, Metrics, PyTree
 
 START_LIMIT = 120.0  # seconds for a worker to import what its function needs
-PATIENCE = 1.0  # seconds for a worker to leave by itself
+PATIENCE = 1.0  # seconds for a worker to exit by itself
 FAILURES = "reward_failures"
 
 Columns = Mapping[str, Sequence[Any]]
-"""Name to one value for each completion, of what JSON can hold."""
+"""Name to a list with one JSON value per completion."""
 Floats = npt.NDArray[np.float32]
 
 
 class RewardError(Exception):
-    """A reward function cannot be used; the message names it."""
+    """A reward function failed or cannot be loaded; the message says which."""
 
 
 class Reward(NamedTuple):
-    """One reward function and its part in the reward.
+    """A reward function and its weight.
 
     Attributes:
       source: `file.py:function` or `module:function`.
-      weight: of what it returns, in the sum that is the reward.
+      weight: factor of its score in the reward, which is the sum over functions.
     """
 
     source: str
@@ -59,12 +59,12 @@ class Reward(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What one call of a function came to.
+    """The result of one call of a function.
 
     Attributes:
       values: `[B]`, 0 where it failed.
       failed: `[B]`, bool.
-      why: in words, or empty.
+      why: reason of the failure, or empty.
     """
 
     values: Floats
@@ -73,21 +73,21 @@ class Scores(NamedTuple):
 
 
 class Worker:
-    """A reward function in a process of its own, which is started again after it had to be ended.
+    """A reward function in its own process, which is restarted after it was killed or died.
 
     Args:
       source: see `Reward`.
-      timeout: seconds that one call may take.
+      timeout: limit of one call, seconds.
     """
 
     def __init__(self, source: str, timeout: float):
         self._source, self._timeout = source, timeout
         self._pipe: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked = (0.0, 0, "")  # when, of how many completions, and what went wrong with it
+        self._asked = (0.0, 0, "")  # the pending call: start, number of completions, failure
 
     def start(self) -> None:
-        """Starts the process and loads the function, where this is not done.
+        """Starts the process and loads the function, unless it is running.
 
         Raises:
           RewardError: it cannot be loaded.
@@ -96,8 +96,8 @@ class Worker:
             return
         self._pipe, theirs = Pipe()
         with theirs:
-            # Not a fork, which threads of JAX would not survive, and not `multiprocessing`, which
-            # runs the main script again.
+            # Not a fork, which is unsafe with JAX's threads, and not a spawn of `multiprocessing`,
+            # which imports the main script again.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", scoring_worker.__file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -110,7 +110,7 @@ class Worker:
             raise RewardError(f"reward={self._source} cannot be loaded: {reply['error']}")
 
     def ask(self, columns: Columns, count: int) -> None:
-        """Sends one call of `count` completions; its limit runs from here."""
+        """Starts a call on `count` completions; its time limit begins now."""
         why = ""
         try:
             self.start()
@@ -120,7 +120,7 @@ class Worker:
         self._asked = time.monotonic(), count, why
 
     def take(self) -> Scores:
-        """Waits for what was asked, as long as it may take."""
+        """Waits for the result of the pending call, up to its time limit."""
         begun, count, why = self._asked
         reply = (
             {"error": why}
@@ -161,7 +161,7 @@ class Worker:
                 return reply
         except (OSError, EOFError):
             return {"error": self._ended()}
-        self.close(patience=0.0)
+        self.close(patience=0.0)  # kills it: a late reply would be taken for the next call's
         return {"error": late}
 
     def _ended(self) -> str:
@@ -170,7 +170,7 @@ class Worker:
         return f"ended its process, with status {status}"
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Lets the process leave, which it does once its pipe is closed, and ends it after `patience` seconds."""
+        """Closes the pipe, at which the process exits; kills it after `patience` seconds."""
         if self._pipe is not None:
             self._pipe.close()
         if self._process is not None:
@@ -185,24 +185,25 @@ class Worker:
 class HostScore:
     """Scores stacked batches: `score(batch, first=…, tell=…) -> (batch with its reward, metrics)`.
 
-    The functions are called once for each seed, so that a seed's rewards do not depend on its
-    neighbours, several functions at a time. The reward is Σ weight · score at the last token; the
-    raw score is that of the first function, or of the one that `accuracy` names, and decides which
-    groups are informative.
+    The functions run concurrently. Each is called once per seed, so that a seed's rewards do not
+    depend on the other seeds. The reward is Σ weight · score, at the last token. The raw score is
+    that of the first function, or of the one that `accuracy` names; it decides which groups are
+    informative.
 
-    A function that raises, does not return in time, or returns something else than a finite number
-    for each completion scores 0 where it failed. On the very first batch of a run that is an error.
+    Where a function fails (it raises, exceeds its time limit, or returns something other than a
+    finite number per completion), the score is 0. On the first batch of a run, a failure is an
+    error instead.
 
     Args:
-      rewards: at least one, of different names.
-      task: whose columns the functions are given; where it has none, its demonstration as `answer`.
-      accuracy: name of the function whose score is the raw one; empty for the first.
-      timeout: seconds that one call may take.
+      rewards: at least one, with different names.
+      task: its columns are passed to the functions; if it has none, its demonstration as `answer`.
+      accuracy: name of the function that gives the raw score; empty for the first.
+      timeout: limit of one call, seconds.
 
     Metrics:
-      `accuracy` (the raw score), `dead_groups` (share of the groups in which it is the same for
-      all), `reward/<name>` of each function, `reward` (their weighted sum), `reward_failures`
-      (share of the completions on which some function failed).
+      `accuracy` (the raw score), `dead_groups` (share of the groups whose raw scores are all
+      equal), `reward/<name>` of each function, `reward` (their weighted sum), `reward_failures`
+      (share of the completions on which any function failed).
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -249,19 +250,19 @@ class HostScore:
             raise ConfigError(str(error)) from None
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the worker processes."""
         for worker in self._workers:
             worker.close()
 
     def __call__(
         self, batch: Batch, *, first: bool, tell: Callable[[str], None]
     ) -> tuple[Batch, Metrics]:
-        """See above; leaves of `batch` lead with `[S]`.
+        """See the class; leaves of `batch` lead with `[S]`.
 
         Args:
           batch: without a reward.
           first: whether this is the first batch of the run.
-          tell: is given a line when a function fails for the first time.
+          tell: called with a line when a function fails for the first time.
 
         Raises:
           RewardError: a function fails on the first batch.
@@ -285,6 +286,7 @@ class HostScore:
                 ],
                 **self._columns(jax.tree.map(lambda x, seed=seed: x[seed], problem)),
             }
+            # Ask all before waiting for any: the functions run at the same time.
             for worker in self._workers:
                 worker.ask(columns, len(prompts))
             by_seed.append([worker.take() for worker in self._workers])
@@ -320,7 +322,7 @@ class HostScore:
 
 
 def demonstrations(task: Task) -> Callable[[PyTree], dict[str, list[Any]]]:
-    """`problem [B, …] -> {"answer": texts}` of a task that has no columns of its own."""
+    """`problem [B, …] -> {"answer": texts}`, for a task without columns of its own."""
     demonstrate = jax.jit(jax.vmap(task.demonstrate))
 
     def columns(problem: PyTree) -> dict[str, list[Any]]:
@@ -331,7 +333,7 @@ def demonstrations(task: Task) -> Callable[[PyTree], dict[str, list[Any]]]:
 
 
 def check(rewards: Sequence[Reward], accuracy: str, timeout: float) -> None:
-    """Raises ConfigError for rewards that cannot work; no function is loaded."""
+    """Raises ConfigError for invalid arguments; no function is loaded."""
     names = [reward.name for reward in rewards]
     if not rewards:
         raise ConfigError("rewards must name at least one function")
@@ -358,7 +360,7 @@ def check(rewards: Sequence[Reward], accuracy: str, timeout: float) -> None:
 
 
 def _mean(values: npt.NDArray[Any]) -> Mean:
-    """Of each seed, `[S, B]`."""
+    """The mean of each seed, from `[S, B]`."""
     count = np.full(len(values), values.shape[1], np.float32)
     mean: Any = Mean
     return mean(values.sum(axis=1, dtype=np.float32), count)

@@ -1,8 +1,8 @@
-"""The process in which one reward function runs: it can be killed, and it refuses to run text as code.
+"""The process of one reward function: it can be killed, and it refuses to run text as code.
 
-Started as a script of its own that knows the standard library only, so that neither JAX nor the
-main program is imported again. It reads JSON from a pipe and answers with JSON: first the function
-is loaded, then each request is one call.
+It is started as a script that imports the standard library only, so neither JAX nor the main
+program is imported again. It exchanges JSON through a pipe: the first message loads the function,
+each further one is a call.
 """
 
 import faulthandler
@@ -18,14 +18,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-GRACE = 10.0  # seconds after which a worker whose parent did not kill it ends by itself
+GRACE = 10.0  # seconds past the time limit after which a worker that was not killed ends itself
 
 
 class Guard:
-    """Refuses `eval` and `exec` of text while a reward function runs, but of text that stands in the data set.
+    """Refuses `eval` and `exec` of text, except text of the data set, while a function runs.
 
-    Imports go on working, since their code comes from files. A refusal is remembered even where the
-    function swallows it.
+    Imports still work, since their code comes from files; for the same reason, so does text that is
+    compiled under a file name, as in `exec(compile(text, "a.py", "exec"))`. A refusal is recorded
+    even if the function catches its exception.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Guard:
     def call(
         self, function: Callable[..., Any], given: frozenset[str], columns: dict[str, Any]
     ) -> Any:
-        """`function(**columns)` under guard; `given` is the text that may run."""
+        """`function(**columns)` under guard; `given` holds the texts that may be run."""
         self._given, self.refused = given, False
         try:
             return function(**columns)
@@ -45,6 +46,7 @@ class Guard:
             self._given = None
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        # `eval` or `exec` of text raises two events: `compile` with the text, `exec` with the code.
         if event == "compile":
             self._source = args[0]
         elif event == "exec" and self._given is not None and _is_text(args[0].co_filename):
@@ -55,6 +57,7 @@ class Guard:
 
 
 def _is_text(filename: str) -> bool:
+    # Code compiled from text is in "<string>" and the like; importlib itself in "<frozen …>".
     return filename.startswith("<") and not filename.startswith("<frozen ")
 
 
@@ -92,7 +95,7 @@ def describe(error: BaseException) -> str:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """All texts inside a value of JSON."""
+    """All strings inside a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -101,10 +104,10 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def numbers(result: Any, count: int) -> list[float]:
-    """What a reward function returned, as so many floats; NaN stays.
+    """The result of a reward function as `count` floats; NaN stays.
 
     Raises:
-      TypeError, ValueError: it is something else.
+      TypeError, ValueError: it is not that many numbers.
 
     Example:
       >>> numbers((1, True, 0.5), 3)
@@ -134,7 +137,7 @@ def numbers(result: Any, count: int) -> list[float]:
 
 
 def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) -> dict[str, Any]:
-    """One call: `{"scores": [...]}` or `{"error": text}`."""
+    """The reply to one call: `{"scores": [...]}` or `{"error": text}`."""
     completions = request["completions"]
     given = frozenset(
         text for name, column in request.items() if name != "completions" for text in texts(column)
@@ -159,8 +162,9 @@ def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) 
 
 def serve(pipe: Connection) -> None:
     """Answers requests until the pipe is closed."""
+    # Ctrl-C reaches every process of the terminal, but the run still needs this one for its chunk.
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # the run decides when this ends
+        signal.signal(each, signal.SIG_IGN)
     start = json.loads(pipe.recv_bytes())
     sys.path[:] = start["path"]
     guard = Guard()
@@ -173,7 +177,7 @@ def serve(pipe: Connection) -> None:
     with Path(os.devnull).open("w") as nowhere:
         while True:
             request = json.loads(pipe.recv_bytes())
-            # A run that was killed no longer ends what hangs.
+            # A watchdog: if the run was killed, it can no longer kill a call that hangs.
             faulthandler.dump_traceback_later(start["timeout"] + GRACE, exit=True, file=nowhere)
             reply = answer(function, guard, request)
             faulthandler.cancel_dump_traceback_later()
@@ -185,7 +189,7 @@ def main() -> None:
     try:
         serve(Connection(int(sys.argv[1])))
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the run has ended, or no longer waits
+        os._exit(0)  # the run has ended, or has given up on this call
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Parameters cut over devices: one table of logical axes, rules from those to mesh axes, and XLA's partitioner does the rest.
+"""Sharded parameters: a table of logical axes, and rules from those to mesh axes.
 
-The learner is the same, made without a device axis: under `jit` every statistic is global, and
-where a sum needs other devices the compiler communicates. Parameters, reference and optimizer state
-follow one table by the ends of their paths.
+The learner is the same one, made without a device axis: under `jit`, arrays are global and the
+partitioner inserts the communication. Parameters, reference and optimizer state are looked up in
+one table, by the ends of their paths.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,41 +17,41 @@ from jaxrl_po.run.parallel import Placement
 from jaxrl_po.types import Batch, Learner, Metrics, TrainState
 
 LogicalAxes = Mapping[tuple[str, ...], tuple[str, ...]]
-"""The last two names of a parameter's path to a name for each of its dimensions; a parameter that is left out is not cut."""
+"""The last two names of a parameter's path to its logical axes; others are not sharded."""
 Rules = Mapping[str, str]
-"""Logical axis to mesh axis; an axis that is left out is not cut."""
+"""Logical axis to mesh axis; an axis that is left out is not sharded."""
 
 FULLY_SHARDED: Rules = {"embed": "data"}
 TENSOR_PARALLEL: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocab": "model"}
 
 
 def rules_of(placement: Placement) -> Rules:
-    """Tensor parallel over `model`, and fully sharded over `data` where the placement says so."""
+    """Tensor parallel over `model`, and with `shard_params` fully sharded over `data`."""
     return {**TENSOR_PARALLEL, **(FULLY_SHARDED if placement.shard_params else {})}
 
 
 def partition(path: Any, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, rules: Rules) -> P:
-    """How one array of a state is cut.
+    """The partition of one array of a state.
 
-    A dimension that its mesh axis does not divide stays whole, as does an array whose path ends
-    like a parameter's but which has other dimensions.
+    A dimension that its mesh axis does not divide is replicated, as is an array whose path ends
+    like a parameter's but which has another number of dimensions.
 
     Args:
-      path: of the leaf, as `jax.tree_util` gives it. Adam's moments carry that of their parameter
-        at their end.
+      path: of the leaf, as `jax.tree_util` gives it. The path of an Adam moment ends with that of
+        its parameter.
       shape: of the leaf.
       mesh: see `parallel.make_mesh`.
       axes: see `LogicalAxes`.
       rules: see `Rules`.
 
     Returns:
-      The partition; without names where all is whole.
+      The partition; empty if the array is not in the table.
 
     Example:
       >>> from jax.tree_util import DictKey
       >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
-      >>> axes = {("up", "kernel"): ("embed", "mlp")}
-      >>> partition((DictKey("up"), DictKey("kernel")), (8, 6), mesh, axes, {"embed": "data", "mlp": "model"})
+      >>> path, axes = (DictKey("up"), DictKey("kernel")), {("up", "kernel"): ("embed", "mlp")}
+      >>> partition(path, (8, 6), mesh, axes, {"embed": "data", "mlp": "model"})
       P('data', 'model')
     """
     logical = axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
@@ -67,23 +67,25 @@ def partition(path: Any, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, 
 
 
 def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> TrainState:
-    """Where every leaf of a stacked state lies.
+    """The sharding of every leaf of a stacked state.
 
     Args:
-      state: stacked seeds, leaves (or shapes) `[S, …]`.
+      state: stacked over seeds, leaves (or shapes) `[S, …]`.
       mesh: see `parallel.make_mesh`.
       axes: see `LogicalAxes`.
       rules: see `Rules`.
 
     Returns:
-      A tree like `state` of `NamedSharding`s: seeds over `seed`; of each seed, parameters,
-      reference and optimizer state by their axes, `collector.sharded` over `data`, all else whole.
+      A tree like `state` of `NamedSharding`s: seeds over `seed`; within a seed, parameters,
+      reference and optimizer state by their logical axes, `collector.sharded` over `data`, all else
+      replicated.
     """
 
     def of(path: Any, leaf: Any) -> NamedSharding:
         return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
 
     placed: TrainState = jax.tree_util.tree_map_with_path(of, state)
+    # Frozen parameters have no seed axis.
     frozen = jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, partition(path, leaf.shape, mesh, axes, rules)),
         state.params.frozen,
@@ -94,12 +96,13 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
 
 
 def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:
-    """Cuts the leading axis of activations over `data`, for `Transformer.constrain`: this is what decides who works on what.
+    """Shards the leading axis of activations over `data`, for `Transformer.constrain`.
 
-    With it the compiler gathers a block's parameters where the block uses them and scatters their
-    gradient; without it, it may leave the parameters where they are and cut the width of the
-    activations, with all rows on every device. Caches and batches follow from it. Arrays that the
-    devices do not divide (a lone row of `init`) are left open.
+    This constraint decides how the work is split. With it, the compiler all-gathers a block's
+    parameters where the block uses them and reduce-scatters their gradient; without it, it may keep
+    the parameters in place and shard the width of the activations, with all rows on every device.
+    Caches and batches follow from it. Arrays whose rows the devices do not divide (the single row
+    of `init`) are not constrained.
 
     Args:
       placement: see `parallel.choose`.
@@ -115,17 +118,17 @@ def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:
 
 
 def over_mesh(learner: Learner, placement: Placement, axes: LogicalAxes) -> Learner:
-    """The learner over stacked seeds, with its parameters cut over the mesh.
+    """The learner over stacked seeds, with its parameters sharded over the mesh.
 
     Args:
-      learner: of one seed, made without a device axis, of a model that constrains its activations
-        to `rows_over_data`.
+      learner: of one seed, made without a device axis, of a model whose activations are constrained
+        by `rows_over_data`.
       placement: see `parallel.choose`.
       axes: see `LogicalAxes`.
 
     Returns:
-      The learner, to be jitted, with leaves that lead with `[S]`. The numbers do not depend on the
-      placement, but for the order of floating-point sums.
+      The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
+      except for the order of floating-point sums.
     """
     mesh, rules = parallel.make_mesh(placement), rules_of(placement)
     stacked = parallel.over_seeds(learner, placement.num_seeds, spmd_axis_name="seed")

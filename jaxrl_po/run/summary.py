@@ -1,4 +1,4 @@
-"""What `summary.json` holds: how a run ended, and what its numbers depend on beside the settings."""
+"""The content of `summary.json`: final scores of a run, and what its numbers depend on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ def of_run(
     """The content of `summary.json`; `steps` counts one seed, `steps_per_second` all of them.
 
     Args:
-      rows: the lines of the run, evaluated at both ends.
+      rows: the lines of the run, of which the first and the last hold an evaluation.
       options: of the run as a whole.
-      resolved: what the flags left to choose.
-      score: the evaluated name.
-      initial: what the score of the initial policy is called; empty to leave it out.
+      resolved: what the flags left open, such as the placement; see `launch.Plan`.
+      score: name of the evaluated score.
+      initial: name for the score of the initial policy; empty to leave it out.
     """
     first, last = rows[0], rows[-1]
     seconds = sum(row.get("time/seconds", 0.0) for row in rows)

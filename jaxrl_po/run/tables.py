@@ -1,4 +1,4 @@
-"""Tasks from lists of prompts: a JSONL file, or the items of a reasoning-gym data set."""
+"""Tasks from tables of prompts: a JSONL file, or the items of a reasoning-gym data set."""
 
 import json
 from typing import Any
@@ -16,19 +16,19 @@ class File:
     """Settings of `--task=file`."""
 
     train: str = static(
-        "", "file of prompts, one JSON object a line, with prompt, answer and any further columns"
+        "", "JSONL file of prompts: each line has a prompt, an answer and any further columns"
     )
-    test: str = static("", "file of held-out prompts; empty to hold out a part of those of train")
+    test: str = static("", "file of held-out prompts; empty to hold out part of the train file")
     test_fraction: float = number(
-        0.1, "part of the prompts that is held out, by a hash of the prompt", within=FRACTION
+        0.1, "share of the prompts to hold out, by a hash of the prompt", within=FRACTION
     )
     characters: str = static("", "the alphabet; empty takes the characters of the files")
     max_prompt_length: int = static(
-        256, "a longer prompt is an error; 0 admits any", unit="characters", within=NON_NEGATIVE
+        256, "a longer prompt is an error; 0 allows any", unit="characters", within=NON_NEGATIVE
     )
 
     def validate(self) -> None:
-        """Refuses what would have no effect."""
+        """Refuses a missing file and settings without effect."""
         if not self.train:
             raise ConfigError("train must name a file of prompts, e.g. --task.train=prompts.jsonl")
         config.require_effect(self, "test_fraction", not self.test, "test is left out")
@@ -39,14 +39,14 @@ class ReasoningGym:
     """Settings of `--task=reasoning_gym`."""
 
     dataset: str = static("chain_sum", "name of the data set in reasoning-gym")
-    size: int = static(1000, "items, held-out ones included", within=COUNT)
-    seed: int = static(0, "of the data set", within=NON_NEGATIVE)
+    size: int = static(1000, "number of items, including held-out ones", within=COUNT)
+    seed: int = static(0, "seed of the data set", within=NON_NEGATIVE)
     options: str = static("{}", 'further settings of the data set, as JSON, e.g. {"max_digits": 1}')
     test_fraction: float = number(
-        0.1, "part of the prompts that is held out, by a hash of the prompt", within=FRACTION
+        0.1, "share of the prompts to hold out, by a hash of the prompt", within=FRACTION
     )
     max_prompt_length: int = static(
-        512, "a longer prompt is an error; 0 admits any", unit="characters", within=NON_NEGATIVE
+        512, "a longer prompt is an error; 0 allows any", unit="characters", within=NON_NEGATIVE
     )
 
 
@@ -80,10 +80,10 @@ def from_reasoning_gym(
     test_fraction: float,
     max_prompt_length: int,
 ) -> language.Task:
-    """The task of `--task=reasoning_gym`; items with the same question fall to the same split.
+    """The task of `--task=reasoning_gym`; items with the same question are in the same split.
 
     Raises:
-      UsageError: the extra is not installed, or names the flag that cannot work.
+      UsageError: the extra is not installed, or a flag is invalid; names it.
     """
     try:
         from jaxrl_po.run import reasoning
@@ -102,7 +102,7 @@ def from_reasoning_gym(
         return prompts.make_task(
             dataset, *prompts.split(rows, test_fraction), max_prompt_length=max_prompt_length
         )
-    except ValueError as error:  # a ConfigError is one
+    except ValueError as error:  # ConfigError is a subclass
         raise UsageError(f"--task.dataset={dataset}: {error}") from None
 
 

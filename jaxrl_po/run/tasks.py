@@ -1,4 +1,4 @@
-"""The tasks that a script may name, each with the record of its flags."""
+"""The table of tasks by name, each with the record of its flags."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,10 +18,10 @@ class Addition:
     )
     zero_pad: bool = static(
         True,
-        "operands and sum fill their width with zeros; otherwise prompts and answers vary "
-        "in length",
+        "pad operands and sum with zeros to their full width; otherwise prompts and answers "
+        "vary in length",
     )
-    reverse: bool = static(True, "answers lowest digit first, the order in which carries propagate")
+    reverse: bool = static(True, "answer with the lowest digit first, the order of the carries")
 
 
 @config.record
@@ -35,7 +35,7 @@ class Multiplication:
         within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
     )
     chain_of_thought: bool = static(
-        True, "write the partial products and the sums so far before the answer"
+        True, "write the partial products and the partial sums before the answer"
     )
 
 
@@ -88,7 +88,7 @@ class Countdown:
         3, "given numbers, each to be used once", within=Interval(2, language.tasks.MAX_NUMBERS)
     )
     max_number: int = static(
-        9, "the largest of them; max_number ** num_numbers below 2 ** 31", within=Interval(2)
+        9, "largest given number; max_number ** num_numbers below 2 ** 31", within=Interval(2)
     )
 
 
@@ -99,23 +99,22 @@ class RunningSum:
     length: int = static(
         6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH)
     )
-    modulus: int = static(10, "of the sums", within=Interval(2, 10))
+    modulus: int = static(10, "modulus of the sums", within=Interval(2, 10))
     max_filler: int = static(
         8,
-        "most filler tokens of a demonstration",
+        "maximum number of filler tokens in a demonstration",
         unit="tokens",
         within=Interval(0, language.tasks.MAX_FILLER),
     )
 
 
 class TaskEntry(NamedTuple):
-    """A task by name.
+    """A row of the table.
 
     Attributes:
       settings: record of `--task.*`.
-      make: settings as keywords to a task.
-      reward: the reward function in Python that belongs to it; empty where the verifier is in the
-        program.
+      make: from the settings, as keyword arguments, to the task.
+      reward: source of the task's reward function in Python; empty if the program verifies.
     """
 
     settings: type

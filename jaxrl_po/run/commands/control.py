@@ -1,4 +1,4 @@
-"""Trains a method on a gymnax environment: `jaxrl-po control --env=CartPole-v1 --out=runs/first`."""
+"""Trains on a gymnax environment: `jaxrl-po control --env=CartPole-v1 --out=runs/first`."""
 
 import dataclasses
 import functools
@@ -26,14 +26,14 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 class Sampling(NamedTuple):
-    """A way to collect.
+    """A way to collect rollouts.
 
     Attributes:
       settings: record of `--problem.*`.
       build: `(env, settings, axis_name) -> Problem`.
-      rows: settings to what is sharded over devices.
+      rows: settings to the number of rows that are sharded over devices.
       steps: settings and the number of discrete actions to the environment steps of one iteration,
-        every one that is simulated.
+        counting every simulated step.
     """
 
     settings: type
@@ -74,18 +74,18 @@ class Options(RunOptions):
     )
     sampling: str = static(
         "auto",
-        "rollouts that run on (path), episodes in groups from one state (groups), or "
-        "branches from visited states (vine); auto is groups for the methods without a "
-        "critic, else path",
+        "rollouts that continue in the next iteration (path), groups of episodes from one "
+        "initial state (groups), or branches from visited states (vine); auto is groups "
+        "for the methods without a critic, else path",
         choices=("auto", *SAMPLINGS),
     )
     eval_episodes: int = static(
-        32, "greedy episodes of one evaluation of one seed", unit="episodes", within=COUNT
+        32, "greedy episodes per evaluation and seed", unit="episodes", within=COUNT
     )
 
 
 def sampling(options: Options) -> Sampling:
-    """The way to collect that the options ask for."""
+    """The way to collect rollouts that the options ask for."""
     default = "groups" if options.algorithm in methods.IN_GROUPS else "path"
     return flags.lookup(
         "sampling", default if options.sampling == "auto" else options.sampling, SAMPLINGS
@@ -93,7 +93,7 @@ def sampling(options: Options) -> Sampling:
 
 
 def tuned(options: Options) -> Mapping[str, Any]:
-    """Flags to the values that a sweep found for this method on this environment; none where there was no sweep."""
+    """Flag name to the value that a sweep found for this method and environment; or empty."""
     path = CONFIGS / options.algorithm / f"{options.env}.json"
     if user_code.is_source(options.env) or not path.exists():
         return {}
@@ -102,7 +102,10 @@ def tuned(options: Options) -> Mapping[str, Any]:
 
 
 def defaults(options: Options) -> Mapping[str, Any]:
-    """What a sweep found; and an episode that lasts to the time limit is no overlong answer."""
+    """The flags that a sweep found; for DAPO, also without its treatment of overlong answers.
+
+    An episode that lasts to its time limit is not too long.
+    """
     overlong = (
         {"config.overlong_filtering": False, "config.soft_overlong": False}
         if options.algorithm == "dapo"
@@ -112,7 +115,7 @@ def defaults(options: Options) -> Mapping[str, Any]:
 
 
 def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:
-    """TRPO eq. 18 over the branches of each state, rows `[N · K]`."""
+    """The surrogate of TRPO eq. 18 over the K branches of each of N states; rows `[N·K]`."""
     rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
     of_states = jax.vmap(losses.self_normalized_surrogate)(*(x.reshape(-1, branches) for x in rows))
     return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
@@ -133,7 +136,7 @@ def make_env(name: str) -> Any:
 
 
 def build_problem(records: Mapping[str, Any], axis_name: str | None) -> tuple[Any, Problem]:
-    """The environment and the problem that it makes."""
+    """The environment, and the problem made of it."""
     options = records[""]
     env = make_env(options.env)
     return env, sampling(options).build(env, records["problem"], axis_name=axis_name)
@@ -148,14 +151,14 @@ def steps(records: Mapping[str, Any]) -> int:
 
 
 def greedy(evaluate: Evaluate) -> Evaluate:
-    """The same evaluation under the names of its metrics."""
+    """The same evaluation, with `greedy_` before the names of its metrics."""
     return lambda params, collector, key: {
         f"greedy_{name}": value for name, value in evaluate(params, collector, key).items()
     }
 
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
-    """The method on the environment."""
+    """The experiment: the method on the environment."""
     options, settings = records[""], records["problem"]
     for name in ("overlong_filtering", "soft_overlong"):
         if vars(records["config"]).get(name):
@@ -201,5 +204,5 @@ SCRIPT = launch.Script(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the command; returns its exit status."""
     return launch.main(SCRIPT, argv)

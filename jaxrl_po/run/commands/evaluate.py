@@ -1,9 +1,9 @@
 """Evaluates the policies of a run again: `jaxrl-po evaluate --run=runs/first --size=1024`.
 
-Every seed of the run is evaluated, greedily, at one iteration for all: that of the best mean score
-over seeds, or the latest. Episodes or held-out prompts follow from `--seed` and so differ from
-those by which the best checkpoint was chosen: its own score is flattered. Leaves `evaluation.json`
-in the folder of the run, or `--out`.
+Every seed is evaluated greedily, all at the same iteration: that of the best mean score over seeds,
+or the latest. Episodes or held-out prompts are drawn from `--seed`, so they differ from those that
+selected the best checkpoint, whose own score is biased upwards by that selection. Writes
+`evaluation.json` to the folder of the run, or to `--out`.
 """
 
 import dataclasses
@@ -20,21 +20,19 @@ from jaxrl_po.run import earlier, flags, folder, launch, metrics, parallel
 from jaxrl_po.run.commands import control, language
 
 SCRIPTS = (control.SCRIPT, language.SCRIPT)
-SIZES = {
-    "control": "eval_episodes",
-    "language": "eval_prompts",
-}  # the flags that say how much is evaluated
+# The flag that sets the size of an evaluation, by script.
+SIZES = {"control": "eval_episodes", "language": "eval_prompts"}
 
 Scores = dict[str, np.ndarray[Any, Any]]
 
 
 class Found(NamedTuple):
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
-      title: what ran on what.
+      title: algorithm and environment or task.
       iteration: of the checkpoint.
-      scores: name to the mean of each seed `[S]`.
+      scores: name to the mean of each seed, `[S]`.
     """
 
     title: str
@@ -44,7 +42,7 @@ class Found(NamedTuple):
 
 @config.record
 class Options:
-    """What is to be evaluated."""
+    """The evaluation."""
 
     run: str = static("", "folder of a run of jaxrl-po control or jaxrl-po language")
     out: str = static("", "the file; empty is evaluation.json in the folder of the run")
@@ -53,14 +51,14 @@ class Options:
     )
     size: int = static(
         0,
-        "episodes or held-out prompts of each seed; 0 is as many as in the run",
+        "episodes or held-out prompts per seed; 0 takes the number of the run",
         within=NON_NEGATIVE,
     )
-    seed: int = static(1, "of the evaluation's random numbers", within=NON_NEGATIVE)
+    seed: int = static(1, "seed of the evaluation's random numbers", within=NON_NEGATIVE)
 
 
 def evaluate(options: Options, script: launch.Script, records: dict[str, Any]) -> Found:
-    """Evaluates every seed of the run."""
+    """Evaluates every seed of the run; `--size` replaces the size in `records`."""
     if options.size:
         records[""] = dataclasses.replace(records[""], **{SIZES[script.name]: options.size})
     experiment, iteration, state = earlier.state(
@@ -83,19 +81,19 @@ def evaluate(options: Options, script: launch.Script, records: dict[str, Any]) -
 
 
 def table(scores: Scores) -> str:
-    """One line for each quantity: mean, interquartile mean with its 95 % interval, and the worst seed."""
+    """One line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
     lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
     for name, values in scores.items():
         low, high = metrics.bootstrap_interval([values])
-        middle = (
+        iqm = (
             f"{float(metrics.interquartile_mean(values)):.4g} [{float(low):.4g}, {float(high):.4g}]"
         )
-        lines.append(f"{name:>28} {values.mean():>10.4g} {middle:>32} {values.min():>10.4g}")
+        lines.append(f"{name:>28} {values.mean():>10.4g} {iqm:>32} {values.min():>10.4g}")
     return "\n".join(lines) + "\n"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the command; returns its exit status."""
     options = flags.ask(
         argv, "jaxrl-po evaluate", "Evaluates the policies of a run again.", Options
     )

@@ -1,4 +1,4 @@
-"""Trains a transformer on a verifiable task: `jaxrl-po language --task=addition --out=runs/addition`."""
+"""Trains a transformer on a task: `jaxrl-po language --task=addition --out=runs/addition`."""
 
 import dataclasses
 import functools
@@ -41,42 +41,42 @@ class Options(RunOptions):
     )
     init_from: str = static(
         "",
-        "folder of an earlier run of this script, at whose latest policy (of its first "
-        "seed) every seed starts; empty for none",
+        "folder of an earlier run of this script, whose latest policy (of its first seed) "
+        "is the initial policy of every seed; empty for none",
     )
     reward: str = static(
         VERIFIER,
-        f"what is optimised: `{VERIFIER}`, the task's own; `{MODEL}`, fitted to its "
-        "comparisons (--reward_model.*, --preferences.*); or Python functions that score "
-        "completions, as in rewards.py:nearly,package.module:other",
+        f"reward to optimise: `{VERIFIER}`, of the task; `{MODEL}`, a reward model fitted to "
+        "comparisons by the verifier (--reward_model.*, --preferences.*); or Python functions "
+        "that score completions, as in rewards.py:nearly,package.module:other",
     )
     eval_prompts: int = static(
-        512, "held-out prompts of one evaluation of one seed", unit="prompts", within=COUNT
+        512, "held-out prompts per evaluation and seed", unit="prompts", within=COUNT
     )
     eval_samples: int = static(
         0,
-        "samples of each held-out prompt, for avg@n and pass@k; 0 evaluates greedily only",
+        "samples per held-out prompt, for avg@n and pass@k; 0 evaluates greedily only",
         unit="samples",
         within=NON_NEGATIVE,
     )
-    reward_weights: str = static("", "their weights, as in 1,0.2; empty weighs each 1")
+    reward_weights: str = static("", "weights of the functions, as in 1,0.2; empty is 1 for each")
     reward_accuracy: str = static(
         "",
-        "the function whose score is the accuracy, and decides which groups are "
+        "the function whose score is the accuracy and decides which groups are "
         "informative; empty takes the first",
     )
     reward_timeout: float = number(
-        60.0, "one call of a function must return within", unit="seconds", within=POSITIVE
+        60.0, "time limit of one call of a function", unit="seconds", within=POSITIVE
     )
     shard_params: bool = static(
         False,
-        "cut parameters, reference and optimizer state over the devices of the data axis, "
-        "in place of copying them",
+        "shard parameters, reference and optimizer state over the devices of the data axis "
+        "instead of replicating them",
     )
     show: int = static(
         4,
-        "held-out prompts of the first seed whose completions, greedy and sampled, each "
-        "evaluation adds to samples.jsonl",
+        "held-out prompts whose completions by the first seed, greedy and sampled, are "
+        "written to samples.jsonl at each evaluation",
         unit="prompts",
         within=NON_NEGATIVE,
     )
@@ -85,10 +85,10 @@ class Options(RunOptions):
 def initial_policy(
     records: Mapping[str, Any], task: language.Task, policy: language.Transformer
 ) -> Any:
-    """The parameters that `--init_from` names.
+    """The policy parameters of the run that `--init_from` names.
 
     Raises:
-      UsageError: its vocabulary or its model is another one, or no checkpoint is intact.
+      UsageError: its vocabulary or model differs, or it has no intact checkpoint.
     """
     run = records[""].init_from
     settings = earlier.read(SCRIPT, "init_from", run)
@@ -101,7 +101,8 @@ def initial_policy(
         )
     for name, mine in vars(records["model"]).items():
         its = vars(settings["model"])[name]
-        if mine != its and name not in ("dtype", "remat"):  # how it is computed, not what it is
+        # These two change how the model is computed, not its parameters.
+        if mine != its and name not in ("dtype", "remat"):
             raise UsageError(
                 f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
             )
@@ -117,7 +118,7 @@ def initial_policy(
 
 
 def functions(options: Options) -> list[str]:
-    """The functions that score on the host: those of `--reward`, or those that belong to the task."""
+    """Sources of the reward functions on the host: from `--reward`, or those of the task."""
     own = tasks.entry(options.task).reward
     sources = {VERIFIER: own, MODEL: ""}.get(options.reward, options.reward)
     return [source for source in sources.split(",") if source]
@@ -126,10 +127,10 @@ def functions(options: Options) -> list[str]:
 def host_score(
     options: Options, task: language.Task, placement: Placement
 ) -> scoring.HostScore | None:
-    """The functions of `--reward`, or those that belong to the task; None where its verifier is in the program.
+    """The scorer that calls `functions`; None if the reward is computed in the program.
 
     Raises:
-      ConfigError, UsageError: they do not suit; none is loaded.
+      ConfigError, UsageError: invalid or unsuitable functions; none is loaded yet.
     """
     sources = functions(options)
     for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
@@ -177,7 +178,7 @@ def host_score(
 
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
-    """The method on the task, with a policy and, where the method reads one, a critic of its size."""
+    """The experiment: the method on the task, with a policy and, if it needs one, a critic."""
     options, settings, model = records[""], records["problem"], records["model"]
     task = tasks.entry(options.task).make(**vars(records["task"]))
     rewarded = host_score(options, task, placement)
@@ -248,10 +249,10 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
 def with_reward_model(
     problem: Problem, records: Mapping[str, Any], task: language.Task, policy: language.Transformer
 ) -> Problem:
-    """The problem with a reward model, fitted to comparisons of what the initial policy samples.
+    """The problem with a reward model, fitted to comparisons of samples of the initial policy.
 
     Raises:
-      UsageError: the verifier's rewards were asked for as well.
+      UsageError: process rewards of the verifier were asked for as well.
     """
     settings = records["problem"]
     if settings.process_reward:
@@ -277,7 +278,7 @@ def with_reward_model(
 
 
 def require_shares(model: language.ModelSettings, placement: Placement) -> None:
-    """Raises UsageError where the devices cannot share the transformer evenly."""
+    """Raises UsageError if the transformer cannot be sharded evenly over the devices."""
     over_data = {"width": model.width} if placement.shard_params else {}
     over_model = {"kv_heads": model.kv_heads, "mlp_width": model.mlp_width}
     for axis, devices, sizes in (
@@ -292,7 +293,7 @@ def require_shares(model: language.ModelSettings, placement: Placement) -> None:
                 )
 
 
-# Few passes over many rows keep a small model stable.
+# Few epochs over large batches keep a small model stable.
 SMALL = {
     "total_steps": 131_072,
     "seeds": 4,
@@ -300,14 +301,14 @@ SMALL = {
     "warm_start.steps": 10_000,
     "warm_start.accuracy": 0.5,
 }
-# One completion is one episode with its reward at the end.
+# A completion is an episode with its reward at the end, so nothing is discounted.
 EPISODES: dict[str, Any] = {
     "config.gamma": 1.0,
     "problem.num_prompts": 256,
     "problem.group_size": 1,
 }
-# A critic that has learnt little halves what a natural step gains: fit it well, and save on the
-# Fisher products.
+# An underfitted critic halves the gain of a natural-gradient step: fit it well, and subsample the
+# rows of the Fisher products.
 FIT = {"config.value_epochs": 4, "config.value_minibatches": 8, "config.value_learning_rate": 3e-3}
 STEPS = {
     "config.learning_rate": 1e-3,
@@ -330,8 +331,8 @@ WITH_CRITIC = {
     "ppo": EPISODES | STEPS,
     "ppo_penalty": EPISODES | STEPS,
 }
-# Four small steps from a batch of 512: from 128 completions and with a bonus on entropy, most seeds
-# forgot all they knew.
+# Four small steps per batch of 512: with 128 completions and an entropy bonus, most seeds forgot
+# what the warm start had taught them.
 IN_GROUPS = {
     "total_steps": 204_800,
     "config.learning_rate": 1e-3,
@@ -345,13 +346,14 @@ IN_GROUPS = {
 }
 
 
-# A learned reward is worth following only where it was fitted, which the reference marks.
+# A reward model is reliable only near the initial policy, whose samples it was fitted on; hence the
+# KL penalty to that policy.
 JUDGED = {"reward_model.width": 32, "reward_model.mlp_width": 64}
 REFERRED = {"reference.enabled": True}
 
 
 def defaults(options: Options) -> dict[str, Any]:
-    """Flags that suit small transformers."""
+    """Default values of flags that suit small transformers."""
     small: dict[str, Any] = dict(SMALL)
     if options.init_from:
         small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
@@ -360,17 +362,15 @@ def defaults(options: Options) -> dict[str, Any]:
     if options.algorithm in WITH_CRITIC:
         return small | WITH_CRITIC[options.algorithm]
     if options.algorithm == "dapo" and functions(options):
-        small |= {
-            "config.dynamic_sampling": dapo.REWEIGHT
-        }  # a refill needs the scores inside the program
-    once = (
-        {"config.num_epochs": 1} if options.algorithm == "rloo" else {}
-    )  # its surrogate has no clip
+        # A refill needs the scores inside the program.
+        small |= {"config.dynamic_sampling": dapo.REWEIGHT}
+    # The surrogate of RLOO is not clipped, so it is valid only near the old policy.
+    once = {"config.num_epochs": 1} if options.algorithm == "rloo" else {}
     return small | IN_GROUPS | once if options.algorithm in methods.IN_GROUPS else {}
 
 
 def sections(options: Options) -> dict[str, type]:
-    """Prefix to record."""
+    """Prefix to record class, besides the algorithm's."""
     judge = (
         {"reward_model": language.ModelSettings, "preferences": language.Preferences}
         if options.reward == MODEL
@@ -405,5 +405,5 @@ SCRIPT = launch.Script(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the command; returns its exit status."""
     return launch.main(SCRIPT, argv)

@@ -1,11 +1,10 @@
 """Compares runs: `jaxrl-po plot runs/a runs/b --out=runs/plot`.
 
 Learning curves (interquartile mean over seeds with its 95 % stratified-bootstrap interval), the
-performance profile of the final scores (share of the seeds above each score), and how probable it
-is that a seed of a run is better than one of the first run. Leaves `plot.png`, `table.txt` and
-`curves.csv` (every number of every line, a row for each seed) under `--out`. Runs on different
-environments or tasks are labelled with theirs, and only those on that of the first are said to be
-better or worse than it.
+performance profile of the final scores (share of the seeds above each score), and the probability
+of improvement over the first run. Writes `plot.png`, `table.txt` and `curves.csv` (every per-seed
+metric, one row per step, seed and name) to `--out`. Runs on different environments or tasks are
+labelled as such, and only those on that of the first run are compared with it.
 """
 
 import csv
@@ -33,10 +32,10 @@ UNITS = {"control": "environment steps", "language": "completions"}
 
 @config.record
 class Options:
-    """The comparison as a whole; folders of runs stand before the flags."""
+    """The comparison; the folders of the runs come before the flags."""
 
     metric: str = static(
-        "", "what is compared, higher is better; empty is the greedy return or accuracy"
+        "", "metric to compare, higher is better; empty takes the greedy return or accuracy"
     )
     out: str = static(
         "runs/plot", "folder for the results; an earlier comparison in it is replaced"
@@ -44,14 +43,14 @@ class Options:
 
 
 class Run(NamedTuple):
-    """A run that was made before.
+    """An earlier run, as read from its folder.
 
     Attributes:
-      label: of its folder, as short as tells them apart, and with its place where that is not the
-        same for all.
-      rows: its lines.
-      config: its settings.
-      place: the environment or task that it is on.
+      label: its folder, without the part that all runs share; with the place where that differs
+        between runs.
+      rows: its lines of metrics.
+      config: its settings, flag name to value.
+      place: its environment or task.
     """
 
     label: str
@@ -64,7 +63,7 @@ def read(paths: Sequence[str]) -> list[Run]:
     """The runs in these folders.
 
     Raises:
-      UsageError: no folders, more than there are colours, or one without a run.
+      UsageError: no folders, more than there are colours, or one that holds no run.
     """
     if not 1 <= len(paths) <= len(COLOURS):
         raise UsageError(
@@ -93,7 +92,7 @@ def read(paths: Sequence[str]) -> list[Run]:
 
 
 def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The environment or task of each run, with the settings of a task in which runs on it differ.
+    """The environment or task of each run, with those settings of the task that differ.
 
     Example:
       >>> places([{"env": "Acrobot-v1"}, {"task": "addition", "task.num_digits": 2}])
@@ -127,7 +126,7 @@ def differ(runs: Sequence[Run]) -> bool:
 
 
 def labels(paths: Sequence[str]) -> list[str]:
-    """The paths without the folders that all of them share.
+    """The paths without their common leading folders.
 
     Example:
       >>> labels(["runs/a/first", "runs/b/first"]), labels(["runs/a"])
@@ -141,29 +140,27 @@ def labels(paths: Sequence[str]) -> list[str]:
 
 
 def choose_metric(asked: str, runs: Sequence[Run]) -> str:
-    """The name of what is compared.
+    """The name of the metric to compare: `asked`, or a score that all runs have.
 
     Raises:
       UsageError: some run does not have it.
     """
-    held = [
+    available = [
         {name for row in run.rows for name, value in row.items() if isinstance(value, list)}
         for run in runs
     ]
-    shared = set.intersection(*held)
+    shared = set.intersection(*available)
     name = asked or next((score for score in SCORES if score in shared), "")
     if not name and differ(runs):
-        having = [
-            (run.label, next((score for score in SCORES if score in has), "none"))
-            for run, has in zip(runs, held, strict=True)
+        scores = [
+            (run.label, next((score for score in SCORES if score in names), "none"))
+            for run, names in zip(runs, available, strict=True)
         ]
-        (one, its), (other, another) = (
-            having[0],
-            next(each for each in having if each[1] != having[0][1]),
-        )
+        first_label, first_score = scores[0]
+        label, score = next(each for each in scores if each[1] != first_score)
         raise UsageError(
-            f"{one} has {its} and {other} {another}, which cannot be compared; name runs of "
-            "one environment or task, or a --metric that all have: "
+            f"{first_label} has {first_score} and {label} {score}, which cannot be compared; "
+            "name runs of one environment or task, or a --metric that all have: "
             f"{', '.join(sorted(shared))}"
         )
     if name not in shared:
@@ -175,12 +172,12 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
 
 
 def final(run: Run, metric: str) -> np.ndarray[Any, Any]:
-    """The last value of each seed, `[S]`."""
+    """The last logged value of each seed, `[S]`; NaN where it is missing."""
     return metrics.curve(run.rows, metric)[1][:, -1]
 
 
 def table(runs: Sequence[Run], metric: str) -> str:
-    """One line for each run: the final score, and the chance that one of its seeds is better than one of the first run's."""
+    """One line per run: its final score and its probability of improvement over the first."""
     first = final(runs[0], metric)
     width = max(len(run.label) for run in runs)
     lines = [
@@ -192,23 +189,23 @@ def table(runs: Sequence[Run], metric: str) -> str:
     for i, run in enumerate(runs):
         scores = final(run, metric)
         low, high = metrics.bootstrap_interval([scores])
-        middle = (
+        iqm = (
             f"{float(metrics.interquartile_mean(scores)):.4g} [{float(low):.4g}, {float(high):.4g}]"
         )
-        chance = ""
+        improvement = ""
         if i and run.place == runs[0].place:
             interval = metrics.improvement_interval(scores, first)
-            better = float(metrics.probability_of_improvement(scores, first))
-            chance = f"{better:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+            probability = float(metrics.probability_of_improvement(scores, first))
+            improvement = f"{probability:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
         lines.append(
             f"{run.label:{width}} {len(scores):>5} {metrics.mean(scores):>10.4g} "
-            f"{middle:>30} {np.nanmin(scores):>10.4g} {chance:>24}".rstrip()
+            f"{iqm:>30} {np.nanmin(scores):>10.4g} {improvement:>24}".rstrip()
         )
     return "\n".join(lines) + "\n"
 
 
 def values(run: Run) -> Iterator[tuple[str, int, int, str, float]]:
-    """Run, step, seed, name and value of every number that is told for each seed; what is missing is left out."""
+    """Run, step, seed, name and value of every per-seed metric; missing values are skipped."""
     for row in run.rows:
         for name, numbers in row.items():
             if isinstance(numbers, list):
@@ -225,6 +222,7 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     slack = 0.05 * (high - low) or 1.0
     levels = np.linspace(low - slack, high + slack, 200)
     for run, scores, colour in zip(runs, finals, COLOURS, strict=False):
+        # [S, R]: R bootstrap resamples of the seeds.
         draws = scores[np.random.default_rng(0).integers(len(scores), size=(len(scores), 2000))]
         band = np.percentile(metrics.performance_profile(draws, levels), [2.5, 97.5], axis=1)
         axes.fill_between(levels, *band, color=colour, alpha=0.18, linewidth=0)
@@ -244,7 +242,10 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
 
 
 def draw_improvement(axes: Axes, runs: Sequence[Run], metric: str) -> None:
-    """The chance that a seed is better than one of the first run, with its 95 % interval, of the runs on the same place."""
+    """Probability of improvement over the first run, with its 95 % interval.
+
+    Only runs on the environment or task of the first are drawn.
+    """
     first = final(runs[0], metric)
     others = [
         each for each in zip(runs[1:], COLOURS[1:], strict=False) if each[0].place == runs[0].place
@@ -276,7 +277,7 @@ def draw_improvement(axes: Axes, runs: Sequence[Run], metric: str) -> None:
 
 
 def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
-    """Writes the picture: curves, profiles, and the comparison with the first run where another is comparable."""
+    """Writes the figure: curves, profiles and, if any run is comparable, the improvement."""
     series = [Series(metric, run.label, run.rows) for run in runs]
     unit = " or ".join(
         dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
@@ -296,7 +297,7 @@ def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the command; returns its exit status."""
     folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
     options = flags.ask(
         argv[len(folders) :],

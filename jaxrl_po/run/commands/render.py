@@ -1,6 +1,7 @@
-"""A finished or running run of `jaxrl-po control` as a GIF: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
+"""Shows an episode as a GIF: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
 
-It shows one episode of one seed, from a checkpoint, which is only read.
+It is one episode of one seed of a `jaxrl-po control` run, finished or still running, played from a
+checkpoint, which is only read.
 """
 
 import functools
@@ -28,8 +29,8 @@ class Scene(NamedTuple):
     """How an environment is shown.
 
     Attributes:
-      draw: one moment of it.
-      fps: frames a second that suit its pace.
+      draw: draws one time step.
+      fps: frames per second that suit its pace.
     """
 
     draw: Draw
@@ -53,31 +54,31 @@ OTHER = Scene(rendering.components, 10)
 
 @config.record
 class Options:
-    """What is to be shown."""
+    """The episode and its rendering."""
 
     run: str = static("", "folder of a run of jaxrl-po control")
     out: str = static("", "the GIF; empty is episode.gif in the folder of the run")
-    seed_index: int = static(0, "which of the run's seeds plays", within=NON_NEGATIVE)
+    seed_index: int = static(0, "which of the run's seeds plays, from 0", within=NON_NEGATIVE)
     checkpoint: str = static(
         "best", f"whose parameters play; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     greedy: bool = static(True, "take the mode of the policy; otherwise sample")
-    seed: int = static(0, "of the episode's random numbers", within=NON_NEGATIVE)
+    seed: int = static(0, "seed of the episode's random numbers", within=NON_NEGATIVE)
     max_steps: int = static(
         0,
-        "length of the episode at most; 0 is the environment's own limit",
+        "maximum length of the episode; 0 is the environment's own limit",
         unit="steps",
         within=NON_NEGATIVE,
     )
     fps: int = static(
         0,
-        "frames a second, at most 50; 0 is what suits the environment",
+        "frames per second, at most 50; 0 is what suits the environment",
         unit="frames",
         within=Interval(0, 50),
     )
     width: int = static(
         480,
-        "of a frame, whose height is three quarters of it",
+        "width of a frame; its height is three quarters of that",
         unit="pixels",
         within=Interval(120, 1920),
     )
@@ -88,11 +89,11 @@ class Player(NamedTuple):
 
     Attributes:
       env: the environment.
-      problem: whose `apply` is the policy.
+      problem: its `apply` is the policy.
       params: of the seed.
-      collector: of the seed, whose statistics are frozen.
+      collector: of the seed; its observation statistics are not updated.
       iteration: of the checkpoint.
-      title: what plays what.
+      title: algorithm, environment and seed.
     """
 
     env: Any
@@ -104,10 +105,10 @@ class Player(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """A policy's distribution with all its mass on the mode, for `unroll`, which samples.
+    """A distribution with all its mass on the mode, since `unroll` can only sample.
 
     Attributes:
-      distribution: the policy's.
+      distribution: the policy's distribution.
     """
 
     distribution: Distribution
@@ -143,7 +144,10 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
 
 
 def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
-    """Plays one episode, the first of those that `control.make_evaluate` plays with this key; `key` is consumed."""
+    """Plays one episode; `key` is consumed.
+
+    It is the first of the episodes that `control.make_evaluate` plays with this key.
+    """
     environment = adapt(player.env)
     reset_key, step_key = jax.random.split(key)
 
@@ -158,6 +162,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
     trajectory = jax.tree.map(lambda x: np.asarray(x[0]), run(player.params, player.collector))
     transition = trajectory.transition
+    # The environment resets itself and plays on, so cut after the first end.
     ended = np.flatnonzero(transition.terminated | transition.truncated)
     length = int(ended[0]) + 1 if ended.size else max_steps
     final = transition.final_observation[length - 1 : length]
@@ -169,7 +174,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the command; returns its exit status."""
     options = flags.ask(
         argv, "jaxrl-po render", "Shows one episode of a run of jaxrl-po control as a GIF.", Options
     )
@@ -188,9 +193,9 @@ def main(argv: Sequence[str]) -> int:
     with folder.writing(out):
         pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
         rendering.save_gif(pictures, out, fps=options.fps or scene.fps)
-    gain = float(np.sum(episode.reward, dtype=np.float64))
+    total = float(np.sum(episode.reward, dtype=np.float64))
     print(
         f"{player.title}, {options.checkpoint} checkpoint (iteration {player.iteration}): "
-        f"{len(episode.reward)} steps, return {gain:.5g}, see {out}"
+        f"{len(episode.reward)} steps, return {total:.5g}, see {out}"
     )
     return 0

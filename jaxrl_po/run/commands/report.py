@@ -1,8 +1,8 @@
-"""One page of HTML for one or several runs: `jaxrl-po report runs/a runs/b --out=runs/report.html`.
+"""An HTML page about one or several runs: `jaxrl-po report runs/a runs/b --out=runs/report.html`.
 
-Everything is inside the file (figures, style), so that it can be sent and read anywhere: the final
-scores, learning curves and their comparison, the settings (first those in which the runs differ),
-what the policies wrote, and what the numbers depend on.
+Figures and style are embedded, so the file can be sent and read anywhere. It holds the final
+scores, the learning curves and their comparison, sample completions, the hardware and software of
+each run, and the settings (those that differ first).
 """
 
 import base64
@@ -23,11 +23,13 @@ STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; }
 body { max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #e4e7ea; }
+h1 { font-size: 1.6rem; }
+h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #e4e7ea; }
 img { max-width: 100%; } img.run { max-width: 34rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid #e4e7ea; vertical-align: top; }
+th, td { text-align: left; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid #e4e7ea; }
+th, td { vertical-align: top; }
 th { color: #5c646e; font-weight: 600; }
 code, pre { font: 13px/1.45 ui-monospace, monospace; }
 td.differs { background: #fdf3e7; }
@@ -36,16 +38,16 @@ td.differs { background: #fdf3e7; }
 
 @config.record
 class Options:
-    """The report; folders of runs stand before the flags."""
+    """The report; the folders of the runs come before the flags."""
 
     metric: str = static(
-        "", "what is compared, higher is better; empty is the greedy return or accuracy"
+        "", "metric to compare, higher is better; empty takes the greedy return or accuracy"
     )
     out: str = static("runs/report.html", "the file; an earlier report in it is replaced")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML."""
+    """An HTML table; a cell is HTML, with or without its own `<td>`."""
     lines = ["".join(f"<th>{cell}</th>" for cell in head)]
     lines += [
         "".join(cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in row)
@@ -55,7 +57,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def picture(path: Path, text: str, kind: str = "") -> str:
-    """A PNG file inside the page."""
+    """A PNG file, embedded in the page."""
     data = base64.b64encode(path.read_bytes()).decode()
     return (
         f'<p><img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}"></p>'
@@ -63,7 +65,7 @@ def picture(path: Path, text: str, kind: str = "") -> str:
 
 
 def scores(runs: Sequence[plot.Run], metric: str) -> str:
-    """The final score of each seed."""
+    """A table of final scores: mean, interquartile mean, and every seed."""
     rows = []
     for run in runs:
         final = plot.final(run, metric)
@@ -82,7 +84,7 @@ def scores(runs: Sequence[plot.Run], metric: str) -> str:
 
 
 def settings(runs: Sequence[plot.Run]) -> str:
-    """All settings, those that differ first and marked."""
+    """A table of all settings; those that differ come first and are marked."""
     flat = [
         {name: value for name, value in run.config.items() if name != "resolved"} for run in runs
     ]
@@ -102,7 +104,7 @@ def settings(runs: Sequence[plot.Run]) -> str:
 
 
 def examples(path: Path) -> str:
-    """What the policy wrote at the first evaluation and at the last, or nothing where it writes nothing."""
+    """A table of the completions logged at the first and the last evaluation; empty if none."""
     rows = metrics.read(path)
     if not rows:
         return ""
@@ -121,7 +123,7 @@ def examples(path: Path) -> str:
 
 
 def circumstances(run: plot.Run) -> str:
-    """What the numbers depend on, beside the settings."""
+    """A table of what the numbers depend on besides the settings: hardware, versions, code."""
     resolved: dict[str, Any] = run.config.get("resolved", {})
     rows = [
         [html.escape(name), html.escape(json.dumps(value, ensure_ascii=False))]
@@ -154,7 +156,7 @@ def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the command; returns its exit status."""
     folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
     options = flags.ask(
         argv[len(folders) :],

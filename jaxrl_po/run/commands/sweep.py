@@ -1,14 +1,15 @@
-"""Searches settings of a method on an environment, seeds and numbers vmapped into one program.
+"""Grid search over hyperparameters, with seeds and numeric settings vmapped into one program.
 
 `jaxrl-po sweep --algorithm=ppo --env=Pendulum-v1 --seeds=4 --config.learning_rate=3e-4,1e-3
 --config.gamma=0.9,0.95`
 
-A flag of `jaxrl-po control` that is given several values, separated by commas, is swept over, all
-combinations of all of them. Those that differ in numbers alone train side by side in one program;
-other sizes and switches are programs of their own, `--processes` of which train at a time. Leaves
-`sweep.json` (after each program: an interrupted sweep resumes with `--out=… --resume` alone),
-`table.txt` and `sweep.png` under `--out`, and prints the flags of the best: so were the files under
-`jaxrl_po/run/configs/` found.
+A `--config.*` or `--problem.*` flag of `jaxrl-po control` with several comma-separated values is
+swept over; with several such flags, so are all combinations of their values. Combinations that
+differ only in numeric settings of the method train side by side in one program; different sizes or
+switches need separate programs, of which `--processes` train at a time. Writes `sweep.json` (after
+each program: an interrupted sweep resumes with `--out=… --resume` alone), `table.txt` and
+`sweep.png` to `--out`, and prints the flags of the best combination. The files in
+`jaxrl_po/run/configs/` were found in this way.
 """
 
 import dataclasses
@@ -44,24 +45,27 @@ class Options(control.Options):
     """The sweep as a whole."""
 
     evaluations: int = static(
-        10, "greedy evaluations of each run; the score is the mean of the last three", within=COUNT
+        10,
+        "greedy evaluations of each run, about; the score is the mean of the last three",
+        within=COUNT,
     )
     processes: int = static(
         1,
-        "programs that train at a time, each in a process of its own; 1 trains one after "
-        "another in this one",
+        "programs that train at a time, each in its own process; 1 trains them one after "
+        "another in this process",
         within=COUNT,
     )
     save: bool = static(False, "write the best flags to jaxrl_po/run/configs/")
 
 
 class Asked(NamedTuple):
-    """What a sweep is of.
+    """What a sweep was asked to do.
 
     Attributes:
-      flags: name to value, of those that are given one.
-      swept: name to values, as they were written, of those that are given several.
-      tuned: the defaults of `jaxrl-po control` when it was begun; `--save` changes them.
+      flags: name to value, of the flags with one value.
+      swept: name to values, as written, of the flags with several.
+      tuned: the defaults of `jaxrl-po control` when the sweep began; stored, since `--save` changes
+        them.
     """
 
     flags: dict[str, Any]
@@ -77,7 +81,7 @@ class Asked(NamedTuple):
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Arguments without the swept flags, and the values of these.
+    """The arguments without the swept flags, and the values of the swept flags.
 
     Example:
       >>> split(["--seeds=2", "--config.gamma=0.9,0.99"])
@@ -95,7 +99,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def combinations(swept: Mapping[str, Sequence[str]]) -> list[Combination]:
-    """All combinations of the values; one empty one where there are none.
+    """All combinations of the values; a single empty one if nothing is swept.
 
     Example:
       >>> combinations({"config.gamma": ["0.9", "0.99"]})
@@ -105,21 +109,21 @@ def combinations(swept: Mapping[str, Sequence[str]]) -> list[Combination]:
 
 
 def read(argv: Sequence[str], options: Options) -> Asked:
-    """What the arguments ask for."""
+    """The sweep that the arguments ask for."""
     kept, swept = split(argv)
     return Asked(flags.given(kept, sections_of(options)), swept, control.defaults(options))
 
 
 def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
-    """What the sweep in a folder is of; the arguments may leave flags out, and must not contradict it.
+    """The sweep stored in a folder; arguments may omit its flags but not contradict them.
 
     Args:
       argv: arguments.
-      stored: its `config.json`.
+      stored: the `config.json` of the sweep.
       out: the value of `--out`.
 
     Raises:
-      UsageError: names the flags that differ, and both values.
+      UsageError: names the flags that differ, with both values.
     """
     if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
         raise UsageError(
@@ -133,31 +137,37 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
     )
     sections = sections_of(options)
     kept, swept = split(argv)
-    now = flags.given(kept, sections)
+    single = flags.given(kept, sections)
     several = {
         name: [flags.given([f"--{name}={value}"], sections)[name] for value in values]
         for name, values in swept.items()
     }
     refuse_differences(
-        now | several,
+        single | several,
         [flags.flatten(asked.records(each, sections)) for each in combinations(asked.swept)],
         out,
     )
     return asked._replace(
-        flags=asked.flags | {name: value for name, value in now.items() if name in MAY_DIFFER}
+        flags=asked.flags | {name: value for name, value in single.items() if name in MAY_DIFFER}
     )
 
 
 def refuse_differences(
     now: Mapping[str, Any], before: Sequence[Mapping[str, Any]], out: str
 ) -> None:
-    """Raises UsageError for flags whose values, one or several, are not those of the combinations of the sweep in `out`."""
+    """Raises UsageError for flags whose values are not those of the sweep in `out`.
+
+    Args:
+      now: flag name to its value, or to a list of its values.
+      before: the settings of each combination of the stored sweep.
+      out: the value of `--out`.
+    """
     different = []
     for name in set(now) - set(MAY_DIFFER):
         values = now[name] if isinstance(now[name], list) else [now[name]]
-        had = list(dict.fromkeys(settings[name] for settings in before))
-        if set(values) != set(had):
-            different.append(f"--{name}={flags.shown(values)} must be {flags.shown(had)}")
+        expected = list(dict.fromkeys(settings[name] for settings in before))
+        if set(values) != set(expected):
+            different.append(f"--{name}={flags.shown(values)} must be {flags.shown(expected)}")
     if different:
         raise UsageError(
             f"{', '.join(sorted(different))}, as in the sweep in {out} that is resumed; leave "
@@ -166,7 +176,7 @@ def refuse_differences(
 
 
 def static_part(records: Mapping[str, Any]) -> str:
-    """What makes another program: everything but the numbers of the algorithm's config."""
+    """All settings but the numeric ones of the algorithm; equal ones share a program."""
     values = flags.flatten(records)
     numbers = {
         f"config.{f.name}"
@@ -181,16 +191,17 @@ def static_part(records: Mapping[str, Any]) -> str:
 
 
 def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
-    """Trains all combinations of one program, each over all seeds.
+    """Trains the combinations that share one program, each over all seeds.
 
     Returns:
-      `steps` `[E]` and `scores` `[C, S, E]` of the evaluations, `seconds` and `compile_seconds`.
+      `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
+      `compile_seconds`.
     """
     runs = len(group) * options.seeds
     placement = parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
     if placement.cuts_params:
         raise UsageError(
-            f"--mesh={options.mesh}: model is for jaxrl-po language; these networks are not cut"
+            f"--mesh={options.mesh}: model is for jaxrl-po language; these networks are not sharded"
         )
     algorithm = methods.ALGORITHMS[options.algorithm]
     experiments = [control.build(records, algorithm, ALONE) for records in group]
@@ -199,12 +210,13 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
     for records in group:
         launch.require_learning(records["config"], iterations)
     every = max(1, iterations // options.evaluations)
+    # [C·S] with the seeds innermost, in the order of `keys` below.
     configs = jax.tree.map(
         lambda *leaves: jnp.repeat(jnp.stack(leaves), options.seeds, axis=0),
         *(config.as_arrays(r["config"]) for r in group),
     )
     training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
-    # Every combination meets the same seeds, so that they are compared and not their luck.
+    # Every combination gets the same keys (common random numbers).
     keys = jnp.tile(
         jax.vmap(jax.random.fold_in, in_axes=(None, 0))(training_key, jnp.arange(options.seeds)),
         len(group),
@@ -245,7 +257,10 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
 def run_all(
     groups: Mapping[int, Sequence[Mapping[str, Any]]], options: Options
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Trains the programs here, or several at a time in processes of their own; yields the number and the result of each that ends.
+    """Trains the programs, in this process or several at a time in their own.
+
+    Yields:
+      The number and the result of each program as it finishes.
 
     Raises:
       UsageError: a process ended without a result.
@@ -254,8 +269,8 @@ def run_all(
         for number, group in groups.items():
             yield number, run(group, options)
         return
-    # A fresh process has no backend yet, so that it chooses its own devices, and gives its memory
-    # back when it ends.
+    # A spawned process has no backend yet, so it can set up its own devices, and it frees their
+    # memory when it ends, which is after one program.
     fresh = multiprocessing.get_context("spawn")
     with futures.ProcessPoolExecutor(options.processes, fresh, max_tasks_per_child=1) as pool:
         started = {pool.submit(run, group, options): number for number, group in groups.items()}
@@ -265,20 +280,20 @@ def run_all(
         except BrokenProcessPool:
             raise UsageError(
                 f"--processes={options.processes}: a process of the sweep was killed, "
-                "perhaps for want of memory; go on with --resume and fewer of them"
+                "perhaps because memory ran out; continue with --resume and a smaller number"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def final(scores: Any) -> np.ndarray[Any, Any]:
-    """The score of each seed, `[S]`: the mean of its last three evaluations; a run that is not finite is worst."""
+    """The score of each seed, `[S]`: the mean of its last three evaluations; -inf if not finite."""
     last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
     return np.where(np.isfinite(last), last, -np.inf)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The combinations, best first, with mean, interquartile mean and worst seed."""
+    """One line per combination, best first: mean, interquartile mean and worst seed."""
     names = sorted({name for row in rows for name in row["flags"]})
     lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", *names])]
     for row in rows:
@@ -290,7 +305,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the command; returns its exit status."""
     if {"--help", "-h"} & set(argv):
         options = flags.parse(
             [a for a in argv if a.lstrip("-") not in ("h", "help")], {"": Options}, partial=True
@@ -298,7 +313,7 @@ def main(argv: Sequence[str]) -> int:
         print(
             flags.usage(
                 "jaxrl-po sweep",
-                "Searches settings: give a flag several values, separated by commas.",
+                "Grid search: give a flag several values, separated by commas.",
                 sections_of(options),
             )
         )
@@ -324,11 +339,11 @@ def main(argv: Sequence[str]) -> int:
         groups.setdefault(static_part(records), []).append((combination, records))
 
     with folder.claim(options.out, overwrite=options.overwrite) as out:
-        of_sweep = {
+        lasting = {
             name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
         }
         folder.write_json(
-            out / folder.CONFIG, {"script": "sweep", **asked._replace(flags=of_sweep)._asdict()}
+            out / folder.CONFIG, {"script": "sweep", **asked._replace(flags=lasting)._asdict()}
         )
         path = out / "sweep.json"
         rows = json.loads(path.read_text()) if options.resume and path.exists() else []
@@ -373,11 +388,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def save(options: Options, asked: Asked, chosen: Mapping[str, Any], scores: Any) -> None:
-    """Writes what was found, and how, to `jaxrl_po/run/configs/<algorithm>/<env>.json`."""
-    written = (asked.flags | asked.swept).items()
+    """Writes the best flags to `jaxrl_po/run/configs/<algorithm>/<env>.json`.
+
+    The file also holds their score and the command that found them.
+    """
     arguments = [
         f"--{name}={flags.shown(value)}"
-        for name, value in written
+        for name, value in (asked.flags | asked.swept).items()
         if name not in ("out", "save", *OF_A_START)
     ]
     content = {
@@ -397,5 +414,5 @@ def save(options: Options, asked: Asked, chosen: Mapping[str, Any], scores: Any)
 
 
 def sections_of(options: Options) -> dict[str, type]:
-    """Prefix to record."""
+    """Prefix to record class, of all flags of a sweep."""
     return {**launch.sections_of(control.SCRIPT, options), "": Options}
