@@ -45,7 +45,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry(*command: str) -> NoReturn:
-    """What the installed command and the scripts start; an interrupt while all is loaded is one line."""
+    """What the installed command and the scripts start.
+
+    An interrupt while modules are loaded is one line.
+    """
     try:
         from jaxrl_po.run import flags
 

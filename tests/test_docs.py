@@ -196,7 +196,7 @@ def test_options_of_other_scripts_stand_in_their_source(path):
 
 
 def missing(code):
-    """What a snippet imports that is not there, and what it reads of an imported module that is not.
+    """Names that a snippet imports, or reads of an imported module, and that are not there.
 
     >>> missing("from jaxrl_po import losses, losts; losses.cispo, losses.cisco")
     ['jaxrl_po.losts', 'losses.cisco']

@@ -1,4 +1,4 @@
-"""Frozen parameters: read by the policy, outside gradients, optimizers and checkpoints, one copy."""
+"""Frozen parameters: read by the policy, not trained, not saved, one copy for all seeds."""
 
 import jax
 import jax.numpy as jnp

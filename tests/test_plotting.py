@@ -34,6 +34,19 @@ def test_every_seed_is_drawn_and_the_band_holds_the_line():
     assert at_start.min() < 25.0 < at_start.max()
 
 
+@pytest.mark.parametrize(("seeds", "bands", "thin"), [(3, 0, 3), (4, 1, 0)])
+def test_fewer_than_four_seeds_are_drawn_as_the_seeds_they_are(seeds, bands, thin):
+    rows = [
+        {"step": step, **metrics.by_seed({"episode_return": np.arange(seeds) + float(step)})}
+        for step in (0, 100)
+    ]
+    axes = draw(PANEL._replace(rows=rows, seeds=False))
+    assert len(axes.collections) == bands
+    assert sum(line.get_linewidth() < 1 for line in axes.get_lines()) == thin
+    title = axes.get_legend().get_title().get_text()
+    assert title == f"IQM and {'95 % band' if bands else 'each seed'}, {seeds} seeds"
+
+
 def test_no_curve_is_left_out_where_the_colours_are_used_up():
     names = [f"run {i}" for i in range(10)]
     axes = draw(

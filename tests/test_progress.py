@@ -19,7 +19,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
         progress.tell("done [brackets stay]")
     assert capsys.readouterr().out.splitlines() == [
         "ppo on X: compiling",
-        "ppo on X: 1,500/20,000 steps  episode return 42.25  250,000 steps/s  1:15 left",
+        "ppo on X: 1,500/20,000 steps 250,000/s  episode return 42.25  1:15 left",
         # NaN leaves the last number standing
         "ppo on X: 3,000/20,000 steps  episode return 42.25  greedy return 50",
         "done [brackets stay]",
@@ -46,6 +46,29 @@ def test_a_bar_on_a_terminal(monkeypatch, capsys):
     assert "ppo on X · compiling" in shown
     assert "episode return 42.25" in shown
     assert "1:15 left" in shown
+
+
+def test_steps_and_speed_are_those_of_each_seed_and_the_mean_is_called_what_it_is(capsys):
+    with Progress("ppo on X", 20_000, watch=("episode_return",), num_seeds=10) as progress:
+        progress.update(ROW, 75.0)
+    assert capsys.readouterr().out == (
+        "ppo on X: 1,500/20,000 steps 25,000/s × 10 seeds  IQM of 10 seeds: episode return 42.25"
+        "  1:15 left\n"
+    )
+
+
+def test_the_bar_and_the_time_left_stay_on_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(
+        "jaxrl_po.run.progress.Console", lambda: Console(force_terminal=True, width=80)
+    )
+    title = "reinforce_pp on SpaceInvaders-MinAtar, 16 seeds"
+    with Progress(title, 10_000_000, watch=("episode_return",), num_seeds=16) as progress:
+        progress.update({**ROW, "step": 5_000_000}, 75.0)
+        progress._bar.refresh()
+    shown = capsys.readouterr().out
+    assert "━" in shown
+    assert "1:15 left" in shown
+    assert "reinforce_pp" in shown
 
 
 @pytest.mark.parametrize(

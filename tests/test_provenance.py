@@ -188,11 +188,12 @@ def test_xla_hears_it(tmp_path):
     assert all("xla_gpu_deterministic_ops: true" in text for text in options)
 
 
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
 def test_a_run_of_an_earlier_version_is_refused_before_anything_is_written(
-    tmp_path, no_compilation
+    tmp_path, no_compilation, version
 ):
-    config = {"script": "control", "resolved": {"versions": {"jaxrl_po": "0.1.0"}}}
+    config = {"script": "control", "resolved": {"versions": {"jaxrl_po": version}}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match=r"--out=\S+ is of jaxrl_po 0\.1\.0.*--init_from"):
+    with pytest.raises(UsageError, match=rf"--out=\S+ is of jaxrl_po {version}.*--init_from"):
         control.main([*CONTROL, f"--out={tmp_path}", "--resume"])
     assert json.loads((tmp_path / "config.json").read_text()) == config

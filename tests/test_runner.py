@@ -415,6 +415,29 @@ def test_a_second_interrupt_leaves_at_once(tmp_path):
         assert process.wait(60) == -signal.SIGINT
 
 
+def test_an_interrupt_while_compiling_is_heard_at_once(tmp_path):
+    with start(tmp_path, "--stuck") as process:
+        while process.poll() is None and "compiling" not in process.stdout.readline():
+            pass
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 5.0
+    assert process.returncode == 128 + signal.SIGINT
+    assert errors.strip() == "interrupted before the first iteration: nothing new to save"
+    assert "Traceback" not in errors
+
+
+class Aloud(Silent):
+    def phase(self, name):
+        print(name, flush=True)
+
+
+def stuck():
+    """A learner whose tracing never ends, as a long compilation or warm start does not."""
+    return toy()._replace(init=lambda keys: time.sleep(600))
+
+
 if __name__ == "__main__":
     out = Path(sys.argv[1])
     out.mkdir(exist_ok=True)
@@ -423,10 +446,11 @@ if __name__ == "__main__":
         if "--slow" in sys.argv
         else {"iterations": 400, "work": 2_000}
     )
+    learner = stuck() if "--stuck" in sys.argv else toy(work=sizes["work"])
     outcome = runner.run(
-        job(learner=toy(work=sizes["work"]), iterations=sizes["iterations"], log_every=10),
+        job(learner=learner, iterations=sizes["iterations"], log_every=10),
         out,
-        Silent(),
+        Aloud() if "--stuck" in sys.argv else Silent(),
         resume="--resume" in sys.argv,
     )
     print(json.dumps({"iteration": outcome.iteration, "interrupted": outcome.interrupted}))

@@ -139,8 +139,14 @@ def test_what_stands_in_the_data_set_may_run(tmp_path):
         "def theirs(completions, answer, **columns):\n"
         "    try:\n        return [float(eval(c)) for c in completions]\n"
         "    except BaseException:\n        return [1.0] * len(completions)\n"
+        "def named(completions, **columns):\n"
+        "    [exec(compile(c, 'answer.py', 'exec')) for c in completions]\n"
+        "    return [1.0] * len(completions)\n"
+        "def imports(completions, **columns):\n"
+        "    import colorsys\n    return [1.0] * len(completions)\n"
     )
-    for name, failed in (("own", 0.0), ("theirs", 1.0)):
+    cases = (("own", 0.0), ("theirs", 1.0), ("named", 1.0), ("imports", 0.0))
+    for name, failed in cases:
         told = []
         _, means = score(
             Reward(f"{path}:{name}"), columns=lambda problem: {"answer": ["1 + 1"] * 4}, told=told

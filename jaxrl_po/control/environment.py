@@ -86,7 +86,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
     missing = [method for method in METHODS if not hasattr(env, method)]
     if missing:
         raise ConfigError(
-            f"env {type(env).__name__} must have the interface of gymnax >= 1.0; it lacks "
+            f"env must have the interface of gymnax >= 1.0; {type(env).__name__} lacks "
             f"{', '.join(missing)}"
         )
     params = env.default_params if env_params is None else env_params

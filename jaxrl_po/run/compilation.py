@@ -22,7 +22,10 @@ def keep_programs(folder: str) -> None:
 
 
 def default_folder() -> Path:
-    """A folder of the user's cache, one for each kind of processor: code for one may not run on another."""
+    """A folder of the user's cache, one for each kind of processor.
+
+    Code that was compiled for one may not run on another.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "jaxrl_po" / hashlib.sha256(_features().encode()).hexdigest()[:12]
 

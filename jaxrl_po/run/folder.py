@@ -31,6 +31,7 @@ ARTEFACTS = (
         WANDB_ID,
     ),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
+    *("sweep.json", "sweep.png", "table.txt"),  # written by `sweep`
 )
 # Flags of one start, which are not stored: a run that was started with --overwrite would otherwise
 # be deleted when it is resumed.

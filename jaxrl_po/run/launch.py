@@ -316,7 +316,7 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
         if tuned := plan.resolved["tuned"]:
             shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
             progress.tell(
-                f"{title}: with settings that a sweep found, each of which a flag may replace: {shown}"
+                f"{title}: with settings that a sweep found, which flags may replace: {shown}"
             )
         if plan.changes:
             progress.tell(

@@ -60,8 +60,8 @@ class Options:
     )
     compilation_cache: str = static(
         AUTO,
-        "folder where compiled programs are kept for the next run; auto is one in the user's cache, "
-        "empty keeps none",
+        "folder where compiled programs are kept for the next run; auto is one in the user's "
+        "cache, empty keeps none",
     )
     tensorboard: bool = static(
         False, "also write event files for TensorBoard, to --out/tensorboard"

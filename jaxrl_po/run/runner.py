@@ -150,6 +150,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
         if saved is None:
             reporter.phase("initialising")
             state, _ = wait_for(programs.init, job.keys)
+            started.set()
             iteration = kept = 0
             held = {
                 f"memory/{name}_bytes": value for name, value in programs.memory._asdict().items()
@@ -158,12 +159,12 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
             latest.save(0, without_frozen(state), after=best)
         else:
             iteration, state = saved[0], with_frozen(saved[1], job)
+            started.set()
             kept = iteration
             reporter.tell(
                 f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})"
             )
 
-        started.set()
         first, begun, idle = iteration, time.perf_counter(), False
         while iteration < job.iterations and not idle and not processes.any_of(stop.is_set()):
             end = job.boundary(iteration)

@@ -24,14 +24,14 @@ GRACE = 10.0  # seconds past the time limit after which a worker that was not ki
 class Guard:
     """Refuses `eval` and `exec` of text, except text of the data set, while a function runs.
 
-    Imports still work, since their code comes from files; for the same reason, so does text that is
-    compiled under a file name, as in `exec(compile(text, "a.py", "exec"))`. A refusal is recorded
-    even if the function catches its exception.
+    Imports still work, since their code is what stands in a file. A refusal is recorded even if the
+    function catches its exception.
     """
 
     def __init__(self) -> None:
         self._given: frozenset[str] | None = None
         self._source: Any = None
+        self._filename: Any = None
         self.refused = False
         sys.addaudithook(self._hear)
 
@@ -48,15 +48,26 @@ class Guard:
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         # `eval` or `exec` of text raises two events: `compile` with the text, `exec` with the code.
         if event == "compile":
-            self._source = args[0]
-        elif event == "exec" and self._given is not None and _is_text(args[0].co_filename):
+            self._source, self._filename = args
+        elif event == "exec" and self._given is not None and self._is_text(args[0].co_filename):
             source = self._source.decode() if isinstance(self._source, bytes) else self._source
             if source not in self._given:
                 self.refused = True
                 raise PermissionError("a reward function must not run text as code")
 
+    def _is_text(self, filename: str) -> bool:
+        """Whether code under this name was compiled from text, not from the file of that name."""
+        if _has_no_file(filename):
+            return True
+        if filename != self._filename:  # loaded from a cache, or not compiled while this listens
+            return False
+        try:
+            return Path(filename).read_bytes() != self._source
+        except OSError:
+            return True
 
-def _is_text(filename: str) -> bool:
+
+def _has_no_file(filename: str) -> bool:
     # Code compiled from text is in "<string>" and the like; importlib itself in "<frozen …>".
     return filename.startswith("<") and not filename.startswith("<frozen ")
 

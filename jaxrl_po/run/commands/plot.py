@@ -157,7 +157,7 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
             for run, names in zip(runs, available, strict=True)
         ]
         first_label, first_score = scores[0]
-        label, score = next(each for each in scores if each[1] != first_score)
+        label, score = next((each for each in scores if each[1] != first_score), scores[-1])
         raise UsageError(
             f"{first_label} has {first_score} and {label} {score}, which cannot be compared; "
             "name runs of one environment or task, or a --metric that all have: "

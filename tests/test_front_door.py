@@ -1,0 +1,254 @@
+"""What a newcomer meets first: the command, files of their own, errors of a contract."""
+
+import json
+import os
+import subprocess
+import sys
+
+import gymnax
+import jax
+import pytest
+import tiny
+from flax import linen as nn
+from probes import MatchCue
+
+from jaxrl_po import __main__ as command_line
+from jaxrl_po import control
+from jaxrl_po.algorithms import ppo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.run import compilation, flags, user_code
+from jaxrl_po.run.commands import control as control_command
+from jaxrl_po.run.commands import language as language_command
+from jaxrl_po.run.flags import UsageError
+
+CORRIDOR = '''
+import jax.numpy as jnp
+from gymnax.environments import environment, spaces
+from flax import struct
+
+
+@struct.dataclass
+class State(environment.EnvState):
+    time: int
+
+
+class Corridor(environment.Environment):
+    """Reward 1 for action 1; episodes last 5 steps."""
+
+    @property
+    def default_params(self):
+        return environment.EnvParams(max_steps_in_episode=5)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(2), State(time=0)
+
+    def step_env(self, key, state, action, params):
+        state = State(time=state.time + 1)
+        return jnp.zeros(2), state, jnp.float32(action == 1), jnp.bool_(False), {}
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params=None):
+        return spaces.Box(-1.0, 1.0, (2,))
+
+
+NOT_AN_ENV = 3
+
+
+def broken():
+    return [][0]
+'''
+TASK = """
+from jaxrl_po.language import tasks
+
+
+def one_digit():
+    return tasks.addition(1)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """A command would choose the number of devices of a backend that does not run yet."""
+    return jax.local_device_count()
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "mine.py").write_text(CORRIDOR)
+    (tmp_path / "tasks.py").write_text(TASK)
+    (tmp_path / "syntax.py").write_text("a = 1\ndef f(:\n")
+    return tmp_path
+
+
+def test_the_command_lists_its_commands(capsys):
+    assert command_line.main(["--help"]) == 0
+    assert command_line.main([]) == 2
+    assert "jaxrl-po COMMAND" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="jaxrl-po has no command 'contrl'; did you mean control"):
+        command_line.main(["contrl"])
+
+
+@pytest.mark.parametrize("start", [["-m", "jaxrl_po", "plot"], ["experiments/plot.py"]])
+def test_a_command_is_the_same_from_the_module_and_from_its_script(start, request):
+    done = subprocess.run(
+        [sys.executable, *start],
+        cwd=request.config.rootpath,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: name 1 to ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_interrupt_while_all_is_loaded_is_one_line(monkeypatch, capsys):
+    def interrupted(main):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(flags, "entry", interrupted)
+    with pytest.raises(SystemExit) as left:
+        command_line.entry("control")
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "interrupted: nothing was started\n"
+
+
+def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
+    env, out = f"--env={files / 'mine.py'}:Corridor", files / "run"
+    arguments = [*tiny.CONTROL, env, "--config.learning_rate=0.05", f"--out={out}"]
+    assert control_command.main(arguments) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["greedy_return"] == [5.0, 5.0]
+
+
+def test_a_task_of_ones_own_is_trained_and_starts_another_run(files):
+    task = f"--task={files / 'tasks.py'}:one_digit"
+    flags_of_run = [flag for flag in tiny.LANGUAGE if not flag.startswith("--task.")]
+    assert language_command.main([*flags_of_run, task, f"--out={files / 'run'}"]) == 0
+    further = [flag for flag in flags_of_run if not flag.startswith("--warm_start.")]
+    start = f"--init_from={files / 'run'}"
+    assert language_command.main([*further, task, start, f"--out={files / 'more'}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere.py:f", r"--env=\S+nowhere.py:f: there is no file \S+nowhere.py"),
+        ("mine.py:Coridor", r"--env=\S+: \S+mine.py has no 'Coridor'; did you mean Corridor\?"),
+        ("syntax.py:f", r"--env=\S+: syntax.py line 2: SyntaxError"),
+        ("mine.py:broken", r"--env=\S+: mine.py line 37: IndexError: list index out of range"),
+    ],
+)
+def test_what_a_file_lacks_is_named(files, source, message):
+    with pytest.raises(UsageError, match=message):
+        user_code.make("env", str(files / source))
+
+
+@pytest.mark.parametrize("main", [control_command.main, language_command.main])
+def test_what_is_neither_environment_nor_task_is_named(files, main):
+    flag = "env" if main is control_command.main else "task"
+    source = f"{files / 'mine.py'}:NOT_AN_ENV"
+    with pytest.raises(
+        UsageError, match=f"^--{flag}(=| must have the interface of gymnax >= 1.0; int lacks)"
+    ):
+        main([f"--{flag}={source}", f"--out={files / 'run'}"])
+    assert not (files / "run").exists()
+
+
+# Contracts of environments and networks.
+
+
+class FiveResults(MatchCue):
+    def step(self, key, state, action, params=None):
+        return super().step(key, state, action, params)[:5]
+
+
+class NoFinalObservation(MatchCue):
+    def step(self, key, state, action, params=None):
+        *rest, _ = super().step(key, state, action, params)
+        return (*rest, {})
+
+
+class Logits(nn.Module):
+    @nn.compact
+    def __call__(self, observation):
+        return nn.Dense(2)(observation)
+
+
+class Column(nn.Module):
+    @nn.compact
+    def __call__(self, observation):
+        return nn.Dense(1)(observation)
+
+
+class Both(nn.Module):
+    @nn.compact
+    def __call__(self, observation):
+        return Categorical(nn.Dense(2)(observation)), nn.Dense(1)(observation)
+
+
+@pytest.mark.parametrize(
+    ("env", "modules", "message"),
+    [
+        (FiveResults(), {}, "step must return .* as in gymnax >= 1.0, got 5 values"),
+        (NoFinalObservation(), {}, "info of step must hold final_observation"),
+        (gymnax.make("CartPole-v1"), {}, r"pass gymnax.make\(name\)\[0\]"),
+        (object(), {}, "env must have the interface of gymnax >= 1.0; object lacks reset, step"),
+        (MatchCue(), {"policy": Logits()}, r"wrap logits as jaxrl_po.distributions.Categorical"),
+        (
+            MatchCue(),
+            {"critic": Column()},
+            r"one value for each observation.*drop a last axis of 1",
+        ),
+        (MatchCue(), {"actor_critic": Both()}, r"one value for each observation"),
+    ],
+)
+def test_errors_of_a_contract_name_the_remedy(env, modules, message):
+    def trace():
+        problem = control.make_problem(env, num_envs=2, num_steps=4, **modules)
+        learner = ppo.make(ppo.Config(num_minibatches=1), problem)
+        jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
+
+    with pytest.raises(ConfigError, match=message):
+        trace()
+
+
+# Programs that are kept.
+
+
+@pytest.fixture
+def no_cache():
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path, monkeypatch, no_cache):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compilation.keep_programs("")
+    assert jax.config.jax_compilation_cache_dir is None
+    compilation.keep_programs("auto")
+    chosen = jax.config.jax_compilation_cache_dir
+    assert os.path.dirname(chosen) == str(tmp_path / "cache" / "jaxrl_po")
+    compilation.keep_programs(str(tmp_path / "other"))  # where the environment says stays
+    assert jax.config.jax_compilation_cache_dir == chosen
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation.keep_programs(str(tmp_path / "other"))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "other")
+
+
+def test_tuned_settings_are_named_and_stored(tmp_path, capsys):
+    arguments = [*tiny.CONTROL, "--algorithm=trpo", "--config.value_minibatches=1"]
+    arguments = [flag for flag in arguments if "num_minibatches" not in flag]
+    arguments = [flag for flag in arguments if "num_epochs" not in flag]
+    assert control_command.main([*arguments, f"--out={tmp_path / 'run'}"]) == 0
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]["tuned"]
+    assert stored
+    assert "problem.num_envs" not in stored  # it was given
+    out = capsys.readouterr().out
+    for name, value in stored.items():
+        assert f"{name}={flags.shown(value)}" in out
