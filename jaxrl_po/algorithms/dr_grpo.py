@@ -37,7 +37,9 @@ def make(
         config,
         problem,
         optimizer,
-        advantage=group_policy.of_outcomes(lambda r: advantages.group_relative(r, scale="none")),
+        advantage=group_policy.outcome_advantage(
+            lambda r: advantages.group_relative(r, scale="none")
+        ),
         surrogate=group_policy.clipped(config),
         aggregate=aggregate,
         loss_kl=divergences.k3,

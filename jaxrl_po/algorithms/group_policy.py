@@ -151,14 +151,14 @@ class GroupScale(GradientSteps):
 
 def group_relative(config: GroupScale) -> Advantage:
     """`(R − mean) / std` within the group, for every token; see `advantages.group_relative`."""
-    return of_outcomes(
+    return outcome_advantage(
         lambda r: advantages.group_relative(
             r, scale=config.scale, ddof=config.ddof, epsilon=config.std_epsilon
         )
     )
 
 
-def of_outcomes(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
+def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
     """Outcome supervision: one advantage for all tokens of a response.
 
     Args:

@@ -29,7 +29,7 @@ def make(
     config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
 ) -> Learner:
     """REINFORCE++ on any problem, in groups if `group_baseline`; arguments as for `grpo.make`."""
-    centred = group_policy.of_outcomes(lambda r: advantages.group_relative(r, scale="none"))
+    centred = group_policy.outcome_advantage(lambda r: advantages.group_relative(r, scale="none"))
 
     def reward_to_go(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         del step_end

@@ -36,7 +36,7 @@ def make(
         config,
         problem,
         optimizer,
-        advantage=group_policy.of_outcomes(advantages.leave_one_out),
+        advantage=group_policy.outcome_advantage(advantages.leave_one_out),
         surrogate=surrogate,
         aggregate=sequence_sum,
         reward_kl=divergences.k1,
