@@ -11,6 +11,7 @@ import pytest
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.evaluation import make_answer, pass_at_k
+from jaxrl_po.language.sampling import Decoding
 
 SAMPLES, PROMPTS, SHOWN = 6, 24, 16
 ADDITION = language.tasks.addition(1, zero_pad=False)
@@ -47,9 +48,9 @@ def evaluated(**options):
 
 @functools.cache
 def shown():
-    return jax.jit(language.make_describe(TASK, MODEL, num_prompts=SHOWN, temperature=1.3))(
-        *trained(), KEY
-    )
+    return jax.jit(
+        language.make_describe(TASK, MODEL, num_prompts=SHOWN, decoding=Decoding(temperature=1.3))
+    )(*trained(), KEY)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -90,8 +91,8 @@ def test_k_outside_the_samples_is_refused(k):
 
 def test_evaluation_summarises_the_samples():
     values, score = (
-        evaluated(num_samples=SAMPLES, temperature=1.3),
-        np.asarray(answers(SAMPLES, temperature=1.3).score),
+        evaluated(num_samples=SAMPLES, decoding=Decoding(temperature=1.3)),
+        np.asarray(answers(SAMPLES, decoding=Decoding(temperature=1.3)).score),
     )
     assert set(values) == {
         "greedy_accuracy",
@@ -136,7 +137,7 @@ def test_greedy_answers_are_the_most_likely_tokens():
 
 
 def test_samples_leave_the_greedy_numbers_alone():
-    values, greedy = evaluated(num_samples=SAMPLES, temperature=1.3), answers(0)
+    values, greedy = evaluated(num_samples=SAMPLES, decoding=Decoding(temperature=1.3)), answers(0)
     np.testing.assert_array_equal(values["greedy_accuracy"], greedy.score[:, 0])
     np.testing.assert_array_equal(values["greedy_length"], greedy.length[:, 0])
     alone = jax.eval_shape(
@@ -146,9 +147,10 @@ def test_samples_leave_the_greedy_numbers_alone():
 
 
 def test_samples_differ_among_themselves_and_not_from_time_to_time():
-    first = answers(SAMPLES, temperature=1.3)
+    first = answers(SAMPLES, decoding=Decoding(temperature=1.3))
     again = jax.jit(
-        make_answer(TASK, MODEL, num_prompts=PROMPTS, temperature=1.3), static_argnums=2
+        make_answer(TASK, MODEL, num_prompts=PROMPTS, decoding=Decoding(temperature=1.3)),
+        static_argnums=2,
     )
     jax.tree.map(np.testing.assert_array_equal, again(trained()[0].policy, KEY, SAMPLES), first)
     tokens = np.asarray(first.tokens)
@@ -157,12 +159,15 @@ def test_samples_differ_among_themselves_and_not_from_time_to_time():
 
 def test_truncation_reaches_the_samples():
     """With one token to choose among, every sample is the greedy answer."""
-    one, greedy = answers(2, top_k=1), answers(0)
+    one, greedy = answers(2, decoding=Decoding(top_k=1)), answers(0)
     np.testing.assert_array_equal(one.tokens, np.repeat(greedy.tokens, 2, axis=1))
 
 
 def test_what_is_shown_are_the_first_answers_of_the_evaluation():
-    of_evaluation = {"greedy": answers(0), "sampled": answers(SAMPLES, temperature=1.3)}
+    of_evaluation = {
+        "greedy": answers(0),
+        "sampled": answers(SAMPLES, decoding=Decoding(temperature=1.3)),
+    }
     for decoding, few in shown().items():
         many = of_evaluation[decoding]
         first = many._replace(
@@ -189,10 +194,10 @@ def test_rows_say_what_was_asked_and_answered():
     [
         ({"num_prompts": 0}, "num_prompts"),
         ({"num_samples": -1}, "num_samples"),
-        ({"temperature": 0.0}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_k": 15}, "top_k must be at most 14"),
-        ({"max_new_tokens": 2}, "max_new_tokens"),
+        ({"decoding": Decoding(temperature=0.0)}, "temperature"),
+        ({"decoding": Decoding(top_p=0.0)}, "top_p"),
+        ({"decoding": Decoding(top_k=15)}, "top_k must be at most 14"),
+        ({"decoding": Decoding(2)}, "max_new_tokens"),
     ],
 )
 def test_bad_arguments_are_named(options, match):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po.language import Transformer
-from jaxrl_po.language.sampling import generate, truncate
+from jaxrl_po.language.sampling import Decoding, generate, truncate
 
 VOCABULARY, PAD, EOS, BUDGET = 10, 0, 1, 5
 MODEL = Transformer(VOCABULARY, width=16, layers=1, heads=4, kv_heads=2, mlp_width=16)
@@ -58,14 +58,10 @@ def parameters():
 
 @functools.cache
 def sampler(model=MODEL, **options):
-    options = {
-        "group_size": 1,
-        "max_new_tokens": BUDGET,
-        "temperature": 1.0,
-        "eos": EOS,
-        "pad_token": PAD,
-    } | options
-    return jax.jit(functools.partial(generate, model, **options))
+    given = {name: options.pop(name) for name in Decoding._fields if name in options}
+    decoding = Decoding(**{"max_new_tokens": BUDGET, **given})
+    options = {"group_size": 1, "eos": EOS, "pad_token": PAD} | options
+    return jax.jit(functools.partial(generate, model, decoding=decoding, **options))
 
 
 def test_golden_end_of_completions():

@@ -4,12 +4,14 @@ from jaxrl_po.language import reward_model, rewards, tasks
 from jaxrl_po.language.evaluation import make_describe, make_evaluate, render
 from jaxrl_po.language.problem import ModelSettings, Sequences, Settings, give_reward, make_problem
 from jaxrl_po.language.reward_model import Preferences, RewardModel, learned_reward
+from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.tasks import Prompt, Task
 from jaxrl_po.language.tokenizer import Tokenizer, make_tokenizer
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
 
 __all__ = [
+    "Decoding",
     "ModelSettings",
     "Preferences",
     "Prompt",

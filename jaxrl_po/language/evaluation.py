@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check
 from jaxrl_po.language import sampling
 from jaxrl_po.language.problem import Settings, check_budget, check_top_k, check_vocabulary
+from jaxrl_po.language.sampling import PLAIN, Decoding
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transformer import Transformer
@@ -43,10 +44,7 @@ def make_answer(
     model: Transformer,
     *,
     num_prompts: int,
-    max_new_tokens: int = 0,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    decoding: Decoding = PLAIN,
 ) -> Callable[[PyTree, jax.Array, int], Answers]:
     """Builds `answer(policy, key, n) -> Answers`: n samples per held-out prompt; n = 0 is greedy.
 
@@ -54,10 +52,7 @@ def make_answer(
       task: see `Task`.
       model: the policy.
       num_prompts: P.
-      max_new_tokens: token budget; 0 takes the length of the task's longest answer.
-      temperature: sampling temperature.
-      top_k: see `sampling.truncate`.
-      top_p: see `sampling.truncate`.
+      decoding: see `sampling.Decoding`.
 
     Returns:
       The function; `key` is consumed. A key gives the same prompts whatever n is, and the first of
@@ -66,10 +61,10 @@ def make_answer(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
-    check(Settings(num_prompts=num_prompts, temperature=temperature, top_k=top_k, top_p=top_p))
+    check(Settings(num_prompts=num_prompts, **decoding._asdict()))
     check_vocabulary(task, model)
-    check_top_k(top_k, model)
-    budget = check_budget(task, max_new_tokens)
+    check_top_k(decoding.top_k, model)
+    budgeted = decoding._replace(max_new_tokens=check_budget(task, decoding.max_new_tokens))
 
     def answer(policy: PyTree, key: jax.Array, n: int) -> Answers:
         keys = jax.vmap(jax.random.split)(jax.random.split(key, num_prompts))
@@ -81,10 +76,7 @@ def make_answer(
             prompts.pad,
             keys[:, 1],
             group_size=max(n, 1),
-            max_new_tokens=budget,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
+            decoding=budgeted,
             eos=task.tokenizer.eos,
             pad_token=task.tokenizer.pad,
             greedy=n == 0,
@@ -106,10 +98,7 @@ def make_evaluate(
     *,
     num_prompts: int = 256,
     num_samples: int = 0,
-    max_new_tokens: int = 0,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    decoding: Decoding = PLAIN,
 ) -> Evaluate:
     """Builds `evaluate(params, collector, key) -> {name: [num_prompts]}` on the held-out split.
 
@@ -118,10 +107,7 @@ def make_evaluate(
       model: the policy.
       num_prompts: number of held-out prompts.
       num_samples: n, samples per prompt; 0 for the greedy answers only.
-      max_new_tokens: token budget; 0 takes the length of the task's longest answer.
-      temperature: sampling temperature.
-      top_k: see `sampling.truncate`.
-      top_p: see `sampling.truncate`.
+      decoding: see `sampling.Decoding`.
 
     Returns:
       The function; the same key gives the same prompts and random numbers. Its metrics are
@@ -133,15 +119,7 @@ def make_evaluate(
     """
     if num_samples not in NON_NEGATIVE:
         raise ConfigError(f"num_samples must lie in {NON_NEGATIVE}, got {num_samples}")
-    answer = make_answer(
-        task,
-        model,
-        num_prompts=num_prompts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )
+    answer = make_answer(task, model, num_prompts=num_prompts, decoding=decoding)
 
     def evaluate(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -195,10 +173,7 @@ def make_describe(
     model: Transformer,
     *,
     num_prompts: int = 4,
-    max_new_tokens: int = 0,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    decoding: Decoding = PLAIN,
 ) -> Describe:
     """Builds `describe(params, collector, key) -> {"greedy": Answers, "sampled": Answers}`.
 
@@ -208,10 +183,7 @@ def make_describe(
       task: see `Task`.
       model: the policy.
       num_prompts: number of held-out prompts: for the same key, the first ones of an evaluation.
-      max_new_tokens: token budget; 0 takes the length of the task's longest answer.
-      temperature: sampling temperature.
-      top_k: see `sampling.truncate`.
-      top_p: see `sampling.truncate`.
+      decoding: see `sampling.Decoding`.
 
     Returns:
       The function.
@@ -219,15 +191,7 @@ def make_describe(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
-    answer = make_answer(
-        task,
-        model,
-        num_prompts=num_prompts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )
+    answer = make_answer(task, model, num_prompts=num_prompts, decoding=decoding)
 
     def describe(
         params: ActorCritic, collector: CollectorState, key: jax.Array

@@ -77,6 +77,11 @@ class Settings:
         choices=OLD_LOG_PROBS,
     )
 
+    @property
+    def decoding(self) -> sampling.Decoding:
+        """How completions are sampled."""
+        return sampling.Decoding(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
+
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range."""
         check(self)
@@ -264,10 +269,7 @@ def make_problem(
             prompts.pad,
             keys[:, 1],
             group_size=group_size,
-            max_new_tokens=budget,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
+            decoding=sampling.Decoding(budget, temperature, top_k, top_p),
             eos=task.tokenizer.eos,
             pad_token=task.tokenizer.pad,
         )

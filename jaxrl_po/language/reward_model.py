@@ -136,8 +136,7 @@ def compare(
         prompts.pad,
         jax.random.split(sample_key, number),
         group_size=2,
-        max_new_tokens=budget,
-        temperature=temperature,
+        decoding=sampling.Decoding(budget, temperature),
         eos=eos,
         pad_token=pad_token,
     ).tokens.reshape(number, 2, budget)

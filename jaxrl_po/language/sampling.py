@@ -46,6 +46,25 @@ def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Ar
     return jnp.where(kept, logits, -jnp.inf)
 
 
+class Decoding(NamedTuple):
+    """How completions are sampled, stated once for training, evaluation and a reward model.
+
+    Attributes:
+      max_new_tokens: T, the token budget, EOS included; 0 takes the task's longest answer.
+      temperature: above 0; logits are divided by it.
+      top_k: see `truncate`; 0 is off.
+      top_p: see `truncate`; 1 is off.
+    """
+
+    max_new_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+PLAIN = Decoding()
+
+
 class Completions(NamedTuple):
     """Generated completions, B = P·G rows, group-major.
 
@@ -71,10 +90,7 @@ def generate(
     keys: jax.Array,
     *,
     group_size: int,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    decoding: Decoding,
     eos: int,
     pad_token: int,
     greedy: bool = False,
@@ -98,10 +114,7 @@ def generate(
       keys: `[P]`, typed, consumed; member g of a group samples token t with
         `fold_in(fold_in(key, g), t)`.
       group_size: G.
-      max_new_tokens: T, the budget, EOS included.
-      temperature: above 0; logits are divided by it.
-      top_k: see `truncate`.
-      top_p: see `truncate`.
+      decoding: see `Decoding`; its budget is above 0.
       eos: id that ends a completion.
       pad_token: id that fills the rest.
       greedy: take the most likely token; `log_prob` is still at the temperature.
@@ -113,7 +126,7 @@ def generate(
     groups, prompt_length = prompt.shape
     rows = groups * group_size
     # The last token is never fed back, so it needs no column.
-    cache = model.empty_cache(groups, prompt_length + max_new_tokens - 1)
+    cache = model.empty_cache(groups, prompt_length + decoding.max_new_tokens - 1)
     logits, filled = model.apply(params, prompt, pad, cache, 0, last=1)
     logits, filled, pad = jax.tree.map(
         lambda x: jnp.repeat(x, group_size, axis=0), (logits[:, 0], filled, pad)
@@ -134,12 +147,14 @@ def generate(
 
     def emit(loop: Loop) -> Loop:
         """Draws token t of every row that has not ended."""
-        distribution = Categorical(loop.logits / temperature)
+        distribution = Categorical(loop.logits / decoding.temperature)
         if greedy:
             token = distribution.mode()
         else:
             step_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, loop.t)
-            kept = Categorical(truncate(distribution.logits, top_k=top_k, top_p=top_p))
+            kept = Categorical(
+                truncate(distribution.logits, top_k=decoding.top_k, top_p=decoding.top_p)
+            )
             token = jax.vmap(lambda d, key: d.sample(key))(kept, step_keys)
         log_prob = jnp.where(loop.ended, 0.0, distribution.log_prob(token))
         token = jnp.where(loop.ended, pad_token, token)
@@ -154,7 +169,7 @@ def generate(
         )
 
     def unfinished(loop: Loop) -> jax.Array:
-        return (loop.t < max_new_tokens) & ~loop.ended.all()
+        return (loop.t < decoding.max_new_tokens) & ~loop.ended.all()
 
     def step(loop: Loop) -> Loop:
         previous = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.t - 1, 1, axis=1)
@@ -165,8 +180,8 @@ def generate(
         t=jnp.int32(0),
         logits=logits,
         cache=filled,
-        tokens=jnp.full((rows, max_new_tokens), pad_token, jnp.int32),
-        log_prob=jnp.zeros((rows, max_new_tokens)),
+        tokens=jnp.full((rows, decoding.max_new_tokens), pad_token, jnp.int32),
+        log_prob=jnp.zeros((rows, decoding.max_new_tokens)),
         length=jnp.zeros(rows, jnp.int32),
         ended=jnp.zeros(rows, bool),
     )

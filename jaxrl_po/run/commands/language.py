@@ -208,12 +208,6 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
     )
     if options.reward == MODEL:
         problem = with_reward_model(problem, records, task, policy)
-    decoding = {
-        "max_new_tokens": settings.max_new_tokens,
-        "temperature": settings.temperature,
-        "top_k": settings.top_k,
-        "top_p": settings.top_p,
-    }
     settings_of_method = dataclasses.replace(records["config"], axis_name=placement.axis_name)
     learner = algorithm.make(settings_of_method, problem)
     if options.algorithm in methods.WITH_CRITIC and records["reference"].enabled:
@@ -231,12 +225,14 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
             policy,
             num_prompts=options.eval_prompts,
             num_samples=options.eval_samples,
-            **decoding,
+            decoding=settings.decoding,
         ),
         score="greedy_accuracy",
         initial="warm_start_accuracy",
         examples=programs.Examples(
-            language.make_describe(task, policy, num_prompts=options.show, **decoding),
+            language.make_describe(
+                task, policy, num_prompts=options.show, decoding=settings.decoding
+            ),
             functools.partial(language.render, task),
         )
         if options.show
