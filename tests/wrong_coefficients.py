@@ -169,7 +169,7 @@ WRONG = [
     ),
     Wrong(
         "the critic steps by the policy's learning rate",
-        "algorithms.actor_critic",
+        "algorithms.critic_fit",
         "optimizers.adam(config.value_learning_rate",
         'optimizers.adam(getattr(config, "learning_rate", 1e-3)',
         ("test_step_sizes.py::test_the_critic_steps_by_its_own_learning_rate",),

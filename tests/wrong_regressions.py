@@ -141,7 +141,7 @@ WRONG = [
     ),
     Wrong(
         "what a jitted function reads is what all of its outputs depend on",
-        "algorithms.actor_critic",
+        "algorithms.critic_fit",
         "_, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))",
         (
             "is_read = [True for equation in program.jaxpr.eqns if equation.primitive.name in "

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxrl_po import (
     advantages,
@@ -25,7 +23,6 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
-    Learner,
     Metrics,
     Problem,
     PyTree,
@@ -37,7 +34,6 @@ MONTE_CARLO, N_STEP, GAE = ESTIMATORS = ("monte_carlo", "n_step", "gae")
 
 Elements = dict[str, jax.Array]
 Policy = Callable[[ActorCritic, Any], Distribution]
-ImprovePolicy = Callable[[ActorCritic, PyTree, Samples, jax.Array], tuple[PyTree, PyTree, Metrics]]
 
 
 @config_lib.record
@@ -100,18 +96,6 @@ class Epochs(JointLoss):
     def num_parts(self) -> int:
         """Number of microbatches in a whole batch."""
         return self.num_minibatches * self.num_microbatches
-
-
-@config_lib.record
-class CriticFit(Estimation):
-    """A critic fitted apart from the policy, by Adam on ½(v − target)².
-
-    Fields of REINFORCE, NPG and TRPO.
-    """
-
-    value_learning_rate: Number = number(1e-3, "Adam's step size for the critic", within=POSITIVE)
-    value_epochs: int = static(10, "passes of the critic over each batch", within=COUNT)
-    value_minibatches: int = static(16, "gradient steps of one pass of the critic", within=COUNT)
 
 
 def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -311,102 +295,3 @@ def update_kl(
         return masked.total(kl, part.mask if part.sampled is None else part.sampled)
 
     return {"kl": minibatches.summed(total, minibatches.split(samples, num_parts))}
-
-
-def make_with_fitted_critic(
-    config: CriticFit,
-    problem: Problem,
-    *,
-    improve_policy: ImprovePolicy,
-    estimate: learner.Estimate | None = None,
-    init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: None,
-    num_parts: int = 1,
-) -> Learner:
-    """A learner with separate updates: `improve_policy` for the policy, Adam for the critic.
-
-    Args:
-      config: see `CriticFit`.
-      problem: its critic is fitted if it has one.
-      improve_policy: `(params, opt_state, samples, key) -> (policy, opt_state, metrics)`, with the
-        policy's own optimizer state; consumes `key`.
-      estimate: see `learner.make`; None for `make_estimate(config)`.
-      init_policy_optimizer: policy parameters to the state of their optimizer; none by default.
-      num_parts: see `learner.make`.
-
-    Returns:
-      The learner; its `opt_state` is an `ActorCritic`. Metrics are the policy's, `value_loss`, and
-      `skipped` over the steps of both.
-    """
-    optimizer = optimizers.adam(config.value_learning_rate, max_grad_norm=jnp.inf)
-
-    def fit(
-        params: ActorCritic, opt_state: PyTree, rows: Samples, key: jax.Array
-    ) -> tuple[PyTree, PyTree, Metrics]:
-        def loss(value_params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
-            _, value = problem.apply(params._replace(value=value_params), samples.inputs)
-            mean = losses.token_mean(losses.squared_value(value, samples.target), samples.mask)
-            return (mean,), {"value_loss": mean}
-
-        update = updates.gradient_update(
-            loss,
-            optimizer,
-            num_epochs=config.value_epochs,
-            num_minibatches=config.value_minibatches,
-            axis_name=config.axis_name,
-        )
-        value, opt_state, metrics = update(params.value, opt_state, rows, key)
-        return value, opt_state, {name: metrics[name] for name in ("value_loss", "skipped")}
-
-    def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        rows, params, opt_state = problem.rows(samples), state.params, state.opt_state
-        refuse_shared_parameters(problem, params, rows)
-        policy_key, value_key = jax.random.split(key)
-        fitted: Metrics = {}
-        # `None` and an empty tree both mean that there is no critic. The order of the two updates
-        # does not matter: the critic does not read the policy's parameters.
-        if jax.tree.leaves(params.value):
-            value, value_state, fitted = fit(params, opt_state.value, rows, value_key)
-            params, opt_state = params._replace(value=value), opt_state._replace(value=value_state)
-        policy, policy_state, metrics = improve_policy(params, opt_state.policy, rows, policy_key)
-        metrics = {**fitted, **metrics}
-        if fitted:
-            metrics["skipped"] += fitted["skipped"]
-        return state._replace(
-            params=params._replace(policy=policy), opt_state=opt_state._replace(policy=policy_state)
-        ), metrics
-
-    def init_optimizer(params: ActorCritic) -> ActorCritic:
-        value = optimizer.init(params.value) if jax.tree.leaves(params.value) else None
-        return ActorCritic(init_policy_optimizer(params.policy), value)
-
-    return learner.make(
-        problem,
-        estimate=make_estimate(config, keep_proposal=not problem.on_policy)
-        if estimate is None
-        else estimate,
-        improve=improve,
-        init_optimizer=init_optimizer,
-        num_parts=num_parts,
-        axis_name=config.axis_name,
-    )
-
-
-def refuse_shared_parameters(problem: Problem, params: ActorCritic, samples: Samples) -> None:
-    """Rejects a critic that reads the policy's parameters; traces, but computes nothing.
-
-    Raises:
-      ConfigError: the value depends on `params.policy`.
-    """
-    program = jax.make_jaxpr(
-        lambda policy: problem.apply(params._replace(policy=policy), samples.inputs)[1]
-    )(params.policy)
-    # The value depends on the inputs that are still read after dead-code elimination, which also
-    # looks inside jitted functions.
-    _, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
-    if any(is_read):
-        raise ConfigError(
-            "shared_torso must be off, and a module of your own must compute the value "
-            "without params.policy: this method moves policy and critic apart, and fitting "
-            "a critic that reads the policy's parameters would move the policy as well, "
-            "outside any trust region"
-        )

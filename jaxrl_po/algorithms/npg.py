@@ -8,8 +8,8 @@ import jax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import losses, trust_region, updates
-from jaxrl_po.algorithms import actor_critic
-from jaxrl_po.algorithms.actor_critic import CriticFit
+from jaxrl_po.algorithms import actor_critic, critic_fit
+from jaxrl_po.algorithms.critic_fit import CriticFit
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
@@ -99,6 +99,6 @@ def make(
         )
         return new, opt_state, {**metrics, **kl, "entropy": entropy}
 
-    return actor_critic.make_with_fitted_critic(
+    return critic_fit.make_with_fitted_critic(
         config, problem, improve_policy=improve_policy, num_parts=config.num_microbatches
     )

@@ -10,8 +10,9 @@ import optax
 
 from jaxrl_po import advantages, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
-from jaxrl_po.algorithms import actor_critic
-from jaxrl_po.algorithms.actor_critic import ESTIMATORS, MONTE_CARLO, CriticFit
+from jaxrl_po.algorithms import actor_critic, critic_fit
+from jaxrl_po.algorithms.actor_critic import ESTIMATORS, MONTE_CARLO
+from jaxrl_po.algorithms.critic_fit import CriticFit
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
@@ -117,7 +118,7 @@ def make(
         )
         return new, opt_state, metrics | kl
 
-    return actor_critic.make_with_fitted_critic(
+    return critic_fit.make_with_fitted_critic(
         config,
         problem,
         estimate=estimate,
