@@ -111,6 +111,27 @@ def require_reward(batch: Batch) -> None:
         )
 
 
+def log_prob(problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: int) -> jax.Array:
+    """Log-probabilities `[B, T]`, nats, of the batch's actions by the policy of `params`.
+
+    Args:
+      problem: its `apply` is the policy.
+      params: parameters; the critic is not evaluated.
+      batch: see `Batch`.
+      num_parts: largest number of parts to process one after another, to bound memory; their number
+        divides the rows.
+    """
+
+    def of_part(part: tuple[PyTree, jax.Array]) -> jax.Array:
+        inputs, action = part
+        return problem.apply(params._replace(value=None), inputs)[0].log_prob(action)
+
+    parts = minibatches.split(
+        (batch.inputs, batch.action), math.gcd(num_parts, batch.mask.shape[0])
+    )
+    return jax.lax.map(of_part, parts).reshape(batch.mask.shape)
+
+
 def recompute_log_prob(
     problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: int, axis_name: str | None
 ) -> tuple[Batch, Metrics]:
@@ -133,15 +154,8 @@ def recompute_log_prob(
       The batch, and metrics over the fresh rows: `sampler_kl`, the k3 estimate of KL(μ ‖ π_old) in
       nats, and `sampler_max_ratio`, the largest of π_old / μ and μ / π_old at any token.
     """
-
-    def log_prob(part: tuple[PyTree, jax.Array]) -> jax.Array:
-        inputs, action = part
-        return problem.apply(params, inputs)[0].log_prob(action)
-
-    parts = minibatches.split(
-        (batch.inputs, batch.action), math.gcd(num_parts, batch.mask.shape[0])
-    )
-    recomputed = masked.zero(jax.lax.map(log_prob, parts).reshape(batch.mask.shape), batch.mask)
+    recomputed = log_prob(problem, params, batch, num_parts=num_parts)
+    recomputed = masked.zero(recomputed, batch.mask)
     fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
     largest = jnp.where(fresh, jnp.abs(log_ratio(recomputed, batch.sampler_log_prob)), 0.0).max()
     largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)

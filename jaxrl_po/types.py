@@ -5,6 +5,7 @@ Axes, in both domains: B rows (environments, or P prompts × G completions, grou
 tree equality and cause recompilation.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ class ActorCritic(NamedTuple):
       value: parameters of the critic, or None without one.
       frozen: parameters that `Problem.apply` reads and nothing trains (a pretrained base under
         adapters), or None. They are excluded from gradients, optimizers and checkpoints, and all
-        seeds share one copy.
+        seeds share one copy; they must not depend on the key.
     """
 
     policy: PyTree
@@ -207,9 +208,24 @@ class Learner(NamedTuple):
     sample: Callable[[TrainState], tuple[TrainState, Batch]]
     update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
-    def step(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """One iteration, `update(*sample(state))`."""
-        return self.update(*self.sample(state))
+    @property
+    def step(self) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
+        """One iteration, `step(state) -> (state, metrics)`: `update(*sample(state))`.
+
+        The same function each time, so that `jax.jit(learner.step)` compiles once.
+        """
+        return _composed(self.sample, self.update)
+
+
+@functools.lru_cache(maxsize=64)
+def _composed(
+    sample: Callable[[TrainState], tuple[TrainState, Batch]],
+    update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
+) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
+    def step(state: TrainState) -> tuple[TrainState, Metrics]:
+        return update(*sample(state))
+
+    return step
 
 
 class Problem(NamedTuple):

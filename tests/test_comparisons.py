@@ -13,6 +13,7 @@ import pytest
 
 from jaxrl_po import control as control_lib
 from jaxrl_po.run import flags as flags_lib
+from jaxrl_po.run import methods
 from jaxrl_po.run.commands import control, sweep
 from jaxrl_po.run.flags import UsageError
 
@@ -184,8 +185,8 @@ def test_what_is_best_can_be_given_and_saved(tmp_path, programs_run, monkeypatch
         '{"flags": {"config.lambda_": 0.5}}'
     )
     ranges = [
-        "--config.penalty=fixed,adaptive",
-        "--config.kl_coefficient=0.5",
+        "--config.early_stop=true",
+        "--config.target_kl=0.5,0.25",
         "--config.estimator=monte_carlo",
     ]
     assert sweep.main([*SMALL, *ranges, f"--out={tmp_path / 'sweep'}", "--save"]) == 0
@@ -194,7 +195,8 @@ def test_what_is_best_can_be_given_and_saved(tmp_path, programs_run, monkeypatch
     ).split()[1:]
     sections = sweep.launch.sections_of(control.SCRIPT, control.Options())
     records = flags_lib.parse(best, sections)
-    assert records["config"].kl_coefficient == 0.5
+    assert records["config"].early_stop
+    assert records["config"].target_kl in (0.5, 0.25)
     assert records["config"].estimator == "monte_carlo"
     saved = json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text())
     assert flags_lib.parse([], sections, defaults=saved["flags"]) == records
@@ -330,7 +332,7 @@ def test_every_method_of_the_family_has_valid_flags(tmp_path, monkeypatch):
         raise AssertionError("compiled")
 
     monkeypatch.setattr("jaxrl_po.run.programs.check", refuse)
-    for name in family.METHODS:
+    for name in methods.ALGORITHMS:
         with pytest.raises(AssertionError, match="compiled"):
             family.main([f"--methods={name}", f"--out={tmp_path / name}", "--total_steps=100000"])
 

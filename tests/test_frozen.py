@@ -8,6 +8,7 @@ from probes import tabular_problem
 from test_runner import Silent
 
 from jaxrl_po.algorithms import a2c, grpo, ppo, ppo_penalty, reference, reinforce, trpo
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run import parallel, runner
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.parallel import Placement
@@ -75,6 +76,10 @@ def test_a_frozen_base_is_read_and_not_trained(name):
         moved,
         expected.params.policy,
     )
+    _, plain_metrics = jax.jit(alone.step)(plain)
+    np.testing.assert_allclose(
+        metrics["grad_norm"].value(), plain_metrics["grad_norm"].value(), rtol=1e-3
+    )
     sizes = (sum(x.size for x in jax.tree.leaves(s.opt_state)) for s in (after, expected))
     assert len(set(sizes)) == 1
 
@@ -112,3 +117,16 @@ def test_a_checkpoint_holds_no_frozen_parameters_and_a_resumed_run_has_them(tmp_
         assert not any("frozen" in name for name in store.read(4))
     again = run(tmp_path / "cut", 4, resume=True)  # nothing is left to do
     assert again.params.frozen is not None
+
+
+@pytest.mark.parametrize("placement", [Placement(2, 1, 1), Placement(2, 2, 1)])
+def test_a_base_that_depends_on_the_key_is_refused(placement):
+    def init(key):
+        params, collector = PLAIN.init(key)
+        return params._replace(frozen=jax.random.normal(key, (3,))), collector
+
+    learner = METHODS["ppo"](PLAIN._replace(init=init))
+    with pytest.raises(ConfigError, match="frozen parameters must not depend on the key"):
+        jax.eval_shape(
+            parallel.over_devices(learner, placement).init, jax.random.split(jax.random.key(0), 2)
+        )

@@ -207,7 +207,9 @@ def test_a_surrogate_of_ones_own_replaces_the_clipped_one():
     jax.tree.map(np.testing.assert_array_equal, clipped, same)
     difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), clipped, plain)
     assert max(jax.tree.leaves(difference)) > 1e-4
-    with pytest.raises(ConfigError, match="epsilon_low has no effect unless the surrogate is"):
+    with pytest.raises(
+        ConfigError, match="epsilon_low has no effect unless the surrogate is the clipped one"
+    ):
         ppo.make(dataclasses.replace(BASE, epsilon_low=0.1), TABLE, surrogate=surrogates.plain)
 
 
@@ -223,3 +225,32 @@ def test_a_surrogate_of_ones_own_replaces_the_clipped_one():
 def test_bad_settings_of_the_reference_are_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         reference.Settings(**changes).validate()
+
+
+def test_a_second_reference_and_a_proposal_are_refused():
+    settings = reference.Settings(enabled=True)
+    once = reference.with_reference_kl(ppo.make(PLAIN, TABLE), TABLE, settings)
+    twice = reference.with_reference_kl(once, TABLE, settings)
+    with pytest.raises(ConfigError, match="use_reference must be off"):
+        jax.eval_shape(twice.init, jax.random.key(0))
+    proposed = TABLE._replace(on_policy=False)
+    with pytest.raises(ConfigError, match="from the policy itself for a KL penalty"):
+        reference.with_reference_kl(ppo.make(PLAIN, TABLE), proposed, settings)
+
+
+def test_nothing_sampled_leaves_the_coefficient_alone():
+    settings = reference.Settings(enabled=True, adapt=True)
+    learner = reference.with_reference_kl(ppo.make(PLAIN, TABLE), TABLE, settings)
+    state, batch = learner.sample(learner.init(jax.random.key(0)))
+    nothing = batch._replace(mask=jnp.zeros_like(batch.mask))
+    after, _ = jax.jit(learner.update)(state, nothing)
+    assert float(after.collector.replicated[reference.COEFFICIENT]) == pytest.approx(0.05)
+
+
+def test_a_step_is_one_function_and_compiles_once():
+    learner, traced = ppo.make(PLAIN, TABLE), []
+    counted = learner._replace(sample=lambda s: (traced.append(1), learner.sample(s))[1])
+    state = learner.init(jax.random.key(0))
+    for _ in range(3):
+        state, _ = jax.jit(counted.step)(state)
+    assert len(traced) == 1

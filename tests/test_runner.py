@@ -452,5 +452,6 @@ if __name__ == "__main__":
         out,
         Aloud() if "--stuck" in sys.argv else Silent(),
         resume="--resume" in sys.argv,
+        leave_early=True,
     )
     print(json.dumps({"iteration": outcome.iteration, "interrupted": outcome.interrupted}))

@@ -143,9 +143,13 @@ def test_what_stands_in_the_data_set_may_run(tmp_path):
         "    [exec(compile(c, 'answer.py', 'exec')) for c in completions]\n"
         "    return [1.0] * len(completions)\n"
         "def imports(completions, **columns):\n"
-        "    import colorsys\n    return [1.0] * len(completions)\n"
+        "    import statistics\n    return [1.0] * len(completions)\n"
+        "def later(completions, **columns):\n"
+        "    code = [compile(c, '<c>', 'exec') for c in completions]\n"
+        "    compile('1', '<t>', 'exec')\n"
+        "    [exec(each) for each in code]\n    return [1.0] * len(completions)\n"
     )
-    cases = (("own", 0.0), ("theirs", 1.0), ("named", 1.0), ("imports", 0.0))
+    cases = (("own", 0.0), ("theirs", 1.0), ("named", 1.0), ("later", 1.0), ("imports", 0.0))
     for name, failed in cases:
         told = []
         _, means = score(

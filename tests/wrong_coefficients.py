@@ -63,6 +63,20 @@ WRONG = [
         ("test_coefficients.py::test_ppo_is_pulled_back_to_where_the_update_began",),
     ),
     Wrong(
+        "the KL penalty to the reference added to the reward of a step",
+        "algorithms.reference",
+        "batch.reward - beta * jnp.where",
+        "batch.reward + beta * jnp.where",
+        ("test_ppo.py::test_price_of_a_token_by_hand",),
+    ),
+    Wrong(
+        "frozen parameters are trained",
+        "algorithms.actor_critic",
+        "state.params.trained(), state.opt_state, samples, key, scale",
+        "state.params, state.opt_state, samples, key, scale",
+        ("test_frozen.py::test_a_frozen_base_is_read_and_not_trained[ppo]",),
+    ),
+    Wrong(
         "β is a square",
         "algorithms.ppo_penalty",
         "policy_loss + beta *",

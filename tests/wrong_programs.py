@@ -344,7 +344,7 @@ WRONG = [
         "the reference follows the policy",
         "algorithms.group_policy",
         "due = (state.step + 1) % iterations == 0",
-        "now = state.step >= 0",
+        "due = state.step >= 0",
         (
             "test_group_policy.py::test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh",
         ),

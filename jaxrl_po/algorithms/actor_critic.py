@@ -84,6 +84,11 @@ class JointLoss(Estimation):
         within=NON_NEGATIVE,
     )
 
+    @property
+    def num_parts(self) -> int:
+        """Parts in which a batch is read to keep memory at that of a microbatch."""
+        return self.num_microbatches
+
 
 @config_lib.record
 class Epochs(JointLoss):

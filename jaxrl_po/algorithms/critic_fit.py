@@ -26,6 +26,14 @@ class CriticFit(Estimation):
     value_learning_rate: Number = number(1e-3, "Adam's step size for the critic", within=POSITIVE)
     value_epochs: int = static(10, "passes of the critic over each batch", within=COUNT)
     value_minibatches: int = static(16, "gradient steps of one pass of the critic", within=COUNT)
+    num_microbatches: int = static(
+        1, "parts of the batch, accumulated to bound memory", within=COUNT
+    )
+
+    @property
+    def num_parts(self) -> int:
+        """Parts in which a batch is read to keep memory at that of a microbatch."""
+        return self.num_microbatches
 
 
 def make_with_fitted_critic(

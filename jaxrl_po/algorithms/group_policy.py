@@ -334,7 +334,11 @@ def make(
     estimate: learner.Estimate = estimate_advantage
     if reference is not None:
         estimate = reference_lib.with_reference_log_prob(
-            estimate_advantage, policy, reward_kl=reward_kl, coefficient=reference.kl_coefficient
+            estimate_advantage,
+            problem,
+            num_parts=num_parts,
+            reward_kl=reward_kl,
+            coefficient=reference.kl_coefficient,
         )
 
     def estimate_trained(state: TrainState, batch: Batch) -> Samples:

@@ -31,9 +31,6 @@ class Config(CriticFit):
         1e-5, "relative residual at which the conjugate gradient stops", within=NON_NEGATIVE
     )
     fisher_stride: int = static(1, "Fisher products use every n-th row of the batch", within=COUNT)
-    num_microbatches: int = static(
-        1, "parts of the batch, accumulated to bound memory", within=COUNT
-    )
 
 
 def policy_surrogate(distribution: Distribution, samples: Samples) -> Mean:

@@ -71,7 +71,9 @@ def make(
     if surrogate is None:
         surrogate = surrogates.clipped(config.epsilon_low, config.epsilon_high)
     else:
-        config_lib.require_unset(config, "epsilon_low", "the surrogate is your own; leave it out")
+        unread = ("epsilon_low",) if config.clip_value else ("epsilon_low", "epsilon_high")
+        for name in unread:
+            config_lib.require_unset(config, name, "the surrogate is the clipped one; leave it out")
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)

@@ -141,9 +141,10 @@ def make(
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         rows, beta = problem.rows(samples), state.kl_coefficient
-        update = optimise(state, beta, rows, key)
+        first_key, further_key = jax.random.split(key)
+        update = optimise(state, beta, rows, first_key)
         if config.penalty == SATISFIED:
-            beta, update = satisfy(state, rows, key, update)
+            beta, update = satisfy(state, rows, further_key, update)
         params, opt_state, metrics = update
         metrics["kl_coefficient"] = Mean(beta, jnp.float32(1.0))
         if config.penalty == ADAPTIVE:

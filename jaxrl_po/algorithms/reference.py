@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, learner, masked
-from jaxrl_po.algorithms.actor_critic import Policy, policy_of
-from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import Batch, Learner, Metrics, Problem, Samples, TrainState
 
@@ -72,11 +71,23 @@ def with_reference_kl(
 
     Example:
       `with_reference_kl(ppo.make(config, problem), problem, Settings(kl_coefficient=0.1))`
+
+    Raises:
+      ConfigError: the actions are not the policy's own, or `inner` has a reference already.
     """
-    policy = policy_of(problem)
+    if not problem.on_policy:
+        raise ConfigError(
+            "sampling must be from the policy itself for a KL penalty to the reference, which is "
+            "estimated from its samples: set num_branches to at least 2"
+        )
 
     def init(key: jax.Array) -> TrainState:
         state = inner.init(key)
+        if state.reference_params is not None:
+            raise ConfigError(
+                "use_reference must be off for a learner that is given a reference here: it would "
+                "be penalised twice"
+            )
         if settings.adapt:
             beta = jnp.asarray(settings.kl_coefficient, jnp.float32)
             state = state._replace(collector=state.collector.add(replicated={COEFFICIENT: beta}))
@@ -95,12 +106,13 @@ def with_reference_kl(
             exact, _ = learner.recompute_log_prob(
                 problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
             )
-        k1 = divergences.k1(exact.log_prob, reference_log_prob(policy, state, batch))
+        k1 = divergences.k1(exact.log_prob, reference_log_prob(problem, state, batch, num_parts))
         kl = masked.psum(masked.total(k1, batch.mask), axis_name)
         reward = batch.reward - beta * jnp.where(batch.mask, k1, 0.0)
         state, metrics = inner.update(state, batch._replace(reward=reward))
         if settings.adapt:
-            after = divergences.adapt_proportionally(beta, kl.value(), settings.target_kl)
+            adapted = divergences.adapt_proportionally(beta, kl.value(), settings.target_kl)
+            after = jnp.where(kl.count > 0, adapted, beta)
             replicated = {**state.collector.replicated, COEFFICIENT: after}
             state = state._replace(collector=state.collector._replace(replicated=replicated))
         return state, {
@@ -112,16 +124,19 @@ def with_reference_kl(
     return Learner(init, inner.sample, update)
 
 
-def reference_log_prob(policy: Policy, state: TrainState, batch: Batch) -> jax.Array:
-    """Log-probabilities `[B, T]` of the actions under the reference, nats."""
+def reference_log_prob(
+    problem: Problem, state: TrainState, batch: Batch, num_parts: int
+) -> jax.Array:
+    """Log-probabilities `[B, T]` of the actions under the reference, nats, in parts of the rows."""
     params = state.params._replace(policy=state.reference_params)
-    return policy(params, batch).log_prob(batch.action)
+    return learner.log_prob(problem, params, batch, num_parts=num_parts)
 
 
 def with_reference_log_prob(
     estimate: learner.Estimate,
-    policy: Policy,
+    problem: Problem,
     *,
+    num_parts: int = 1,
     reward_kl: Divergence | None = None,
     coefficient: Number = 0.0,
 ) -> learner.Estimate:
@@ -129,14 +144,15 @@ def with_reference_log_prob(
 
     Args:
       estimate: `estimate(state, batch) -> samples`.
-      policy: see `actor_critic.policy_of`.
+      problem: whose policy it is.
+      num_parts: see `learner.make`.
       reward_kl: estimate of KL(policy ‖ reference) at the sampled tokens, or None for no penalty in
         the reward.
       coefficient: β, reward units per nat.
     """
 
     def with_reference(state: TrainState, batch: Batch) -> Samples:
-        log_prob = reference_log_prob(policy, state, batch)
+        log_prob = reference_log_prob(problem, state, batch, num_parts)
         if reward_kl is not None:
             kl = jnp.where(batch.mask, reward_kl(batch.log_prob, log_prob), 0.0)
             batch = batch._replace(reward=batch.reward - coefficient * kl)

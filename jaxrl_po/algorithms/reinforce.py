@@ -13,7 +13,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic, critic_fit
 from jaxrl_po.algorithms.actor_critic import ESTIMATORS, MONTE_CARLO
 from jaxrl_po.algorithms.critic_fit import CriticFit
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,
@@ -42,9 +42,6 @@ class Config(CriticFit):
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
     max_grad_norm: Number = number(0.5, "clip of the policy's gradient norm", within=POSITIVE)
-    num_microbatches: int = static(
-        1, "parts of the batch, accumulated to bound memory", within=COUNT
-    )
 
 
 def make(

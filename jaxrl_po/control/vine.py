@@ -261,7 +261,8 @@ def make_vine(
             },
             sampler_log_prob=proposal,
         )
-        return CollectorState({ENVIRONMENTS: envs}), batch
+        sharded = {**collector.sharded, ENVIRONMENTS: envs}
+        return collector._replace(sharded=sharded), batch
 
     return Problem(
         init, collect, apply, merge_time, on_policy=not enumerated, truncated_is_overlong=False

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import platform
 from pathlib import Path
 
 import jax
@@ -31,9 +32,10 @@ def default_folder() -> Path:
 
 
 def _features() -> str:
-    """What the processor can do, as the system lists it; empty where it does not."""
+    """What the processor is and can do, as far as the system lists it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return ""
-    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
+        lines = []
+    features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
+    return "".join([platform.machine(), platform.processor(), *features])

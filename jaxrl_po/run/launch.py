@@ -324,7 +324,8 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
                 f"{'; '.join(plan.changes)}"
             )
         try:
-            outcome = runner.run(job, out, reporter, resume=plan.records[""].resume)
+            resume = plan.records[""].resume
+            outcome = runner.run(job, out, reporter, resume=resume, leave_early=True)
         except (runner.Diverged, RewardError) as error:
             print(f"error: {error}", file=sys.stderr)
             return None

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -256,11 +257,32 @@ def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None =
             ),
         )
 
+    def init(key: jax.Array) -> TrainState:
+        state = learner.init(key)
+        require_shared(learner, state)
+        return state
+
     return Learner(
-        over(learner.init, (0,), STATE_AXES),
+        over(init, (0,), STATE_AXES),
         over(learner.sample, (STATE_AXES,), (STATE_AXES, 0)),
         over(learner.update, (STATE_AXES, 0), (STATE_AXES, 0)),
     )
+
+
+def require_shared(learner: Learner, state: TrainState) -> None:
+    """Refuses frozen parameters that follow from the key: all seeds and devices share one copy.
+
+    Raises:
+      ConfigError: says so.
+    """
+    if not jax.tree.leaves(state.params.frozen):
+        return
+    made = jax.make_jaxpr(lambda key: learner.init(key).params.frozen)(jax.random.key(0))
+    if any(dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))[1]):
+        raise ConfigError(
+            "frozen parameters must not depend on the key: all seeds share one copy; load or draw "
+            "them before the problem is made"
+        )
 
 
 def of_seed(state: TrainState, index: int = 0) -> TrainState:

@@ -67,7 +67,9 @@ class Outcome(NamedTuple):
     idle: bool = False
 
 
-def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> Outcome:
+def run(
+    job: Job, folder: Path, reporter: Reporter, *, resume: bool = False, leave_early: bool = False
+) -> Outcome:
     """Runs `job`; writes `metrics.jsonl`, `samples.jsonl` and `checkpoints/{latest,best}`.
 
     A line of metrics, and the best checkpoint if it is the best so far, are on disk before the
@@ -81,6 +83,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
       folder: an existing folder.
       reporter: shows progress.
       resume: continue from the checkpoints in `folder`, if there are any.
+      leave_early: end the process on a signal before the first iteration, as a command does.
 
     Returns:
       The `Outcome`.
@@ -95,7 +98,7 @@ def run(job: Job, folder: Path, reporter: Reporter, *, resume: bool = False) -> 
         Store(folder / "checkpoints" / "latest", keep=2) as latest,
         Store(folder / "checkpoints" / "best", keep=1) as best,
         ThreadPoolExecutor(max_workers=1) as worker,
-        hear_signals(started := threading.Event()) as stop,
+        hear_signals(started := threading.Event(), leave_early=leave_early) as stop,
     ):
 
         def wait_for(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
@@ -293,11 +296,11 @@ def extend_streaks(
 
 
 @contextlib.contextmanager
-def hear_signals(started: threading.Event) -> Iterator[threading.Event]:
+def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[threading.Event]:
     """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler.
 
     Before `started`, while programs compile and the state is initialised, there is nothing to save:
-    a lone process then leaves at once.
+    a lone process then leaves at once (`leave_early`), or a signal is a KeyboardInterrupt.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -305,8 +308,10 @@ def hear_signals(started: threading.Event) -> Iterator[threading.Event]:
         return
 
     def hear(number: int, frame: Any) -> None:
-        # Printing is not safe in a handler, and a compiler in another thread cannot be ended.
         if not started.is_set() and not processes.several():
+            if not leave_early:
+                raise KeyboardInterrupt
+            # Printing is not safe in a handler, and a compiler in another thread cannot be ended.
             os.write(2, b"\ninterrupted before the first iteration: nothing new to save\n")
             os._exit(128 + number)
         stop.set()

@@ -12,26 +12,27 @@ import json
 import os
 import signal
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+LIBRARY = sysconfig.get_path("stdlib")
 GRACE = 10.0  # seconds past the time limit after which a worker that was not killed ends itself
 
 
 class Guard:
     """Refuses `eval` and `exec` of text, except text of the data set, while a function runs.
 
-    Imports still work, since their code is what stands in a file. A refusal is recorded even if the
-    function catches its exception.
+    What the standard library compiles stays allowed: imports, named tuples, data classes. A refusal
+    is recorded even if the function catches its exception.
     """
 
     def __init__(self) -> None:
         self._given: frozenset[str] | None = None
-        self._source: Any = None
-        self._filename: Any = None
+        self._untrusted: set[str] = set()
         self.refused = False
         sys.addaudithook(self._hear)
 
@@ -40,36 +41,32 @@ class Guard:
     ) -> Any:
         """`function(**columns)` under guard; `given` holds the texts that may be run."""
         self._given, self.refused = given, False
+        self._untrusted.clear()
         try:
             return function(**columns)
         finally:
             self._given = None
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        # `eval` or `exec` of text raises two events: `compile` with the text, `exec` with the code.
+        # `eval` or `exec` of text raises two events: `compile` with the text, `exec` with the code,
+        # which names the file that the text was said to be in.
+        if self._given is None:
+            return
         if event == "compile":
-            self._source, self._filename = args
-        elif event == "exec" and self._given is not None and self._is_text(args[0].co_filename):
-            source = self._source.decode() if isinstance(self._source, bytes) else self._source
-            if source not in self._given:
-                self.refused = True
-                raise PermissionError("a reward function must not run text as code")
-
-    def _is_text(self, filename: str) -> bool:
-        """Whether code under this name was compiled from text, not from the file of that name."""
-        if _has_no_file(filename):
-            return True
-        if filename != self._filename:  # loaded from a cache, or not compiled while this listens
-            return False
-        try:
-            return Path(filename).read_bytes() != self._source
-        except OSError:
-            return True
+            source, filename = args
+            text = source.decode(errors="replace") if isinstance(source, bytes) else source
+            if text not in self._given and not _is_library(sys._getframe(1).f_code.co_filename):
+                self._untrusted.add(str(filename))
+        elif event == "exec" and args[0].co_filename in self._untrusted:
+            self.refused = True
+            raise PermissionError("a reward function must not run text as code")
 
 
-def _has_no_file(filename: str) -> bool:
-    # Code compiled from text is in "<string>" and the like; importlib itself in "<frozen …>".
-    return filename.startswith("<") and not filename.startswith("<frozen ")
+def _is_library(filename: str) -> bool:
+    """Whether code is of the standard library, which compiles files and text of its own."""
+    return filename.startswith("<frozen ") or (
+        filename.startswith(LIBRARY) and "site-packages" not in filename
+    )
 
 
 def load(source: str) -> Callable[..., Any]:

@@ -9,7 +9,17 @@ from typing import NamedTuple
 import jax
 
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
-from jaxrl_po.run import folder, jobs, metrics, parallel, plotting, provenance, runner
+from jaxrl_po.run import (
+    folder,
+    jobs,
+    metrics,
+    parallel,
+    plotting,
+    processes,
+    programs,
+    provenance,
+    runner,
+)
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.options import LINES, Options
@@ -74,7 +84,8 @@ def train(
       eval_every: lines between evaluations.
 
     Returns:
-      `Trained`. A first SIGINT ends the run after the current line, saved.
+      `Trained`. A first SIGINT ends the run after the current line, saved; before the first
+      iteration it is a KeyboardInterrupt.
 
     Raises:
       ConfigError: names the argument that cannot work; nothing is compiled or written.
@@ -105,17 +116,20 @@ def train(
         "seeds": seeds,
         "seed": seed,
         "steps_per_iteration": steps_per_iteration,
-        "log_every": log_every or max(1, iterations // LINES),
+        "log_every": log_every,
         "eval_every": eval_every,
         "total_steps": iterations * steps_per_iteration,
     }
+    if score and evaluate is None:
+        raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
+    if processes.several():
+        raise ConfigError("train runs in one process; the commands have --distributed")
     with _as_arguments():
         stored = folder.inspect(str(out), resume=resume, overwrite=overwrite) if out else {}
         if stored.get("script", SCRIPT) != SCRIPT:
             raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
         provenance.require_readable(stored.get("resolved", {}), str(out))
-        if stored:
-            settings["log_every"] = stored["log_every"]
+        settings["log_every"] = log_every or stored.get("log_every") or max(1, iterations // LINES)
         folder.require_same(settings, stored, str(out))
         placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
         job = jobs.make_job(
@@ -126,8 +140,10 @@ def train(
             steps_per_iteration=steps_per_iteration,
             log_every=settings["log_every"],
         )
+        require_names(job, score, watch)
         with _place(out, overwrite) as place:
-            origin = provenance.describe(placement.describe())
+            now = provenance.describe(placement.describe())
+            origin = provenance.go_on(now, stored.get("resolved", {}))
             config = {"script": SCRIPT, **settings, "resolved": origin}
             folder.write_json(place / folder.CONFIG, config)
             total = iterations * steps_per_iteration
@@ -140,6 +156,24 @@ def train(
                 panel = Panel(rows, series, "training", "steps, each seed", "")
                 plotting.save([panel], place / "curves.png")
     return Trained(outcome.state, rows, Path(out) if out else None, outcome.interrupted)
+
+
+def require_names(job: programs.Job, score: str, watch: Sequence[str]) -> None:
+    """Traces an iteration and an evaluation, and refuses names that neither gives.
+
+    Raises:
+      ConfigError: sizes that do not fit, or names the argument.
+    """
+    programs.check(job)
+    state = jax.eval_shape(job.learner.init, job.keys)
+    logged = set(jax.eval_shape(job.learner.step, state)[1])
+    evaluated = set() if job.evaluate is None else set(jax.eval_shape(job.evaluate, state))
+    if score and score not in evaluated:
+        raise ConfigError(f"score must be one of {', '.join(sorted(evaluated))}, got {score!r}")
+    for name in watch:
+        if name not in logged | evaluated:
+            known = ", ".join(sorted(logged | evaluated))
+            raise ConfigError(f"watch must name metrics of the learner ({known}), got {name!r}")
 
 
 @contextlib.contextmanager

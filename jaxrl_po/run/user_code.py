@@ -1,6 +1,7 @@
 """What a flag names as `file.py:name`: an environment or a task of the user's own."""
 
 import importlib.util
+import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -32,12 +33,12 @@ def make(flag: str, source: str) -> Any:
       UsageError: names the flag, the file and, for an error of the user's own, its line.
     """
     place, _, name = source.rpartition(":")
-    path = Path(place)
+    path = Path(place).resolve()
     if not path.is_file():
         raise UsageError(f"--{flag}={source}: there is no file {place}")
     try:
         module = _load(path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"--{flag}={source}: {_where(error, path)}") from error
     if name not in vars(module):
         raise UsageError(f"--{flag}={source}: {place} has no {name!r}{suggest(name, vars(module))}")
@@ -46,7 +47,7 @@ def make(flag: str, source: str) -> Any:
         return found
     try:
         return found()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"--{flag}={source}: {_where(error, path)}") from error
 
 
@@ -55,11 +56,12 @@ def _load(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look themselves up there
     spec.loader.exec_module(module)
     return module
 
 
-def _where(error: Exception, path: Path) -> str:
+def _where(error: BaseException, path: Path) -> str:
     """The error with the last line of the user's file that led to it."""
     inside = [
         frame.lineno

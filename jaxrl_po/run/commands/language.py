@@ -215,7 +215,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
             learner,
             problem,
             records["reference"],
-            num_parts=records["config"].num_microbatches,
+            num_parts=records["config"].num_parts,
             axis_name=placement.axis_name,
         )
     return jobs.Experiment(
