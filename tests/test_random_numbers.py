@@ -127,7 +127,10 @@ def test_the_noise_of_completions_is_not_that_of_prompts():
         return prompt._replace(problem=jax.random.categorical(first, jnp.zeros(size)))
 
     task = TASK._replace(
-        sample=sample, score=lambda answer, tokens: (tokens[0] == answer).astype(float), parses=None
+        sample=sample,
+        demonstrate=lambda answer: jnp.zeros(TASK.answer_length, jnp.int32),
+        score=lambda answer, tokens: (tokens[0] == answer).astype(float),
+        parses=None,
     )
     task = task._replace(stratum=None, strata=0)
     problem = language.make_problem(task, MODEL, num_prompts=64, group_size=2)
