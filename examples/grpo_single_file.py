@@ -131,21 +131,19 @@ def main(iterations=200, supervised_steps=40):
     init_key, train_key = jax.random.split(jax.random.key(0))
     prompts = write_prompts(*jnp.divmod(jnp.arange(100), 10))  # every problem there is
     tokens = jnp.concatenate([prompts, right_answers(prompts)], axis=1)
-    params = network.init(init_key, tokens)
+    params = jax.jit(network.init)(init_key, tokens)
     carry = params, optimizer.init(params)
     imitate = jax.jit(lambda carry: adam(supervised_loss, *carry, tokens))
     for _ in range(supervised_steps):
         carry = imitate(carry)
-    carry = *carry, carry[0]
+    carry = *carry, carry[0]  # the reference
     train = jax.jit(lambda carry, keys: jax.lax.scan(iteration, carry, keys))
     greedy = jax.jit(lambda params: sample(params, prompts, None, greedy=True).reward.mean())
     print(f"after the supervised steps {greedy(carry[0]):.2f} of the greedy answers are right")
     for part in jnp.array_split(jnp.arange(iterations), min(10, iterations)):
         carry, sampled = train(carry, jax.random.split(train_key, iterations)[part])
-        shares = (
-            f"{sampled.mean():.2f} of the sampled, {greedy(carry[0]):.2f} of the greedy answers"
-        )
-        print(f"iteration {part[-1] + 1:3d}: {shares} are right")
+        shares = f"{sampled.mean():.2f} of the sampled, {greedy(carry[0]):.2f} of the greedy"
+        print(f"iteration {part[-1] + 1:3d}: {shares} answers are right")
 
 
 if __name__ == "__main__":
