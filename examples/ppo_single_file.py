@@ -2,8 +2,8 @@
 
     python examples/ppo_single_file.py
 
-It needs jax, flax, optax and gymnax, nothing else: read it from top to bottom and change what you
-like. Source: Schulman et al. 2017 (arXiv:1707.06347). T are steps, B environments.
+It needs jax, flax, optax and gymnax (and six, which gymnax forgets), nothing else: read it from
+top to bottom and change what you like. Source: Schulman et al. 2017 (arXiv:1707.06347).
 """
 
 from collections import namedtuple
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-NUM_ENVS, NUM_STEPS = 16, 128  # B and T of a rollout
+NUM_ENVS, NUM_STEPS = 16, 128  # B environments, T steps of each in a rollout
 NUM_EPOCHS, NUM_MINIBATCHES = 4, 4
 GAMMA, LAMBDA, EPSILON = 0.99, 0.95, 0.2  # the ratio is clipped to 1 ± EPSILON
 VALUE_COEFFICIENT, ENTROPY_COEFFICIENT = 0.5, 0.01
