@@ -57,7 +57,7 @@ def snapshot(path):
         (
             "control",
             ["--resume", "--config.learning_rate=0.5"],
-            r"--config\.learning_rate=0\.5 must be 0\.0003, as in the run",
+            r"--config\.learning_rate=0\.5 must be 0\.001, as in the run",
         ),
         (
             "control",
@@ -164,6 +164,7 @@ def test_the_language_script_evaluates_samples_and_shows_some(finished):
         "decoding",
         "prompt",
         "completion",
+        "expected",
         "length",
         "score",
         "ended",

@@ -217,9 +217,9 @@ def test_help_lists_every_field_with_its_default(capsys):
     text = capsys.readouterr().out
     for flag in (
         "--total_steps=500000",
-        "--config.learning_rate=0.0003",
+        "--config.learning_rate=0.001",
         "--config.target_kl=0.02",
-        "--problem.num_envs=64",
+        "--problem.num_envs=16",
     ):
         assert f"  {flag}\n" in text
     assert "nats" in text

@@ -37,16 +37,10 @@ def load(name):
     return module
 
 
-def halves(learner):
-    """The library's iteration in two."""
-    # One line for `Learner(init, sample, update)`: learner.sample, learner.update.
-    return jax.jit(learner.step.sample), jax.jit(learner.step.update)
-
-
 def library_keys(state):
-    """With which the library collects, and with which it shuffles."""
-    _, collect_key, improve_key = jax.random.split(state.key, 3)
-    return collect_key, improve_key
+    """The keys with which the library collects, and then shuffles."""
+    following, collect_key = jax.random.split(state.key)
+    return collect_key, jax.random.split(following)[1]
 
 
 def library_orders(key, rows, config):
@@ -121,7 +115,7 @@ def test_ppo_equals_the_library():
         num_minibatches=example.NUM_MINIBATCHES,
     )
     learner = ppo.make(as_arrays(config), problem)
-    sample, update = halves(learner)
+    sample, update = jax.jit(learner.sample), jax.jit(learner.update)
     example_sample, example_update = jax.jit(example.rollout), jax.jit(example.update)
     state = jax.jit(learner.init)(jax.random.key(0))
     state = state._replace(params=decided(state.params))
@@ -236,7 +230,7 @@ def test_grpo_equals_the_library():
         num_minibatches=example.NUM_MINIBATCHES,
     )
     learner = grpo.make(as_arrays(config), problem)
-    sample, update = halves(learner)
+    sample, update = jax.jit(learner.sample), jax.jit(learner.update)
     example_sample, example_update = jax.jit(example.sample), jax.jit(example.update)
     state = jax.jit(learner.init)(jax.random.key(0))
     opt_state = example.optimizer.init(params)
