@@ -1,7 +1,7 @@
-"""The examples in one file: short, without an import of ours, they run to the end, and equal the library after three updates.
+"""The examples in one file: short, without an import of ours, equal to the library.
 
-Their random numbers are handed in: `rollout` and `sample` take a key for each action, `update` takes
-the shuffles. So the two start from the same parameters, and all that follows must be the same.
+Their random numbers are handed in: `rollout` and `sample` take a key for each action, `update`
+takes the shuffles. So the two start from the same parameters, and all that follows must be equal.
 """
 
 import ast
@@ -94,7 +94,7 @@ def test_grpo_runs_to_its_end(capsys):
 
 
 def test_ppo_equals_the_library():
-    """Whole iterations side by side, each on what it collected itself; a time limit of 12 steps truncates episodes."""
+    """Whole iterations side by side; a time limit of 12 steps truncates episodes."""
     example = load("ppo_single_file")
     num_envs, num_steps, example.EPSILON = 4, 32, 0.01  # so that ratios are clipped
     example.env_params = example.env_params.replace(max_steps_in_episode=12)
@@ -177,7 +177,7 @@ def in_one_network(params):
 
 
 class Speaking:
-    """The example's transformer as the library's sampler calls one; what it caches are the tokens themselves."""
+    """The example's transformer as the library's sampler calls one; its cache are the tokens."""
 
     def __init__(self, example, params):
         self.network, self.params, self.vocabulary = example.network, params, example.VOCABULARY
