@@ -1,4 +1,4 @@
-"""Renders an episode of a finished or running run of `control.py` as a GIF.
+"""Renders an episode of a finished or running run of `jaxrl-po control` as a GIF.
 
 `python experiments/render.py --run=runs/cartpole --out=cartpole.gif`
 """

@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     options = flags.ask(
         argv,
-        "benchmark_control.py",
+        "benchmarks/control.py",
         "Times the training loop of PPO or TRPO on CartPole-v1.",
         Options,
     )

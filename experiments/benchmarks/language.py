@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     options = flags.ask(
         argv,
-        "benchmark_language.py",
+        "benchmarks/language.py",
         "Times sampling and training of GRPO on three-digit addition.",
         Options,
     )

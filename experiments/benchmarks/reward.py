@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     options = flags.ask(
         argv,
-        "benchmark_reward.py",
+        "benchmarks/reward.py",
         "Times a reward in Python against a verifier in the program.",
         Options,
     )

@@ -1,8 +1,8 @@
 """Overhead of the runner: a whole run compared with the bare loop of its chunks.
 
 `python experiments/benchmarks/runner.py` runs the same iterations of one program both ways, in
-alternation in one process: PPO on CartPole-v1 at the defaults of `control.py`. A run writes its
-lines, shows its progress and saves a checkpoint after each line; all of that is counted, to the
+alternation in one process: PPO on CartPole-v1 at the defaults of `jaxrl-po control`. A run writes
+its lines, shows its progress and saves a checkpoint after each line; all of that is counted, to the
 last byte on disk. Excluded are compilation, the initial state with its line, and evaluations with
 the best checkpoint. CPU seconds are reported beside wall-clock seconds: on a shared machine they
 are the more reliable ones.
@@ -149,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     options = flags.ask(
         argv,
-        "benchmark_runner.py",
+        "benchmarks/runner.py",
         "Times a whole run against the bare loop of its chunks.",
         Options,
     )

@@ -156,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     options = flags.ask(
         argv,
-        "benchmark_scaling.py",
+        "benchmarks/scaling.py",
         "Weak scaling, and what sharding costs on one device.",
         Options,
     )

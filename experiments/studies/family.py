@@ -1,8 +1,8 @@
 """Compares all methods on one environment.
 
 `python experiments/studies/family.py --env=CartPole-v1 --seeds=8 --total_steps=200000` runs each
-method by `control.py` with the settings that a sweep found for it, in its own folder. One figure
-(return against steps, KL of each update, entropy) and one table (final return, steps to a
+method by `jaxrl-po control` with the settings that a sweep found for it, in its own folder. One
+figure (return against steps, KL of each update, entropy) and one table (final return, steps to a
 threshold, speed, time of an update) compare them.
 """
 
