@@ -1,8 +1,10 @@
 """The command line: `jaxrl-po COMMAND`, also `python -m jaxrl_po COMMAND`."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 SUMMARY = """Policy optimisation in JAX, from REINFORCE to DAPO.
 
@@ -49,13 +51,21 @@ def entry(*command: str) -> NoReturn:
 
     An interrupt while modules are loaded is one line.
     """
-    try:
-        from jaxrl_po.run import flags
+    # An exception inside an import of JAX would come out as another one.
+    before = signal.signal(signal.SIGINT, _leave)
+    from jaxrl_po.run import flags
 
+    signal.signal(signal.SIGINT, before)
+    try:
         flags.entry(lambda argv: main([*command, *argv]))
     except KeyboardInterrupt:
         print("interrupted: nothing was started", file=sys.stderr)
         sys.exit(130)
+
+
+def _leave(number: int, frame: Any) -> None:
+    os.write(2, b"\ninterrupted: nothing was started\n")
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":

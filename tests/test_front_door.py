@@ -172,6 +172,16 @@ class NoFinalObservation(MatchCue):
         return (*rest, {})
 
 
+class WideFinalObservation(MatchCue):
+    def step(self, key, state, action, params=None):
+        *rest, info = super().step(key, state, action, params)
+        return (*rest, {**info, "final_observation": jnp.zeros(3)})
+
+
+class NoSpace(MatchCue):
+    action_space = None
+
+
 class Logits(nn.Module):
     @nn.compact
     def __call__(self, observation):
@@ -195,6 +205,8 @@ class Both(nn.Module):
     [
         (FiveResults(), {}, "step must return .* as in gymnax >= 1.0, got 5 values"),
         (NoFinalObservation(), {}, "info of step must hold final_observation"),
+        (WideFinalObservation(), {}, r"final_observation must have the shape .* \[1\], got \[3\]"),
+        (NoSpace(), {}, "NoSpace lacks action_space"),
         (gymnax.make("CartPole-v1"), {}, r"pass gymnax.make\(name\)\[0\]"),
         (object(), {}, "env must have the interface of gymnax >= 1.0; object lacks reset, step"),
         (MatchCue(), {"policy": Logits()}, r"wrap logits as jaxrl_po.distributions.Categorical"),
@@ -214,6 +226,37 @@ def test_errors_of_a_contract_name_the_remedy(env, modules, message):
 
     with pytest.raises(ConfigError, match=message):
         trace()
+
+
+class Endless:
+    """An environment without a bound on its episodes; its step is wrong in some."""
+
+    default_params = None
+
+    def __init__(self, values=6):
+        self.values = values
+
+    def reset(self, key, params=None):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step(self, key, state, action, params=None):
+        info = {"final_observation": jnp.zeros(1)}
+        return (jnp.zeros(1), state, 1.0, False, False, info)[: self.values]
+
+    def action_space(self, params=None):
+        return MatchCue().action_space()
+
+    def observation_space(self, params=None):
+        return MatchCue().observation_space()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), [(6, "add max_steps_in_episode"), (5, "got 5 values")]
+)
+def test_an_evaluation_needs_a_bound_and_a_wrong_step_is_said_first(values, message):
+    problem = control.make_problem(Endless(values), num_envs=2, num_steps=2)
+    with pytest.raises(ConfigError, match=message):
+        control.make_evaluate(Endless(values), problem)
 
 
 # Programs that are kept.

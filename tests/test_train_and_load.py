@@ -64,6 +64,13 @@ def test_what_cannot_run_loses_nothing(tmp_path):
         train(2, out=tmp_path / "run", log_every=2, resume=True)
 
 
+def test_where_no_metric_is_named_the_return_is_drawn(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("jaxrl_po.run.plotting.save", lambda panels, path: drawn.extend(panels))
+    train(1, out=tmp_path / "run")
+    assert [series.metric for series in drawn[0].series] == ["episode_return"]
+
+
 def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

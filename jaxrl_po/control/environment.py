@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_po.config import ConfigError
 from jaxrl_po.types import PyTree
 
-METHODS = ("reset", "step", "action_space", "observation_space", "default_params")
+METHODS = ("reset", "step", "action_space", "observation_space")
 
 
 class Transition(NamedTuple):
@@ -83,7 +83,8 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
             "env must be the environment alone; gymnax.make returns it with its parameters: pass "
             "gymnax.make(name)[0]"
         )
-    missing = [method for method in METHODS if not hasattr(env, method)]
+    missing = [name for name in METHODS if not callable(getattr(env, name, None))]
+    missing += [] if hasattr(env, "default_params") else ["default_params"]
     if missing:
         raise ConfigError(
             f"env must have the interface of gymnax >= 1.0; {type(env).__name__} lacks "
@@ -146,12 +147,18 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
                 f"env {name}: info of step must hold final_observation, the next observation "
                 "before any reset: the value of a truncated episode's rest is computed from it"
             )
+        final = observe(info["final_observation"])
+        if final.shape != observation_shape:
+            raise ConfigError(
+                f"env {name}: final_observation must have the shape of an observation, "
+                f"{list(observation_shape)}, got {list(final.shape)}"
+            )
         return _strong(state), Transition(
             observation=observe(observation),
             reward=jnp.asarray(reward, float).reshape(()),
             terminated=jnp.asarray(terminated, bool),
             truncated=jnp.asarray(truncated, bool),
-            final_observation=observe(info["final_observation"]),
+            final_observation=final,
         )
 
     observation_shape = jax.eval_shape(reset, jax.random.key(0))[0].shape

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_po.config import COUNT, ConfigError
 from jaxrl_po.control import unroll
-from jaxrl_po.control.environment import adapt
+from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.control.problem import normalize
 from jaxrl_po.types import ActorCritic, CollectorState, Problem
 
@@ -49,7 +50,11 @@ def make_evaluate(
     )
     bound = limit if max_steps is None else max_steps
     if bound is None:
-        raise ConfigError("max_steps is needed: the environment names no max_steps_in_episode")
+        reset_and_step(environment)  # what is wrong with these is said first
+        raise ConfigError(
+            "env must bound its episodes for an evaluation: add max_steps_in_episode to its "
+            "default_params, or give max_steps"
+        )
 
     def evaluate(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -63,3 +68,20 @@ def make_evaluate(
         return {"return": episode_return, "length": length}
 
     return evaluate
+
+
+def reset_and_step(environment: Environment) -> None:
+    """Traces a reset and a step.
+
+    Raises:
+      ConfigError: the environment breaks its contract, see `environment.adapt`.
+    """
+
+    def both(key: jax.Array) -> Any:
+        _, state = environment.reset(key)
+        shape = () if environment.num_actions else (environment.action_size,)
+        return environment.step(
+            key, state, jnp.zeros(shape, int if environment.num_actions else float)
+        )
+
+    jax.eval_shape(both, jax.random.key(0))

@@ -28,6 +28,7 @@ from jaxrl_po.run.progress import Progress
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 
 SCRIPT = "train"
+SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]
 
 
@@ -74,7 +75,8 @@ def train(
       evaluate: `(params, collector, key) -> {name: array}` of one seed, whose means are logged;
         its key is the same at each evaluation. None evaluates nothing.
       score: the evaluated name that marks the best checkpoint; empty keeps the latest only.
-      watch: metrics to show while it runs, and to draw in `curves.png`.
+      watch: metrics to show while it runs, and to draw in `curves.png`; empty takes the episodes'
+        return or the accuracy, if the learner logs one.
       out: folder for `metrics.jsonl`, `checkpoints/`, `curves.png` and `config.json`; empty writes
         nothing that stays.
       resume: continue the run in `out`; it must have been started with the same arguments, but
@@ -140,14 +142,13 @@ def train(
             steps_per_iteration=steps_per_iteration,
             log_every=settings["log_every"],
         )
-        require_names(job, score, watch)
+        shown = choose_metrics(job, score, watch)
         with _place(out, overwrite) as place:
             now = provenance.describe(placement.describe())
             origin = provenance.go_on(now, stored.get("resolved", {}))
             config = {"script": SCRIPT, **settings, "resolved": origin}
             folder.write_json(place / folder.CONFIG, config)
             total = iterations * steps_per_iteration
-            shown = [name for name in (*watch, score) if name]
             with Progress("training", total, watch=shown, num_seeds=seeds) as progress:
                 outcome = runner.run(job, place, progress, resume=resume)
             rows = metrics.read(place / runner.METRICS)
@@ -158,11 +159,11 @@ def train(
     return Trained(outcome.state, rows, Path(out) if out else None, outcome.interrupted)
 
 
-def require_names(job: programs.Job, score: str, watch: Sequence[str]) -> None:
-    """Traces an iteration and an evaluation, and refuses names that neither gives.
+def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[str]:
+    """Names to show and to draw: `watch`, or else what tells of success, and the score.
 
     Raises:
-      ConfigError: sizes that do not fit, or names the argument.
+      ConfigError: sizes that do not fit, or a name that nothing logs.
     """
     programs.check(job)
     state = jax.eval_shape(job.learner.init, job.keys)
@@ -174,6 +175,8 @@ def require_names(job: programs.Job, score: str, watch: Sequence[str]) -> None:
         if name not in logged | evaluated:
             known = ", ".join(sorted(logged | evaluated))
             raise ConfigError(f"watch must name metrics of the learner ({known}), got {name!r}")
+    chosen = watch or [name for name in SUCCESS if name in logged]
+    return list(dict.fromkeys([*chosen, *filter(None, [score])]))
 
 
 @contextlib.contextmanager

@@ -41,7 +41,12 @@ def make(flag: str, source: str) -> Any:
     except (Exception, SystemExit) as error:
         raise UsageError(f"--{flag}={source}: {_where(error, path)}") from error
     if name not in vars(module):
-        raise UsageError(f"--{flag}={source}: {place} has no {name!r}{suggest(name, vars(module))}")
+        own = [
+            each
+            for each, value in vars(module).items()
+            if getattr(value, "__module__", None) == module.__name__
+        ]
+        raise UsageError(f"--{flag}={source}: {place} has no {name!r}{suggest(name, own)}")
     found = vars(module)[name]
     if not callable(found):
         return found

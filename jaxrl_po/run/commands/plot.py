@@ -164,10 +164,10 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
             f"{', '.join(sorted(shared))}"
         )
     if name not in shared:
-        wanted = f"--metric={name}" if name else "--metric"
-        raise UsageError(
-            f"{wanted} must be in the lines of all runs, which have {', '.join(sorted(shared))}"
-        )
+        known = ", ".join(sorted(shared))
+        if not name:
+            raise UsageError(f"no run was evaluated: give --metric, one of {known}")
+        raise UsageError(f"--metric={name} must be in the lines of all runs, which have {known}")
     return name
 
 
