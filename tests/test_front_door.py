@@ -7,6 +7,7 @@ import sys
 
 import gymnax
 import jax
+import jax.numpy as jnp
 import pytest
 import tiny
 from flax import linen as nn
