@@ -169,8 +169,9 @@ def test_rows_are_cut_through_sampling_and_training():
     assert f"f32[{rows // 4},2,{length},4]" in program
     assert f"f32[{rows},2,{length},4]" not in program
     read = TASK.answer_length  # positions of a row, in the only block
-    for whole in (rows * read, rows // 2 * read):  # of a batch, and of a minibatch
-        assert f"f32[{whole // 4},12]" in program
+    batch, minibatch = rows * read, rows // 2 * read  # every pass is in parts of a minibatch
+    assert f"f32[{minibatch // 4},12]" in program
+    for whole in (batch, minibatch):
         assert f"f32[{whole},12]" not in program
 
 
