@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import family
 import numpy as np
 import numpy.typing as npt
+from studies import family
 
 from jaxrl_po import config
 from jaxrl_po.config import static

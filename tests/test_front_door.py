@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnax
 import jax
@@ -104,6 +105,28 @@ def test_a_command_is_the_same_from_the_module_and_from_its_script(start, reques
     assert done.returncode == 2
     assert done.stderr.startswith("error: name 1 to ")
     assert len(done.stderr.splitlines()) == 1
+
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+SCRIPTS = [
+    pytest.param(path, id=path.stem, marks=() if path.stem == "demo" else pytest.mark.slow)
+    for path in sorted(EXPERIMENTS.rglob("*.py"))
+]
+
+
+@pytest.mark.parametrize("path", SCRIPTS)
+def test_every_script_starts_as_a_user_starts_it(path, tmp_path):
+    """From another folder, with nothing on the path but what Python puts there."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, str(path), "--help"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_interrupt_while_all_is_loaded_is_one_line(monkeypatch, capsys):
