@@ -20,7 +20,12 @@ from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, Samples, Trai
 
 @config_lib.record
 class Config(Epochs):
-    """Hyperparameters of PPO; the defaults suit control tasks."""
+    """Hyperparameters of PPO; the defaults suit control tasks.
+
+    Inherited are the discount, λ and the estimator of advantages (`Estimation`), the step size, its
+    decay and the weights of the value loss and the entropy (`JointLoss`), and the epochs and
+    minibatches (`Epochs`).
+    """
 
     epsilon_low: Number = number(
         0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
@@ -99,6 +104,7 @@ def make(
         return metrics["approximate_kl"].value() > config.target_kl
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
+        # Steps of an environment become rows of their own; a sequence stays one row.
         rows = problem.rows(samples)
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,
