@@ -71,8 +71,14 @@ def make(
         state, key = next_key(state)
         collector, batch = problem.collect(state.params, state.collector, key)
         batch = zero_masked(batch)
+        metrics = batch.metrics
+        if not problem.exact_sampler:
+            batch, sampler_metrics = recompute_log_prob(
+                problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
+            )
+            metrics = metrics | sampler_metrics
         return state._replace(collector=collector), batch._replace(
-            metrics=masked.psum(batch.metrics, axis_name)
+            metrics=masked.psum(metrics, axis_name)
         )
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -83,11 +89,6 @@ def make(
                 jnp.sum(~batch.mask, dtype=jnp.float32), jnp.float32(batch.mask.size)
             )
         }
-        if not problem.exact_sampler:
-            batch, sampler_metrics = recompute_log_prob(
-                problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
-            )
-            measured |= sampler_metrics
         samples = estimate(state, batch)
         state, metrics = improve(state, samples, key)
         metrics = {**batch.metrics, **masked.psum({**metrics, **measured}, axis_name)}

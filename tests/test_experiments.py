@@ -212,7 +212,9 @@ def test_going_on_under_other_versions_is_told_and_kept(finished, tmp_path, caps
     stored["resolved"]["versions"]["jax"] = "0.0.1"
     (out / "config.json").write_text(json.dumps(stored))
     assert control.main(["--resume", f"--out={out}"]) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if "other circumstances" in line]
+    told = [
+        line for line in capsys.readouterr().out.splitlines() if "in a changed environment" in line
+    ]
     assert len(told) == 1
     assert f"jax: 0.0.1 → {jax.__version__}" in told[0]
     kept = json.loads((out / "config.json").read_text())["resolved"]

@@ -100,7 +100,7 @@ def test_an_exporter_that_fails_is_told_and_the_run_goes_on():
     assert shown.lines == [
         "compiling",
         (
-            "Broken failed with OSError: no space left on device; the run goes on without it, "
+            "Broken failed with OSError: no space left on device; the run continues without it, "
             "and metrics.jsonl has every line"
         ),
     ]
@@ -163,7 +163,7 @@ def test_a_service_that_does_not_answer_ends_no_run(tmp_path, monkeypatch):
     assert [step for step, _ in shown.rows] == [0, 8, 16]
     assert len(shown.lines) == 1
     assert shown.lines[0].startswith(
-        "WeightsAndBiases failed with ConnectionError: no route to host; the run goes on"
+        "WeightsAndBiases failed with ConnectionError: no route to host; the run continues"
     )
 
 

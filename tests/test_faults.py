@@ -169,7 +169,8 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
         line,
     )
     assert line.endswith(
-        f"iteration {kept} is intact in {tmp_path}: make room there, and --resume goes on from it"
+        f"iteration {kept} is intact in {tmp_path}: free some space there, "
+        "then --resume continues from it"
     )
     rows = lines(tmp_path)
     assert rows == whole[0][: len(rows)]
@@ -229,7 +230,7 @@ def test_checkpoints_that_are_gone_are_missed(whole, tmp_path, capfd):
         path.rename(tmp_path / path.name)
     assert main(tmp_path, "--resume") == 0
     assert (
-        "no checkpoint is left to go on from: the run begins again at step 0"
+        "no checkpoint is left to resume from: the run starts again at step 0"
         in capfd.readouterr().out
     )
     assert lines(tmp_path) == whole[0]
@@ -391,7 +392,7 @@ def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_pa
     capfd.readouterr()
     assert main(free, "--resume", "--devices=2", "--total_steps=100") == 0
     assert (
-        "so last bits may differ: placement: 2 seed(s) on 1 device → 2 seeds on 2 devices, "
+        "so the last digits may differ: placement: 2 seed(s) on 1 device → 2 seeds on 2 devices, "
         "1 on each"
     ) in capfd.readouterr().out
     assert [row["iteration"] for row in lines(free)] == [0, 5, 10]

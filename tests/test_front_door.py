@@ -22,6 +22,7 @@ from jaxrl_po.distributions import Categorical
 from jaxrl_po.run import compilation, flags, user_code
 from jaxrl_po.run.commands import control as control_command
 from jaxrl_po.run.commands import language as language_command
+from jaxrl_po.run.commands import sweep
 from jaxrl_po.run.flags import UsageError
 
 CORRIDOR = '''
@@ -56,7 +57,11 @@ class Corridor(environment.Environment):
         return spaces.Box(-1.0, 1.0, (2,))
 
 
-NOT_AN_ENV = 3
+THREE = 3
+
+
+def three():
+    return THREE
 
 
 def broken():
@@ -161,9 +166,15 @@ def test_a_task_of_ones_own_is_trained_and_starts_another_run(files):
     ("source", "message"),
     [
         ("nowhere.py:f", r"--env=\S+nowhere.py:f: there is no file \S+nowhere.py"),
-        ("mine.py:Coridor", r"--env=\S+: \S+mine.py has no 'Coridor'; did you mean Corridor\?"),
-        ("syntax.py:f", r"--env=\S+: syntax.py line 2: SyntaxError"),
-        ("mine.py:broken", r"--env=\S+: mine.py line 37: IndexError: list index out of range"),
+        (
+            "mine.py:Coridor",
+            r"--env=\S+: ImportError: \S+mine.py holds no 'Coridor', but State, Corridor, three",
+        ),
+        ("syntax.py:f", r"--env=\S+: SyntaxError: .*\(syntax.py, line 2\)"),
+        (
+            "mine.py:broken",
+            r"--env=\S+: IndexError: list index out of range \(\S+mine.py, line 41\)",
+        ),
     ],
 )
 def test_what_a_file_lacks_is_named(files, source, message):
@@ -171,14 +182,27 @@ def test_what_a_file_lacks_is_named(files, source, message):
         user_code.make("env", str(files / source))
 
 
-@pytest.mark.parametrize("main", [control_command.main, language_command.main])
-def test_what_is_neither_environment_nor_task_is_named(files, main):
-    flag = "env" if main is control_command.main else "task"
-    source = f"{files / 'mine.py'}:NOT_AN_ENV"
-    with pytest.raises(
-        UsageError, match=f"^--{flag}(=| must have the interface of gymnax >= 1.0; int lacks)"
-    ):
-        main([f"--{flag}={source}", f"--out={files / 'run'}"])
+@pytest.mark.parametrize(
+    ("main", "flag", "name", "message"),
+    [
+        (control_command.main, "env", "three", "--env must have the interface .* int lacks reset"),
+        (
+            language_command.main,
+            "task",
+            "three",
+            r"--task=\S+ must make a \S+language.Task, got int",
+        ),
+        (
+            control_command.main,
+            "env",
+            "THREE",
+            r"--env=\S+ ImportError: THREE in \S+ is not a func",
+        ),
+    ],
+)
+def test_what_is_neither_environment_nor_task_is_named(files, main, flag, name, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        main([f"--{flag}={files / 'mine.py'}:{name}", f"--out={files / 'run'}"])
     assert not (files / "run").exists()
 
 
@@ -306,6 +330,16 @@ def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path, monkeypatch,
     jax.config.update("jax_compilation_cache_dir", None)
     compilation.keep_programs(str(tmp_path / "other"))
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "other")
+
+
+def test_a_sweep_keeps_its_programs_as_well(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(sweep, "keep_programs", kept.append)
+    monkeypatch.setattr(sweep, "run", lambda *_: 1 / 0)
+    arguments = ["--config.gamma=0.9,0.95", f"--compilation_cache={tmp_path / 'cache'}"]
+    with pytest.raises(ZeroDivisionError):
+        sweep.main([*arguments, f"--out={tmp_path / 'sweep'}"])
+    assert kept == [str(tmp_path / "cache")]
 
 
 def test_tuned_settings_are_named_and_stored(tmp_path, capsys):

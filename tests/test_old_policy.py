@@ -74,6 +74,17 @@ def test_cached_and_whole_passes_differ_and_the_learners_own_are_taken():
     assert "sampler_kl" not in theirs
 
 
+def test_the_batch_already_holds_the_learners_own():
+    """So that what reads it before the update, a KL penalty say, needs no second pass."""
+    problem, learner = make()
+    state = jax.jit(learner.init)(jax.random.key(0))
+    _, batch = jax.jit(learner.sample)(state)
+    again, _ = recompute_log_prob(problem, state.params, batch, num_parts=1, axis_name=None)
+    np.testing.assert_allclose(batch.log_prob, again.log_prob, atol=1e-3)
+    assert np.abs(batch.log_prob - batch.sampler_log_prob).max() > 5e-3
+    assert float(batch.metrics["sampler_kl"].value()) > 1e-5
+
+
 def test_auto_computes_again_only_where_precision_asks_for_it():
     in_float32 = SIZES.build(TASK.tokenizer.size).clone(dtype=jnp.dtype("float32"))
     sizes = {"num_prompts": 2, "group_size": 2}

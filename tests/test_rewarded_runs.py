@@ -101,7 +101,7 @@ def rows(tmp_path):
         ),
         (
             [*FILE, *REWARD, "--shard_params", "--devices=2"],
-            r"--reward must be left out where parameters are cut",
+            r"--reward must be left out where parameters are sharded",
         ),
         (
             [*FILE, *REWARD, "--algorithm=dapo", "--config.dynamic_sampling=refill"],

@@ -397,7 +397,7 @@ def test_interrupt_finishes_the_chunk_saves_and_says_so(tmp_path):
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=240)
     assert process.returncode == 0
-    assert "once more to leave at once" in errors
+    assert "interrupt again to quit without saving" in errors
     stopped = json.loads(output.splitlines()[-1])
     assert stopped["interrupted"]
     with Store(tmp_path / "checkpoints" / "latest") as latest:

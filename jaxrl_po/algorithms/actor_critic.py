@@ -32,7 +32,6 @@ from jaxrl_po.types import (
 
 MONTE_CARLO, N_STEP, GAE = ESTIMATORS = ("monte_carlo", "n_step", "gae")
 
-Elements = dict[str, jax.Array]
 Policy = Callable[[ActorCritic, Any], Distribution]
 
 

@@ -100,13 +100,7 @@ def with_reference_kl(
             if settings.adapt
             else jnp.asarray(settings.kl_coefficient, jnp.float32)
         )
-        # As in the update: else the sampler's rounding would enter the penalty.
-        exact = batch
-        if not problem.exact_sampler:
-            exact, _ = learner.recompute_log_prob(
-                problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
-            )
-        k1 = divergences.k1(exact.log_prob, reference_log_prob(problem, state, batch, num_parts))
+        k1 = divergences.k1(batch.log_prob, reference_log_prob(problem, state, batch, num_parts))
         kl = masked.psum(masked.total(k1, batch.mask), axis_name)
         reward = batch.reward - beta * jnp.where(batch.mask, k1, 0.0)
         state, metrics = inner.update(state, batch._replace(reward=reward))

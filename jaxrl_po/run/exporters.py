@@ -165,4 +165,4 @@ class Exporting:
             except Exception as error:
                 self._exporters.remove(exporter)
                 what = f"{type(exporter).__name__} failed with {type(error).__name__}: {error}"
-                self.tell(f"{what}; the run goes on without it, and metrics.jsonl has every line")
+                self.tell(f"{what}; the run continues without it, and metrics.jsonl has every line")

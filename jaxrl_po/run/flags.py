@@ -248,6 +248,15 @@ def blame(sections: Mapping[str, type]) -> Iterator[None]:
         raise UsageError(message) from None
 
 
+@contextlib.contextmanager
+def as_arguments() -> Iterator[None]:
+    """Inside, a `UsageError` about flags becomes a `ConfigError` about arguments of those names."""
+    try:
+        yield
+    except UsageError as error:
+        raise ConfigError(str(error).replace("--", "")) from None
+
+
 def usage(
     program: str,
     summary: str,

@@ -148,10 +148,10 @@ def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
                 outcome is not None and outcome.idle
             ):
                 experiment = plan.experiment
-                told = summary.of_run(
+                content = summary.of_run(
                     rows, options, plan.resolved, score=experiment.score, initial=experiment.initial
                 )
-                folder.write_json(out / "summary.json", told)
+                folder.write_json(out / "summary.json", content)
     return outcome
 
 
@@ -166,8 +166,8 @@ def broken_off(out: str, error: OSError) -> str:
     if newest is None:
         return f"{why}; nothing was saved yet, begin again with --overwrite where there is room"
     return (
-        f"{why}; all up to iteration {newest} is intact in {out}: make room there, and --resume "
-        "goes on from it"
+        f"{why}; all up to iteration {newest} is intact in {out}: free some space there, then "
+        "--resume continues from it"
     )
 
 
@@ -251,7 +251,7 @@ def prepare(
         if placement.cuts_params and experiment.axes is None:
             raise UsageError(
                 f"--mesh={options.mesh}: model is for jaxrl-po language; the networks of "
-                f"jaxrl-po {script.name} are not cut"
+                f"jaxrl-po {script.name} are not sharded"
             )
         log_every = (
             stored.get("resolved", {}).get("log_every")
@@ -320,7 +320,7 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
             )
         if plan.changes:
             progress.tell(
-                f"{title}: goes on under other circumstances, so last bits may differ: "
+                f"{title}: resumes in a changed environment, so the last digits may differ: "
                 f"{'; '.join(plan.changes)}"
             )
         try:
@@ -336,7 +336,7 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
         if outcome.interrupted:
             progress.tell(
                 f"{title}: stopped and saved at iteration {outcome.iteration}; --resume "
-                "goes on from there"
+                "continues from there"
             )
         elif outcome.idle:
             progress.tell(

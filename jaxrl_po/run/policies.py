@@ -73,7 +73,7 @@ def load(
     Raises:
       ConfigError: no such run, checkpoint or seed, or a run of another version of the library.
     """
-    try:
+    with flags.as_arguments():
         if checkpoint not in earlier.CHECKPOINTS:
             raise UsageError(f"checkpoint must be one of {', '.join(earlier.CHECKPOINTS)}")
         scripts = (control.SCRIPT, language_command.SCRIPT)
@@ -83,8 +83,6 @@ def load(
                 f"seed={seed} must be below {records[''].seeds}, the seeds of folder={folder}"
             )
         _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
-    except UsageError as error:
-        raise ConfigError(str(error).replace("--", "")) from None
     state, settings = parallel.of_seed(stacked, seed), flags.flatten(records)
     if script.name == control.SCRIPT.name:
         return ControlPolicy(settings, iteration, state.params, _act(records, state))

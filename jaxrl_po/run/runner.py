@@ -123,7 +123,7 @@ def run(
         saved = latest.load(like, tell=reporter.tell) if resume else None
         done = saved[0] if saved else -1
         if resume and saved is None and metrics_lib.read(folder / METRICS):
-            reporter.tell("no checkpoint is left to go on from: the run begins again at step 0")
+            reporter.tell("no checkpoint is left to resume from: the run starts again at step 0")
         log = Log(folder / METRICS, job.score, after=done)
         if job.examples is not None and processes.is_writer():
             metrics_lib.truncate(folder / EXAMPLES, done)
@@ -300,7 +300,7 @@ def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[thr
     """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler.
 
     Before `started`, while programs compile and the state is initialised, there is nothing to save:
-    a lone process then leaves at once (`leave_early`), or a signal is a KeyboardInterrupt.
+    a single process then ends immediately (`leave_early`), or a signal is a KeyboardInterrupt.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -317,7 +317,10 @@ def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[thr
         stop.set()
         for each in handlers:
             signal.signal(each, signal.SIG_DFL)
-        os.write(2, b"\nfinishing what runs, then saving; once more to leave at once\n")
+        os.write(
+            2,
+            b"\nfinishing this chunk, then saving; interrupt again to quit without saving\n",
+        )
 
     handlers = {each: signal.signal(each, hear) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

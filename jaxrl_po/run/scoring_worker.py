@@ -75,18 +75,22 @@ def load(source: str) -> Callable[..., Any]:
     if place.endswith(".py"):
         path = Path(place).resolve()
         sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
+        # Data classes look their module up by its name, which must not hide another module.
+        given = path.stem if path.stem not in sys.modules else f"_user_{path.stem}"
+        spec = importlib.util.spec_from_file_location(given, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{place} cannot be read")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
+        sys.modules[given] = module
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(place)
     members = vars(module)
     if name not in members:
         found = [
-            key for key, value in members.items() if callable(value) and not key.startswith("_")
+            key
+            for key, value in members.items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
         raise ImportError(f"{place} holds no {name!r}, but {', '.join(found) or 'no function'}")
     if not callable(members[name]):
@@ -96,9 +100,14 @@ def load(source: str) -> Callable[..., Any]:
 
 
 def describe(error: BaseException) -> str:
-    """The error with the file and line where it was raised, as far as that is not in this file."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    """The error, with the last line that led to it in the file that this one called."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)[1:]  # the first caught it
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen ")
+    ]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{where}"
 
 

@@ -10,6 +10,7 @@ import jax
 
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.run import (
+    flags,
     folder,
     jobs,
     metrics,
@@ -126,7 +127,7 @@ def train(
         raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
     if processes.several():
         raise ConfigError("train runs in one process; the commands have --distributed")
-    with _as_arguments():
+    with flags.as_arguments():
         stored = folder.inspect(str(out), resume=resume, overwrite=overwrite) if out else {}
         if stored.get("script", SCRIPT) != SCRIPT:
             raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
@@ -188,12 +189,3 @@ def _place(out: str | Path, overwrite: bool) -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory() as scratch:
             yield Path(scratch)
-
-
-@contextlib.contextmanager
-def _as_arguments() -> Iterator[None]:
-    """Inside, an error about flags becomes one about arguments of those names."""
-    try:
-        yield
-    except UsageError as error:
-        raise ConfigError(str(error).replace("--", "")) from None

@@ -154,7 +154,7 @@ def host_score(
         )
     if placement.cuts_params:
         raise UsageError(
-            "--reward must be left out where parameters are cut over devices "
+            "--reward must be left out where parameters are sharded over devices "
             "(--shard_params, model in --mesh)"
         )
     weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)

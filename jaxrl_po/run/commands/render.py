@@ -18,7 +18,7 @@ from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.problem import normalize
 from jaxrl_po.distributions import Distribution
-from jaxrl_po.run import earlier, flags, folder, rendering
+from jaxrl_po.run import earlier, flags, folder, parallel, rendering
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.rendering import Draw, Episode
@@ -130,14 +130,12 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
         control.SCRIPT, records, "run", options.run, options.checkpoint
     )
     env, problem = control.build_problem(records, None)
-    params, collector = jax.tree.map(
-        lambda x: x[options.seed_index], (state.params, state.collector)
-    )
+    one = parallel.of_seed(state, options.seed_index)
     return Player(
         env,
         problem,
-        params,
-        collector,
+        one.params,
+        one.collector,
         iteration,
         f"{control.SCRIPT.title(records)}, seed {options.seed_index}",
     )

@@ -30,6 +30,7 @@ from jaxrl_po import config
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.run import flags, folder, launch, methods, metrics, parallel, plotting
 from jaxrl_po.run.commands import control
+from jaxrl_po.run.compilation import keep_programs
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.types import Learner, TrainState
@@ -332,6 +333,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(
                 f"--{name} is for jaxrl-po control and jaxrl-po language: a sweep writes sweep.json"
             )
+    keep_programs(options.compilation_cache)
     sections = sections_of(options)
     groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
     for combination in combinations(asked.swept):
