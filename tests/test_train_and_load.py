@@ -153,9 +153,13 @@ def stacked_state(out):
     return earlier.state(control_command.SCRIPT, records(out), "run", str(out), "latest")[2]
 
 
-def test_the_policy_of_a_language_run_answers_texts(tmp_path):
+@pytest.mark.parametrize("algorithm", ["ppo", "dapo"])  # dapo leaves room around an answer
+def test_the_policy_of_a_language_run_answers_texts(tmp_path, algorithm):
     out = tmp_path / "run"
-    assert language_command.main([*tiny.LANGUAGE, f"--out={out}"]) == 0
+    # An untrained policy writes up to its budget.
+    flags = [flag for flag in tiny.LANGUAGE if not flag.startswith("--warm_start.")]
+    flags += ["--warm_start.steps=0", f"--algorithm={algorithm}", f"--out={out}"]
+    assert language_command.main(flags) == 0
     rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     policy = run.load(out, checkpoint="latest")
     last = [
@@ -165,8 +169,9 @@ def test_the_policy_of_a_language_run_answers_texts(tmp_path):
     for text, row in zip(texts, last, strict=True):
         assert text == row["completion"].removesuffix("$")[: len(text)]
         assert len(text) == row["length"] - row["ended"]
-    sampled = {policy.generate(["1+2="], jax.random.key(i))[0] for i in range(8)}
-    assert len(sampled) > 1
+    sampled = policy.generate(["1+2="] * 64, jax.random.key(0))
+    assert len(set(sampled)) > 1
+    assert max(map(len, sampled)) == {"ppo": 3, "dapo": 4}[algorithm]
     with pytest.raises(ConfigError, match="prompts must be a list of texts"):
         policy.generate("1+2=")
     with pytest.raises(ConfigError, match="prompts must have at most 4 characters"):

@@ -105,7 +105,8 @@ def _act(records: dict[str, Any], state: TrainState) -> Callable[..., jax.Array]
 
 def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[str]]:
     task: language.Task = tasks.entry(records[""].task).make(**vars(records["task"]))
-    model, settings = records["model"].build(task.tokenizer.size), records["problem"]
+    model = records["model"].build(task.tokenizer.size)
+    settings = language_command.problem_settings(records, task)
     budget = settings.max_new_tokens or task.answer_length
 
     @jax.jit

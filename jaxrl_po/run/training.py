@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 
+from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.run import (
     flags,
@@ -105,16 +106,12 @@ def train(
       >>> trained.rows[-1]["iteration"], len(trained.rows[-1]["entropy"])
       (2, 2)
     """
-    for name, value, within in (
-        ("iterations", iterations, NON_NEGATIVE),
-        ("seeds", seeds, COUNT),
-        ("steps_per_iteration", steps_per_iteration, COUNT),
-        ("log_every", log_every, NON_NEGATIVE),
-        ("eval_every", eval_every, COUNT),
-    ):
-        if value not in within:
-            raise ConfigError(f"{name} must lie in {within}, got {value}")
-    options = Options(seeds=seeds, seed=seed, eval_every=eval_every)
+    if iterations not in NON_NEGATIVE:
+        raise ConfigError(f"iterations must lie in {NON_NEGATIVE}, got {iterations}")
+    if steps_per_iteration not in COUNT:
+        raise ConfigError(f"steps_per_iteration must lie in {COUNT}, got {steps_per_iteration}")
+    options = Options(seeds=seeds, seed=seed, log_every=log_every, eval_every=eval_every)
+    config.check(options)
     settings = {
         "seeds": seeds,
         "seed": seed,
@@ -147,8 +144,8 @@ def train(
         with _place(out, overwrite) as place:
             now = provenance.describe(placement.describe())
             origin = provenance.go_on(now, stored.get("resolved", {}))
-            config = {"script": SCRIPT, **settings, "resolved": origin}
-            folder.write_json(place / folder.CONFIG, config)
+            content = {"script": SCRIPT, **settings, "resolved": origin}
+            folder.write_json(place / folder.CONFIG, content)
             total = iterations * steps_per_iteration
             with Progress("training", total, watch=shown, num_seeds=seeds) as progress:
                 outcome = runner.run(job, place, progress, resume=resume)

@@ -177,24 +177,27 @@ def host_score(
     )
 
 
+def problem_settings(records: Mapping[str, Any], task: language.Task) -> language.Settings:
+    """`--problem.*`, with the token budget that the method leaves around the longest answer."""
+    settings: language.Settings = records["problem"]
+    method = records["config"]
+    if settings.max_new_tokens or not (isinstance(method, dapo.Config) and method.soft_overlong):
+        return settings
+    budget = language.rewards.budget_with_room(task.answer_length)
+    return dataclasses.replace(settings, max_new_tokens=budget)
+
+
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
     """The experiment: the method on the task, with a policy and, if it needs one, a critic."""
-    options, settings, model = records[""], records["problem"], records["model"]
+    options, model = records[""], records["model"]
     task = tasks.entry(options.task).make(**vars(records["task"]))
+    settings = problem_settings(records, task)
     rewarded = host_score(options, task, placement)
     policy, critic = model.build(task.tokenizer.size), model.build(task.tokenizer.size, outputs=1)
     if placement.cuts_params:
         require_shares(model, placement)
         policy, critic = (
             each.clone(constrain=sharding.rows_over_data(placement)) for each in (policy, critic)
-        )
-    if (
-        not settings.max_new_tokens
-        and isinstance(records["config"], dapo.Config)
-        and records["config"].soft_overlong
-    ):
-        settings = dataclasses.replace(
-            settings, max_new_tokens=language.rewards.budget_with_room(task.answer_length)
         )
     problem = language.make_problem(
         task,
