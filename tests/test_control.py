@@ -33,8 +33,8 @@ def one_batch(env, seed=0, **options):
 )
 def test_adapter_knows_gymnax_environments(name, shape, actions):
     environment = control.adapt(gymnax.make(name)[0])
-    assert environment.observation_shape == shape
-    assert environment.num_actions == actions
+    assert environment.spaces.observation_shape == shape
+    assert environment.spaces.num_actions == actions
     observation, state = environment.reset(jax.random.key(0))
     after, transition = environment.step(jax.random.key(1), state, jnp.int32(0))
     assert observation.dtype == transition.final_observation.dtype == jnp.float32

@@ -3,7 +3,8 @@
 from jaxrl_po.control.environment import Environment, Transition, adapt
 from jaxrl_po.control.evaluation import make_evaluate
 from jaxrl_po.control.groups import GroupSettings, groups_from_settings, make_groups
-from jaxrl_po.control.problem import NetworkSettings, Settings, from_settings, make_problem
+from jaxrl_po.control.modules import NetworkSettings
+from jaxrl_po.control.problem import Settings, from_settings, make_problem
 from jaxrl_po.control.vine import VineSettings, make_vine, vine_from_settings
 
 __all__ = [

@@ -30,22 +30,17 @@ class Transition(NamedTuple):
     final_observation: jax.Array
 
 
-class Environment(NamedTuple):
-    """A control environment as two pure functions and its sizes.
+class Spaces(NamedTuple):
+    """What a policy sees and may do.
 
     Attributes:
-      reset: `reset(key) -> (observation, state)`; consumes `key`.
-      step: `step(key, state, action) -> (state, Transition)`; consumes `key`, resets by itself
-        where an episode ends.
-      observation_shape: shape of an observation.
+      observation_shape: of one observation.
       num_actions: number of discrete actions, or 0 where actions are continuous.
       action_size: components of a continuous action, or 0.
       observe: the environment's observation to the policy's input, float32.
       to_action: the policy's action to the environment's own.
     """
 
-    reset: Callable[[jax.Array], tuple[jax.Array, PyTree]]
-    step: Callable[[jax.Array, PyTree, jax.Array], tuple[PyTree, Transition]]
     observation_shape: tuple[int, ...]
     num_actions: int
     action_size: int
@@ -53,12 +48,79 @@ class Environment(NamedTuple):
     to_action: Callable[[jax.Array], jax.Array]
 
 
+class Environment(NamedTuple):
+    """A control environment as two pure functions and its spaces.
+
+    Attributes:
+      reset: `reset(key) -> (observation, state)`; consumes `key`.
+      step: `step(key, state, action) -> (state, Transition)`; consumes `key`, resets by itself
+        where an episode ends.
+      spaces: see `Spaces`.
+    """
+
+    reset: Callable[[jax.Array], tuple[jax.Array, PyTree]]
+    step: Callable[[jax.Array, PyTree, jax.Array], tuple[PyTree, Transition]]
+    spaces: Spaces
+
+
+def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
+    """The spaces of an environment, gymnax's or gymnasium's.
+
+    Discrete observations become one-hot vectors; images of bytes stay bytes, which the network
+    scales; everything else is float32 (float64 where JAX has it on). A continuous action is in
+    units of the box's half range around its centre. It is clipped to the box here, after the
+    policy: the stored action stays unclipped.
+
+    Args:
+      name: of the environment, for messages.
+      observation_space: discrete (`n`) or a box (`low`, `high`, `shape`).
+      action_space: likewise.
+
+    Raises:
+      ConfigError: for a structured observation, or an action space that is neither discrete nor a
+        bounded or free box.
+    """
+    observation_classes = int(getattr(observation_space, "n", 0))
+    if not observation_classes and not hasattr(observation_space, "low"):
+        raise ConfigError(
+            f"env {name}: observations must be an array (a box or discrete), got "
+            f"{type(observation_space).__name__}"
+        )
+    num_actions = int(getattr(action_space, "n", 0))
+    if not num_actions and not hasattr(action_space, "low"):
+        raise ConfigError(
+            f"env {name}: actions must be discrete or a box, got {type(action_space).__name__}"
+        )
+
+    def observe(observation: Any) -> jax.Array:
+        if observation_classes:
+            return jax.nn.one_hot(observation, observation_classes, dtype=float)
+        array = jnp.asarray(observation)
+        return array if array.dtype == jnp.uint8 else array.astype(float)
+
+    shape = (observation_classes,) if observation_classes else tuple(observation_space.shape)
+    if num_actions:
+        return Spaces(shape, num_actions, 0, observe, lambda action: action)
+
+    box = action_space.shape
+    low, high = (
+        jnp.broadcast_to(jnp.asarray(bound, float), box)
+        for bound in (action_space.low, action_space.high)
+    )
+    bounded = jnp.isfinite(low) & jnp.isfinite(high)
+    centre = jnp.where(bounded, 0.5 * (low + high), 0.0)
+    half_range = jnp.where(bounded, 0.5 * (high - low), 1.0)
+
+    def to_action(action: jax.Array) -> jax.Array:
+        return jnp.clip(centre + half_range * action.reshape(box), low, high)
+
+    return Spaces(shape, 0, int(low.size), observe, to_action)
+
+
 def adapt(env: Any, env_params: Any = None) -> Environment:
     """Wraps a gymnax ≥ 1.0 environment, or one of your own with the same interface.
 
-    Discrete observations become one-hot vectors; everything else float32 (float64 where JAX has it
-    on). A continuous action is in units of the box's half range around its centre. It is clipped to
-    the box here, after the policy: the stored action stays unclipped.
+    Observations and actions are converted as `read_spaces` says.
 
     Args:
       env: has `reset(key, params)`, `step(key, state, action, params)`, `action_space(params)`,
@@ -74,7 +136,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
 
     Example:
       >>> import gymnax
-      >>> cart_pole = adapt(gymnax.make("CartPole-v1")[0])
+      >>> cart_pole = adapt(gymnax.make("CartPole-v1")[0]).spaces
       >>> cart_pole.observation_shape, cart_pole.num_actions, cart_pole.action_size
       ((4,), 2, 0)
     """
@@ -91,51 +153,15 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
             f"{', '.join(missing)}"
         )
     params = env.default_params if env_params is None else env_params
-    observation_space, action_space = env.observation_space(params), env.action_space(params)
     name = getattr(env, "name", type(env).__name__)
-
-    observation_classes = int(getattr(observation_space, "n", 0))
-    if not observation_classes and not hasattr(observation_space, "low"):
-        raise ConfigError(
-            f"env {name}: observations must be an array (a box or discrete), got "
-            f"{type(observation_space).__name__}"
-        )
-    num_actions = int(getattr(action_space, "n", 0))
-    if not num_actions and not hasattr(action_space, "low"):
-        raise ConfigError(
-            f"env {name}: actions must be discrete or a box, got {type(action_space).__name__}"
-        )
-
-    def observe(observation: jax.Array) -> jax.Array:
-        if observation_classes:
-            return jax.nn.one_hot(observation, observation_classes, dtype=float)
-        return jnp.asarray(observation, float)
-
-    if num_actions:
-        action_size = 0
-
-        def act(action: jax.Array) -> jax.Array:
-            return action
-    else:
-        shape = action_space.shape
-        low, high = (
-            jnp.broadcast_to(jnp.asarray(bound, float), shape)
-            for bound in (action_space.low, action_space.high)
-        )
-        bounded = jnp.isfinite(low) & jnp.isfinite(high)
-        centre = jnp.where(bounded, 0.5 * (low + high), 0.0)
-        half_range = jnp.where(bounded, 0.5 * (high - low), 1.0)
-        action_size = int(low.size)
-
-        def act(action: jax.Array) -> jax.Array:
-            return jnp.clip(centre + half_range * action.reshape(shape), low, high)
+    spaces = read_spaces(name, env.observation_space(params), env.action_space(params))
 
     def reset(key: jax.Array) -> tuple[jax.Array, PyTree]:
         observation, state = env.reset(key, params)
-        return observe(observation), _strong(state)
+        return spaces.observe(observation), _strong(state)
 
     def step(key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, Transition]:
-        results = env.step(key, state, act(action), params)
+        results = env.step(key, state, spaces.to_action(action), params)
         if len(results) != 6:
             raise ConfigError(
                 f"env {name}: step must return (observation, state, reward, terminated, truncated, "
@@ -147,14 +173,14 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
                 f"env {name}: info of step must hold final_observation, the next observation "
                 "before any reset: the value of a truncated episode's rest is computed from it"
             )
-        final = observe(info["final_observation"])
+        final = spaces.observe(info["final_observation"])
         if final.shape != observation_shape:
             raise ConfigError(
                 f"env {name}: final_observation must have the shape of an observation, "
                 f"{list(observation_shape)}, got {list(final.shape)}"
             )
         return _strong(state), Transition(
-            observation=observe(observation),
+            observation=spaces.observe(observation),
             reward=jnp.asarray(reward, float).reshape(()),
             terminated=jnp.asarray(terminated, bool),
             truncated=jnp.asarray(truncated, bool),
@@ -162,7 +188,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         )
 
     observation_shape = jax.eval_shape(reset, jax.random.key(0))[0].shape
-    return Environment(reset, step, observation_shape, num_actions, action_size, observe, act)
+    return Environment(reset, step, spaces._replace(observation_shape=observation_shape))
 
 
 def _strong(tree: PyTree) -> PyTree:

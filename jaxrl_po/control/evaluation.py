@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_po.config import COUNT, ConfigError
 from jaxrl_po.control import unroll
 from jaxrl_po.control.environment import Environment, adapt
-from jaxrl_po.control.problem import normalize
+from jaxrl_po.control.statistics import normalize
 from jaxrl_po.types import ActorCritic, CollectorState, Problem
 
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
@@ -79,9 +79,9 @@ def reset_and_step(environment: Environment) -> None:
 
     def both(key: jax.Array) -> Any:
         _, state = environment.reset(key)
-        shape = () if environment.num_actions else (environment.action_size,)
+        shape = () if environment.spaces.num_actions else (environment.spaces.action_size,)
         return environment.step(
-            key, state, jnp.zeros(shape, int if environment.num_actions else float)
+            key, state, jnp.zeros(shape, int if environment.spaces.num_actions else float)
         )
 
     jax.eval_shape(both, jax.random.key(0))

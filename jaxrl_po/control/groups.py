@@ -10,7 +10,8 @@ from jaxrl_po.advantages import informative
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.problem import NetworkSettings, build_networks, default_modules, merge_time
+from jaxrl_po.control.modules import NetworkSettings, build_networks, default_modules
+from jaxrl_po.control.problem import merge_time
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
@@ -37,7 +38,7 @@ def groups_from_settings(
         num_prompts=settings.num_prompts,
         group_size=settings.group_size,
         num_steps=settings.num_steps,
-        policy=default_modules(adapt(env), settings)["policy"],
+        policy=default_modules(adapt(env).spaces, settings)["policy"],
         axis_name=axis_name,
     )
 
@@ -86,8 +87,10 @@ def make_groups(
     del axis_name
     environment = adapt(env, env_params)
     if policy is None:
-        policy = default_modules(environment, NetworkSettings())["policy"]
-    nets = build_networks({"policy": policy, "critic": critic}, len(environment.observation_shape))
+        policy = default_modules(environment.spaces, NetworkSettings())["policy"]
+    nets = build_networks(
+        {"policy": policy, "critic": critic}, len(environment.spaces.observation_shape)
+    )
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)

@@ -37,12 +37,21 @@ def empty(shape: tuple[int, ...]) -> Normalizer:
     return Normalizer(jnp.float32(0.0), jnp.zeros(shape), jnp.zeros(shape))
 
 
-def merge(old: Normalizer, x: jax.Array, *, axis_name: str | None = None) -> Normalizer:
+def merge(
+    old: Normalizer,
+    x: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    axis_name: str | None = None,
+) -> Normalizer:
     """Merges a batch into the statistics; the result is that of one pass over all data.
+
+    A batch with a value that is not finite is left out: it would stay in the statistics for ever.
 
     Args:
       old: statistics so far.
       x: `[E*, D*]`, this device's shard of the batch.
+      mask: `[E*]`, bool, False for vectors to leave out; None for none.
       axis_name: device axis to sum over, or None.
 
     Returns:
@@ -55,13 +64,22 @@ def merge(old: Normalizer, x: jax.Array, *, axis_name: str | None = None) -> Nor
     """
     lead = tuple(range(x.ndim - old.mean.ndim))
     chex.assert_equal_shape([old.mean, x[(0,) * len(lead)]])
-    count = masked.psum(jnp.float32(x.size // max(old.mean.size, 1)), axis_name)
-    mean = masked.psum(x.sum(lead), axis_name) / count
+    x = x.astype(old.mean.dtype)
+
+    def total(x: jax.Array) -> jax.Array:
+        kept = x if mask is None else masked.zero(x, mask)
+        return masked.psum(kept.sum(lead), axis_name)
+
+    local = x.size // max(old.mean.size, 1) if mask is None else mask.sum()
+    count = masked.psum(jnp.float32(local), axis_name)
+    mean = total(x) / jnp.maximum(count, 1.0)
     # A second all-reduce: deviations are from the mean over all devices.
-    m2 = masked.psum(jnp.square(x - mean[(None,) * len(lead)]).sum(lead), axis_name)
-    total, delta = old.seen + count, mean - old.mean
-    return Normalizer(
-        total,
-        old.mean + delta * count / total,
-        old.m2 + m2 + jnp.square(delta) * old.seen * count / total,
+    m2 = total(jnp.square(x - mean[(None,) * len(lead)]))
+    seen, delta = old.seen + count, mean - old.mean
+    new = Normalizer(
+        seen,
+        old.mean + delta * count / jnp.maximum(seen, 1.0),
+        old.m2 + m2 + jnp.square(delta) * old.seen * count / jnp.maximum(seen, 1.0),
     )
+    finite = jnp.isfinite(new.mean).all() & jnp.isfinite(new.m2).all()
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)

@@ -9,13 +9,8 @@ from jaxrl_po import masked
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.problem import (
-    ENVIRONMENTS,
-    NetworkSettings,
-    build_networks,
-    default_modules,
-    merge_time,
-)
+from jaxrl_po.control.modules import NetworkSettings, build_networks, default_modules
+from jaxrl_po.control.problem import ENVIRONMENTS, merge_time
 from jaxrl_po.control.unroll import EnvState
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
@@ -63,7 +58,7 @@ def vine_from_settings(
         num_branches=settings.num_branches,
         horizon=settings.horizon,
         discount=settings.discount,
-        policy=default_modules(adapt(env), settings)["policy"],
+        policy=default_modules(adapt(env).spaces, settings)["policy"],
         axis_name=axis_name,
     )
 
@@ -140,11 +135,11 @@ def make_vine(
         )
     environment = adapt(env, env_params)
     enumerated = num_branches == 0
-    if enumerated and not environment.num_actions:
+    if enumerated and not environment.spaces.num_actions:
         raise ConfigError(
             "num_branches must be at least 2 where actions are continuous: they cannot all be tried"
         )
-    branches = environment.num_actions if enumerated else num_branches
+    branches = environment.spaces.num_actions if enumerated else num_branches
     if branches < 2:
         raise ConfigError(
             f"num_branches must be at least 2, so that actions can be compared, got {branches}"
@@ -155,8 +150,10 @@ def make_vine(
             "that step returns"
         )
     if policy is None:
-        policy = default_modules(environment, NetworkSettings())["policy"]
-    nets = build_networks({"policy": policy, "critic": None}, len(environment.observation_shape))
+        policy = default_modules(environment.spaces, NetworkSettings())["policy"]
+    nets = build_networks(
+        {"policy": policy, "critic": None}, len(environment.spaces.observation_shape)
+    )
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.problem import normalize
+from jaxrl_po.control.statistics import normalize
 from jaxrl_po.language import sampling
 from jaxrl_po.run import earlier, flags, parallel, tasks
 from jaxrl_po.run.commands import control
@@ -91,14 +91,14 @@ def load(
 
 def _act(records: dict[str, Any], state: TrainState) -> Callable[..., jax.Array]:
     env, problem = control.build_problem(records, None)
-    environment = adapt(env)
+    spaces = adapt(env).spaces
 
     @jax.jit
     def act(observation: Any, key: jax.Array | None = None) -> jax.Array:
-        inputs = normalize(state.collector, environment.observe(observation))[None]
+        inputs = normalize(state.collector, spaces.observe(observation))[None]
         distribution, _ = problem.apply(state.params._replace(value=None), inputs)
         action = distribution.mode() if key is None else distribution.sample(key)
-        return environment.to_action(action[0])
+        return spaces.to_action(action[0])
 
     return act
 

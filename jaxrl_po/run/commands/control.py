@@ -146,7 +146,7 @@ def steps(records: Mapping[str, Any]) -> int:
     """Environment steps of one iteration of one seed."""
     options = records[""]
     return sampling(options).steps(
-        records["problem"], control.adapt(make_env(options.env)).num_actions
+        records["problem"], control.adapt(make_env(options.env)).spaces.num_actions
     )
 
 

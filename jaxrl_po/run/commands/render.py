@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import adapt, unroll
-from jaxrl_po.control.problem import normalize
+from jaxrl_po.control.statistics import normalize
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.run import earlier, flags, folder, parallel, rendering
 from jaxrl_po.run.commands import control

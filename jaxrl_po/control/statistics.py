@@ -1,0 +1,108 @@
+"""Running statistics of a problem: normalised observations and scaled rewards."""
+
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import advantages
+from jaxrl_po.control import normalizer
+from jaxrl_po.control.normalizer import Normalizer
+from jaxrl_po.types import CollectorState, PyTree
+
+# Entries of the collector's state, see `CollectorState`. Sharded, where rewards are scaled: the
+# rolling discounted return `[B]`.
+ROLLING_RETURN = "rolling_return"
+# Replicated: `Normalizer` of raw observations, where they are normalised, and of the rolling
+# discounted return, where rewards are scaled.
+OBSERVATION_STATISTICS = "observation_statistics"
+RETURN_STATISTICS = "return_statistics"
+
+
+class Statistics(NamedTuple):
+    """Which statistics a problem keeps in its collector, and how.
+
+    Attributes:
+      normalize_observations: keep those of observations, see `normalize`.
+      scale_rewards: keep those of the rolling discounted return, and scale rewards by them.
+      discount: γ of that return, in [0, 1].
+      axis_name: device axis over which environments are sharded, or None.
+    """
+
+    normalize_observations: bool
+    scale_rewards: bool
+    discount: float
+    axis_name: str | None = None
+
+    def init(self, observation_shape: tuple[int, ...], num_envs: int) -> CollectorState:
+        """The entries of the collector's state before any data."""
+        sharded: dict[str, PyTree] = {}
+        replicated: dict[str, PyTree] = {}
+        if self.normalize_observations:
+            replicated[OBSERVATION_STATISTICS] = normalizer.empty(observation_shape)
+        if self.scale_rewards:
+            sharded[ROLLING_RETURN] = jnp.zeros(num_envs)
+            replicated[RETURN_STATISTICS] = normalizer.empty(())
+        return CollectorState(sharded, replicated)
+
+    def update(
+        self,
+        collector: CollectorState,
+        observation: jax.Array,
+        reward: jax.Array,
+        ended: jax.Array,
+        mask: jax.Array | None = None,
+    ) -> tuple[CollectorState, jax.Array]:
+        """Merges one iteration into the statistics, and scales its rewards by them.
+
+        Args:
+          collector: with the entries of `init`.
+          observation: `[B, T, D*]`, raw.
+          reward: `[B, T]`, raw.
+          ended: `[B, T]`, bool, whether the episode ended.
+          mask: `[B, T]`, bool, False where the slot holds no sample; None if all do. There, reward
+            and `ended` are 0.
+
+        Returns:
+          The collector, and rewards `[B, T]`, in units of the return's std where they are scaled.
+        """
+        sharded, replicated = dict(collector.sharded), dict(collector.replicated)
+        if self.scale_rewards:
+            sharded[ROLLING_RETURN], rolling = _rolling_return(
+                sharded[ROLLING_RETURN], reward, ended, self.discount
+            )
+            merged = normalizer.merge(
+                replicated[RETURN_STATISTICS], rolling, mask, axis_name=self.axis_name
+            )
+            replicated[RETURN_STATISTICS] = merged
+            reward = reward / (advantages.scale_of(merged.mean, merged.std()) + 1e-8)
+        if self.normalize_observations:
+            replicated[OBSERVATION_STATISTICS] = normalizer.merge(
+                replicated[OBSERVATION_STATISTICS], observation, mask, axis_name=self.axis_name
+            )
+        return CollectorState(sharded, replicated), reward
+
+
+def normalize(collector: CollectorState, observation: jax.Array) -> jax.Array:
+    """The input of the networks: the observation, normalised where the statistics are kept."""
+    statistics = collector.replicated.get(OBSERVATION_STATISTICS)
+    return (
+        observation if statistics is None else cast(Normalizer, statistics).normalize(observation)
+    )
+
+
+def _rolling_return(
+    discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float
+) -> tuple[jax.Array, jax.Array]:
+    """`R_t = γ R_{t−1} + r_t` `[B, T]` and the next carry `[B]`.
+
+    It starts from 0 after an episode's end, and where it is not finite.
+    """
+
+    def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward, ended = x
+        rolling = gamma * carry + reward
+        return jnp.where(ended | ~jnp.isfinite(rolling), 0.0, rolling), rolling
+
+    carry, rolling = jax.lax.scan(step, discounted, (reward.T, ended.T))
+    return carry, rolling.T
