@@ -7,7 +7,7 @@ import sys
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from jaxrl_po.run import exporters, folder
+from jaxrl_po.run import exporters, extras, folder
 from jaxrl_po.run.flags import UsageError
 
 
@@ -107,11 +107,11 @@ def test_an_exporter_that_fails_is_told_and_the_run_goes_on():
 
 
 def test_a_missing_package_is_named_before_anything_starts():
-    exporters.require("tensorboard", "tensorboardX", "tensorboard")
+    extras.require("tensorboard", "tensorboardX", "tensorboard")
     with pytest.raises(
         UsageError, match=r"--wandb needs the package absent: pip install 'jaxrl_po\[wandb\]'"
     ):
-        exporters.require("wandb", "absent", "wandb")
+        extras.require("wandb", "absent", "wandb")
 
 
 class FakeBiases:

@@ -1,10 +1,11 @@
 """Control problems: gymnax environments, and any others with the same interface."""
 
-from jaxrl_po.control.environment import Environment, Transition, adapt
+from jaxrl_po.control.environment import Environment, Spaces, Transition, adapt
 from jaxrl_po.control.evaluation import make_evaluate
 from jaxrl_po.control.groups import GroupSettings, groups_from_settings, make_groups
 from jaxrl_po.control.modules import NetworkSettings
 from jaxrl_po.control.problem import Settings, from_settings, make_problem
+from jaxrl_po.control.recorded import recorded_from_settings
 from jaxrl_po.control.vine import VineSettings, make_vine, vine_from_settings
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "GroupSettings",
     "NetworkSettings",
     "Settings",
+    "Spaces",
     "Transition",
     "VineSettings",
     "adapt",
@@ -21,5 +23,6 @@ __all__ = [
     "make_groups",
     "make_problem",
     "make_vine",
+    "recorded_from_settings",
     "vine_from_settings",
 ]

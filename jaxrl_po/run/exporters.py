@@ -3,7 +3,6 @@
 Each needs an extra of the package.
 """
 
-import importlib.util
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.folder import WANDB_ID
 from jaxrl_po.run.metrics import Row, write_atomically
 from jaxrl_po.run.runner import Reporter
@@ -25,12 +23,6 @@ class Exporter(Protocol):
 
     def close(self) -> None:
         """Returns once everything is on disk, or sent."""
-
-
-def require(flag: str, package: str, extra: str) -> None:
-    """Raises UsageError if a package that a flag needs is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise UsageError(f"--{flag} needs the package {package}: pip install 'jaxrl_po[{extra}]'")
 
 
 def scalars(row: Row) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_po.run import parallel, processes, programs, sharding
+from jaxrl_po.run.host import HostProblem, Rollouts
 from jaxrl_po.run.options import Options
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.scoring import HostScore
@@ -24,6 +25,7 @@ class Experiment(NamedTuple):
       examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` gets
         the key of the evaluation.
       axes: logical axes of the parameters, or None if they cannot be sharded.
+      host: its environments, where they run on the host; they evaluate, in place of `evaluate`.
       rewarded: scores batches on the host; None if the program does.
     """
 
@@ -33,6 +35,7 @@ class Experiment(NamedTuple):
     initial: str = ""
     examples: programs.Examples | None = None
     axes: sharding.LogicalAxes | None = None
+    host: HostProblem | None = None
     rewarded: HostScore | None = None
 
 
@@ -66,6 +69,12 @@ def make_job(
             name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()
         }
 
+    rollouts = experiment.host and Rollouts(experiment.host, options.seed, range(options.seeds))
+
+    def evaluate_on_host(state: TrainState) -> dict[str, Any]:
+        assert rollouts is not None
+        return {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
+
     replicated = parallel.replicated(placement) if processes.several() else None
     seeds = jax.numpy.arange(options.seeds)
     return programs.Job(
@@ -80,8 +89,9 @@ def make_job(
         checkpoint_every=options.checkpoint_every,
         patience=options.patience,
         idle_patience=options.idle_patience,
+        rollouts=rollouts,
         rewarded=experiment.rewarded,
-        evaluate=None if measure is None else evaluate,
+        evaluate=evaluate_on_host if rollouts else None if measure is None else evaluate,
         score=experiment.score,
         examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),
         where=placement.describe(),

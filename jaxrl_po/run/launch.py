@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxrl_po.run import (
     checkpoint,
     exporters,
+    extras,
     flags,
     folder,
     jobs,
@@ -29,6 +30,7 @@ from jaxrl_po.run.jobs import Experiment
 from jaxrl_po.run.methods import ALGORITHMS
 from jaxrl_po.run.options import LINES, Options
 from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.pools import PoolError
 from jaxrl_po.run.progress import Progress
 from jaxrl_po.run.scoring import RewardError
 
@@ -77,7 +79,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
     """Runs a script from its arguments; returns its exit status.
 
     It is 0 if the run is done, or was interrupted and saved; 1 if it diverged, a reward function
-    failed on the first batch, or the folder could no longer be written.
+    failed on the first batch, an environment failed, or the folder could no longer be written.
 
     Raises:
       UsageError: invalid flags, before anything is compiled or the folder is changed; or later, a
@@ -129,6 +131,8 @@ def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
         with processes.together(), flags.blame({"": script.options}):
             if plan.experiment.rewarded is not None:
                 stack.enter_context(plan.experiment.rewarded)
+            if plan.job.rollouts is not None:
+                stack.enter_context(plan.job.rollouts)
             out = stack.enter_context(folder.claim(options.out, overwrite=options.overwrite))
             if processes.is_writer():
                 settings = {
@@ -228,9 +232,9 @@ def prepare(
     folder.require_same(given_first, stored, options.out)
 
     if options.tensorboard:
-        exporters.require("tensorboard", "tensorboardX", "tensorboard")
+        extras.require("tensorboard", "tensorboardX", "tensorboard")
     if options.wandb:
-        exporters.require("wandb", "wandb", "wandb")
+        extras.require("wandb", "wandb", "wandb")
     title = f"{script.title(records)}, {options.seeds} seeds"
     with flags.blame(sections):
         placement = parallel.choose(
@@ -298,7 +302,8 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
     """Runs the job and reports how it ended.
 
     Returns:
-      Its outcome, or None if it diverged or a reward function failed on the first batch.
+      Its outcome, or None if it diverged, a reward function failed on the first batch, or an
+      environment of the host failed.
     """
     job, title = plan.job, plan.title
     watch, quiet = [series.metric for series in script.curves], not processes.is_writer()
@@ -326,7 +331,7 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
         try:
             resume = plan.records[""].resume
             outcome = runner.run(job, out, reporter, resume=resume, leave_early=True)
-        except (runner.Diverged, RewardError) as error:
+        except (runner.Diverged, RewardError, PoolError) as error:
             print(f"error: {error}", file=sys.stderr)
             return None
         except CheckpointError as error:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
-from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.statistics import normalize
 from jaxrl_po.language import sampling
 from jaxrl_po.run import earlier, flags, parallel, tasks
@@ -90,8 +89,7 @@ def load(
 
 
 def _act(records: dict[str, Any], state: TrainState) -> Callable[..., jax.Array]:
-    env, problem = control.build_problem(records, None)
-    spaces = adapt(env).spaces
+    problem, spaces, *_ = control.build_problem(records, None)
 
     @jax.jit
     def act(observation: Any, key: jax.Array | None = None) -> jax.Array:

@@ -1,6 +1,7 @@
 """The job that a run carries out, and its compiled programs: init, chunk, evaluation.
 
-A chunk is one program, or two with scoring on the host in between.
+A chunk is one program; two with scoring on the host in between; or one for each iteration, with
+rollouts on the host before it.
 """
 
 import dataclasses
@@ -11,9 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_po.control.recorded import Recording, with_recording
 from jaxrl_po.run import memory
+from jaxrl_po.run.host import Rollouts
 from jaxrl_po.run.memory import Memory
 from jaxrl_po.run.metrics import Row
+from jaxrl_po.run.pools import PoolError
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
 
 
@@ -61,6 +65,8 @@ class Job:
         run stops with an error.
       idle_patience: consecutive iterations without a learning signal in any seed (metric `signal`,
         if the learner reports it), after which the run ends.
+      rollouts: in environments of the host, which `sample` makes its batch of, and which evaluate;
+        None if the environments are part of the program.
       rewarded: computes the reward on the host, between `learner.sample` and `learner.update`; None
         if the program does.
       evaluate: `state -> {name: [S]}`, or None. It must use a fixed key of its own.
@@ -81,6 +87,7 @@ class Job:
     checkpoint_every: int = 1
     patience: int = 10
     idle_patience: int = 100
+    rollouts: Rollouts | None = None
     rewarded: Score | None = None
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
@@ -130,6 +137,8 @@ def check(job: Job) -> None:
       ConfigError: sizes that do not fit together.
     """
     state = jax.eval_shape(job.learner.init, job.keys)
+    if job.rollouts is not None:
+        state = with_recording(state, job.rollouts.recording())
     state, batch = jax.eval_shape(job.learner.sample, state)
     if job.rewarded is not None:
         batch = _with_reward(batch)
@@ -151,13 +160,20 @@ def compile_programs(job: Job) -> Programs:
     # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
     like = _placed(shapes, placed)
-    compile_ = compile_chunk if job.rewarded is None else compile_with_score
-    chunk, memory_of_chunk = compile_(job, like, placed)
+    if job.rollouts is not None:
+        chunk, memory_of_chunk = compile_with_rollouts(job, job.rollouts, like, placed)
+    elif job.rewarded is not None:
+        chunk, memory_of_chunk = compile_with_score(job, like, placed)
+    else:
+        chunk, memory_of_chunk = compile_chunk(job, like, placed)
     out = job.replicated
+    evaluate = job.evaluate
+    if job.rollouts is None and evaluate is not None:
+        evaluate = jax.jit(evaluate, out_shardings=out).lower(like).compile()
     return Programs(
         init=init,
         chunk=chunk,
-        evaluate=job.evaluate and jax.jit(job.evaluate, out_shardings=out).lower(like).compile(),
+        evaluate=evaluate,
         describe=job.examples
         and jax.jit(job.examples.describe, out_shardings=out).lower(like).compile(),
         like=like,
@@ -224,3 +240,46 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
 
     peaks = [memory.measure(program, like) for program in (sample, update)]
     return chunk, max(peaks, key=lambda each: each.peak or 0)
+
+
+class RolloutsFailed(Exception):
+    """An environment of the host failed within a chunk.
+
+    Args:
+      error: what it raised.
+      state: after the last whole iteration.
+      done: whole iterations of the chunk.
+    """
+
+    def __init__(self, error: PoolError, state: TrainState, done: int):
+        super().__init__(str(error))
+        self.state, self.done = state, done
+
+
+def compile_with_rollouts(
+    job: Job, rollouts: Rollouts, like: TrainState, placed: PyTree
+) -> tuple[Chunk, Memory]:
+    """A chunk as rollouts on the host and one program for the rest of each iteration."""
+
+    def iterate(state: TrainState, recording: Recording) -> tuple[TrainState, Metrics]:
+        return job.learner.step(with_recording(state, recording))
+
+    compiled = (
+        jax.jit(iterate, donate_argnums=0, out_shardings=(placed, job.replicated))
+        .lower(like, rollouts.recording())
+        .compile()
+    )
+    rollouts.compile(like)
+
+    def chunk(state: TrainState, n: Any, tell: Callable[[str], None]) -> tuple[TrainState, Metrics]:
+        rows = []
+        for i in range(n):
+            try:
+                state, recording = rollouts.record(state, tell)
+            except PoolError as error:
+                raise RolloutsFailed(error, state, i) from error
+            state, row = compiled(state, recording)
+            rows.append(row)
+        return state, jax.tree.map(lambda *each: np.stack(each), *rows)
+
+    return chunk, memory.measure(compiled, like)

@@ -4,7 +4,7 @@ They draw from the observations, not the states: an environment resets itself in
 an episode, so the final state is lost but the final observation is not.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,6 +150,13 @@ def grid(axes: Axes, episode: Episode, t: int) -> None:
     if max(rows, columns) <= 20:
         axes.hlines(range(rows + 1), 0, columns, color=PAPER, linewidth=2.0)
         axes.vlines(range(columns + 1), 0, rows, color=PAPER, linewidth=2.0)
+
+
+def picture(axes: Axes, episode: Episode, t: int, *, pictures: Sequence[Frame]) -> None:
+    """The picture that the environment itself made of time step t."""
+    height, width = pictures[t].shape[:2]
+    _stage(axes, (0.0, width), (height, 0.0))
+    axes.imshow(pictures[t], extent=(0.0, width, height, 0.0))
 
 
 def components(axes: Axes, episode: Episode, t: int) -> None:

@@ -26,7 +26,8 @@ from jaxrl_po.run import processes
 from jaxrl_po.run import programs as programs_lib
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.metrics import Row
-from jaxrl_po.run.programs import Job
+from jaxrl_po.run.pools import PoolError
+from jaxrl_po.run.programs import Job, RolloutsFailed
 from jaxrl_po.types import TrainState
 
 SKIPPED = "skipped"
@@ -91,6 +92,7 @@ def run(
     Raises:
       Diverged: see `Job.patience`; the last good checkpoint is kept.
       RewardError: a reward function failed on the first batch; earlier checkpoints are kept.
+      PoolError: an environment of the host failed; saved after the last whole iteration.
       CheckpointError: no checkpoint can be used.
       OSError: the folder cannot be written; earlier checkpoints are kept.
     """
@@ -169,11 +171,16 @@ def run(
             )
 
         first, begun, idle = iteration, time.perf_counter(), False
+        failure: RolloutsFailed | None = None
         while iteration < job.iterations and not idle and not processes.any_of(stop.is_set()):
             end = job.boundary(iteration)
-            (state, buffer), seconds = wait_for(
-                programs.chunk, state, np.int32(end - iteration), reporter.tell
-            )
+            try:
+                (state, buffer), seconds = wait_for(
+                    programs.chunk, state, np.int32(end - iteration), reporter.tell
+                )
+            except RolloutsFailed as failed:
+                iteration, state, failure = iteration + failed.done, failed.state, failed
+                break
             means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
             streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
             rate = (
@@ -205,6 +212,8 @@ def run(
                 kept = iteration
         if kept != iteration and not streak.any():
             latest.save(iteration, without_frozen(state), after=best)
+        if failure is not None:
+            raise PoolError(f"{failure}; saved at iteration {iteration}") from failure
     return Outcome(state, iteration, iteration < job.iterations and not idle, idle)
 
 

@@ -1,4 +1,4 @@
-"""Trains on a gymnax environment: `jaxrl-po control --env=CartPole-v1 --out=runs/first`."""
+"""Trains on a control environment: `jaxrl-po control --env=CartPole-v1 --out=runs/first`."""
 
 import dataclasses
 import functools
@@ -15,8 +15,9 @@ from jaxrl_po.config import COUNT, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import flags, jobs, launch, methods, user_code
+from jaxrl_po.run import flags, jobs, launch, methods, pools, user_code
 from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.host import HostProblem
 from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.plotting import Series
@@ -70,7 +71,13 @@ class Options(RunOptions):
 
     env: str = static(
         "CartPole-v1",
-        "a registered gymnax environment, or a class of your own as file.py:Name",
+        "a registered gymnax environment, a class of your own as file.py:Name, or one that runs on "
+        "the host: envpool:Name, gymnasium:Name",
+    )
+    env_params: str = static(
+        "",
+        "arguments of an environment of the host, a JSON object for envpool.make or "
+        "gymnasium.make_vec",
     )
     sampling: str = static(
         "auto",
@@ -87,14 +94,23 @@ class Options(RunOptions):
 def sampling(options: Options) -> Sampling:
     """The way to collect rollouts that the options ask for."""
     default = "groups" if options.algorithm in methods.IN_GROUPS else "path"
-    return flags.lookup(
-        "sampling", default if options.sampling == "auto" else options.sampling, SAMPLINGS
-    )
+    chosen = default if options.sampling == "auto" else options.sampling
+    if pools.is_host(options.env) and chosen in ("groups", "vine"):
+        raise UsageError(
+            f"--env={options.env} runs on the host, where no state can be returned to, which "
+            f"--sampling={chosen} does: choose --sampling=path and one of "
+            f"{', '.join(methods.WITH_CRITIC)}, or an environment of gymnax"
+        )
+    return flags.lookup("sampling", chosen, SAMPLINGS)
 
 
 def tuned(options: Options) -> Mapping[str, Any]:
-    """Flag name to the value that a sweep found for this method and environment; or empty."""
-    path = CONFIGS / options.algorithm / f"{options.env}.json"
+    """Flag name to the value that a sweep found for this method and environment; or empty.
+
+    The environments of MuJoCo and those of Atari share one file each.
+    """
+    name = pools.family(options.env) if pools.is_host(options.env) else options.env
+    path = CONFIGS / options.algorithm / f"{name}.json"
     if user_code.is_source(options.env) or not path.exists():
         return {}
     flags_of_sweep: dict[str, Any] = json.loads(path.read_text())["flags"]
@@ -135,16 +151,41 @@ def make_env(name: str) -> Any:
     return gymnax.make(name)[0]
 
 
-def build_problem(records: Mapping[str, Any], axis_name: str | None) -> tuple[Any, Problem]:
+class Built(NamedTuple):
+    """The problem of a run.
+
+    Attributes:
+      problem: see `Problem`.
+      spaces: what its policy sees and may do.
+      env: its environment, or None where it runs on the host.
+      source: of its environments on the host, or None.
+    """
+
+    problem: Problem
+    spaces: control.Spaces
+    env: Any
+    source: pools.Source | None
+
+
+def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
     """The environment, and the problem made of it."""
-    options = records[""]
+    options, settings, way = records[""], records["problem"], sampling(records[""])
+    if pools.is_host(options.env):
+        source = pools.find(options.env, options.env_params)
+        problem = control.recorded_from_settings(source.spaces, settings, axis_name=axis_name)
+        return Built(problem, source.spaces, None, source)
+    if options.env_params:
+        raise UsageError("--env_params is for an environment of the host: envpool:, gymnasium:")
     env = make_env(options.env)
-    return env, sampling(options).build(env, records["problem"], axis_name=axis_name)
+    problem = way.build(env, settings, axis_name=axis_name)
+    return Built(problem, control.adapt(env).spaces, env, None)
 
 
 def steps(records: Mapping[str, Any]) -> int:
     """Environment steps of one iteration of one seed."""
     options = records[""]
+    if pools.is_host(options.env):
+        return sampling(options).steps(records["problem"], 0)
     return sampling(options).steps(
         records["problem"], control.adapt(make_env(options.env)).spaces.num_actions
     )
@@ -166,7 +207,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
                 f"--config.{name} must be false on control: an episode that reaches its "
                 "time limit is not too long"
             )
-    env, problem = build_problem(records, placement.axis_name)
+    built = build_problem(records, placement.axis_name)
     make = algorithm.make
     if (
         options.algorithm in ("npg", "trpo")
@@ -176,18 +217,25 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         make = functools.partial(
             make, surrogate=functools.partial(self_normalized, settings.num_branches)
         )
-    return jobs.Experiment(
-        learner=make(
-            dataclasses.replace(records["config"], axis_name=placement.axis_name), problem
-        ),
-        evaluate=greedy(control.make_evaluate(env, problem, num_episodes=options.eval_episodes)),
-        score="greedy_return",
+    learner = make(
+        dataclasses.replace(records["config"], axis_name=placement.axis_name), built.problem
     )
+    if built.source is not None:
+        host = HostProblem(
+            built.source,
+            built.problem,
+            settings.num_envs,
+            settings.num_steps,
+            options.eval_episodes,
+        )
+        return jobs.Experiment(learner, evaluate=None, score="greedy_return", host=host)
+    evaluate = control.make_evaluate(built.env, built.problem, num_episodes=options.eval_episodes)
+    return jobs.Experiment(learner, greedy(evaluate), score="greedy_return")
 
 
 SCRIPT = launch.Script(
     name="control",
-    summary="Trains a method of policy optimisation on a gymnax environment.",
+    summary="Trains a method of policy optimisation on a control environment.",
     options=Options,
     defaults=defaults,
     tuned=tuned,

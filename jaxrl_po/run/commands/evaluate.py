@@ -18,6 +18,7 @@ from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, static
 from jaxrl_po.run import earlier, flags, folder, launch, metrics, parallel
 from jaxrl_po.run.commands import control, language
+from jaxrl_po.run.host import Rollouts
 
 SCRIPTS = (control.SCRIPT, language.SCRIPT)
 # The flag that sets the size of an evaluation, by script.
@@ -64,18 +65,19 @@ def evaluate(options: Options, script: launch.Script, records: dict[str, Any]) -
     experiment, iteration, state = earlier.state(
         script, records, "run", options.run, options.checkpoint
     )
-    key = jax.random.key(options.seed)
-    measure = experiment.evaluate
-    assert measure is not None
-    values = jax.jit(
-        jax.vmap(
+    seeds = records[""].seeds
+    if experiment.host is not None:
+        values = Rollouts(experiment.host, options.seed, range(seeds)).evaluate(state)
+    else:
+        key, measure = jax.random.key(options.seed), experiment.evaluate
+        assert measure is not None
+        each = jax.vmap(
             lambda state: measure(state.params, state.collector, key),
             in_axes=(parallel.STATE_AXES,),
         )
-    )(state)
+        values = jax.jit(each)(state)
     scores = {
-        name: np.asarray(value).reshape(records[""].seeds, -1).mean(axis=1)
-        for name, value in values.items()
+        name: np.asarray(value).reshape(seeds, -1).mean(axis=1) for name, value in values.items()
     }
     return Found(script.title(records), iteration, scores)
 

@@ -18,11 +18,11 @@ from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.statistics import normalize
 from jaxrl_po.distributions import Distribution
-from jaxrl_po.run import earlier, flags, folder, parallel, rendering
+from jaxrl_po.run import earlier, filming, flags, folder, parallel, pools, rendering
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.rendering import Draw, Episode
-from jaxrl_po.types import ActorCritic, CollectorState, Problem
+from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
 
 class Scene(NamedTuple):
@@ -88,18 +88,14 @@ class Player(NamedTuple):
     """One seed at one checkpoint.
 
     Attributes:
-      env: the environment.
-      problem: its `apply` is the policy.
-      params: of the seed.
-      collector: of the seed; its observation statistics are not updated.
+      built: its environment, and the problem whose `apply` is the policy.
+      state: of the seed; its observation statistics are not updated.
       iteration: of the checkpoint.
       title: algorithm, environment and seed.
     """
 
-    env: Any
-    problem: Problem
-    params: ActorCritic
-    collector: CollectorState
+    built: control.Built
+    state: TrainState
     iteration: int
     title: str
 
@@ -129,13 +125,9 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
     _, iteration, state = earlier.state(
         control.SCRIPT, records, "run", options.run, options.checkpoint
     )
-    env, problem = control.build_problem(records, None)
-    one = parallel.of_seed(state, options.seed_index)
     return Player(
-        env,
-        problem,
-        one.params,
-        one.collector,
+        control.build_problem(records, None),
+        parallel.of_seed(state, options.seed_index),
         iteration,
         f"{control.SCRIPT.title(records)}, seed {options.seed_index}",
     )
@@ -146,19 +138,21 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
     It is the first of the episodes that `control.make_evaluate` plays with this key.
     """
-    environment = adapt(player.env)
+    environment = adapt(player.built.env)
     reset_key, step_key = jax.random.split(key)
 
     @jax.jit
     def run(params: ActorCritic, collector: CollectorState) -> unroll.Trajectory:
         def policy(observation: jax.Array) -> Any:
-            distribution = player.problem.apply(params, normalize(collector, observation))[0]
+            distribution = player.built.problem.apply(params, normalize(collector, observation))[0]
             return Mode(distribution) if greedy else distribution
 
         start = unroll.start(environment, reset_key, jnp.arange(1, dtype=jnp.int32))
         return unroll.unroll(environment, policy, start, step_key, num_steps=max_steps)[1]
 
-    trajectory = jax.tree.map(lambda x: np.asarray(x[0]), run(player.params, player.collector))
+    trajectory = jax.tree.map(
+        lambda x: np.asarray(x[0]), run(player.state.params, player.state.collector)
+    )
     transition = trajectory.transition
     # The environment resets itself and plays on, so cut after the first end.
     ended = np.flatnonzero(transition.terminated | transition.truncated)
@@ -171,6 +165,29 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
     )
 
 
+def film(
+    player: Player, source: pools.Source, env_params: str, options: Options, max_steps: int
+) -> tuple[Episode, Scene]:
+    """Plays one episode on the host, and shows it by the environment's own pictures if it can."""
+    made = filming.film(
+        source,
+        player.built.problem,
+        player.state,
+        env_params,
+        seed=options.seed,
+        max_steps=max_steps,
+        greedy=options.greedy,
+    )
+    if made.pictures:
+        draw = functools.partial(rendering.picture, pictures=made.pictures)
+        return made.episode, Scene(draw, min(made.fps, 50))
+    print(f"drawn from the observations, since gymnasium takes no pictures here: {made.why}")
+    if made.episode.observation.ndim == 4:  # images: of a stack of frames, the newest
+        newest = made.episode.observation[..., -1:] / 255.0
+        return made.episode._replace(observation=newest), Scene(rendering.grid, 15)
+    return made.episode, OTHER
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     options = flags.ask(
@@ -181,13 +198,21 @@ def main(argv: Sequence[str]) -> int:
     records = earlier.read(control.SCRIPT, "run", options.run)
     out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
     player = restore(options, records)
-    limit = options.max_steps or getattr(player.env.default_params, "max_steps_in_episode", 0)
+    source = player.built.source
+    limit = options.max_steps or (
+        getattr(player.built.env.default_params, "max_steps_in_episode", 0)
+        if source is None
+        else source.max_steps
+    )
     if not limit:
         raise UsageError("--max_steps must be at least 1: the environment has no limit of its own")
-    episode = play(
-        player, jax.random.key(options.seed), max_steps=int(limit), greedy=options.greedy
-    )
-    scene = SCENES.get(records[""].env, OTHER)
+    if source is None:
+        episode = play(
+            player, jax.random.key(options.seed), max_steps=int(limit), greedy=options.greedy
+        )
+        scene = SCENES.get(records[""].env, OTHER)
+    else:
+        episode, scene = film(player, source, records[""].env_params, options, int(limit))
     with folder.writing(out):
         pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
         rendering.save_gif(pictures, out, fps=options.fps or scene.fps)

@@ -1,0 +1,126 @@
+"""One episode in an environment of the host, with the pictures that gymnasium takes of it."""
+
+import contextlib
+import functools
+import json
+import os
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_po.control import recorded
+from jaxrl_po.run.pools import Array, Source, Stepped, quiet
+from jaxrl_po.run.rendering import Episode, Frame
+from jaxrl_po.types import Problem, TrainState
+
+
+class Film(NamedTuple):
+    """An episode and its pictures.
+
+    Attributes:
+      episode: see `Episode`.
+      pictures: one for each observation, or empty where gymnasium can take none.
+      fps: frames per second that suit the environment.
+      why: the reason why there are no pictures, or empty.
+    """
+
+    episode: Episode
+    pictures: list[Frame]
+    fps: int
+    why: str
+
+
+class Camera:
+    """A single environment of gymnasium as a pool of one, whose pictures can be taken.
+
+    Args:
+      env: made with `render_mode="rgb_array"`.
+      seed: of its first episode.
+    """
+
+    def __init__(self, env: Any, seed: int):
+        self._env, self._seed = env, seed
+        self.fps = int(env.metadata.get("render_fps", 30))
+
+    def reset(self) -> Array:
+        """See `pools.Pool`."""
+        return np.asarray(self._env.reset(seed=self._seed)[0])[None]
+
+    def step(self, action: Array) -> Stepped:
+        """See `pools.Pool`."""
+        observation, *others = self._env.step(action[0])[:4]
+        return Stepped(np.asarray(observation)[None], *(np.asarray(x)[None] for x in others))
+
+    def picture(self) -> Frame:
+        """What the environment looks like now, `[H, W, 3]`."""
+        return np.asarray(self._env.render(), np.uint8)
+
+    def close(self) -> None:
+        """See `pools.Pool`."""
+        self._env.close()
+
+
+def film(
+    source: Source,
+    problem: Problem,
+    state: TrainState,
+    env_params: str,
+    *,
+    seed: int,
+    max_steps: int,
+    greedy: bool,
+) -> Film:
+    """Plays one episode.
+
+    Args:
+      source: of the environment.
+      problem: its `apply` is the policy.
+      state: of one seed.
+      env_params: arguments of the environment, see `pools.find`.
+      seed: of the environment, and of the policy where it samples.
+      max_steps: maximum length.
+      greedy: take the mode of the policy; otherwise sample.
+
+    Raises:
+      PoolError: the environment failed.
+    """
+    act = jax.jit(functools.partial(recorded.act, problem, source.spaces, greedy=greedy))
+    state = state._replace(key=jax.random.key(seed))
+    camera, why = _camera(source, env_params, seed)
+    pool = camera or source.open([seed])
+    with contextlib.closing(pool), quiet():
+        seen, taken, actions, rewards = [pool.reset()], list[Frame](), [], []
+        taken += [camera.picture()] if camera else []
+        for t in range(max_steps):
+            action, played = act(state, seen[-1].astype(source.dtype), np.int32(t))
+            stepped = pool.step(np.asarray(played))
+            seen.append(stepped.observation)
+            actions.append(np.asarray(action)[0])
+            rewards.append(float(stepped.reward[0]))
+            taken += [camera.picture()] if camera else []
+            if stepped.terminated[0] or stepped.truncated[0]:
+                break
+    episode = Episode(
+        np.concatenate(seen).astype(np.float32), np.stack(actions), np.array(rewards, np.float32)
+    )
+    return Film(episode, taken, camera.fps if camera else 10, why)
+
+
+def _camera(source: Source, env_params: str, seed: int) -> tuple[Camera | None, str]:
+    """The environment of gymnasium of that name, or None and why it takes no pictures."""
+    import gymnasium
+
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # read when MuJoCo is imported
+    arguments = json.loads(env_params or "{}") if source.name.startswith("gymnasium:") else {}
+    arguments.pop("vectorization_mode", None)
+    name = source.name.partition(":")[2]
+    try:
+        with quiet():
+            camera = Camera(gymnasium.make(name, render_mode="rgb_array", **arguments), seed)
+            camera.reset()
+            camera.picture()
+    except Exception as error:  # of a package we do not know, for want of a display or of itself
+        return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return camera, ""

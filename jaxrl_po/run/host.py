@@ -1,0 +1,244 @@
+"""Rollouts in environments of the host: a loop around one compiled `act` for all seeds at once."""
+
+import functools
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.control import recorded
+from jaxrl_po.control.recorded import Recording
+from jaxrl_po.control.statistics import ROLLING_RETURN
+from jaxrl_po.run import parallel
+from jaxrl_po.run.pools import Array, Pool, Source
+from jaxrl_po.types import ActorCritic, Problem, TrainState
+
+EVALUATION = 2**31  # apart from every index of a seed
+
+
+class HostProblem(NamedTuple):
+    """A control problem on the host, of one seed.
+
+    Attributes:
+      source: of its environments.
+      problem: see `control.recorded_from_settings`.
+      num_envs: B, environments of one seed.
+      num_steps: T, steps of each environment in one iteration.
+      num_episodes: greedy episodes of an evaluation of one seed.
+    """
+
+    source: Source
+    problem: Problem
+    num_envs: int
+    num_steps: int
+    num_episodes: int
+
+
+class Rollouts:
+    """Records iterations and plays evaluations, for all seeds in one pool.
+
+    The environments' own random numbers follow from the base seed, the index of the seed, that of
+    the environment and the iteration at which the pool was opened. Their states cannot be saved: a
+    resumed run begins new episodes.
+
+    Args:
+      host: see `HostProblem`.
+      base_seed: of the run.
+      seeds: index of the seed of each row of the state.
+    """
+
+    def __init__(self, host: HostProblem, base_seed: int, seeds: Sequence[int]):
+        self._host, self._base, self._seeds = host, base_seed, list(seeds)
+        self._pool: Pool | None = None
+        self._now: Any = None  # observations, ends, returns and lengths of the running episodes
+        self._reported: set[tuple[int, int]] = set()
+        self._act, self._act_greedily = (_compiled_act(host, greedy) for greedy in (False, True))
+
+    def __enter__(self) -> "Rollouts":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the pool."""
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+    def recording(self) -> Recording:
+        """Shapes and dtypes of a recording, `[S, B, …]`."""
+        host, spaces = self._host, self._host.source.spaces
+        rows = len(self._seeds), host.num_envs
+        steps = *rows, host.num_steps
+        seen = () if np.dtype(host.source.dtype).kind == "i" else spaces.observation_shape
+        acts = () if spaces.num_actions else (spaces.action_size,)
+        shape = jax.ShapeDtypeStruct
+        number, flag = shape(steps, np.float32), shape(steps, np.bool_)
+        shapes: Any = Recording
+        made: Recording = shapes(
+            observation=shape((*rows, host.num_steps + 1, *seen), host.source.dtype),
+            action=shape((*steps, *acts), np.int32 if spaces.num_actions else np.float32),
+            reward=number,
+            terminated=flag,
+            truncated=flag,
+            mask=flag,
+            episode_return=number,
+            episode_length=number,
+        )
+        return made
+
+    def compile(self, like: TrainState) -> None:
+        """Compiles what acts, by a call on zeros; `like` are the shapes of the state."""
+        keys = jax.random.split(jax.random.key(0), len(self._seeds))
+        zeros = jax.tree.map(
+            lambda x: keys if x.dtype == keys.dtype else jnp.zeros(x.shape, x.dtype), like
+        )
+        policy = self._policy(zeros)
+        seen = self.recording().observation
+        shape = seen.shape[:2] + seen.shape[3:]
+        for act, envs in (self._act, shape[1]), (self._act_greedily, self._host.num_episodes):
+            observation = np.zeros((shape[0], envs, *shape[2:]), seen.dtype)
+            jax.block_until_ready(act(policy, observation, np.int32(0)))
+
+    def record(
+        self, state: TrainState, tell: Callable[[str], None]
+    ) -> tuple[TrainState, Recording]:
+        """Plays one iteration.
+
+        Args:
+          state: stacked over seeds.
+          tell: called with a line for the user.
+
+        Returns:
+          The state, in which returns begin with the episodes, and the recording.
+
+        Raises:
+          PoolError: an environment raised or died.
+        """
+        if self._pool is None:
+            state = self._begin(state, tell)
+        assert self._pool is not None
+        # Fresh arrays: on the CPU, the program of the last iteration may still read the old ones.
+        made = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
+        policy, rows = self._policy(state), made.reward.shape[:2]
+        seen, was_over, total, length = self._now
+        made.observation[:, :, 0] = seen
+        for t in range(made.reward.shape[2]):
+            action, played = self._act(policy, seen, np.int32(t))
+            stepped = self._pool.step(_to_play(played))
+            seen, reward, terminated, truncated = (x.reshape(*rows, *x.shape[1:]) for x in stepped)
+            mask = ~was_over
+            total, length = total + np.where(mask, reward, 0.0), length + mask
+            made.action[:, :, t] = action
+            made.observation[:, :, t + 1] = seen
+            made.reward[:, :, t] = np.where(mask, reward, 0.0)
+            made.terminated[:, :, t] = terminated & mask
+            made.truncated[:, :, t] = truncated & ~terminated & mask
+            made.mask[:, :, t] = mask
+            made.episode_return[:, :, t], made.episode_length[:, :, t] = total, length
+            was_over = (terminated | truncated) & mask
+            total, length = np.where(was_over, 0.0, total), np.where(was_over, 0.0, length)
+        self._now = seen, was_over, total, length
+        self._report_nonfinite(made, tell)
+        return state, made
+
+    def evaluate(self, state: TrainState, base_seed: int | None = None) -> dict[str, Array]:
+        """Greedy return and length `[S, E]` of whole episodes, each in an environment of its own.
+
+        Args:
+          state: stacked over seeds.
+          base_seed: of the episodes, the same for every seed of the run; None for the run's.
+
+        Raises:
+          PoolError: an environment raised or died.
+        """
+        base = self._base if base_seed is None else base_seed
+        rows = len(self._seeds), self._host.num_episodes
+        seeds = [_seed(base, EVALUATION, episode) for episode in range(rows[1])]
+        pool = self._host.source.open(seeds * rows[0])
+        policy = self._policy(state)
+        total, length, alive = np.zeros(rows), np.zeros(rows), np.ones(rows, bool)
+        try:
+            seen = pool.reset()
+            while alive.any():
+                seen = seen.reshape(*rows, *seen.shape[1:]).astype(self._host.source.dtype)
+                _, played = self._act_greedily(policy, seen, np.int32(0))
+                seen, reward, terminated, truncated = pool.step(_to_play(played))
+                total += np.where(alive, reward.reshape(rows), 0.0)
+                length += alive
+                alive &= ~(terminated | truncated).reshape(rows)
+                alive &= length < (self._host.source.max_steps or np.inf)
+        finally:
+            pool.close()
+        return {"greedy_return": total, "greedy_length": length}
+
+    def _begin(self, state: TrainState, tell: Callable[[str], None]) -> TrainState:
+        """Opens the pool; returns are scaled from the beginning of an episode."""
+        iteration, num_envs = int(np.max(state.step)), self._host.num_envs
+        rows = len(self._seeds), num_envs
+        if iteration:
+            tell("environments begin new episodes, since their states cannot be saved")
+        self._pool = self._host.source.open(
+            [
+                _seed(self._base, seed, env, iteration)
+                for seed in self._seeds
+                for env in range(num_envs)
+            ]
+        )
+        seen = self._pool.reset()
+        seen = seen.reshape(*rows, *seen.shape[1:]).astype(self._host.source.dtype)
+        self._now = seen, np.zeros(rows, bool), np.zeros(rows), np.zeros(rows)
+        sharded = dict(state.collector.sharded)
+        if ROLLING_RETURN in sharded:
+            sharded[ROLLING_RETURN] = jnp.zeros_like(sharded[ROLLING_RETURN])
+        return state._replace(collector=state.collector._replace(sharded=sharded))
+
+    def _policy(self, state: TrainState) -> TrainState:
+        """The part of the state that acts, on one device: a call of `act` is then short."""
+        part = state._replace(
+            params=ActorCritic(state.params.policy),
+            opt_state=None,
+            reference_params=None,
+            collector=state.collector._replace(sharded={}),
+        )
+        moved: TrainState = jax.device_put(part, jax.devices()[0])
+        return moved
+
+    def _report_nonfinite(self, made: Recording, tell: Callable[[str], None]) -> None:
+        finite = np.isfinite(made.reward)
+        finite &= np.isfinite(made.observation[:, :, 1:]).reshape(*finite.shape, -1).all(axis=-1)
+        for row, env in {(row, env) for row, env, _ in np.argwhere(~finite & made.mask)}:
+            if (row, env) not in self._reported:
+                self._reported.add((row, env))
+                tell(
+                    f"env {self._host.source.name}: environment {env} of seed "
+                    f"{self._seeds[row]} gave a reward or observation that is not finite; updates "
+                    "on it are skipped, and such steps are counted in frac_nonfinite"
+                )
+
+
+def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., Any]:
+    axes = parallel.STATE_AXES
+    of_seed = functools.partial(recorded.act, host.problem, host.source.spaces, greedy=greedy)
+    return jax.jit(jax.vmap(of_seed, in_axes=(axes, 0, None)))
+
+
+def _to_play(action: jax.Array) -> Array:
+    """Actions `[S·B, …]` as the environments take them, with zeros where they are not finite."""
+    array = np.asarray(action)
+    array = array.reshape(-1, *array.shape[2:])
+    return array if array.dtype.kind == "i" else np.nan_to_num(array)
+
+
+def _seed(*entropy: int) -> int:
+    """A seed of an environment, below 2³¹."""
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)

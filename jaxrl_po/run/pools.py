@@ -1,0 +1,323 @@
+"""Environments of the host, stepped side by side: EnvPool's, and gymnasium's vector environments.
+
+Both take one more step after an episode's end, which ignores its action and returns the first
+observation of the next episode.
+"""
+
+import difflib
+import json
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control.environment import Spaces, read_spaces
+from jaxrl_po.run import extras
+from jaxrl_po.run.flags import UsageError
+
+SUITES = ("envpool", "gymnasium")
+Array = npt.NDArray[Any]
+
+
+class PoolError(Exception):
+    """An environment raised or died; the message says which and how."""
+
+
+class Stepped(NamedTuple):
+    """One step of N environments.
+
+    Attributes:
+      observation: `[N, …]`, the true next one, also where the episode ended.
+      reward: `[N]`.
+      terminated: `[N]`, bool.
+      truncated: `[N]`, bool.
+    """
+
+    observation: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
+class Pool(Protocol):
+    """N environments, each with its own seed."""
+
+    def reset(self) -> Array:
+        """Begins an episode in each; observations `[N, …]`."""
+
+    def step(self, action: Array) -> Stepped:
+        """Steps each; where its episode had ended, the action is ignored and a new one begins."""
+
+    def close(self) -> None:
+        """Frees what the environments hold."""
+
+
+class Source(NamedTuple):
+    """Where environments come from.
+
+    Attributes:
+      name: as on the command line.
+      spaces: of one environment.
+      dtype: of the observations.
+      max_steps: time limit of an episode; None without one.
+      open: seeds, one for each environment, to a `Pool`.
+    """
+
+    name: str
+    spaces: Spaces
+    dtype: npt.DTypeLike
+    max_steps: int | None
+    open: Callable[[Sequence[int]], Pool]
+
+
+def is_host(name: str) -> bool:
+    """Whether a name is that of an environment of the host.
+
+    Example:
+      >>> is_host("envpool:Hopper-v4"), is_host("CartPole-v1"), is_host("my_env.py:Corridor")
+      (True, False, False)
+    """
+    return name.partition(":")[0] in SUITES
+
+
+MUJOCO = (
+    "Ant",
+    "HalfCheetah",
+    "Hopper",
+    "Humanoid",
+    "HumanoidStandup",
+    "InvertedDoublePendulum",
+    "InvertedPendulum",
+    "Pusher",
+    "Reacher",
+    "Swimmer",
+    "Walker2d",
+)
+
+
+def family(name: str) -> str:
+    """The environments with which one of the host shares its settings; or its own name.
+
+    Example:
+      >>> family("envpool:Hopper-v4"), family("envpool:Pong-v5"), family("gymnasium:CartPole-v1")
+      ('MuJoCo', 'Atari', 'CartPole-v1')
+    """
+    suite, _, inner = name.partition(":")
+    if inner.partition("-")[0] in MUJOCO:
+        return "MuJoCo"
+    return "Atari" if suite == "envpool" and inner.endswith("-v5") else inner
+
+
+def find(name: str, env_params: str = "") -> Source:
+    """The source of `envpool:Name` or `gymnasium:Name`.
+
+    Args:
+      name: see above.
+      env_params: JSON object with arguments of `envpool.make` or `gymnasium.make_vec`; or empty.
+
+    Raises:
+      UsageError: the package is not installed, there is no environment of that name, or it does
+        not take the arguments.
+      ConfigError: its spaces cannot be handled.
+    """
+    suite, _, inner = name.partition(":")
+    try:
+        arguments = json.loads(env_params or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError("not an object")
+    except ValueError:
+        raise UsageError(
+            f"--env_params={env_params} must be a JSON object of arguments, such as "
+            '{"frame_skip": 4}'
+        ) from None
+    extras.require(f"env={name}", suite, suite)
+    return {"envpool": _envpool, "gymnasium": _gymnasium}[suite](name, inner, arguments)
+
+
+class EnvPool:
+    """A pool of EnvPool.
+
+    Args:
+      pool: made with `env_type="gymnasium"`.
+      channels_first: move the channels of images to the last axis.
+    """
+
+    def __init__(self, pool: Any, channels_first: bool):
+        self._pool, self._channels_first = pool, channels_first
+
+    def reset(self) -> Array:
+        """See `Pool`."""
+        return self._observe(self._pool.reset()[0])
+
+    def step(self, action: Array) -> Stepped:
+        """See `Pool`."""
+        observation, reward, terminated, truncated, _ = self._pool.step(action)
+        return Stepped(self._observe(observation), reward, terminated, truncated)
+
+    def close(self) -> None:
+        """See `Pool`."""
+        self._pool.close()
+
+    def _observe(self, observation: Array) -> Array:
+        return np.moveaxis(observation, 1, -1) if self._channels_first else observation
+
+
+def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
+    import envpool
+
+    known = envpool.list_all_envs()
+    if inner not in known:
+        near = difflib.get_close_matches(inner, known, n=3)
+        raise UsageError(
+            f"--env={name}: EnvPool has no {inner!r}"
+            + (f"; did you mean {', '.join(f'envpool:{each}' for each in near)}?" if near else "")
+        )
+    threads = {"num_threads": arguments.pop("num_threads", _cores())}
+    try:
+        with quiet():
+            spec = envpool.make_spec(inner, **arguments)
+            seen, acts = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UsageError(f"--env_params for {name}: {' '.join(str(error).split())}") from None
+    spaces = read_spaces(name, seen, acts)
+    shape = spaces.observation_shape
+    channels_first = len(shape) == 3 and seen.dtype == np.uint8 and shape[0] < shape[2]
+    if channels_first:
+        spaces = spaces._replace(observation_shape=(shape[1], shape[2], shape[0]))
+
+    def open_pool(seeds: Sequence[int]) -> Pool:
+        with quiet():
+            pool = envpool.make(
+                inner,
+                env_type="gymnasium",
+                num_envs=len(seeds),
+                seed=list(seeds),
+                **threads,
+                **arguments,
+            )
+        return EnvPool(pool, channels_first)
+
+    return Source(
+        name, spaces, _dtype(seen), spec.config.max_episode_steps or None, _named(name, open_pool)
+    )
+
+
+class Gymnasium:
+    """A vector environment of gymnasium that resets in the step after an episode's end.
+
+    Args:
+      envs: the vector environment.
+      seeds: of its environments.
+    """
+
+    def __init__(self, envs: Any, seeds: Sequence[int]):
+        self._envs, self._seeds = envs, list(seeds)
+
+    def reset(self) -> Array:
+        """See `Pool`."""
+        observation: Array = self._envs.reset(seed=self._seeds)[0]
+        return observation
+
+    def step(self, action: Array) -> Stepped:
+        """See `Pool`."""
+        observation, reward, terminated, truncated, _ = self._envs.step(action)
+        return Stepped(observation, reward, terminated, truncated)
+
+    def close(self) -> None:
+        """See `Pool`."""
+        self._envs.close()
+
+
+def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
+    import gymnasium
+    from gymnasium.vector import AutoresetMode
+
+    def make(count: int) -> Any:
+        with quiet():
+            return gymnasium.make_vec(
+                inner,
+                num_envs=count,
+                vector_kwargs={"autoreset_mode": AutoresetMode.NEXT_STEP},
+                **{"vectorization_mode": "sync", **arguments},
+            )
+
+    try:
+        one = make(1)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UsageError(
+            f"--env={name}: {' '.join(str(error).split())}; for MuJoCo: "
+            "pip install 'jaxrl_po[gymnasium]'"
+        ) from None
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+        raise UsageError(f"--env={name}: {' '.join(str(error).split())}") from None
+    try:
+        if one.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
+            raise ConfigError(
+                f"env {name} must reset in the step after an episode's end "
+                "(AutoresetMode.NEXT_STEP), so that its final observations are seen"
+            )
+        seen, limit = one.single_observation_space, one.spec and one.spec.max_episode_steps
+        spaces = read_spaces(name, seen, one.single_action_space)
+    finally:
+        one.close()
+    return Source(
+        name,
+        spaces,
+        _dtype(seen),
+        limit,
+        _named(name, lambda seeds: Gymnasium(make(len(seeds)), seeds)),
+    )
+
+
+class Named:
+    """A pool whose errors name the environment.
+
+    Args:
+      name: of the environment.
+      pool: the pool.
+    """
+
+    def __init__(self, name: str, pool: Pool):
+        self._name, self._pool = name, pool
+
+    def reset(self) -> Array:
+        """See `Pool`."""
+        return self._call(self._pool.reset)
+
+    def step(self, action: Array) -> Stepped:
+        """See `Pool`."""
+        stepped: Stepped = self._call(self._pool.step, action)
+        return stepped
+
+    def close(self) -> None:
+        """See `Pool`."""
+        self._call(self._pool.close)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            message = " ".join(str(error).split())
+            raise PoolError(f"env {self._name}: {type(error).__name__}: {message}") from error
+
+
+def _named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
+    return lambda seeds: Named(name, open_pool(seeds))
+
+
+def _dtype(space: Any) -> npt.DTypeLike:
+    """Images stay bytes and classes integers; all else is float32."""
+    return space.dtype if space.dtype == np.uint8 or hasattr(space, "n") else np.float32
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def quiet() -> warnings.catch_warnings:
+    """Hides the packages' own warnings, of older versions of an environment for example."""
+    return warnings.catch_warnings(action="ignore")
