@@ -157,29 +157,48 @@ def test_images_are_flattened_and_their_batch_axes_kept():
     assert len(np.unique(value)) == 4
 
 
-def test_convolution_equals_xlas():
-    image = jax.random.normal(jax.random.key(0), (2, 5, 6, 3))
-    output, params = networks.Convolution(4).init_with_output(jax.random.key(1), image)
-    layer = params["params"]["Dense_0"]
-    kernel = layer["kernel"].reshape(3, 3, 3, 4)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size"), [(3, 1, (5, 6)), (4, 2, (9, 8)), (8, 4, (18, 21)), (2, 2, (4, 4))]
+)
+def test_convolution_equals_xlas(kernel, stride, size):
+    image = jax.random.normal(jax.random.key(0), (2, *size, 3))
+    module = networks.Convolution(4, kernel, stride)
+    output, params = module.init_with_output(jax.random.key(1), image)
+    places = kernel // stride
+    weights = params["params"]["Dense_0"]["kernel"].reshape(places, places, stride, stride, 3, 4)
+    weights = weights.transpose(0, 2, 1, 3, 4, 5).reshape(kernel, kernel, 3, 4)
     expected = jax.lax.conv_general_dilated(
-        image, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        image, weights, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    assert output.shape == (2, 3, 4, 4)
     np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+def parameters(torso, image):
+    return jax.eval_shape(torso.init, jax.random.key(0), image)["params"]
 
 
 def test_torso_convolves_images_only_when_asked():
     image = jnp.zeros((2, 10, 10, 4))
-    shapes = [
-        jax.eval_shape(networks.Torso((8,), jnp.tanh, 3, channels).init, jax.random.key(0), image)[
-            "params"
-        ]
-        for channels in (0, 16)
-    ]
-    assert shapes[0]["Dense_0"]["kernel"].shape == (400, 8)
-    assert shapes[1]["Dense_0"]["kernel"].shape == (8 * 8 * 16, 8)
-    assert shapes[1]["Convolution_0"]["Dense_0"]["kernel"].shape == (36, 16)
+    flat = parameters(networks.Torso((8,), jnp.tanh, 3), image)
+    convolved = parameters(networks.Torso((8,), jnp.tanh, 3, ((16, 3, 1),)), image)
+    assert flat["Dense_0"]["kernel"].shape == (400, 8)
+    assert convolved["Dense_0"]["kernel"].shape == (8 * 8 * 16, 8)
+    assert convolved["Convolution_0"]["Dense_0"]["kernel"].shape == (36, 16)
+
+
+def test_frames_of_a_video_game_become_the_papers_features():
+    torso = networks.Torso((512,), jnp.tanh, 3, networks.FRAMES)
+    made = parameters(torso, jnp.zeros((84, 84, 4), jnp.uint8))
+    assert made["Dense_0"]["kernel"].shape == (7 * 7 * 64, 512)
+    total = sum(x.size for x in jax.tree.leaves(made))
+    assert total == 32 * 257 + 64 * 513 + 64 * 577 + 512 * 3137
+
+
+def test_bytes_are_scaled_to_one():
+    torso = networks.Torso((3,), observation_rank=3)
+    image = jax.random.randint(jax.random.key(0), (4, 4, 2), 0, 256).astype(jnp.uint8)
+    output, params = torso.init_with_output(jax.random.key(1), image)
+    np.testing.assert_allclose(output, torso.apply(params, image / 255.0), rtol=1e-5)
 
 
 def test_shared_torso_feeds_both_heads():

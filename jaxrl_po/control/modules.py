@@ -26,7 +26,8 @@ class NetworkSettings:
     activation: str = static("tanh", "activation of the hidden layers", choices=tuple(ACTIVATIONS))
     channels: int = static(
         16,
-        "channels of the 3 × 3 convolution that reads image observations; 0 flattens them",
+        "channels of the 3 × 3 convolution that reads small images; 0 flattens them. Frames of 36 "
+        "pixels and more are read by the three convolutions of Mnih et al. (2015)",
         within=NON_NEGATIVE,
     )
     initial_log_std: float = static(
@@ -127,10 +128,13 @@ def default_modules(
     Raises:
       ConfigError: for a setting that has no effect on this spaces.
     """
-    rank = len(spaces.observation_shape)
-    if rank != 3 and settings.channels != NetworkSettings.channels:
+    shape = spaces.observation_shape
+    rank = len(shape)
+    frames = rank == 3 and min(shape[:2]) >= 36
+    if (rank != 3 or frames) and settings.channels != NetworkSettings.channels:
         raise ConfigError(
-            "channels applies to image observations only; this environment's have one axis"
+            f"channels applies to small images only; this environment's observations are "
+            f"{list(shape)}"
         )
     if spaces.num_actions and settings.initial_log_std != NetworkSettings.initial_log_std:
         raise ConfigError(
@@ -139,8 +143,10 @@ def default_modules(
         )
 
     def torso() -> networks.Torso:
-        hidden, channels = (settings.width,) * settings.depth, settings.channels if rank == 3 else 0
-        return networks.Torso(hidden, ACTIVATIONS[settings.activation], rank, channels)
+        hidden = (settings.width,) * settings.depth
+        small = ((settings.channels, 3, 1),) if rank == 3 and settings.channels else ()
+        convolutions = networks.FRAMES if frames else small
+        return networks.Torso(hidden, ACTIVATIONS[settings.activation], rank, convolutions)
 
     head: Any = networks.GaussianHead(spaces.action_size, settings.initial_log_std)
     if spaces.num_actions:

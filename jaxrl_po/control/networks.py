@@ -68,49 +68,72 @@ def orthogonal(
 
 
 class Convolution(nn.Module):
-    """A 3 × 3 convolution without padding, as one matrix product over nine shifted views.
+    """A convolution without padding, as one matrix product over shifted views of blocks.
 
     Vmapped over seeds, XLA turns its own convolution into a grouped one, which is far slower on a
     CPU.
 
     Attributes:
       channels: output channels.
+      kernel: height and width of the kernel, a multiple of the stride.
+      stride: step between its places.
     """
 
     channels: int
+    kernel: int = 3
+    stride: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[E*, H, W, C]` to `[E*, H − 2, W − 2, channels]`."""
-        height, width = x.shape[-3] - 2, x.shape[-2] - 2
-        views = [x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)]
+        """Maps `[E*, H, W, C]` to `[E*, (H − k) // s + 1, (W − k) // s + 1, channels]`."""
+        step, places = self.stride, self.kernel // self.stride
+        rows, columns = x.shape[-3] // step, x.shape[-2] // step
+        blocks = x[..., : rows * step, : columns * step, :].reshape(
+            *x.shape[:-3], rows, step, columns, step, x.shape[-1]
+        )
+        blocks = jnp.moveaxis(blocks, -4, -3).reshape(*x.shape[:-3], rows, columns, -1)
+        height, width = rows - places + 1, columns - places + 1
+        views = [
+            blocks[..., i : i + height, j : j + width, :]
+            for i in range(places)
+            for j in range(places)
+        ]
         return nn.Dense(self.channels, kernel_init=orthogonal(math.sqrt(2.0)))(
             jnp.concatenate(views, axis=-1)
         )
 
 
+# Channels, kernel and stride of each convolution over frames of a video game (Mnih et al. 2015,
+# doi:10.1038/nature14236, methods): 84 × 84 × 4 pixels to 7 × 7 × 64 features.
+FRAMES = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+
+
 class Torso(nn.Module):
-    """The layers before a head: a convolution (for images), then an MLP; orthogonal, scale √2.
+    """The layers before a head: convolutions (for images), then an MLP; orthogonal, scale √2.
+
+    Images of bytes are scaled to [0, 1].
 
     Attributes:
       hidden: width of each hidden layer.
       activation: after each layer.
       observation_rank: axes of one observation; they are flattened for the MLP, after the
-        convolution if there is one.
-      channels: of the convolution over observations `[H, W, C]`; 0 for none.
+        convolutions if there are any.
+      convolutions: channels, kernel and stride of each, over observations `[H, W, C]`.
     """
 
     hidden: Sequence[int] = (64, 64)
     activation: Activation = nn.tanh
     observation_rank: int = 1
-    channels: int = 0
+    convolutions: Sequence[tuple[int, int, int]] = ()
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
         """Maps observations `[E*, …]` to features `[E*, hidden[-1]]`."""
         x = observation
-        if self.channels:
-            x = self.activation(Convolution(self.channels)(x))
+        if x.dtype == jnp.uint8:
+            x = x.astype(float) / 255.0
+        for channels, kernel, stride in self.convolutions:
+            x = self.activation(Convolution(channels, kernel, stride)(x))
         x = x.reshape(*x.shape[: x.ndim - self.observation_rank], -1)
         for width in self.hidden:
             x = self.activation(nn.Dense(width, kernel_init=orthogonal(math.sqrt(2.0)))(x))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import config, control, losses
-from jaxrl_po.config import COUNT, static
+from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
@@ -89,6 +89,21 @@ class Options(RunOptions):
     eval_episodes: int = static(
         32, "greedy episodes per evaluation and seed", unit="episodes", within=COUNT
     )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        if self.env_params and not pools.is_host(self.env):
+            raise ConfigError(
+                "env_params is for environments of the host, envpool:Name and gymnasium:Name, "
+                f"not for env={self.env}"
+            )
+        for name in ("distributed", "deterministic"):
+            if getattr(self, name) and pools.is_host(self.env):
+                raise ConfigError(
+                    f"{name} must be off with env={self.env}: environments of the host run in one "
+                    "process, and their states cannot be saved"
+                )
 
 
 def sampling(options: Options) -> Sampling:
@@ -174,8 +189,6 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
         source = pools.find(options.env, options.env_params)
         problem = control.recorded_from_settings(source.spaces, settings, axis_name=axis_name)
         return Built(problem, source.spaces, None, source)
-    if options.env_params:
-        raise UsageError("--env_params is for an environment of the host: envpool:, gymnasium:")
     env = make_env(options.env)
     problem = way.build(env, settings, axis_name=axis_name)
     return Built(problem, control.adapt(env).spaces, env, None)
