@@ -133,6 +133,13 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path):
     assert np.abs(np.asarray(raw - seen)).max() > 1e-3  # or the comparison above shows nothing
     drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
     assert drawn == {0, 1}
+    with pytest.raises(
+        ConfigError, match=r"^observation must have the shape \[4\] .* CartPole-v1, got \[3\]; jax"
+    ):
+        policy.act(jnp.zeros(3))
+    with pytest.raises(ConfigError, match=r"^observation must have .* got \[8, 4\]; jax.vmap"):
+        policy.act(jnp.zeros((8, 4)))
+    assert jax.vmap(policy.act)(jnp.zeros((8, 4))).shape == (8,)
     with pytest.raises(ConfigError, match=r"^seed=2 must be below 2, the seeds of folder="):
         run.load(out, seed=2)
     with pytest.raises(ConfigError, match=r"^checkpoint must be one of best, latest"):

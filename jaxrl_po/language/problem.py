@@ -21,6 +21,7 @@ from jaxrl_po.config import (
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Prompt, Task, finite
+from jaxrl_po.language.tasks.types import check_lengths
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
@@ -221,6 +222,7 @@ def make_problem(
     budget = check_budget(task, max_new_tokens)
     source = finite(task, prompt_set) if prompt_set else task
     check_vocabulary(task, model)
+    check_lengths(task)
     if initial is not None:
         check_parameters(model, initial)
     if critic is not None:
