@@ -21,6 +21,7 @@ from jaxrl_po.run import (
     provenance,
     runner,
     summary,
+    user_code,
 )
 from jaxrl_po.run.checkpoint import CheckpointError
 from jaxrl_po.run.compilation import keep_programs
@@ -212,6 +213,7 @@ def prepare(
             f"of jaxrl-po {script.name}"
         )
     provenance.require_readable(stored.get("resolved", {}), options.out)
+    stored |= user_code.absolute(stored)
     records = parse(script, argv, stored)
     options = records[""]
     if options.deterministic:
@@ -268,7 +270,8 @@ def prepare(
         )
         programs.check(job)
 
-    origin, before = provenance.describe(placement.describe()), stored.get("resolved", {})
+    origin = provenance.describe(placement.describe(), user_code.files(settings))
+    before = stored.get("resolved", {})
     found = {name: value for name, value in script.tuned(options).items() if name not in given}
     sizes = {
         "iterations": iterations,
@@ -354,9 +357,11 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
 def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Prefix to record, from arguments and, for flags not given, an earlier `config.json`."""
     options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
-    return flags.parse(
+    records = flags.parse(
         argv, sections_of(script, options), stored=stored, defaults=script.defaults(options)
     )
+    own = user_code.absolute(vars(records[""]))
+    return records | {"": dataclasses.replace(records[""], **own)}
 
 
 def sections_of(script: Script, options: Any) -> dict[str, type]:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,12 @@ OTHER_STATES = ("0.1.", "0.2.")  # versions whose runs cannot be resumed
 PACKAGE = Path(__file__).parent.parent
 
 
-def describe(placement: str) -> dict[str, Any]:
+def describe(placement: str, files: Sequence[Path] = ()) -> dict[str, Any]:
     """Layout, devices, machine, versions and code of this process, as JSON values by name.
 
     Args:
       placement: the placement on devices, in words.
+      files: code of the user's own.
     """
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return {
@@ -50,7 +51,7 @@ def describe(placement: str) -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "jax_config": {name: getattr(jax.config, name) for name in NUMERICS},
         "versions": versions(),
-        "source": source(PACKAGE),
+        "source": source(PACKAGE, *files),
         "revision": revision(),
     }
 
@@ -74,11 +75,12 @@ def processor() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def source(*folders: Path) -> str:
-    """A digest of the Python code in some folders, under version control or not."""
+def source(*places: Path) -> str:
+    """A digest of the Python code in some folders and files, under version control or not."""
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        for path in sorted(folder.rglob("*.py")) if place.is_dir() else [place]:
             digest.update(
                 path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
             )

@@ -21,6 +21,7 @@ from jaxrl_po.run import (
     scoring,
     sharding,
     tasks,
+    user_code,
 )
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.options import Options as RunOptions
@@ -396,7 +397,7 @@ SCRIPT = launch.Script(
     steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,
     shards_params=lambda options: options.shard_params,
     build=build,
-    title=lambda records: f"{records[''].algorithm} on {records[''].task}",
+    title=lambda records: f"{records[''].algorithm} on {user_code.short(records[''].task)}",
     unit="completions",
     curves=(Series("accuracy", "training"), Series("greedy_accuracy", "greedy, held out")),
     y_label="accuracy",
