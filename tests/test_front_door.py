@@ -180,6 +180,22 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
         evaluate.main([f"--run={files / 'run'}"])
 
 
+def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
+    files, monkeypatch, capsys
+):
+    swept = [*tiny.CONTROL, "--total_steps=320", "--config.learning_rate=0.01,0.05"]
+    out = f"--out={files / 'sweep'}"
+    monkeypatch.chdir(files)
+    with pytest.raises(UsageError, match=r"^--save must be left out with --env=/\S+mine.py:Corr"):
+        sweep.main([*swept, "--env=mine.py:Corridor", out, "--save"])
+    assert sweep.main([*swept, "--env=mine.py:Corridor", out]) == 0
+    (files / "sweep" / "sweep.json").unlink()
+    (files / "elsewhere").mkdir()
+    monkeypatch.chdir(files / "elsewhere")
+    assert sweep.main([out, "--resume"]) == 0
+    assert sweep.main([out, "--resume", "--env=../mine.py:Corridor"]) == 0
+
+
 def test_a_task_of_ones_own_is_trained_and_starts_another_run(files):
     task = f"--task={files / 'tasks.py'}:one_digit"
     flags_of_run = [flag for flag in tiny.LANGUAGE if not flag.startswith("--task.")]
