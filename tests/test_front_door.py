@@ -21,8 +21,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.run import compilation, flags, user_code
 from jaxrl_po.run.commands import control as control_command
-from jaxrl_po.run.commands import language as language_command
 from jaxrl_po.run.commands import evaluate, sweep
+from jaxrl_po.run.commands import language as language_command
 from jaxrl_po.run.flags import UsageError
 
 CORRIDOR = '''

@@ -178,7 +178,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path, wh
     second = Silent()
     outcome = run(tmp_path, second, resume=True)
     assert not outcome.interrupted
-    assert second.told[1].startswith("resuming at step")
+    assert second.told[1].startswith("resuming at iteration")
     assert lines(tmp_path) == lines(whole[0])
     assert bits(outcome.state) == bits(whole[1].state)
 
@@ -211,7 +211,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     reporter = Silent()
     again = run(tmp_path, reporter, iterations=5, resume=True)
     assert reporter.phases == []  # nothing is compiled
-    assert reporter.told == ["nothing left to do: step 50 is reached"]
+    assert reporter.told == ["nothing left to do: iteration 5 (step 50) is reached"]
     assert bits(again.state) == bits(first.state)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
@@ -223,7 +223,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_back(tmp_path, whole):
     reporter = Silent()
     outcome = run(tmp_path, reporter, resume=True)
     assert reporter.told[1].endswith("15 is damaged and dropped")
-    assert reporter.told[2] == "resuming at step 100 (iteration 10)"
+    assert reporter.told[2] == "resuming at iteration 10 (step 100)"
     assert lines(tmp_path) == lines(whole[0])
     assert bits(outcome.state) == bits(whole[1].state)
 

@@ -18,6 +18,7 @@ import jax
 
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import strict
+from jaxrl_po.types import Learner
 from jaxrl_po.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "gymnax")
@@ -30,6 +31,7 @@ NUMERICS = (
 FLAG = "--xla_gpu_deterministic_ops"
 CPU_DEVICES = "jax_num_cpu_devices"
 OTHER_STATES = ("0.1.", "0.2.")  # versions whose runs cannot be resumed
+LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -85,6 +87,28 @@ def source(*places: Path) -> str:
                 path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
             )
     return digest.hexdigest()[:16]
+
+
+def program(learner: Learner) -> str:
+    """A digest of one iteration as JAX lowers it: of the method, its numbers and the problem."""
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    lowered = jax.jit(learner.step).lower(state).as_text()
+    return hashlib.sha256(lowered.encode()).hexdigest()[:16]
+
+
+def another_program(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether `program` changed though nothing did from which the same learner is lowered.
+
+    Example:
+      >>> now = dict.fromkeys(LOWERED_FROM, "a")
+      >>> another_program(now | {"program": "b"}, now | {"program": "c"})
+      True
+      >>> another_program(now | {"program": "b", "source": "d"}, now | {"program": "c"})
+      False
+    """
+    if differences({name: now[name] for name in LOWERED_FROM}, before):
+        return False
+    return bool(differences({"program": now["program"]}, before))
 
 
 def revision(package: Path = PACKAGE) -> dict[str, Any] | None:

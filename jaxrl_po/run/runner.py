@@ -112,7 +112,8 @@ def run(
             finished = latest.load(without_frozen(like), tell=reporter.tell)
             if finished is not None and finished[0] >= job.iterations:
                 reporter.tell(
-                    f"nothing left to do: step {finished[0] * job.steps_per_iteration:,} is reached"
+                    f"nothing left to do: iteration {finished[0]} "
+                    f"(step {finished[0] * job.steps_per_iteration:,}) is reached"
                 )
                 return Outcome(with_frozen(finished[1], job), finished[0], False)
 
@@ -123,7 +124,9 @@ def run(
         saved = latest.load(like, tell=reporter.tell) if resume else None
         done = saved[0] if saved else -1
         if resume and saved is None and metrics_lib.read(folder / METRICS):
-            reporter.tell("no checkpoint is left to resume from: the run starts again at step 0")
+            reporter.tell(
+                "no checkpoint is left to resume from: the run starts again at iteration 0"
+            )
         log = Log(folder / METRICS, job.score, after=done)
         if job.examples is not None and processes.is_writer():
             metrics_lib.truncate(folder / EXAMPLES, done)
@@ -165,7 +168,7 @@ def run(
             started.set()
             kept = iteration
             reporter.tell(
-                f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})"
+                f"resuming at iteration {iteration} (step {iteration * job.steps_per_iteration:,})"
             )
 
         first, begun, idle = iteration, time.perf_counter(), False
