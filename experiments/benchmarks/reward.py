@@ -75,7 +75,7 @@ def measure(options: Options) -> dict[str, Any]:
         def apart(state: TrainState) -> tuple[TrainState, Any]:
             state, batch = timed("sample", sample, state)
             (batch, _), _ = timed(
-                "score", lambda batch: (give(batch, first=False, tell=print), None), batch
+                "score", lambda batch: (give(batch, first=False, report=print), None), batch
             )
             return timed("update", update, state, batch)
 

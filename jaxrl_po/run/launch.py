@@ -318,11 +318,11 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
     ):
         if tuned := plan.resolved["tuned"]:
             shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
-            progress.tell(
+            progress.report(
                 f"{title}: with settings that a sweep found, which flags may replace: {shown}"
             )
         if plan.changes:
-            progress.tell(
+            progress.report(
                 f"{title}: resumes in a changed environment, so the last digits may differ: "
                 f"{'; '.join(plan.changes)}"
             )
@@ -337,12 +337,12 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
                 f"--resume: {error}; start afresh with --overwrite or another --out"
             ) from None
         if outcome.interrupted:
-            progress.tell(
+            progress.report(
                 f"{title}: stopped and saved at iteration {outcome.iteration}; --resume "
                 "continues from there"
             )
         elif outcome.idle:
-            progress.tell(
+            progress.report(
                 f"{title}: ended at iteration {outcome.iteration}: all members of a group "
                 "scored alike in every group of every seed for "
                 f"--idle_patience={job.idle_patience} iterations. The task is too hard or "
@@ -350,7 +350,7 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
                 "difficulty, or raise --problem.group_size"
             )
         else:
-            progress.tell(f"{title}: done, results in {out}")
+            progress.report(f"{title}: done, results in {out}")
     return outcome
 
 

@@ -41,7 +41,7 @@ class Diverged(Exception):
 class Reporter(Protocol):
     """Shows the progress of a run."""
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Shows a permanent line."""
 
     def phase(self, name: str) -> None:
@@ -109,9 +109,9 @@ def run(
 
         if resume and max(latest.iterations(), default=-1) >= job.iterations:
             like = jax.eval_shape(job.learner.init, job.keys)
-            finished = latest.load(without_frozen(like), tell=reporter.tell)
+            finished = latest.load(without_frozen(like), report=reporter.report)
             if finished is not None and finished[0] >= job.iterations:
-                reporter.tell(
+                reporter.report(
                     f"nothing left to do: iteration {finished[0]} "
                     f"(step {finished[0] * job.steps_per_iteration:,}) is reached"
                 )
@@ -119,12 +119,12 @@ def run(
 
         reporter.phase("compiling")
         programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
-        reporter.tell("; ".join(filter(None, [job.where, programs.memory.describe()])))
+        reporter.report("; ".join(filter(None, [job.where, programs.memory.describe()])))
         like = without_frozen(programs.like)
-        saved = latest.load(like, tell=reporter.tell) if resume else None
+        saved = latest.load(like, report=reporter.report) if resume else None
         done = saved[0] if saved else -1
         if resume and saved is None and metrics_lib.read(folder / METRICS):
-            reporter.tell(
+            reporter.report(
                 "no checkpoint is left to resume from: the run starts again at iteration 0"
             )
         log = Log(folder / METRICS, job.score, after=done)
@@ -167,7 +167,7 @@ def run(
             iteration, state = saved[0], with_frozen(saved[1], job)
             started.set()
             kept = iteration
-            reporter.tell(
+            reporter.report(
                 f"resuming at iteration {iteration} (step {iteration * job.steps_per_iteration:,})"
             )
 
@@ -175,7 +175,7 @@ def run(
         while iteration < job.iterations and not idle and not processes.any_of(stop.is_set()):
             end = job.boundary(iteration)
             (state, buffer), seconds = wait_for(
-                programs.chunk, state, np.int32(end - iteration), reporter.tell
+                programs.chunk, state, np.int32(end - iteration), reporter.report
             )
             means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
             streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
