@@ -50,7 +50,7 @@ def control_problem(name, axis_name):
     )
 
 
-def language_problem(axis_name):
+def language_problem():
     task = language.tasks.addition(1, zero_pad=False)
     sizes = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
     dtype = jnp.zeros(()).dtype  # float32, or float64 where it is on
@@ -67,11 +67,10 @@ def language_problem(axis_name):
         critic=critic,
         process_reward=True,
         max_new_tokens=4,
-        axis_name=axis_name,
     )
 
 
-def learned_problem(axis_name):
+def learned_problem():
     """All four models: actor, critic, reward model, and with `ppo-reference` the reference."""
     task = language.tasks.addition(1, zero_pad=False)
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
@@ -87,7 +86,6 @@ def learned_problem(axis_name):
         group_size=1,
         critic=critic,
         max_new_tokens=4,
-        axis_name=axis_name,
     )
 
     def fitted_before(params, key):
@@ -102,14 +100,13 @@ def learned_problem(axis_name):
 PROBLEMS = {
     "CartPole": lambda axis_name: control_problem("CartPole-v1", axis_name),
     "Pendulum": lambda axis_name: control_problem("Pendulum-v1", axis_name),
-    "addition": language_problem,
-    "learned": learned_problem,
+    "addition": lambda axis_name: language_problem(),
+    "learned": lambda axis_name: learned_problem(),
     "groups": lambda axis_name: control.make_groups(
         gymnax.make("CartPole-v1")[0],
         num_prompts=NUM_ROWS,
         group_size=2,
         num_steps=24,
-        axis_name=axis_name,
     ),
     "vine": lambda axis_name: control.make_vine(
         gymnax.make("CartPole-v1")[0],
@@ -117,7 +114,6 @@ PROBLEMS = {
         num_steps=8,
         num_states=2,
         horizon=8,
-        axis_name=axis_name,
     ),
     "table": lambda axis_name: tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False),
 }

@@ -35,7 +35,7 @@ def warm():
 @functools.cache
 def make(*, verify=False, axis_name=None):
     problem = language.make_problem(
-        TASK, MODEL, num_prompts=8, group_size=4, verify=verify, initial=warm(), axis_name=axis_name
+        TASK, MODEL, num_prompts=8, group_size=4, verify=verify, initial=warm()
     )
     return grpo.make(grpo.Config(axis_name=axis_name), problem)
 

@@ -49,7 +49,6 @@ def make_learner(
         num_prompts=options.num_prompts,
         group_size=options.group_size,
         verify=verify,
-        axis_name=placement.axis_name,
     )
     settings = grpo.Config(num_minibatches=options.num_minibatches, axis_name=placement.axis_name)
     return grpo.make(config.as_arrays(settings), problem)

@@ -154,7 +154,6 @@ def make_problem(
     critic: Transformer | None = None,
     initial: PyTree | None = None,
     warm: WarmStart | None = None,
-    axis_name: str | None = None,
 ) -> Problem:
     """A language problem: per iteration `num_prompts` prompts with `group_size` completions each.
 
@@ -182,8 +181,6 @@ def make_problem(
       critic: transformer with one output, or None for no critic (values are then zeros).
       initial: initial parameters of the policy, the same for every key; None draws them.
       warm: supervised warm start from the initial parameters, part of `init`; None for none.
-      axis_name: accepted for symmetry with control, where statistics are pooled; sampling needs no
-        communication.
 
     Returns:
       The `Problem`. Metrics: with `verify`, `accuracy` (raw score) and, in groups, `dead_groups`
@@ -234,7 +231,6 @@ def make_problem(
             "process_reward has no effect unless verify is on: it is the verifier's credit "
             "for each token"
         )
-    del axis_name
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         policy_key, critic_key, warm_key = jax.random.split(key, 3)

@@ -30,7 +30,7 @@ class Sampling(NamedTuple):
 
     Attributes:
       settings: record of `--problem.*`.
-      build: `(env, settings, axis_name) -> Problem`.
+      build: `(env, settings, axis_name) -> Problem`; only a path pools statistics over devices.
       rows: settings to the number of rows that are sharded over devices.
       steps: settings and the number of discrete actions to the environment steps of one iteration,
         counting every simulated step.
@@ -45,19 +45,19 @@ class Sampling(NamedTuple):
 SAMPLINGS = {
     "path": Sampling(
         control.Settings,
-        control.from_settings,
+        lambda env, settings, axis_name: control.from_settings(env, settings, axis_name=axis_name),
         lambda s: s.num_envs,
         lambda s, _: s.num_envs * s.num_steps,
     ),
     "groups": Sampling(
         control.GroupSettings,
-        control.groups_from_settings,
+        lambda env, settings, axis_name: control.groups_from_settings(env, settings),
         lambda s: s.num_prompts,
         lambda s, _: s.num_prompts * s.group_size * s.num_steps,
     ),
     "vine": Sampling(
         control.VineSettings,
-        control.vine_from_settings,
+        lambda env, settings, axis_name: control.vine_from_settings(env, settings),
         lambda s: s.num_envs,
         control.VineSettings.steps,
     ),
@@ -139,7 +139,7 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> tuple[An
     """The environment, and the problem made of it."""
     options = records[""]
     env = make_env(options.env)
-    return env, sampling(options).build(env, records["problem"], axis_name=axis_name)
+    return env, sampling(options).build(env, records["problem"], axis_name)
 
 
 def steps(records: Mapping[str, Any]) -> int:

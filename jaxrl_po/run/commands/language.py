@@ -208,7 +208,6 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         critic=None if options.algorithm in methods.IN_GROUPS else critic,
         initial=initial_policy(records, task, policy) if options.init_from else None,
         warm=records["warm_start"],
-        axis_name=placement.axis_name,
     )
     if options.reward == MODEL:
         problem = with_reward_model(problem, records, task, policy)
