@@ -180,9 +180,9 @@ def dynamic_sampling(
             buffer, filled = insert(fill.buffer, fill.filled, _by_group(batch), accepted)
             if carry_surplus:
                 # After the first fresh batch, as much of the surplus as there is room for.
-                number = device * generated + jnp.arange(generated)
+                index = device * generated + jnp.arange(generated)
                 room = jnp.where(fill.rounds == 0, wanted - filled, 0)
-                usable = number < jnp.minimum(room, collector.replicated[SURPLUS_COUNT])
+                usable = index < jnp.minimum(room, collector.replicated[SURPLUS_COUNT])
                 buffer, filled = insert(buffer, filled, collector.sharded[SURPLUS], usable)
             return Fill(
                 collector=collector_inside,

@@ -58,10 +58,15 @@ def shuffle(
 def num_strata(rows: int, num_minibatches: int) -> int:
     """Largest power of two ≤ `MAX_STRATA` for which `num_minibatches` divides a stratum's rows.
 
+    Raises:
+      ConfigError: `num_minibatches` does not divide the rows.
+
     Example:
       >>> num_strata(8192, 4), num_strata(20480, 4), num_strata(12, 3)
       (64, 64, 4)
     """
+    if num_minibatches < 1 or rows % num_minibatches:
+        raise ConfigError(f"num_minibatches = {num_minibatches} must divide the {rows} rows")
     strata = MAX_STRATA
     while rows % (strata * num_minibatches):
         strata //= 2

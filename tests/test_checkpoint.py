@@ -54,7 +54,7 @@ def saved(tmp_path):
 def load(folder, like=None):
     told = []
     with Store(folder) as store:
-        iteration, loaded = store.load(state() if like is None else like, tell=told.append)
+        iteration, loaded = store.load(state() if like is None else like, report=told.append)
         return iteration, loaded, told, store.iterations()
 
 
@@ -201,7 +201,7 @@ def test_if_all_are_damaged_nothing_is_removed(saved):
 def test_after_a_fallback_the_run_saves_that_iteration_again(saved):
     truncate(saved / "3")
     with Store(saved) as store:
-        store.load(state(), tell=lambda line: None)
+        store.load(state(), report=lambda line: None)
         store.save(3, state(3))
         assert store.iterations() == [2, 3]
     assert bits(load(saved)[1]) == bits(state(3))
@@ -260,7 +260,9 @@ def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
         time.sleep(extra)
         os.kill(process.pid, signal.SIGKILL)
     with Store(tmp_path) as store:
-        iteration, loaded = store.load({"x": jnp.zeros(20_000, jnp.int32)}, tell=lambda line: None)
+        iteration, loaded = store.load(
+            {"x": jnp.zeros(20_000, jnp.int32)}, report=lambda line: None
+        )
     assert iteration >= 3
     np.testing.assert_array_equal(loaded["x"], np.full(20_000, iteration))
 

@@ -187,7 +187,7 @@ def test_a_run_that_was_killed_resumed_and_extended_equals_the_uninterrupted_one
         start("control", "--resume", "--total_steps=3200", f"--out={tmp_path}")
     )
     assert status == 0, errors
-    assert "resuming at step" in output
+    assert "resuming at iteration" in output
     assert everything(tmp_path) == everything(finished / "control")
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 3200
 

@@ -34,7 +34,7 @@ class Shown:
     def __init__(self):
         self.lines, self.rows = [], []
 
-    def tell(self, line):
+    def report(self, line):
         self.lines.append(line)
 
     def phase(self, name):

@@ -53,3 +53,27 @@ def test_what_gymnax_forgets_is_declared_and_what_breaks_an_installation_is_not(
     assert not {
         name for name in names if name.startswith(("distrax", "rlax", "tfp", "sbx", "tensorflow"))
     }
+
+
+def ignored(source):
+    """Keyword arguments that their function deletes: nobody can know that they have no effect.
+
+    >>> ignored("def f(x, *, a=1, b=2):\\n    del a\\n    return x + b")
+    ['f: a']
+    >>> ignored("def f(a):\\n    del a")
+    []
+    """
+    return [
+        f"{node.name}: {name.id}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+        for statement in node.body
+        if isinstance(statement, ast.Delete)
+        for name in statement.targets
+        if isinstance(name, ast.Name) and name.id in {arg.arg for arg in node.args.kwonlyargs}
+    ]
+
+
+def test_no_keyword_argument_is_ignored():
+    found = {path.name: ignored(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert {name: names for name, names in found.items() if names} == {}

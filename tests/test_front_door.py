@@ -21,8 +21,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.run import compilation, flags, user_code
 from jaxrl_po.run.commands import control as control_command
+from jaxrl_po.run.commands import evaluate, sweep
 from jaxrl_po.run.commands import language as language_command
-from jaxrl_po.run.commands import sweep
 from jaxrl_po.run.flags import UsageError
 
 CORRIDOR = '''
@@ -151,6 +151,49 @@ def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
     assert control_command.main(arguments) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["greedy_return"] == [5.0, 5.0]
+
+
+def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
+    files, monkeypatch, capsys
+):
+    env, out = "--env=mine.py:Corridor", f"--out={files / 'run'}"
+    monkeypatch.chdir(files)
+    first = [*tiny.CONTROL, "--total_steps=320", env, out, "--deterministic"]
+    assert control_command.main(first) == 0
+    assert "ppo on mine.py:Corridor, 2 seeds" in capsys.readouterr().out
+    (files / "elsewhere").mkdir()
+    monkeypatch.chdir(files / "elsewhere")
+    assert evaluate.main([f"--run={files / 'run'}"]) == 0
+    more = [out, "--resume", "--total_steps=640"]
+    assert control_command.main(more) == 0
+    with pytest.raises(UsageError, match=r"--env=/\S+elsewhere/mine.py:Corridor must be /"):
+        control_command.main([*more, env])
+    with (files / "mine.py").open("a") as mine:
+        mine.write("# another line\n")
+    with pytest.raises(UsageError, match=r"^--deterministic .*; there differ source: \w+ → \w+\. "):
+        control_command.main(more)
+    (files / "mine.py").write_text("1 / 0\n")
+    with pytest.raises(UsageError, match=r"^--run=\S+run: --env=\S+: ZeroDivisionError"):
+        evaluate.main([f"--run={files / 'run'}"])
+    (files / "mine.py").unlink()
+    with pytest.raises(UsageError, match=r"^--run=\S+run was made with \S+mine.py, which must be"):
+        evaluate.main([f"--run={files / 'run'}"])
+
+
+def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
+    files, monkeypatch, capsys
+):
+    swept = [*tiny.CONTROL, "--total_steps=320", "--config.learning_rate=0.01,0.05"]
+    out = f"--out={files / 'sweep'}"
+    monkeypatch.chdir(files)
+    with pytest.raises(UsageError, match=r"^--save must be left out with --env=/\S+mine.py:Corr"):
+        sweep.main([*swept, "--env=mine.py:Corridor", out, "--save"])
+    assert sweep.main([*swept, "--env=mine.py:Corridor", out]) == 0
+    (files / "sweep" / "sweep.json").unlink()
+    (files / "elsewhere").mkdir()
+    monkeypatch.chdir(files / "elsewhere")
+    assert sweep.main([out, "--resume"]) == 0
+    assert sweep.main([out, "--resume", "--env=../mine.py:Corridor"]) == 0
 
 
 def test_a_task_of_ones_own_is_trained_and_starts_another_run(files):

@@ -238,7 +238,7 @@ def hopeless(from_iteration=0):
 
 
 class Quiet:
-    def tell(self, line):
+    def report(self, line):
         pass
 
     def phase(self, name):

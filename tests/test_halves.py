@@ -35,7 +35,7 @@ def warm():
 @functools.cache
 def make(*, verify=False, axis_name=None):
     problem = language.make_problem(
-        TASK, MODEL, num_prompts=8, group_size=4, verify=verify, initial=warm(), axis_name=axis_name
+        TASK, MODEL, num_prompts=8, group_size=4, verify=verify, initial=warm()
     )
     return grpo.make(grpo.Config(axis_name=axis_name), problem)
 
@@ -52,10 +52,10 @@ def job(rewarded=None, **changes):
 
 class Silent:
     def __init__(self):
-        self.told = []
+        self.reported = []
 
-    def tell(self, line):
-        self.told.append(line)
+    def report(self, line):
+        self.reported.append(line)
 
     def phase(self, name):
         pass
@@ -128,7 +128,7 @@ def test_a_failure_in_the_middle_is_scored_0_and_told(tmp_path, scored):
         [0.5, 0.5],
         [1.0, 1.0],
     ]  # the second of the two iterations of the first line, then all
-    assert sum("forgets raised KeyError: 'forgotten'" in line for line in reporter.told) == 1
+    assert sum("forgets raised KeyError: 'forgotten'" in line for line in reporter.reported) == 1
 
 
 def test_a_failure_on_the_first_batch_ends_the_run_and_keeps_what_there_was(tmp_path, scored):

@@ -88,7 +88,7 @@ def test_twenty_kills_change_no_bit(tmp_path, script):
     assert reached[-1] < total
     status, output, errors = finish(start(script, "--resume", f"--out={killed}"))
     assert status == 0, errors
-    assert "resuming at step" in output
+    assert "resuming at iteration" in output
     assert everything(killed) == expected
 
 

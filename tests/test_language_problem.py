@@ -280,6 +280,22 @@ def test_warm_start_asks_the_verifier():
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"answer_length": 7},
+            r"^demonstrate of task 2-digit addition must give tokens of the shape \[7\], its "
+            r"answer_length, padding included, got \[4\]$",
+        ),
+        ({"prompt_length": 9}, r"^sample of .* shape \[9\], its prompt_length, .* got \[6\]$"),
+    ],
+)
+def test_a_task_whose_lengths_disagree_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        language.make_problem(TASK._replace(**changes), MODEL)
+
+
+@pytest.mark.parametrize(
     ("options", "match"),
     [
         ({"temperature": 0.0}, "temperature"),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po import minibatches
+from jaxrl_po.config import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,10 @@ def test_permutation_is_uniform():
     assert len(counts) == 120
     # Chi-square with 119 degrees of freedom: mean 119, standard deviation 15.4.
     assert ((counts - 50.0) ** 2 / 50.0).sum() < 119 + 5 * 15.4
+
+
+@pytest.mark.parametrize(("rows", "num_minibatches"), [(12, 5), (1, 2), (8, 0)])
+def test_minibatches_that_do_not_divide_the_rows_are_named(rows, num_minibatches):
+    message = f"^num_minibatches = {num_minibatches} must divide the {rows} rows$"
+    with pytest.raises(ConfigError, match=message):
+        minibatches.num_strata(rows, num_minibatches)

@@ -29,7 +29,6 @@ def make(module=gspo, config=None, *, axis_name=None, critic=None, **options):
         group_size=4,
         process_reward=True,
         critic=critic,
-        axis_name=axis_name,
         **options,
     )
     problem = imprecise(problem)

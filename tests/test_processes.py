@@ -233,7 +233,10 @@ def test_a_signal_to_one_process_saves_and_ends_all_and_another_number_of_device
     assert f"stopped and saved at iteration {stopped}" in ends[0][1][-1]
     assert last(tmp_path / "run")[0] == stopped
     told = run("control", [*flags, "--resume", "--mesh=seed:2"], environment, count=1)[0][1]
-    assert any(line.startswith(f"resuming at step {stopped * STEPS:,}") for line in told)
+    assert any(
+        line.startswith(f"resuming at iteration {stopped} (step {stopped * STEPS:,})")
+        for line in told
+    )
     assert [row["iteration"] for row in lines(tmp_path / "run")] == list(range(151))
 
 
@@ -357,5 +360,5 @@ def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_from_what_
     assert "another task died" in errors
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     told = run("control", [*flags, "--resume"], environment)[0][1]
-    assert any(line.startswith("resuming at step") for line in told)
+    assert any(line.startswith("resuming at iteration") for line in told)
     assert [row["iteration"] for row in lines(tmp_path / "run")] == list(range(151))

@@ -16,7 +16,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
             {"step": 3_000, "episode_return/iqm": float("nan"), "greedy_return/iqm": 50.0},
             float("inf"),
         )
-        progress.tell("done [brackets stay]")
+        progress.report("done [brackets stay]")
     assert capsys.readouterr().out.splitlines() == [
         "ppo on X: compiling",
         "ppo on X: 1,500/20,000 steps 250,000/s  episode return 42.25  1:15 left",
@@ -28,7 +28,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
 
 def test_quiet_shows_nothing(capsys):
     with Progress("ppo on X", 20_000, quiet=True) as progress:
-        progress.tell("a line")
+        progress.report("a line")
         progress.phase("compiling")
         progress.update({"step": 10}, 3.0)
     assert capsys.readouterr() == ("", "")

@@ -98,6 +98,16 @@ def test_the_digest_changes_with_a_file_and_with_its_name(package):
     assert len({before, changed, provenance.source(package)}) == 3
 
 
+def test_the_digest_counts_files_of_ones_own(package, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("A = 1\n")
+    alone, both = provenance.source(package), provenance.source(package, mine)
+    assert provenance.describe("", [mine])["source"] != provenance.describe("")["source"]
+    mine.write_text("A = 2\n")
+    assert len({alone, both, provenance.source(package, mine)}) == 3
+    assert provenance.source(package) == alone
+
+
 NOW = {
     "device": "2 × cpu",
     "versions": {"jax": "2", "numpy": "1"},

@@ -77,7 +77,10 @@ def rows(tmp_path):
             [*FILE, "--task.max_prompt_length=3"],
             r"--task\.train: .*line 1: the prompt has 4 tokens, more than 3",
         ),
-        ([*FILE, "--reward=nowhere.py:f"], r"--reward=nowhere\.py:f: there is no file nowhere\.py"),
+        (
+            [*FILE, "--reward=nowhere.py:f"],
+            r"--reward=/\S+nowhere\.py:f: there is no file /\S+nowhere\.py",
+        ),
         (
             [*FILE, "--reward={here}:exacts"],
             r"--reward=.*:exacts cannot be loaded: .*but exact, digits",

@@ -83,10 +83,10 @@ class Silent:
     """A reporter that records its calls."""
 
     def __init__(self, hook=lambda row: None):
-        self.told, self.phases, self.rows, self.hook = [], [], [], hook
+        self.reported, self.phases, self.rows, self.hook = [], [], [], hook
 
-    def tell(self, line):
-        self.told.append(line)
+    def report(self, line):
+        self.reported.append(line)
 
     def phase(self, name):
         self.phases.append(name)
@@ -178,7 +178,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path, wh
     second = Silent()
     outcome = run(tmp_path, second, resume=True)
     assert not outcome.interrupted
-    assert second.told[1].startswith("resuming at step")
+    assert second.reported[1].startswith("resuming at iteration")
     assert lines(tmp_path) == lines(whole[0])
     assert bits(outcome.state) == bits(whole[1].state)
 
@@ -211,7 +211,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     reporter = Silent()
     again = run(tmp_path, reporter, iterations=5, resume=True)
     assert reporter.phases == []  # nothing is compiled
-    assert reporter.told == ["nothing left to do: step 50 is reached"]
+    assert reporter.reported == ["nothing left to do: iteration 5 (step 50) is reached"]
     assert bits(again.state) == bits(first.state)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
@@ -222,8 +222,8 @@ def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_back(tmp_path, whole):
     victim.write_bytes(victim.read_bytes()[:-1])
     reporter = Silent()
     outcome = run(tmp_path, reporter, resume=True)
-    assert reporter.told[1].endswith("15 is damaged and dropped")
-    assert reporter.told[2] == "resuming at step 100 (iteration 10)"
+    assert reporter.reported[1].endswith("15 is damaged and dropped")
+    assert reporter.reported[2] == "resuming at iteration 10 (step 100)"
     assert lines(tmp_path) == lines(whole[0])
     assert bits(outcome.state) == bits(whole[1].state)
 
@@ -276,7 +276,7 @@ def test_memory_does_not_grow_with_the_iterations(tmp_path):
 def test_what_a_device_holds_is_told_and_kept_in_the_first_line(tmp_path):
     reporter = Silent()
     run(tmp_path, reporter, iterations=5, where="3 seed(s) on 1 device")
-    assert reporter.told[0].startswith(
+    assert reporter.reported[0].startswith(
         "3 seed(s) on 1 device; a device holds 96 bytes of state and at most "
     )
     first, second = read(tmp_path / "metrics.jsonl")

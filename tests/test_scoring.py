@@ -65,7 +65,7 @@ def score(*rewards, first=False, seeds=1, told=None, columns=None, **options):
         return give(
             batch_of(PROMPTS, COMPLETIONS, seeds=seeds),
             first=first,
-            tell=(told if told is not None else []).append,
+            report=(told if told is not None else []).append,
         )
 
 
@@ -118,9 +118,9 @@ def test_failures_score_0_are_counted_and_told_once(name):
         [of(name), of("exact", 0.25)], TASK, timeout=0.5 if name == "hangs" else 30.0
     ) as give:
         for _ in range(1 if name == "hangs" else 2):
-            batch, means = give(batch_of(PROMPTS, COMPLETIONS), first=False, tell=told.append)
+            batch, means = give(batch_of(PROMPTS, COMPLETIONS), first=False, report=told.append)
         with pytest.raises(RewardError, match=f"reward_functions.py:{name} .*first batch"):
-            give(batch_of(PROMPTS, COMPLETIONS), first=True, tell=told.append)
+            give(batch_of(PROMPTS, COMPLETIONS), first=True, report=told.append)
     failed = [1, 1, 0, 0] if name == "nan" else [1, 1, 1, 1]
     kept = 1.0 - np.array(failed, np.float32)
     np.testing.assert_array_equal(batch.score.ravel(), kept)

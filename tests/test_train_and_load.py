@@ -49,8 +49,39 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
         train(4, out=tmp_path / "cut", log_every=2)
     with pytest.raises(ConfigError, match=r"^seeds=3 must be 2, as in the run"):
         run.train(LEARNER, 4, seeds=3, steps_per_iteration=32, out=tmp_path / "cut", resume=True)
-    with pytest.raises(ConfigError, match=r"^total_steps=32 must be at least"):
+    with pytest.raises(ConfigError, match=r"^iterations must be at least 4, those of .* got 1: "):
         train(1, out=tmp_path / "cut", log_every=2, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "why"),
+    [
+        ({"learning_rate": 1e-3}, {}, "the program of an iteration is another"),
+        ({"num_epochs": 2}, {}, "the program of an iteration is another"),
+        ({}, {"normalize_observations": True}, r"the checkpoint holds nothing for .collector\S+, "),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_learner(tmp_path, config, options, why):
+    train(2, out=tmp_path / "run", log_every=2)
+    problem = control.make_problem(ENV, num_envs=4, num_steps=8, **options)
+    other = ppo.make(ppo.Config(**{"num_minibatches": 2, "num_epochs": 1, **config}), problem)
+    with pytest.raises(
+        ConfigError, match=r"^learner must be that of the run in out=\S+ that.*" + why
+    ):
+        run.train(other, 4, seeds=2, steps_per_iteration=32, out=tmp_path / "run", resume=True)
+    again = ppo.make(ppo.Config(num_minibatches=2, num_epochs=1), PROBLEM)
+    resumed = run.train(
+        again, 4, seeds=2, steps_per_iteration=32, out=tmp_path / "run", resume=True
+    )
+    assert resumed.state.step.tolist() == [4, 4]
+
+
+def test_without_steps_iterations_are_told(tmp_path, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr("jaxrl_po.run.plotting.save", lambda panels, path: drawn.extend(panels))
+    run.train(LEARNER, 1, out=tmp_path / "run")
+    assert "training: 1/1 iterations" in capsys.readouterr().out
+    assert drawn[0].x_label == "iterations, each seed"
 
 
 def test_what_cannot_run_loses_nothing(tmp_path):
@@ -133,6 +164,13 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path):
     assert np.abs(np.asarray(raw - seen)).max() > 1e-3  # or the comparison above shows nothing
     drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
     assert drawn == {0, 1}
+    with pytest.raises(
+        ConfigError, match=r"^observation must have the shape \[4\] .* CartPole-v1, got \[3\]; jax"
+    ):
+        policy.act(jnp.zeros(3))
+    with pytest.raises(ConfigError, match=r"^observation must have .* got \[8, 4\]; jax.vmap"):
+        policy.act(jnp.zeros((8, 4)))
+    assert jax.vmap(policy.act)(jnp.zeros((8, 4))).shape == (8,)
     with pytest.raises(ConfigError, match=r"^seed=2 must be below 2, the seeds of folder="):
         run.load(out, seed=2)
     with pytest.raises(ConfigError, match=r"^checkpoint must be one of best, latest"):

@@ -49,8 +49,8 @@ WRONG = [
     Wrong(
         "a vine without common random numbers in its first step",
         "control.vine",
-        "unroll.row_keys(first_key, number)",
-        "unroll.row_keys(first_key, jnp.arange(number.shape[0]))",
+        "unroll.row_keys(first_key, state_index)",
+        "unroll.row_keys(first_key, jnp.arange(state_index.shape[0]))",
         (
             "test_random_numbers.py::test_the_branches_of_a_state_share_their_noise_and_states_do_not",
         ),
@@ -58,8 +58,8 @@ WRONG = [
     Wrong(
         "a vine without common random numbers after it",
         "control.vine",
-        "EnvState(number, state,",
-        "EnvState(jnp.arange(number.shape[0], dtype=jnp.int32), state,",
+        "EnvState(state_index, state,",
+        "EnvState(jnp.arange(state_index.shape[0], dtype=jnp.int32), state,",
         (
             "test_random_numbers.py::test_the_branches_of_a_state_share_their_noise_and_states_do_not",
         ),

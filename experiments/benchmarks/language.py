@@ -71,7 +71,6 @@ def measure(options: Options) -> dict[str, Any]:
         num_prompts=options.num_prompts,
         group_size=options.group_size,
         max_new_tokens=options.new_tokens,
-        axis_name=placement.axis_name,
     )
     settings = dapo.Config(
         num_epochs=UPDATES,

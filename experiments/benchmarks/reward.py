@@ -49,7 +49,6 @@ def make_learner(
         num_prompts=options.num_prompts,
         group_size=options.group_size,
         verify=verify,
-        axis_name=placement.axis_name,
     )
     settings = grpo.Config(num_minibatches=options.num_minibatches, axis_name=placement.axis_name)
     return grpo.make(config.as_arrays(settings), problem)
@@ -75,7 +74,7 @@ def measure(options: Options) -> dict[str, Any]:
         def apart(state: TrainState) -> tuple[TrainState, Any]:
             state, batch = timed("sample", sample, state)
             (batch, _), _ = timed(
-                "score", lambda batch: (give(batch, first=False, tell=print), None), batch
+                "score", lambda batch: (give(batch, first=False, report=print), None), batch
             )
             return timed("update", update, state, batch)
 

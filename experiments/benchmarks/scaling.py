@@ -68,7 +68,6 @@ def language_learner(options: Options, devices: int, axis_name: str | None) -> L
         model,
         num_prompts=options.prompts * devices,
         group_size=options.group_size,
-        axis_name=axis_name,
     )
     return grpo.make(config.as_arrays(grpo.Config(num_epochs=2, axis_name=axis_name)), problem)
 

@@ -252,6 +252,7 @@ def make(
     num_parts = config.num_minibatches * config.num_microbatches
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
+    surrogate = surrogates.checked(surrogate)
     reference = config if isinstance(config, Reference) and config.use_reference else None
 
     def estimate_advantage(state: TrainState, batch: Batch) -> Samples:

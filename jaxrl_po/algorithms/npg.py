@@ -8,7 +8,7 @@ import jax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import losses, trust_region, updates
-from jaxrl_po.algorithms import actor_critic, critic_fit
+from jaxrl_po.algorithms import actor_critic, critic_fit, surrogates
 from jaxrl_po.algorithms.critic_fit import CriticFit
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
 from jaxrl_po.distributions import Distribution
@@ -72,6 +72,7 @@ def make(
     policy = actor_critic.policy_of(problem)
     if surrogate is None:
         surrogate = policy_surrogate if problem.on_policy else proposal_surrogate
+    surrogate = surrogates.checked_mean(surrogate)
 
     def improve_policy(
         params: ActorCritic, opt_state: PyTree, samples: Samples, key: jax.Array

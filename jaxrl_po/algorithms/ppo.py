@@ -79,6 +79,7 @@ def make(
         unread = ("epsilon_low",) if config.clip_value else ("epsilon_low", "epsilon_high")
         for name in unread:
             config_lib.require_unset(config, name, "the surrogate is the clipped one; leave it out")
+    surrogate = surrogates.checked(surrogate)
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)

@@ -68,6 +68,7 @@ def make(
     actor_critic.require_on_policy(problem)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
+    surrogate = surrogates.checked(surrogate)
 
     def divergence(old: Distribution, new: Distribution) -> jax.Array:
         return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)

@@ -28,9 +28,7 @@ class GroupSettings(NetworkSettings):
     num_steps: int = static(500, "maximum steps of an episode", unit="steps", within=COUNT)
 
 
-def groups_from_settings(
-    env: Any, settings: GroupSettings, *, axis_name: str | None = None
-) -> Problem:
+def groups_from_settings(env: Any, settings: GroupSettings) -> Problem:
     """`make_groups` with its arguments taken from a settings record."""
     settings.validate()
     return make_groups(
@@ -39,7 +37,6 @@ def groups_from_settings(
         group_size=settings.group_size,
         num_steps=settings.num_steps,
         policy=default_modules(adapt(env).spaces, settings)["policy"],
-        axis_name=axis_name,
     )
 
 
@@ -52,7 +49,6 @@ def make_groups(
     env_params: Any = None,
     policy: Any = None,
     critic: Any = None,
-    axis_name: str | None = None,
 ) -> Problem:
     """A control problem in groups: P fresh initial states per iteration, G episodes from each.
 
@@ -64,7 +60,6 @@ def make_groups(
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
       critic: Flax module, observation to a value, or None for no critic (values are then zeros).
-      axis_name: accepted for symmetry with `make_problem`; nothing is pooled here.
 
     Returns:
       The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its
@@ -84,7 +79,6 @@ def make_groups(
       True
     """
     check(GroupSettings(num_prompts=num_prompts, group_size=group_size, num_steps=num_steps))
-    del axis_name
     environment = adapt(env, env_params)
     if policy is None:
         policy = default_modules(environment.spaces, NetworkSettings())["policy"]

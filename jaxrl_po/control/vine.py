@@ -45,9 +45,7 @@ class VineSettings(NetworkSettings):
         )
 
 
-def vine_from_settings(
-    env: Any, settings: VineSettings, *, axis_name: str | None = None
-) -> Problem:
+def vine_from_settings(env: Any, settings: VineSettings) -> Problem:
     """`make_vine` with its arguments taken from a settings record."""
     settings.validate()
     return make_vine(
@@ -59,7 +57,6 @@ def vine_from_settings(
         horizon=settings.horizon,
         discount=settings.discount,
         policy=default_modules(adapt(env).spaces, settings)["policy"],
-        axis_name=axis_name,
     )
 
 
@@ -74,7 +71,6 @@ def make_vine(
     discount: float = 0.99,
     env_params: Any = None,
     policy: Any = None,
-    axis_name: str | None = None,
 ) -> Problem:
     """A control problem that estimates `Q̂(s, a)` from K branches at each of some visited states.
 
@@ -100,7 +96,6 @@ def make_vine(
       discount: γ of the return of a branch, in [0, 1].
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
-      axis_name: accepted for symmetry with `make_problem`; nothing is pooled here.
 
     Returns:
       The `Problem`; `score` `[num_envs · num_states, K]` is Q̂. Metrics are of the trunks. Source:
@@ -127,7 +122,6 @@ def make_vine(
             discount=discount,
         )
     )
-    del axis_name
     if num_states > num_steps:
         raise ConfigError(
             f"num_states must be at most num_steps = {num_steps}, the states of a trunk, "
@@ -192,33 +186,33 @@ def make_vine(
         states, observation, distribution = jax.tree.map(
             repeat, (trunk.state, trunk.observation, trunk.distribution)
         )
-        # The index of the state, not of the branch: branches of a state draw the same numbers.
-        number = jnp.repeat(
+        # Of the state, not of the branch: branches of a state draw the same numbers.
+        state_index = jnp.repeat(
             (
                 envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]
             ).reshape(-1),
             branches,
         )
-        branch = jnp.tile(jnp.arange(branches, dtype=jnp.int32), number.shape[0] // branches)
+        branch = jnp.tile(jnp.arange(branches, dtype=jnp.int32), state_index.shape[0] // branches)
         proposal: jax.Array | None = None
         if enumerated:
             action, proposal = branch, jnp.full((branch.shape[0], 1), -jnp.log(branches))
         else:
             # The first action is the one thing that branches of a state draw independently.
-            keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, number), branch)
+            keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, state_index), branch)
             action = jax.vmap(lambda distribution, key: distribution.sample(key))(
                 distribution, keys
             )
         log_prob = distribution.log_prob(action)
         first_key, rest_key = jax.random.split(branch_key)
         state, first = jax.vmap(environment.step)(
-            unroll.row_keys(first_key, number), states, action
+            unroll.row_keys(first_key, state_index), states, action
         )
-        zeros = jnp.zeros(number.shape)
+        zeros = jnp.zeros(state_index.shape)
         _, rest = unroll.unroll(
             environment,
             act,
-            EnvState(number, state, first.observation, zeros, zeros),
+            EnvState(state_index, state, first.observation, zeros, zeros),
             rest_key,
             num_steps=horizon - 1,
         )

@@ -21,6 +21,7 @@ from jaxrl_po.config import (
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Prompt, Task, finite
+from jaxrl_po.language.tasks.types import check_lengths
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
@@ -153,7 +154,6 @@ def make_problem(
     critic: Transformer | None = None,
     initial: PyTree | None = None,
     warm: WarmStart | None = None,
-    axis_name: str | None = None,
 ) -> Problem:
     """A language problem: per iteration `num_prompts` prompts with `group_size` completions each.
 
@@ -181,8 +181,6 @@ def make_problem(
       critic: transformer with one output, or None for no critic (values are then zeros).
       initial: initial parameters of the policy, the same for every key; None draws them.
       warm: supervised warm start from the initial parameters, part of `init`; None for none.
-      axis_name: accepted for symmetry with control, where statistics are pooled; sampling needs no
-        communication.
 
     Returns:
       The `Problem`. Metrics: with `verify`, `accuracy` (raw score) and, in groups, `dead_groups`
@@ -221,6 +219,7 @@ def make_problem(
     budget = check_budget(task, max_new_tokens)
     source = finite(task, prompt_set) if prompt_set else task
     check_vocabulary(task, model)
+    check_lengths(task)
     if initial is not None:
         check_parameters(model, initial)
     if critic is not None:
@@ -232,7 +231,6 @@ def make_problem(
             "process_reward has no effect unless verify is on: it is the verifier's credit "
             "for each token"
         )
-    del axis_name
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         policy_key, critic_key, warm_key = jax.random.split(key, 3)

@@ -102,7 +102,7 @@ def compare(
     policy: Transformer,
     params: PyTree,
     key: jax.Array,
-    number: int,
+    num_pairs: int,
     *,
     flip: Number = 0.0,
     demonstrations: float = 0.25,
@@ -116,7 +116,7 @@ def compare(
       policy: the model that is sampled from.
       params: its parameters.
       key: consumed.
-      number: N; the prompts are of the train split.
+      num_pairs: N; the prompts are of the train split.
       flip: probability that the preference is inverted.
       demonstrations: share of the pairs with a demonstration.
       max_new_tokens: T; 0 takes the task's longest answer.
@@ -128,27 +128,27 @@ def compare(
     budget = check_budget(task, max_new_tokens)
     pad_token, eos = task.tokenizer.pad, task.tokenizer.eos
     prompt_key, sample_key, demonstration_key, flip_key = jax.random.split(key, 4)
-    prompts = jax.vmap(lambda key: task.sample(key, False))(jax.random.split(prompt_key, number))
+    prompts = jax.vmap(lambda key: task.sample(key, False))(jax.random.split(prompt_key, num_pairs))
     sampled = sampling.generate(
         policy,
         params,
         prompts.tokens,
         prompts.pad,
-        jax.random.split(sample_key, number),
+        jax.random.split(sample_key, num_pairs),
         group_size=2,
         decoding=sampling.Decoding(budget, temperature),
         eos=eos,
         pad_token=pad_token,
-    ).tokens.reshape(number, 2, budget)
+    ).tokens.reshape(num_pairs, 2, budget)
     answers = jax.vmap(task.demonstrate)(prompts.problem)
     answers = jnp.pad(
         answers, ((0, 0), (0, budget - task.answer_length)), constant_values=pad_token
     )
-    demonstrated = jax.random.bernoulli(demonstration_key, demonstrations, (number, 1))
+    demonstrated = jax.random.bernoulli(demonstration_key, demonstrations, (num_pairs, 1))
     pairs = sampled.at[:, 0].set(jnp.where(demonstrated, answers, sampled[:, 0]))
 
     score = jax.vmap(jax.vmap(task.score, in_axes=(None, 0)))(prompts.problem, pairs)
-    swap = (score[:, 1] > score[:, 0]) ^ jax.random.bernoulli(flip_key, flip, (number,))
+    swap = (score[:, 1] > score[:, 0]) ^ jax.random.bernoulli(flip_key, flip, (num_pairs,))
     pairs = jnp.where(swap[:, None, None], pairs[:, ::-1], pairs)
     prompt, pad = (jnp.repeat(x[:, None], 2, axis=1) for x in (prompts.tokens, prompts.pad))
     # True up to and including the first EOS.

@@ -152,13 +152,13 @@ class Store:
             written.result()
 
     def load(
-        self, like: PyTree, *, tell: Callable[[str], None] = print
+        self, like: PyTree, *, report: Callable[[str], None] = print
     ) -> tuple[int, PyTree] | None:
         """Loads the newest intact checkpoint; newer ones are reported and deleted.
 
         Args:
           like: a state, or `jax.ShapeDtypeStruct`s (with shardings), of the expected structure.
-          tell: called with one line for each checkpoint that cannot be used.
+          report: called with one line for each checkpoint that cannot be used.
 
         Returns:
           `(iteration, state)`, placed like `like`, or None if no save was ever completed.
@@ -168,11 +168,11 @@ class Store:
             intact one holds other names, shapes or dtypes.
         """
         self.wait_until_finished()
-        newest = processes.decide(lambda: self._drop_damaged(tell), CheckpointError)
+        newest = processes.decide(lambda: self._drop_damaged(report), CheckpointError)
         self._manager.reload()  # orbax caches the list of steps
         return None if newest is None else (newest, from_host(self.read(newest), like))
 
-    def _drop_damaged(self, tell: Callable[[str], None]) -> int | None:
+    def _drop_damaged(self, report: Callable[[str], None]) -> int | None:
         """Deletes what is newer than the newest intact checkpoint; returns its iteration."""
         found = {
             iteration: condition_of(self._folder / str(iteration)) for iteration in self._steps()
@@ -185,7 +185,7 @@ class Store:
         newest = max(intact, default=None)
         for iteration, condition in found.items():
             if newest is None or iteration > newest:
-                tell(f"checkpoint {self._folder / str(iteration)} is {condition} and dropped")
+                report(f"checkpoint {self._folder / str(iteration)} is {condition} and dropped")
                 shutil.rmtree(self._folder / str(iteration))
         return newest
 

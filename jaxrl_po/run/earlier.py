@@ -9,10 +9,11 @@ from typing import Any
 import jax
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import checkpoint, folder, jobs, launch, methods, runner
+from jaxrl_po.run import checkpoint, folder, jobs, launch, methods, runner, user_code
 from jaxrl_po.run.checkpoint import CheckpointError
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.user_code import UserCodeError
 from jaxrl_po.types import TrainState
 
 CHECKPOINTS = ("best", "latest")
@@ -76,9 +77,13 @@ def state(
       `(experiment, iteration, state)`; leaves of the state `[S, …]`, but for what is frozen.
 
     Raises:
-      UsageError: no such checkpoint, or one of another version of the library.
+      UsageError: no such checkpoint, one of another version of the library, or a file of the
+        user's own that is gone.
     """
     options = records[""]
+    for file in user_code.files(vars(options)):
+        if not file.is_file():
+            raise UsageError(f"--{flag}={run} was made with {file}, which must be there again")
     one_device = Placement(options.seeds, 1, 1)
     with blame(flag, run):
         experiment = script.build(records, methods.ALGORITHMS[options.algorithm], one_device)
@@ -100,6 +105,8 @@ def blame(flag: str, run: str) -> Iterator[None]:
     """Inside, errors about stored settings or states become a `UsageError` that names the flag."""
     try:
         yield
+    except UserCodeError as error:
+        raise UsageError(f"--{flag}={run}: {error}") from None
     except (CheckpointError, ConfigError, UsageError) as error:
         raise UsageError(
             f"--{flag}={run} does not suit this version of the library: {error}"

@@ -131,7 +131,7 @@ class Exporting:
 
     def __init__(self, reporter: Reporter, exporters: Sequence[Exporter]):
         self._exporters = list(exporters)
-        self.tell, self.phase, self._show = reporter.tell, reporter.phase, reporter.update
+        self.report, self.phase, self._show = reporter.report, reporter.phase, reporter.update
 
     def __enter__(self) -> "Exporting":
         return self
@@ -157,4 +157,6 @@ class Exporting:
             except Exception as error:
                 self._exporters.remove(exporter)
                 what = f"{type(exporter).__name__} failed with {type(error).__name__}: {error}"
-                self.tell(f"{what}; the run continues without it, and metrics.jsonl has every line")
+                self.report(
+                    f"{what}; the run continues without it, and metrics.jsonl has every line"
+                )

@@ -54,7 +54,7 @@ class Rollouts:
         self._host, self._base, self._seeds = host, base_seed, list(seeds)
         self._pool: Pool | None = None
         self._now: Any = None  # observations, ends, returns and lengths of the running episodes
-        self._reported: set[tuple[int, int]] = set()
+        self._known: set[tuple[int, int]] = set()
         self._act, self._act_greedily = (_compiled_act(host, greedy) for greedy in (False, True))
 
     def __enter__(self) -> "Rollouts":
@@ -110,13 +110,13 @@ class Rollouts:
             jax.block_until_ready(act(policy, observation, np.int32(0)))
 
     def record(
-        self, state: TrainState, tell: Callable[[str], None]
+        self, state: TrainState, report: Callable[[str], None]
     ) -> tuple[TrainState, Recording]:
         """Plays one iteration.
 
         Args:
           state: stacked over seeds.
-          tell: called with a line for the user.
+          report: called with a line for the user.
 
         Returns:
           The state, in which returns begin with the episodes, and the recording.
@@ -125,7 +125,7 @@ class Rollouts:
           PoolError: an environment raised or died.
         """
         if self._pool is None:
-            state = self._begin(state, tell)
+            state = self._begin(state, report)
         assert self._pool is not None
         # Fresh arrays: on the CPU, the program of the last iteration may still read the old ones.
         made = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
@@ -148,7 +148,7 @@ class Rollouts:
             was_over = (terminated | truncated) & mask
             total, length = np.where(was_over, 0.0, total), np.where(was_over, 0.0, length)
         self._now = seen, was_over, total, length
-        self._report_nonfinite(made, tell)
+        self._report_nonfinite(made, report)
         return state, made
 
     def evaluate(self, state: TrainState, base_seed: int | None = None) -> dict[str, Array]:
@@ -181,12 +181,12 @@ class Rollouts:
             pool.close()
         return {"greedy_return": total, "greedy_length": length}
 
-    def _begin(self, state: TrainState, tell: Callable[[str], None]) -> TrainState:
+    def _begin(self, state: TrainState, report: Callable[[str], None]) -> TrainState:
         """Opens the pool; returns are scaled from the beginning of an episode."""
         iteration, num_envs = int(np.max(state.step)), self._host.num_envs
         rows = len(self._seeds), num_envs
         if iteration:
-            tell("environments begin new episodes, since their states cannot be saved")
+            report("environments begin new episodes, since their states cannot be saved")
         self._pool = self._host.source.open(
             [
                 _seed(self._base, seed, env, iteration)
@@ -213,13 +213,13 @@ class Rollouts:
         moved: TrainState = jax.device_put(part, jax.devices()[0])
         return moved
 
-    def _report_nonfinite(self, made: Recording, tell: Callable[[str], None]) -> None:
+    def _report_nonfinite(self, made: Recording, report: Callable[[str], None]) -> None:
         finite = np.isfinite(made.reward)
         finite &= np.isfinite(made.observation[:, :, 1:]).reshape(*finite.shape, -1).all(axis=-1)
         for row, env in {(row, env) for row, env, _ in np.argwhere(~finite & made.mask)}:
-            if (row, env) not in self._reported:
-                self._reported.add((row, env))
-                tell(
+            if (row, env) not in self._known:
+                self._known.add((row, env))
+                report(
                     f"env {self._host.source.name}: environment {env} of seed "
                     f"{self._seeds[row]} gave a reward or observation that is not finite; updates "
                     "on it are skipped, and such steps are counted in frac_nonfinite"

@@ -22,6 +22,7 @@ from jaxrl_po.run import (
     provenance,
     runner,
     summary,
+    user_code,
 )
 from jaxrl_po.run.checkpoint import CheckpointError
 from jaxrl_po.run.compilation import keep_programs
@@ -216,6 +217,7 @@ def prepare(
             f"of jaxrl-po {script.name}"
         )
     provenance.require_readable(stored.get("resolved", {}), options.out)
+    stored |= user_code.absolute(stored)
     records = parse(script, argv, stored)
     options = records[""]
     if options.deterministic:
@@ -272,7 +274,8 @@ def prepare(
         )
         programs.check(job)
 
-    origin, before = provenance.describe(placement.describe()), stored.get("resolved", {})
+    origin = provenance.describe(placement.describe(), user_code.files(settings))
+    before = stored.get("resolved", {})
     found = {name: value for name, value in script.tuned(options).items() if name not in given}
     sizes = {
         "iterations": iterations,
@@ -320,11 +323,11 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
     ):
         if tuned := plan.resolved["tuned"]:
             shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
-            progress.tell(
+            progress.report(
                 f"{title}: with settings that a sweep found, which flags may replace: {shown}"
             )
         if plan.changes:
-            progress.tell(
+            progress.report(
                 f"{title}: resumes in a changed environment, so the last digits may differ: "
                 f"{'; '.join(plan.changes)}"
             )
@@ -339,12 +342,12 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
                 f"--resume: {error}; start afresh with --overwrite or another --out"
             ) from None
         if outcome.interrupted:
-            progress.tell(
+            progress.report(
                 f"{title}: stopped and saved at iteration {outcome.iteration}; --resume "
                 "continues from there"
             )
         elif outcome.idle:
-            progress.tell(
+            progress.report(
                 f"{title}: ended at iteration {outcome.iteration}: all members of a group "
                 "scored alike in every group of every seed for "
                 f"--idle_patience={job.idle_patience} iterations. The task is too hard or "
@@ -352,16 +355,18 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
                 "difficulty, or raise --problem.group_size"
             )
         else:
-            progress.tell(f"{title}: done, results in {out}")
+            progress.report(f"{title}: done, results in {out}")
     return outcome
 
 
 def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Prefix to record, from arguments and, for flags not given, an earlier `config.json`."""
     options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
-    return flags.parse(
+    records = flags.parse(
         argv, sections_of(script, options), stored=stored, defaults=script.defaults(options)
     )
+    own = user_code.absolute(vars(records[""]))
+    return records | {"": dataclasses.replace(records[""], **own)}
 
 
 def sections_of(script: Script, options: Any) -> dict[str, type]:

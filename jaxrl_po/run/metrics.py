@@ -58,7 +58,7 @@ def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def bootstrap_interval(
-    strata: Sequence[npt.ArrayLike],
+    tasks: Sequence[npt.ArrayLike],
     *,
     statistic: Statistic = interquartile_mean,
     confidence: float = 0.95,
@@ -68,7 +68,7 @@ def bootstrap_interval(
     """Stratified percentile bootstrap: runs are resampled within each task, then pooled.
 
     Args:
-      strata: one array per task, `[S_k, …]`, runs leading; trailing axes are points of a curve, and
+      tasks: one array per task, `[S_k, …]`, runs leading; trailing axes are points of a curve, and
         a resampled run contributes its whole curve. For a single task this is a bootstrap over
         seeds.
       statistic: maps `[ΣS_k, R]` to `[R]` over the leading axis.
@@ -85,10 +85,10 @@ def bootstrap_interval(
       >>> bool(1.0 <= low < 2.5 < high <= 4.0)
       True
     """
-    tasks = [np.asarray(task, np.float64) for task in strata]
+    scores = [np.asarray(task, np.float64) for task in tasks]
     generator = np.random.default_rng(seed)
-    draws = [generator.integers(len(task), size=(len(task), replicates)) for task in tasks]
-    points = [task.reshape(len(task), -1) for task in tasks]
+    draws = [generator.integers(len(task), size=(len(task), replicates)) for task in scores]
+    points = [task.reshape(len(task), -1) for task in scores]
     tails = [50.0 * (1.0 - confidence), 50.0 * (1.0 + confidence)]
     bounds = np.full((2, points[0].shape[1]), np.nan)
     for i in range(bounds.shape[1]):
@@ -99,7 +99,7 @@ def bootstrap_interval(
         estimates = estimates[~np.isnan(estimates)]
         if estimates.size:
             bounds[:, i] = np.percentile(estimates, tails)
-    low, high = bounds.reshape(2, *tasks[0].shape[1:])
+    low, high = bounds.reshape(2, *scores[0].shape[1:])
     return low, high
 
 

@@ -29,7 +29,8 @@ class ControlPolicy(NamedTuple):
       params: `ActorCritic` of one seed.
       act: `act(observation, key=None) -> action`: an observation of the environment `[*shape]` to
         an action in the environment's own units; the mode, or with a key a sample (consumed).
-        Normalised as in training. Jitted; `jax.vmap` makes it act for many.
+        Normalised as in training. Jitted; `jax.vmap` makes it act for many. An observation of
+        another shape is a ConfigError.
     """
 
     settings: dict[str, Any]
@@ -92,11 +93,24 @@ def _act(records: dict[str, Any], state: TrainState) -> Callable[..., jax.Array]
     problem, spaces, *_ = control.build_problem(records, None)
 
     @jax.jit
-    def act(observation: Any, key: jax.Array | None = None) -> jax.Array:
+    def choose(observation: Any, key: jax.Array | None) -> jax.Array:
         inputs = normalize(state.collector, spaces.observe(observation))[None]
         distribution, _ = problem.apply(state.params._replace(value=None), inputs)
         action = distribution.mode() if key is None else distribution.sample(key)
         return spaces.to_action(action[0])
+
+    def act(observation: Any, key: jax.Array | None = None) -> jax.Array:
+        given = np.shape(observation)
+        # A discrete observation is a number, which the policy reads as a one-hot vector.
+        seen = jax.eval_shape(spaces.observe, observation).shape
+        expected = spaces.observation_shape
+        if seen != expected:
+            whole = expected[: len(expected) - (len(seen) - len(given))]
+            raise ConfigError(
+                f"observation must have the shape {list(whole)} of one observation of "
+                f"{records[''].env}, got {list(given)}; jax.vmap makes act take several"
+            )
+        return choose(observation, key)
 
     return act
 

@@ -25,14 +25,14 @@ class Score(Protocol):
     """Gives a batch its reward on the host, between `sample` and `update`."""
 
     def __call__(
-        self, batch: Batch, *, first: bool, tell: Callable[[str], None]
+        self, batch: Batch, *, first: bool, report: Callable[[str], None]
     ) -> tuple[Batch, Metrics]:
         """The batch with `score` and `reward` filled in, and metrics `[S]`.
 
         Args:
           batch: stacked over seeds, its reward None.
           first: whether it is the first batch of the run, where a failure should end the run.
-          tell: called with lines for the user.
+          report: called with lines for the user.
         """
 
 
@@ -114,7 +114,7 @@ class Programs(NamedTuple):
 
     Attributes:
       init: keys to state.
-      chunk: `(state, n, tell) -> (state, metrics)` runs n iterations; only the first n entries of
+      chunk: `(state, n, report) -> (state, metrics)` runs n iterations; only the first n entries of
         the metrics `[log_every, S]` are valid. The state is donated.
       evaluate: state to a dict of `[S]`.
       describe: state to the arrays that `Examples.render` reads.
@@ -208,7 +208,7 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
         .lower(like, np.int32(0))
         .compile()
     )
-    return lambda state, n, tell: compiled(state, n), memory.measure(compiled, like)
+    return lambda state, n, report: compiled(state, n), memory.measure(compiled, like)
 
 
 def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
@@ -229,11 +229,13 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
         .compile()
     )
 
-    def chunk(state: TrainState, n: Any, tell: Callable[[str], None]) -> tuple[TrainState, Metrics]:
+    def chunk(
+        state: TrainState, n: Any, report: Callable[[str], None]
+    ) -> tuple[TrainState, Metrics]:
         begun, rows = int(np.max(state.step)), []
         for i in range(n):
             state, batch = sample(state)
-            batch, of_score = give(batch, first=begun + i == 0, tell=tell)
+            batch, of_score = give(batch, first=begun + i == 0, report=report)
             state, row = update(state, batch)
             rows.append({**row, **of_score})
         return state, jax.tree.map(lambda *each: np.stack(each), *rows)
@@ -271,11 +273,13 @@ def compile_with_rollouts(
     )
     rollouts.compile(like)
 
-    def chunk(state: TrainState, n: Any, tell: Callable[[str], None]) -> tuple[TrainState, Metrics]:
+    def chunk(
+        state: TrainState, n: Any, report: Callable[[str], None]
+    ) -> tuple[TrainState, Metrics]:
         rows = []
         for i in range(n):
             try:
-                state, recording = rollouts.record(state, tell)
+                state, recording = rollouts.record(state, report)
             except PoolError as error:
                 raise RolloutsFailed(error, state, i) from error
             state, row = compiled(state, recording)

@@ -64,7 +64,7 @@ class Progress:
     ) -> None:
         self._bar.stop()
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Prints a permanent line."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -73,7 +73,7 @@ class Progress:
         if self._console.is_terminal:
             self._bar.update(self._task, description=f"{self._title} · {name}")
         else:
-            self.tell(f"{self._title}: {name}")
+            self.report(f"{self._title}: {name}")
 
     def update(self, row: Row, seconds_left: float) -> None:
         """Shows one line of metrics."""
@@ -100,7 +100,7 @@ class Progress:
                 self._task, description=self._title, completed=row["step"], text=text, left=left
             )
         else:
-            self.tell(f"{self._title}: {'  '.join(filter(None, [text, left]))}")
+            self.report(f"{self._title}: {'  '.join(filter(None, [text, left]))}")
 
 
 def _shrinks() -> Column:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import jax
 
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import strict
+from jaxrl_po.types import Learner
 from jaxrl_po.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "gymnax")
@@ -30,14 +31,16 @@ NUMERICS = (
 FLAG = "--xla_gpu_deterministic_ops"
 CPU_DEVICES = "jax_num_cpu_devices"
 OTHER_STATES = ("0.1.", "0.2.")  # versions whose runs cannot be resumed
+LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
 PACKAGE = Path(__file__).parent.parent
 
 
-def describe(placement: str) -> dict[str, Any]:
+def describe(placement: str, files: Sequence[Path] = ()) -> dict[str, Any]:
     """Layout, devices, machine, versions and code of this process, as JSON values by name.
 
     Args:
       placement: the placement on devices, in words.
+      files: code of the user's own.
     """
     several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return {
@@ -50,7 +53,7 @@ def describe(placement: str) -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "jax_config": {name: getattr(jax.config, name) for name in NUMERICS},
         "versions": versions(),
-        "source": source(PACKAGE),
+        "source": source(PACKAGE, *files),
         "revision": revision(),
     }
 
@@ -74,15 +77,38 @@ def processor() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def source(*folders: Path) -> str:
-    """A digest of the Python code in some folders, under version control or not."""
+def source(*places: Path) -> str:
+    """A digest of the Python code in some folders and files, under version control or not."""
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        for path in sorted(folder.rglob("*.py")) if place.is_dir() else [place]:
             digest.update(
                 path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
             )
     return digest.hexdigest()[:16]
+
+
+def program(learner: Learner) -> str:
+    """A digest of one iteration as JAX lowers it: of the method, its numbers and the problem."""
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    lowered = jax.jit(learner.step).lower(state).as_text()
+    return hashlib.sha256(lowered.encode()).hexdigest()[:16]
+
+
+def another_program(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether `program` changed though nothing did from which the same learner is lowered.
+
+    Example:
+      >>> now = dict.fromkeys(LOWERED_FROM, "a")
+      >>> another_program(now | {"program": "b"}, now | {"program": "c"})
+      True
+      >>> another_program(now | {"program": "b", "source": "d"}, now | {"program": "c"})
+      False
+    """
+    if differences({name: now[name] for name in LOWERED_FROM}, before):
+        return False
+    return bool(differences({"program": now["program"]}, before))
 
 
 def revision(package: Path = PACKAGE) -> dict[str, Any] | None:

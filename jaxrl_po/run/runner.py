@@ -42,7 +42,7 @@ class Diverged(Exception):
 class Reporter(Protocol):
     """Shows the progress of a run."""
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Shows a permanent line."""
 
     def phase(self, name: str) -> None:
@@ -111,21 +111,24 @@ def run(
 
         if resume and max(latest.iterations(), default=-1) >= job.iterations:
             like = jax.eval_shape(job.learner.init, job.keys)
-            finished = latest.load(without_frozen(like), tell=reporter.tell)
+            finished = latest.load(without_frozen(like), report=reporter.report)
             if finished is not None and finished[0] >= job.iterations:
-                reporter.tell(
-                    f"nothing left to do: step {finished[0] * job.steps_per_iteration:,} is reached"
+                reporter.report(
+                    f"nothing left to do: iteration {finished[0]} "
+                    f"(step {finished[0] * job.steps_per_iteration:,}) is reached"
                 )
                 return Outcome(with_frozen(finished[1], job), finished[0], False)
 
         reporter.phase("compiling")
         programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
-        reporter.tell("; ".join(filter(None, [job.where, programs.memory.describe()])))
+        reporter.report("; ".join(filter(None, [job.where, programs.memory.describe()])))
         like = without_frozen(programs.like)
-        saved = latest.load(like, tell=reporter.tell) if resume else None
+        saved = latest.load(like, report=reporter.report) if resume else None
         done = saved[0] if saved else -1
         if resume and saved is None and metrics_lib.read(folder / METRICS):
-            reporter.tell("no checkpoint is left to resume from: the run starts again at step 0")
+            reporter.report(
+                "no checkpoint is left to resume from: the run starts again at iteration 0"
+            )
         log = Log(folder / METRICS, job.score, after=done)
         if job.examples is not None and processes.is_writer():
             metrics_lib.truncate(folder / EXAMPLES, done)
@@ -166,8 +169,8 @@ def run(
             iteration, state = saved[0], with_frozen(saved[1], job)
             started.set()
             kept = iteration
-            reporter.tell(
-                f"resuming at step {iteration * job.steps_per_iteration:,} (iteration {iteration})"
+            reporter.report(
+                f"resuming at iteration {iteration} (step {iteration * job.steps_per_iteration:,})"
             )
 
         first, begun, idle = iteration, time.perf_counter(), False
@@ -176,7 +179,7 @@ def run(
             end = job.boundary(iteration)
             try:
                 (state, buffer), seconds = wait_for(
-                    programs.chunk, state, np.int32(end - iteration), reporter.tell
+                    programs.chunk, state, np.int32(end - iteration), reporter.report
                 )
             except RolloutsFailed as failed:
                 iteration, state, failure = iteration + failed.done, failed.state, failed

@@ -183,7 +183,7 @@ class Worker:
 
 
 class HostScore:
-    """Scores stacked batches: `score(batch, first=…, tell=…) -> (batch with its reward, metrics)`.
+    """Scores stacked batches: `(batch, first=…, report=…) -> (batch with its reward, metrics)`.
 
     The functions run concurrently. Each is called once per seed, so that a seed's rewards do not
     depend on the other seeds. The reward is Σ weight · score, at the last token. The raw score is
@@ -222,7 +222,7 @@ class HostScore:
         self._columns = task.columns or demonstrations(task)
         self._accuracy = accuracy or self._rewards[0].name
         self._workers = [Worker(reward.source, timeout) for reward in rewards]
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def __enter__(self) -> "HostScore":
         self.start()
@@ -255,14 +255,14 @@ class HostScore:
             worker.close()
 
     def __call__(
-        self, batch: Batch, *, first: bool, tell: Callable[[str], None]
+        self, batch: Batch, *, first: bool, report: Callable[[str], None]
     ) -> tuple[Batch, Metrics]:
         """See the class; leaves of `batch` lead with `[S]`.
 
         Args:
           batch: without a reward.
           first: whether this is the first batch of the run.
-          tell: called with a line when a function fails for the first time.
+          report: called with a line when a function fails for the first time.
 
         Raises:
           RewardError: a function fails on the first batch.
@@ -293,7 +293,7 @@ class HostScore:
             for reward, scores in zip(self._rewards, by_seed[-1], strict=True):
                 if scores.why:
                     self._report(
-                        f"reward function {reward.source} {scores.why}", reward.name, first, tell
+                        f"reward function {reward.source} {scores.why}", reward.name, first, report
                     )
         scored = {
             reward.name: np.stack([scores[i].values for scores in by_seed])
@@ -313,12 +313,12 @@ class HostScore:
             name: _mean(values) for name, values in means.items()
         }
 
-    def _report(self, failure: str, name: str, first: bool, tell: Callable[[str], None]) -> None:
+    def _report(self, failure: str, name: str, first: bool, report: Callable[[str], None]) -> None:
         if first:
             raise RewardError(f"{failure}; this is the first batch, so the run ends here")
-        if name not in self._told:
-            self._told.add(name)
-            tell(f"{failure}; such completions score 0 and are counted in {FAILURES}")
+        if name not in self._reported:
+            self._reported.add(name)
+            report(f"{failure}; such completions score 0 and are counted in {FAILURES}")
 
 
 def demonstrations(task: Task) -> Callable[[PyTree], dict[str, list[Any]]]:

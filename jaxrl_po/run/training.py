@@ -4,13 +4,14 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.run import (
+    checkpoint,
     flags,
     folder,
     jobs,
@@ -22,6 +23,7 @@ from jaxrl_po.run import (
     provenance,
     runner,
 )
+from jaxrl_po.run.checkpoint import CheckpointError
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.options import LINES, Options
@@ -81,8 +83,8 @@ def train(
         return or the accuracy, if the learner logs one.
       out: folder for `metrics.jsonl`, `checkpoints/`, `curves.png` and `config.json`; empty writes
         nothing that stays.
-      resume: continue the run in `out`; it must have been started with the same arguments, but
-        `iterations` may grow.
+      resume: continue the run in `out`; it must have been started with the same learner and
+        arguments, but `iterations` may grow.
       overwrite: replace the run in `out`.
       log_every: iterations pooled into one line; 0 makes about 50 lines.
       eval_every: lines between evaluations.
@@ -126,9 +128,16 @@ def train(
         raise ConfigError("train runs in one process; the commands have --distributed")
     with flags.as_arguments():
         stored = folder.inspect(str(out), resume=resume, overwrite=overwrite) if out else {}
+        before = stored.get("resolved", {})
         if stored.get("script", SCRIPT) != SCRIPT:
             raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
-        provenance.require_readable(stored.get("resolved", {}), str(out))
+        provenance.require_readable(before, str(out))
+        least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
+        if iterations < least:
+            raise ConfigError(
+                f"iterations must be at least {least}, those of the run in out={out} that is "
+                f"resumed, got {iterations}: they may only grow"
+            )
         settings["log_every"] = log_every or stored.get("log_every") or max(1, iterations // LINES)
         folder.require_same(settings, stored, str(out))
         placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
@@ -141,20 +150,55 @@ def train(
             log_every=settings["log_every"],
         )
         shown = choose_metrics(job, score, watch)
+        now = provenance.describe(placement.describe())
+        if out:
+            now["program"] = provenance.program(learner)
+        if stored:
+            require_same_learner(job, now, before, Path(out))
         with _place(out, overwrite) as place:
-            now = provenance.describe(placement.describe())
-            origin = provenance.go_on(now, stored.get("resolved", {}))
+            origin = provenance.go_on(now, before)
             content = {"script": SCRIPT, **settings, "resolved": origin}
             folder.write_json(place / folder.CONFIG, content)
             total = iterations * steps_per_iteration
-            with Progress("training", total, watch=shown, num_seeds=seeds) as progress:
+            unit = "iterations" if steps_per_iteration == 1 else "steps"
+            with Progress("training", total, unit=unit, watch=shown, num_seeds=seeds) as progress:
                 outcome = runner.run(job, place, progress, resume=resume)
             rows = metrics.read(place / runner.METRICS)
             if out:
                 series = [Series(name, name.replace("_", " ")) for name in shown]
-                panel = Panel(rows, series, "training", "steps, each seed", "")
+                panel = Panel(rows, series, "training", f"{unit}, each seed", "")
                 plotting.save([panel], place / "curves.png")
     return Trained(outcome.state, rows, Path(out) if out else None, outcome.interrupted)
+
+
+def require_same_learner(
+    job: programs.Job, now: Mapping[str, Any], before: Mapping[str, Any], out: Path
+) -> None:
+    """Refuses to resume a run with another learner; nothing is compiled.
+
+    Args:
+      job: of this start.
+      now: see `provenance.describe`, with the learner's `program`.
+      before: the same, of the run in the folder.
+      out: the folder.
+
+    Raises:
+      ConfigError: the state has other names, shapes or dtypes than that of the run, or the program
+        of an iteration differs under equal versions, code and devices.
+    """
+    why = ""
+    try:
+        like = runner.without_frozen(jax.eval_shape(job.learner.init, job.keys))
+        checkpoint.peek(out / "checkpoints" / "latest", like)
+    except CheckpointError as error:
+        why = str(error)
+    if not why and provenance.another_program(now, before):
+        why = "the program of an iteration is another (method, settings or problem)"
+    if why:
+        raise ConfigError(
+            f"learner must be that of the run in out={out} that is resumed: {why}; give that "
+            "learner, or choose another out"
+        )
 
 
 def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[str]:

@@ -42,11 +42,11 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
     check_size("prompt_set", size, COUNT)
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
-        number = jnp.int32(0) if held_out else jax.random.randint(key, (), 0, size)
+        index = jnp.int32(0) if held_out else jax.random.randint(key, (), 0, size)
         prompt = task.sample(
-            key if held_out else jax.random.fold_in(jax.random.key(seed), number), held_out
+            key if held_out else jax.random.fold_in(jax.random.key(seed), index), held_out
         )
-        return prompt._replace(problem=(number, prompt.problem))
+        return prompt._replace(problem=(index, prompt.problem))
 
     def demonstrate(problem: Numbered) -> jax.Array:
         return task.demonstrate(problem[1])

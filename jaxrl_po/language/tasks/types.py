@@ -71,3 +71,18 @@ def check_size(name: str, value: int, within: Interval) -> None:
     """Raises ConfigError unless `value` is a whole number in `within`."""
     if not isinstance(value, int) or isinstance(value, bool) or value not in within:
         raise ConfigError(f"{name} must lie in {within}, got {value}")
+
+
+def check_lengths(task: Task) -> None:
+    """Raises ConfigError unless prompts and demonstrations have the lengths that the task gives."""
+    prompt = jax.eval_shape(lambda key: task.sample(key, False), jax.random.key(0))
+    demonstration = jax.eval_shape(task.demonstrate, prompt.problem)
+    for name, tokens, length, field in (
+        ("sample", prompt.tokens, task.prompt_length, "prompt_length"),
+        ("demonstrate", demonstration, task.answer_length, "answer_length"),
+    ):
+        if tokens.shape != (length,):
+            raise ConfigError(
+                f"{name} of task {task.name} must give tokens of the shape [{length}], its "
+                f"{field}, padding included, got {list(tokens.shape)}"
+            )

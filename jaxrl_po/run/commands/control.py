@@ -31,7 +31,7 @@ class Sampling(NamedTuple):
 
     Attributes:
       settings: record of `--problem.*`.
-      build: `(env, settings, axis_name) -> Problem`.
+      build: `(env, settings, axis_name) -> Problem`; only a path pools statistics over devices.
       rows: settings to the number of rows that are sharded over devices.
       steps: settings and the number of discrete actions to the environment steps of one iteration,
         counting every simulated step.
@@ -46,19 +46,19 @@ class Sampling(NamedTuple):
 SAMPLINGS = {
     "path": Sampling(
         control.Settings,
-        control.from_settings,
+        lambda env, settings, axis_name: control.from_settings(env, settings, axis_name=axis_name),
         lambda s: s.num_envs,
         lambda s, _: s.num_envs * s.num_steps,
     ),
     "groups": Sampling(
         control.GroupSettings,
-        control.groups_from_settings,
+        lambda env, settings, axis_name: control.groups_from_settings(env, settings),
         lambda s: s.num_prompts,
         lambda s, _: s.num_prompts * s.group_size * s.num_steps,
     ),
     "vine": Sampling(
         control.VineSettings,
-        control.vine_from_settings,
+        lambda env, settings, axis_name: control.vine_from_settings(env, settings),
         lambda s: s.num_envs,
         control.VineSettings.steps,
     ),
@@ -190,7 +190,7 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
         problem = control.recorded_from_settings(source.spaces, settings, axis_name=axis_name)
         return Built(problem, source.spaces, None, source)
     env = make_env(options.env)
-    problem = way.build(env, settings, axis_name=axis_name)
+    problem = way.build(env, settings, axis_name)
     return Built(problem, control.adapt(env).spaces, env, None)
 
 
@@ -257,7 +257,7 @@ SCRIPT = launch.Script(
     steps=steps,
     shards_params=lambda options: False,
     build=build,
-    title=lambda records: f"{records[''].algorithm} on {records[''].env}",
+    title=lambda records: f"{records[''].algorithm} on {user_code.short(records[''].env)}",
     unit="environment steps",
     curves=(Series("episode_return", "training"), Series("greedy_return", "greedy")),
     y_label="return",

@@ -21,6 +21,7 @@ from jaxrl_po.run import (
     scoring,
     sharding,
     tasks,
+    user_code,
 )
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.options import Options as RunOptions
@@ -207,7 +208,6 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         critic=None if options.algorithm in methods.IN_GROUPS else critic,
         initial=initial_policy(records, task, policy) if options.init_from else None,
         warm=records["warm_start"],
-        axis_name=placement.axis_name,
     )
     if options.reward == MODEL:
         problem = with_reward_model(problem, records, task, policy)
@@ -396,7 +396,7 @@ SCRIPT = launch.Script(
     steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,
     shards_params=lambda options: options.shard_params,
     build=build,
-    title=lambda records: f"{records[''].algorithm} on {records[''].task}",
+    title=lambda records: f"{records[''].algorithm} on {user_code.short(records[''].task)}",
     unit="completions",
     curves=(Series("accuracy", "training"), Series("greedy_accuracy", "greedy, held out")),
     y_label="accuracy",

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from jaxrl_po import config
 from jaxrl_po.config import static
-from jaxrl_po.run import flags, folder, metrics, plotting
+from jaxrl_po.run import flags, folder, metrics, plotting, user_code
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.plotting import COLOURS, INK, QUIET, STYLE, Panel, Series
 
@@ -100,7 +100,7 @@ def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
       >>> places([{"task": "addition", "task.num_digits": n} for n in (2, 3)])
       ['addition num_digits=2', 'addition num_digits=3']
     """
-    named = [config.get("env", config.get("task", "")) for config in configs]
+    named = [user_code.short(config.get("env", config.get("task", ""))) for config in configs]
     found = []
     for name, mine in zip(named, configs, strict=True):
         others = [config for other, config in zip(named, configs, strict=True) if other == name]

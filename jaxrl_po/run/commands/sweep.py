@@ -12,15 +12,13 @@ each program: an interrupted sweep resumes with `--out=… --resume` alone), `ta
 `jaxrl_po/run/configs/` were found in this way.
 """
 
-import dataclasses
-import itertools
 import json
 import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,17 +26,15 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.run import flags, folder, launch, methods, metrics, parallel, plotting
+from jaxrl_po.run import flags, folder, grid, launch, methods, parallel, plotting, user_code
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.compilation import keep_programs
 from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.grid import OF_A_START, Asked, Combination
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.types import Learner, TrainState
 
-Combination = dict[str, str]
 ALONE = Placement(1, 1, 1)
-OF_A_START = ("resume", "overwrite", "processes")
-MAY_DIFFER = ("out", "devices", "mesh", "save", *OF_A_START)
 
 
 @config.record
@@ -59,60 +55,11 @@ class Options(control.Options):
     save: bool = static(False, "write the best flags to jaxrl_po/run/configs/")
 
 
-class Asked(NamedTuple):
-    """What a sweep was asked to do.
-
-    Attributes:
-      flags: name to value, of the flags with one value.
-      swept: name to values, as written, of the flags with several.
-      tuned: the defaults of `jaxrl-po control` when the sweep began; stored, since `--save` changes
-        them.
-    """
-
-    flags: dict[str, Any]
-    swept: dict[str, list[str]]
-    tuned: Mapping[str, Any]
-
-    def records(self, combination: Combination, sections: Mapping[str, type]) -> dict[str, Any]:
-        """The records of one combination."""
-        written = [
-            f"--{name}={flags.shown(value)}" for name, value in (self.flags | combination).items()
-        ]
-        return flags.parse(written, sections, defaults=self.tuned)
-
-
-def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """The arguments without the swept flags, and the values of the swept flags.
-
-    Example:
-      >>> split(["--seeds=2", "--config.gamma=0.9,0.99"])
-      (['--seeds=2'], {'config.gamma': ['0.9', '0.99']})
-    """
-    swept: dict[str, list[str]] = {}
-    kept = []
-    for argument in argv:
-        name, equals, value = argument.lstrip("-").partition("=")
-        if equals and "," in value and name.startswith(("config.", "problem.")):
-            swept[name] = value.split(",")
-        else:
-            kept.append(argument)
-    return kept, swept
-
-
-def combinations(swept: Mapping[str, Sequence[str]]) -> list[Combination]:
-    """All combinations of the values; a single empty one if nothing is swept.
-
-    Example:
-      >>> combinations({"config.gamma": ["0.9", "0.99"]})
-      [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}]
-    """
-    return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
-
-
 def read(argv: Sequence[str], options: Options) -> Asked:
     """The sweep that the arguments ask for."""
-    kept, swept = split(argv)
-    return Asked(flags.given(kept, sections_of(options)), swept, control.defaults(options))
+    kept, swept = grid.split(argv)
+    single = flags.given(kept, sections_of(options))
+    return Asked(single | user_code.absolute(single), swept, control.defaults(options))
 
 
 def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
@@ -133,61 +80,25 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
         )
     asked = Asked(**{name: stored[name] for name in Asked._fields})
     options = flags.parse([], {"": Options}, stored=asked.flags)[""]
-    refuse_differences(
-        flags.given(argv, {"": Options}, partial=True), [flags.flatten({"": options})], out
-    )
+    whole = flags.given(argv, {"": Options}, partial=True)
+    whole |= user_code.absolute(whole)
+    grid.refuse_differences(whole, [flags.flatten({"": options})], out)
     sections = sections_of(options)
-    kept, swept = split(argv)
+    kept, swept = grid.split(argv)
     single = flags.given(kept, sections)
+    single |= user_code.absolute(single)
     several = {
         name: [flags.given([f"--{name}={value}"], sections)[name] for value in values]
         for name, values in swept.items()
     }
-    refuse_differences(
+    grid.refuse_differences(
         single | several,
-        [flags.flatten(asked.records(each, sections)) for each in combinations(asked.swept)],
+        [flags.flatten(asked.records(each, sections)) for each in grid.combinations(asked.swept)],
         out,
     )
     return asked._replace(
-        flags=asked.flags | {name: value for name, value in single.items() if name in MAY_DIFFER}
-    )
-
-
-def refuse_differences(
-    now: Mapping[str, Any], before: Sequence[Mapping[str, Any]], out: str
-) -> None:
-    """Raises UsageError for flags whose values are not those of the sweep in `out`.
-
-    Args:
-      now: flag name to its value, or to a list of its values.
-      before: the settings of each combination of the stored sweep.
-      out: the value of `--out`.
-    """
-    different = []
-    for name in set(now) - set(MAY_DIFFER):
-        values = now[name] if isinstance(now[name], list) else [now[name]]
-        expected = list(dict.fromkeys(settings[name] for settings in before))
-        if set(values) != set(expected):
-            different.append(f"--{name}={flags.shown(values)} must be {flags.shown(expected)}")
-    if different:
-        raise UsageError(
-            f"{', '.join(sorted(different))}, as in the sweep in {out} that is resumed; leave "
-            f"{'the flag' if len(different) == 1 else 'them'} out, or choose another --out"
-        )
-
-
-def static_part(records: Mapping[str, Any]) -> str:
-    """All settings but the numeric ones of the algorithm; equal ones share a program."""
-    values = flags.flatten(records)
-    numbers = {
-        f"config.{f.name}"
-        for f in dataclasses.fields(records["config"])
-        if not f.metadata["static"]
-    }
-    return json.dumps(
-        {name: value for name, value in values.items() if name not in numbers},
-        default=str,
-        sort_keys=True,
+        flags=asked.flags
+        | {name: value for name, value in single.items() if name in grid.MAY_DIFFER}
     )
 
 
@@ -287,24 +198,6 @@ def run_all(
             pool.shutdown(cancel_futures=True)
 
 
-def final(scores: Any) -> np.ndarray[Any, Any]:
-    """The score of each seed, `[S]`: the mean of its last three evaluations; -inf if not finite."""
-    last = np.asarray(scores, np.float64)[:, -3:].mean(axis=1)
-    return np.where(np.isfinite(last), last, -np.inf)
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line per combination, best first: mean, interquartile mean and worst seed."""
-    names = sorted({name for row in rows for name in row["flags"]})
-    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", *names])]
-    for row in rows:
-        scores = final(row["scores"])
-        numbers = [scores.mean(), float(metrics.interquartile_mean(scores)), scores.min()]
-        values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
-        lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), *values]))
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     if {"--help", "-h"} & set(argv):
@@ -333,12 +226,17 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(
                 f"--{name} is for jaxrl-po control and jaxrl-po language: a sweep writes sweep.json"
             )
+    if options.save and user_code.is_source(options.env):
+        raise UsageError(
+            f"--save must be left out with --env={options.env}: the tuned flags of an environment "
+            "of one's own are not looked up; sweep.json and the last line show them"
+        )
     keep_programs(options.compilation_cache)
     sections = sections_of(options)
     groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
-    for combination in combinations(asked.swept):
+    for combination in grid.combinations(asked.swept):
         records = asked.records(combination, sections)
-        groups.setdefault(static_part(records), []).append((combination, records))
+        groups.setdefault(grid.static_part(records), []).append((combination, records))
 
     with folder.claim(options.out, overwrite=options.overwrite) as out:
         lasting = {
@@ -363,17 +261,17 @@ def main(argv: Sequence[str]) -> int:
                     {"flags": combination, **result, "scores": scores}
                     for (combination, _), scores in zip(group, result["scores"], strict=True)
                 ]
-                rows.sort(key=lambda row: -final(row["scores"]).mean())
+                rows.sort(key=lambda row: -grid.final(row["scores"]).mean())
                 folder.write_json(path, rows)
                 print(
                     f"program {number} of {len(groups)}: {len(group)} settings × "
                     f"{options.seeds} seeds, {result['seconds']:.0f} s",
                     flush=True,
                 )
-        text = table(rows)
+        text = grid.table(rows)
         (out / "table.txt").write_text(text)
         plotting.save_sweep(
-            [(row["flags"], final(row["scores"])) for row in rows], out / "sweep.png"
+            [(row["flags"], grid.final(row["scores"])) for row in rows], out / "sweep.png"
         )
         print(text, end="")
         best = flags.flatten(asked.records(rows[0]["flags"], sections))
@@ -385,7 +283,7 @@ def main(argv: Sequence[str]) -> int:
         }
         print("best:", *(f"--{name}={flags.shown(value)}" for name, value in chosen.items()))
         if options.save:
-            save(options, asked, chosen, final(rows[0]["scores"]))
+            save(options, asked, chosen, grid.final(rows[0]["scores"]))
     return 0
 
 
