@@ -90,8 +90,8 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
 
     records = earlier.read(control.SCRIPT, "run", str(runs["control"]))
     _, _, state = earlier.state(control.SCRIPT, records, "run", str(runs["control"]), "latest")
-    env, problem = control.build_problem(records, None)
-    play = jax.jit(control.control.make_evaluate(env, problem, num_episodes=3))
+    built = control.build_problem(records, None)
+    play = jax.jit(control.control.make_evaluate(built.env, built.problem, num_episodes=3))
     one = jax.tree.map(lambda x: x[1], state)
     np.testing.assert_allclose(
         found["greedy_return"][1],

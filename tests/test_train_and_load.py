@@ -146,21 +146,22 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path):
         if terminated or truncated:
             break
     # The same initial states, by the run's own evaluation of the same parameters.
-    env, problem = control_command.build_problem({**records(out)}, None)
-    evaluated = control.make_evaluate(env, problem, num_episodes=64)
+    built = control_command.build_problem({**records(out)}, None)
+    problem = built.problem
+    evaluated = control.make_evaluate(built.env, problem, num_episodes=64)
     stacked = stacked_state(out)
     one = jax.tree.map(lambda x: x[1], stacked)
     spread = evaluated(one.params, one.collector, jax.random.key(0))["return"]
     assert float(spread.min()) <= total <= float(spread.max())
     jax.tree.map(np.testing.assert_array_equal, policy.params, one.params)
     distribution = problem.apply(
-        one.params, control.problem.normalize(one.collector, observation)[None]
+        one.params, control.statistics.normalize(one.collector, observation)[None]
     )[0]
     assert int(policy.act(observation)) == int(distribution.mode()[0])
     raw = problem.apply(one.params, observation[None])[0].logits
-    seen = problem.apply(one.params, control.problem.normalize(one.collector, observation)[None])[
-        0
-    ].logits
+    seen = problem.apply(
+        one.params, control.statistics.normalize(one.collector, observation)[None]
+    )[0].logits
     assert np.abs(np.asarray(raw - seen)).max() > 1e-3  # or the comparison above shows nothing
     drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
     assert drawn == {0, 1}

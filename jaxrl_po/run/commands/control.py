@@ -120,16 +120,18 @@ def sampling(options: Options) -> Sampling:
 
 
 def tuned(options: Options) -> Mapping[str, Any]:
-    """Flag name to the value that a sweep found for this method and environment; or empty.
-
-    The environments of MuJoCo and those of Atari share one file each.
-    """
-    name = pools.family(options.env) if pools.is_host(options.env) else options.env
-    path = CONFIGS / options.algorithm / f"{name}.json"
+    """Flag name to the value that a sweep found for this method and environment; or empty."""
+    path = tuned_file(options)
     if user_code.is_source(options.env) or not path.exists():
         return {}
     flags_of_sweep: dict[str, Any] = json.loads(path.read_text())["flags"]
     return flags_of_sweep
+
+
+def tuned_file(options: Options) -> Path:
+    """Where those are kept; the environments of MuJoCo share one file, as do those of Atari."""
+    name = pools.family(options.env) if pools.is_host(options.env) else options.env
+    return CONFIGS / options.algorithm / f"{name}.json"
 
 
 def defaults(options: Options) -> Mapping[str, Any]:

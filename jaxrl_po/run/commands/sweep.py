@@ -12,10 +12,11 @@ each program: an interrupted sweep resumes with `--out=… --resume` alone), `ta
 `jaxrl_po/run/configs/` were found in this way.
 """
 
+import functools
 import json
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -26,11 +27,13 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, static
+from jaxrl_po.control.recorded import Recording, with_recording
 from jaxrl_po.run import flags, folder, grid, launch, methods, parallel, plotting, user_code
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.compilation import keep_programs
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.grid import OF_A_START, Asked, Combination
+from jaxrl_po.run.host import HostProblem, Rollouts
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.types import Learner, TrainState
 
@@ -137,6 +140,16 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
     def learner(settings: Any) -> Learner:
         return control.build({**group[0], "config": settings}, algorithm, ALONE).learner
 
+    if experiments[0].host is not None:
+        scores, seconds, compile_seconds = train_on_host(
+            experiments[0].host, learner, configs, keys, options, placement, iterations, every
+        )
+        return {
+            "steps": [steps * every * (i + 1) for i in range(iterations // every)],
+            "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
+            "seconds": seconds,
+            "compile_seconds": compile_seconds,
+        }
     measure = experiments[0].evaluate
     assert measure is not None
 
@@ -164,6 +177,45 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
         "seconds": time.perf_counter() - begun,
         "compile_seconds": compile_seconds,
     }
+
+
+def train_on_host(
+    host: HostProblem,
+    learner: Callable[[Any], Learner],
+    configs: Any,
+    keys: jax.Array,
+    options: Options,
+    placement: Placement,
+    iterations: int,
+    every: int,
+) -> tuple[np.ndarray[Any, Any], float, float]:
+    """Trains all combinations and seeds `[C·S]` in environments of one pool.
+
+    Every combination gets the same seeds of the environments.
+
+    Returns:
+      Scores `[C·S, E]`, seconds, and those of the first iteration, most of which is compiling.
+    """
+    over = functools.partial(parallel.spread, placement=placement)
+    init = jax.jit(over(jax.vmap(lambda settings, key: learner(settings).init(key))))
+    step = over(jax.vmap(lambda settings, state: learner(settings).step(state)[0]))
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def iterate(configs: Any, state: TrainState, recording: Recording) -> TrainState:
+        following: TrainState = step(configs, with_recording(state, recording))
+        return following
+
+    begun = time.perf_counter()
+    first, scores = 0.0, []
+    seeds = list(range(options.seeds)) * (len(keys) // options.seeds)
+    with Rollouts(host, options.seed, seeds) as rollouts:
+        state = init(configs, keys)
+        for iteration in range(1, iterations // every * every + 1):
+            state = jax.block_until_ready(iterate(configs, *rollouts.record(state, print)))
+            first = first or time.perf_counter() - begun
+            if iteration % every == 0:
+                scores.append(rollouts.evaluate(state)["greedy_return"].mean(axis=1))
+    return np.stack(scores, axis=1), time.perf_counter() - begun - first, first
 
 
 def run_all(
@@ -307,7 +359,7 @@ def save(options: Options, asked: Asked, chosen: Mapping[str, Any], scores: Any)
         },
         "flags": chosen,
     }
-    path = control.CONFIGS / options.algorithm / f"{options.env}.json"
+    path = control.tuned_file(options)
     path.parent.mkdir(parents=True, exist_ok=True)
     folder.write_json(path, content)
     print(f"saved to {path}")
