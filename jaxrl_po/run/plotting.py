@@ -1,6 +1,7 @@
 """Learning curves: interquartile mean over seeds, 95 % bootstrap band, and each seed faintly."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,7 +120,7 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
 
 
 def save(panels: Sequence[Panel], path: Path) -> None:
-    """Writes the panels side by side as a figure, four of them in two rows.
+    """Writes the panels side by side as a figure, four or more of them in two rows.
 
     Neighbours with the same curves share a legend.
 
@@ -127,15 +128,16 @@ def save(panels: Sequence[Panel], path: Path) -> None:
       panels: left to right.
       path: of the PNG file.
     """
-    rows = 2 if len(panels) == 4 else 1
-    columns = len(panels) // rows
+    rows = 2 if len(panels) >= 4 else 1
+    columns = math.ceil(len(panels) / rows)
     names = [[series.label for series in panel.series] for panel in panels]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.6 * columns, 4.2 * rows), layout="constrained", dpi=150)
-        for i, (axes, panel) in enumerate(
-            zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True)
-        ):
+        places = figure.subplots(rows, columns, squeeze=False).flat
+        for i, (axes, panel) in enumerate(zip(places, panels, strict=False)):
             draw(axes, panel, legend=i == 0 or names[i] != names[i - 1])
+        for axes in places[len(panels) :]:
+            axes.set_axis_off()
         write(figure, path)
 
 

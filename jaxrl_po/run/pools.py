@@ -151,7 +151,8 @@ class EnvPool:
 
     def reset(self) -> Array:
         """See `Pool`."""
-        return self._observe(self._pool.reset()[0])
+        with quiet():  # on its first call, EnvPool makes spaces in float32
+            return self._observe(self._pool.reset()[0])
 
     def step(self, action: Array) -> Stepped:
         """See `Pool`."""
