@@ -143,7 +143,7 @@ def groups(results: Sequence[Result]) -> list[plotting.Panel]:
         comparison.panel(
             named,
             "greedy_accuracy",
-            "two-digit addition: greedy accuracy, held out",
+            "two-digit addition: held-out greedy accuracy",
             steps,
             "accuracy",
             0.9,

@@ -185,6 +185,7 @@ def test_training_and_evaluation_ask_of_their_own_split():
     problem = language.make_problem(
         TASK._replace(sample=sample), MODEL, num_prompts=2, group_size=2
     )
+    asked.clear()  # the lengths were checked
     state = jax.eval_shape(problem.init, jax.random.key(0))
     jax.eval_shape(problem.collect, *state, jax.random.key(1))
     assert asked == [False]

@@ -57,6 +57,12 @@ def test_steps_and_speed_are_those_of_each_seed_and_the_mean_is_called_what_it_i
     )
 
 
+def test_a_held_out_accuracy_is_called_so(capsys):
+    with Progress("grpo on X", 20_000, watch=("greedy_accuracy",)) as progress:
+        progress.update({**ROW, "greedy_accuracy/iqm": 0.5}, 75.0)
+    assert "  held-out greedy accuracy 0.5  1:15 left\n" in capsys.readouterr().out
+
+
 def test_the_bar_and_the_time_left_stay_on_a_narrow_terminal(monkeypatch, capsys):
     monkeypatch.setattr(
         "jaxrl_po.run.progress.Console", lambda: Console(force_terminal=True, width=80)

@@ -92,8 +92,8 @@ class Scores(NamedTuple):
 
     Attributes:
       name: name of the row.
-      updates: greedy accuracy after all updates.
-      tokens: greedy accuracy at the number of tokens that the cheapest row generated.
+      updates: held-out greedy accuracy after all updates.
+      tokens: held-out greedy accuracy at the number of tokens that the cheapest row generated.
       generated: generated tokens in all.
     """
 
@@ -212,7 +212,7 @@ def table(results: Sequence[Result], scores: Sequence[Scores]) -> str:
 def panels(results: Sequence[Result], options: Options) -> list[Panel]:
     """Accuracy, entropy, length and truncation of every row."""
     titles = {
-        "greedy_accuracy": f"{options.task}: greedy accuracy",
+        "greedy_accuracy": f"{options.task}: held-out greedy accuracy",
         "entropy": "entropy, nats",
         "response_length": "response length, tokens",
         "truncated": "share truncated at the budget",
@@ -232,7 +232,8 @@ def main(argv: Sequence[str]) -> int:
     results = run(options, out)
     text = table(results, score(results))
     heading = (
-        f"{options.task}, {options.seeds} seeds, IQM of the greedy accuracy with 95 % intervals"
+        f"{options.task}, {options.seeds} seeds, IQM of the held-out greedy accuracy "
+        "with 95 % intervals"
     )
     comparison.leave(out, "ablation", panels(results, options), heading, text)
     return 0

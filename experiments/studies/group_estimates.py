@@ -175,9 +175,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
     """Accuracy and signal of every row."""
     steps = "completions generated, each seed"
     return [
-        comparison.panel(
-            results, "greedy_accuracy", "greedy accuracy, held out", steps, "accuracy"
-        ),
+        comparison.panel(results, "greedy_accuracy", "held-out greedy accuracy", steps, "accuracy"),
         comparison.panel(
             results, "signal", "tokens with an advantage", steps, "share of the trained"
         ),
@@ -197,7 +195,7 @@ def main(argv: Sequence[str]) -> int:
     heading = (
         f"{options.num_digits}-digit addition, {options.seeds} seeds, "
         f"{options.total_steps:,} completions each, warm start at {options.warm_start}; "
-        "IQM of the greedy accuracy with 95 % intervals"
+        "IQM of the held-out greedy accuracy with 95 % intervals"
     )
     comparison.leave(out, "estimates", panels(results), heading, table(results))
     return 0

@@ -146,7 +146,7 @@ def panels(results: Sequence[Result], options: Options) -> list[Panel]:
         comparison.panel(
             counted,
             "greedy_accuracy",
-            f"{options.task}: greedy accuracy, held out",
+            f"{options.task}: held-out greedy accuracy",
             tokens,
             "accuracy",
         ),
@@ -235,7 +235,8 @@ def main(argv: Sequence[str]) -> int:
     folder.write_json(out / "lecture.json", columns)
     (out / "lecture.md").write_text(markdown(columns), encoding="utf-8")
     heading = (
-        f"{options.task}, {options.seeds} seeds, IQM of the greedy accuracy with 95 % intervals"
+        f"{options.task}, {options.seeds} seeds, IQM of the held-out greedy accuracy "
+        "with 95 % intervals"
     )
     comparison.leave(out, "family", panels(results, options), heading, table(results))
     print(markdown(columns), end="")

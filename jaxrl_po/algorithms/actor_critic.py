@@ -146,7 +146,7 @@ def make_estimate(
     def from_batch(state: TrainState, batch: Batch) -> Samples:
         del state
         advantage, target = estimate(config, batch)
-        if config.normalize_advantage:
+        if config.normalize_advantage:  # mean 0 and std 1 over the unmasked slots of all devices
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         value = batch.value if keep_value else None
         proposal = batch.sampler_log_prob if keep_proposal else None
@@ -215,7 +215,7 @@ def gradient_steps(
         stop=stop,
         axis_name=config.axis_name,
     )
-    scale = optimizers.decay(state.step, config.decay_iterations)
+    scale = optimizers.decay(state.step, config.decay_iterations)  # from 1 to 0, or always 1
     params, opt_state, metrics = update(
         state.params.trained(), state.opt_state, samples, key, scale
     )
@@ -298,4 +298,5 @@ def update_kl(
             kl = ratio(part.log_prob, part.sampler_log_prob) * kl
         return masked.total(kl, part.mask if part.sampled is None else part.sampled)
 
+    # The parts one after another, their totals and counts added up.
     return {"kl": minibatches.summed(total, minibatches.split(samples, num_parts))}

@@ -3,6 +3,12 @@
 `−min(r A, clip(r, 1 − ε, 1 + ε) A) + c_v ½(v − G)² − c_e H(π)` with r = π / π_old, minimised in
 epochs of shuffled minibatches. See `ppo_penalty` for the form with a KL penalty, and
 `reference.with_reference_kl` for PPO on language models, with a KL penalty in the reward.
+
+An iteration is read in seven files: here, `types` (the data), `learner` (collect, estimate,
+improve), `actor_critic` (advantages, the joint loss), `surrogates` and `losses` (the equations) and
+`updates` (epochs of gradient steps). Of the others it is enough to know that a `Mean` is a total
+and a count that are divided last, `number` a field that can be vmapped, `static` one that is
+compiled in, and `config.validate` what refuses values out of range.
 """
 
 import jax
@@ -72,6 +78,7 @@ def make(
     """
     config.validate()
     actor_critic.require_on_policy(problem)
+    # By default Adam, its step size and the clip of the gradient's norm taken from the config.
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     if surrogate is None:
         surrogate = surrogates.clipped(config.epsilon_low, config.epsilon_high)
@@ -97,7 +104,7 @@ def make(
             samples,
             policy_loss=policy_loss,
             value_loss=value_loss,
-            approximate_kl=divergences.k3(samples.log_prob, log_prob),
+            approximate_kl=divergences.k3(samples.log_prob, log_prob),  # r − 1 − log r, nats
             **others,
         )
 

@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts: greedy accuracy, avg@n, pass@k, and completions to read."""
+"""Held-out evaluation: greedy accuracy, avg@n, pass@k, and completions to read."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -57,6 +57,16 @@ def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(kept.sum(axis=0), 1), np.nan)
 
 
+def label(name: str) -> str:
+    """A metric's name as shown to people.
+
+    Example:
+      >>> label("episode_return"), label("greedy_accuracy")
+      ('episode return', 'held-out greedy accuracy')
+    """
+    return f"{'held-out ' if name == 'greedy_accuracy' else ''}{name.replace('_', ' ')}"
+
+
 def bootstrap_interval(
     tasks: Sequence[npt.ArrayLike],
     *,

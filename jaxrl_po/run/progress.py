@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from jaxrl_po.run.metrics import Row
+from jaxrl_po.run.metrics import Row, label
 
 
 class Progress:
@@ -82,9 +82,7 @@ class Progress:
             if not math.isnan(value):
                 self._shown[name] = value
         numbers = [
-            f"{name.replace('_', ' ')} {self._shown[name]:.4g}"
-            for name in self._watch
-            if name in self._shown
+            f"{label(name)} {self._shown[name]:.4g}" for name in self._watch if name in self._shown
         ]
         if numbers and self._num_seeds > 1:
             numbers[0] = f"IQM of {self._num_seeds} seeds: {numbers[0]}"

@@ -165,7 +165,7 @@ def train(
                 outcome = runner.run(job, place, progress, resume=resume)
             rows = metrics.read(place / runner.METRICS)
             if out:
-                series = [Series(name, name.replace("_", " ")) for name in shown]
+                series = [Series(name, metrics.label(name)) for name in shown]
                 panel = Panel(rows, series, "training", f"{unit}, each seed", "")
                 plotting.save([panel], place / "curves.png")
     return Trained(outcome.state, rows, Path(out) if out else None, outcome.interrupted)

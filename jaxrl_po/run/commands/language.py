@@ -398,7 +398,7 @@ SCRIPT = launch.Script(
     build=build,
     title=lambda records: f"{records[''].algorithm} on {user_code.short(records[''].task)}",
     unit="completions",
-    curves=(Series("accuracy", "training"), Series("greedy_accuracy", "greedy, held out")),
+    curves=(Series("accuracy", "training"), Series("greedy_accuracy", "held-out greedy")),
     y_label="accuracy",
 )
 

@@ -35,7 +35,9 @@ class Options:
     """The comparison; the folders of the runs come before the flags."""
 
     metric: str = static(
-        "", "metric to compare, higher is better; empty takes the greedy return or accuracy"
+        "",
+        "metric to compare, higher is better; empty takes the greedy return or the held-out "
+        "greedy accuracy",
     )
     out: str = static(
         "runs/plot", "folder for the results; an earlier comparison in it is replaced"

@@ -41,7 +41,9 @@ class Options:
     """The report; the folders of the runs come before the flags."""
 
     metric: str = static(
-        "", "metric to compare, higher is better; empty takes the greedy return or accuracy"
+        "",
+        "metric to compare, higher is better; empty takes the greedy return or the held-out "
+        "greedy accuracy",
     )
     out: str = static("runs/report.html", "the file; an earlier report in it is replaced")
 
