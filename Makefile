@@ -9,7 +9,7 @@ WORKERS ?= 2
 demo: $(VENV)/installed
 	$(BIN)/python experiments/demo.py
 
-test: check
+test: check $(VENV)/extras
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 check: $(VENV)/installed
@@ -17,10 +17,10 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-slow: $(VENV)/installed
+slow: $(VENV)/extras
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 
-coverage: $(VENV)/installed
+coverage: $(VENV)/extras
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n $(WORKERS)
 	$(BIN)/coverage combine --quiet
@@ -35,6 +35,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		|| { echo "error: Python 3.11 or newer is needed; $(PYTHON) is older. Name another: make demo PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Environments that only the tests need.
+$(VENV)/extras: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,envpool]'
 	touch $@
 
 clean:
