@@ -144,9 +144,13 @@ EPOCHS = {"num_minibatches": 2, "num_epochs": 2}
 SIZES = {"a2c": {}, "ppo": EPOCHS, "ppo_penalty": EPOCHS}
 
 
-@pytest.mark.parametrize("algorithm", [reinforce, a2c, npg, trpo, ppo, ppo_penalty])
+def last_name(module):
+    return module.__name__.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("algorithm", [reinforce, a2c, npg, trpo, ppo, ppo_penalty], ids=last_name)
 def test_a_slot_that_holds_no_sample_changes_nothing(algorithm):
-    name = algorithm.__name__.rpartition(".")[2]
+    name = last_name(algorithm)
     hosted = problem_of(2, 6, statistics=True)
     config = algorithm.Config(**SIZES.get(name, {"value_minibatches": 2, "value_epochs": 2}))
     learner, state, rollouts = started(hosted, algorithm=algorithm, config=config)

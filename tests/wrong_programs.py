@@ -164,7 +164,7 @@ WRONG = [
         "control.problem",
         "action=trajectory.action,",
         (
-            "action=trajectory.action if environment.num_actions else "
+            "action=trajectory.action if spaces.num_actions else "
             "jnp.clip(trajectory.action, -1.0, 1.0),"
         ),
         ("test_control.py::test_unclipped_action_is_stored_and_clipped_action_is_played",),
@@ -369,6 +369,55 @@ WRONG = [
         "truncated=is_last & ~completions.ended[:, None]",
         "truncated=is_last & completions.ended[:, None]",
         ("test_language_problem.py::test_last_token_terminates_and_the_budget_truncates",),
+    ),
+    Wrong(
+        "an ignored action is trained on",
+        "control.recorded",
+        "mask, ended = recording.mask, recording.terminated | recording.truncated",
+        "mask, ended = jnp.ones_like(recording.mask), recording.terminated | recording.truncated",
+        ("test_host.py::test_a_slot_that_holds_no_sample_changes_nothing[a2c]",),
+    ),
+    Wrong(
+        "statistics of observations on which nothing was done",
+        "control.recorded",
+        "collector, observation[:, :-1], recording.reward, ended, mask",
+        "collector, observation[:, :-1], recording.reward, ended",
+        ("test_host.py::test_statistics_are_those_of_the_samples",),
+    ),
+    Wrong(
+        "on the host, the value of this observation for that of the next",
+        "control.recorded",
+        "next_value=value[:, 1:]",
+        "next_value=value[:, :-1]",
+        ("test_host.py::test_the_batch_bootstraps_from_the_true_final_observation[True]",),
+    ),
+    Wrong(
+        "a time limit that the host's environment told of is no longer one",
+        "run.host",
+        "made.truncated[:, :, t] = truncated & ~terminated & mask",
+        "made.terminated[:, :, t] |= truncated & mask",
+        ("test_host.py::test_the_batch_bootstraps_from_the_true_final_observation[True]",),
+    ),
+    Wrong(
+        "environments of the host share their seed",
+        "run.host",
+        "_seed(self._base, seed, env, iteration)",
+        "_seed(self._base, seed, 0, iteration)",
+        ("test_host.py::test_further_seeds_leave_the_environments_of_the_first_as_they_are",),
+    ),
+    Wrong(
+        "one reward that is not finite stays in the statistics",
+        "control.normalizer",
+        "lambda new, old: jnp.where(finite, new, old), new, old",
+        "lambda new, old: new, new, old",
+        ("test_host.py::test_a_reward_that_is_not_finite_is_counted_and_its_update_skipped",),
+    ),
+    Wrong(
+        "rows of blocks and of pixels within them mixed",
+        "control.networks",
+        "blocks = jnp.moveaxis(blocks, -4, -3).reshape",
+        "blocks = blocks.reshape",
+        ("test_networks.py::test_convolution_equals_xlas[4-2-size1]",),
     ),
     *wrong_regressions.WRONG,
 ]
