@@ -322,7 +322,11 @@ def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch):
 
 def scripts_with_defaults():
     """Every script, algorithm and (for control) environment that has defaults of its own."""
-    tuned = {(path.parent.name, path.stem) for path in control.CONFIGS.glob("*/*.json")}
+    families = {"MuJoCo": "envpool:HalfCheetah-v4", "Atari": "envpool:Pong-v5"}
+    tuned = {
+        (path.parent.name, families.get(path.stem, path.stem))
+        for path in control.CONFIGS.glob("*/*.json")
+    }
     runs = [
         (control.SCRIPT, [f"--algorithm={name}", f"--env={env}"])
         for name, env in sorted(tuned | {("dapo", "Catch-bsuite")})
