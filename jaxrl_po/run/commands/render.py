@@ -18,10 +18,11 @@ from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.problem import normalize
 from jaxrl_po.distributions import Distribution
-from jaxrl_po.run import earlier, flags, folder, parallel, rendering
+from jaxrl_po.run import earlier, flags, folder, rendering
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.rendering import Draw, Episode
+from jaxrl_po.run.seeds import of_seed
 from jaxrl_po.types import ActorCritic, CollectorState, Problem
 
 
@@ -130,7 +131,7 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
         control.SCRIPT, records, "run", options.run, options.checkpoint
     )
     env, problem = control.build_problem(records, None)
-    one = parallel.of_seed(state, options.seed_index)
+    one = of_seed(state, options.seed_index)
     return Player(
         env,
         problem,
