@@ -13,6 +13,7 @@ from jaxrl_po.run import parallel, runner
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.programs import Job
+from jaxrl_po.run.seeds import of_seed, over_seeds
 
 PLAIN = tabular_problem(num_prompts=4, num_steps=8)
 FIT = {"value_epochs": 1, "value_minibatches": 2}
@@ -94,12 +95,12 @@ def test_all_seeds_share_one_copy(placement):
         shapes = jax.tree.map(jnp.shape, trained.params.frozen)
         assert shapes == jax.tree.map(jnp.shape, own)
         assert all(leaf.shape[0] == 4 for leaf in jax.tree.leaves(trained.params.trained()))
-    one = parallel.of_seed(after, 2).params
+    one = of_seed(after, 2).params
     assert jax.tree.map(jnp.shape, one.policy) == jax.tree.map(jnp.shape, one.frozen)
 
 
 def test_a_checkpoint_holds_no_frozen_parameters_and_a_resumed_run_has_them(tmp_path):
-    learner = parallel.over_seeds(METHODS["ppo"](with_base(PLAIN)), 2)
+    learner = over_seeds(METHODS["ppo"](with_base(PLAIN)), 2)
     keys = jax.random.split(jax.random.key(0), 2)
 
     def run(folder, iterations, *, resume=False):

@@ -15,6 +15,7 @@ from jaxrl_po.run import parallel, programs, runner
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.metrics import read
 from jaxrl_po.run.scoring import HostScore, Reward, RewardError
+from jaxrl_po.run.seeds import over_seeds
 
 HERE = Path(__file__).parent / "reward_functions.py"
 TASK = language.tasks.addition(1)
@@ -44,7 +45,7 @@ def job(rewarded=None, **changes):
     own = make(verify=rewarded is None)
     defaults = {"iterations": 3, "steps_per_iteration": 32, "log_every": 2, "rewarded": rewarded}
     return programs.Job(
-        parallel.over_seeds(own, SEEDS),
+        over_seeds(own, SEEDS),
         jax.random.split(jax.random.key(0), SEEDS),
         **(defaults | changes),
     )

@@ -17,7 +17,8 @@ from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
 from jaxrl_po.control.statistics import OBSERVATION_STATISTICS, RETURN_STATISTICS, ROLLING_RETURN
-from jaxrl_po.run import earlier, filming, host, parallel, pools
+from jaxrl_po.run import earlier, filming, host, pools
+from jaxrl_po.run import seeds as seeds_lib
 from jaxrl_po.run.commands import control as command
 from jaxrl_po.run.commands import evaluate, plot, render, report, sweep
 from jaxrl_po.run.flags import UsageError
@@ -84,7 +85,7 @@ def problem_of(num_envs, num_steps, made=None, statistics=False, **changes):
 
 def started(hosted, seeds=(0,), algorithm=a2c, config=None):
     learner = algorithm.make(config or algorithm.Config(n=2), hosted.problem)
-    stacked = parallel.over_seeds(learner, len(seeds))
+    stacked = seeds_lib.over_seeds(learner, len(seeds))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.array(seeds))
     return stacked, jax.jit(stacked.init)(keys), host.Rollouts(hosted, 5, seeds)
 
@@ -123,7 +124,7 @@ def test_the_batch_bootstraps_from_the_true_final_observation(cut):
     _, state, rollouts = started(hosted)
     state, recording = rollouts.record(state, ignore)
     one = jax.tree.map(lambda x: jnp.asarray(x[0]), recording)
-    of_one = parallel.of_seed(state)
+    of_one = seeds_lib.of_seed(state)
     collector, batch = jax.jit(hosted.problem.collect)(
         of_one.params, of_one.collector.add(sharded={recorded.RECORDING: one}), jax.random.key(0)
     )

@@ -16,6 +16,7 @@ from jaxrl_po.algorithms import ppo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run import parallel
 from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.seeds import over_seeds
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_state_lies_where_the_placement_says():
 def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
     problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=4)
     learner = ppo.make(ppo.Config(num_minibatches=1), problem)
-    stacked = parallel.over_seeds(learner, 1)
+    stacked = over_seeds(learner, 1)
     keys = jax.random.split(jax.random.key(0), 1)
     state, metrics = jax.jit(stacked.step)(jax.jit(stacked.init)(keys))
     alone, _ = jax.jit(learner.step)(jax.jit(learner.init)(keys[0]))

@@ -26,6 +26,21 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     ]
 
 
+def test_a_long_phase_is_a_line_every_few_seconds(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr("jaxrl_po.run.progress.time.monotonic", lambda: now[0])
+    with Progress("ppo on X", 20_000) as progress:
+        for step in range(20, 120, 20):
+            progress.phase("warm start", f"step {step}/400", "1:20 left")
+            now[0] += 2.0
+        progress.phase("initialising")
+    assert capsys.readouterr().out.splitlines() == [
+        "ppo on X: warm start, step 20/400, 1:20 left",
+        "ppo on X: warm start, step 80/400, 1:20 left",
+        "ppo on X: initialising",
+    ]
+
+
 def test_quiet_shows_nothing(capsys):
     with Progress("ppo on X", 20_000, quiet=True) as progress:
         progress.report("a line")
@@ -43,7 +58,7 @@ def test_a_bar_on_a_terminal(monkeypatch, capsys):
         progress._bar.refresh()
         progress.update(ROW, 75.0)
     shown = capsys.readouterr().out
-    assert "ppo on X · compiling" in shown
+    assert "compiling · ppo on X" in shown
     assert "episode return 42.25" in shown
     assert "1:15 left" in shown
 
@@ -75,6 +90,21 @@ def test_the_bar_and_the_time_left_stay_on_a_narrow_terminal(monkeypatch, capsys
     assert "━" in shown
     assert "1:15 left" in shown
     assert "reinforce_pp" in shown
+
+
+def test_the_warm_start_is_seen_on_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(
+        "jaxrl_po.run.progress.Console", lambda: Console(force_terminal=True, width=80)
+    )
+    detail = "step 10,000/10,000, accuracy 0.31"
+    with Progress("reinforce_pp on running_sum, 16 seeds", 10_000) as progress:
+        progress.phase("warm start", detail, "< 11:20 left")
+        progress._bar.refresh()
+        progress.update({"step": 0}, float("inf"))
+    shown = capsys.readouterr().out
+    assert "warm start" in shown
+    assert detail in shown
+    assert "< 11:20 left" in shown
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run import parallel, sharding
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.seeds import over_seeds
 from jaxrl_po.types import TrainState
 
 TASK = language.tasks.addition(1, zero_pad=False)
@@ -59,7 +60,7 @@ def run(algorithm, placement):
     if placement.cuts_params:
         placed = sharding.over_mesh(one, placement, LOGICAL_AXES)
     else:
-        placed = parallel.over_seeds(one, placement.num_seeds)
+        placed = over_seeds(one, placement.num_seeds)
     before = jax.jit(placed.init)(jax.random.split(jax.random.key(0), 2)[: placement.num_seeds])
     step = jax.jit(placed.step).lower(before).compile()
     return Run(step, before, step(before)[0])

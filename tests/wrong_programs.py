@@ -40,6 +40,13 @@ WRONG = [
         ("test_random_numbers.py::test_the_noise_of_completions_is_not_that_of_prompts",),
     ),
     Wrong(
+        "a warm start that goes on until the last seed is accurate enough",
+        "language.warm_start",
+        "return jax.lax.cond(fit.accuracy < settings.accuracy, train, lambda fit: fit, fit)",
+        "return train(fit)",
+        ("test_warm_start.py::test_every_seed_stops_where_it_would_stop_alone",),
+    ),
+    Wrong(
         "the same shuffle in every epoch",
         "updates",
         "order(jax.random.split(key, num_epochs))",

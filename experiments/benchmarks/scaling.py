@@ -21,6 +21,7 @@ from jaxrl_po.run import comparison, flags, folder, parallel
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.plotting import Panel, Series
+from jaxrl_po.run.seeds import over_seeds
 from jaxrl_po.types import Learner, TrainState
 
 PLAIN, SHARDED = "plain", "sharded"
@@ -79,7 +80,7 @@ def sharded_step(learner: Learner, placement: Placement) -> Callable[[TrainState
     """A step under `jax.shard_map`, also on one device, where `parallel` itself leaves it out."""
     spec = parallel.state_spec()
     return jax.shard_map(
-        parallel.over_seeds(learner, 1).step,
+        over_seeds(learner, 1).step,
         mesh=parallel.make_mesh(placement),
         in_specs=(spec,),
         out_specs=(spec, P("seed")),
@@ -96,7 +97,7 @@ def programs(
     for kind, devices in [(PLAIN, 1), *((SHARDED, devices) for devices in options.devices)]:
         placement = Placement(1, 1, devices)
         learner = make(options, devices, None if kind == PLAIN else "data")
-        stacked = parallel.over_seeds(learner, 1)
+        stacked = over_seeds(learner, 1)
         step = jax.jit(stacked.step if kind == PLAIN else sharded_step(learner, placement))
         clocks[kind, devices] = comparison.stepper(step, jax.jit(stacked.init)(keys))
     return clocks

@@ -1,5 +1,6 @@
 """Language as a `Problem`: an episode is one completion, a step is one token."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -153,7 +154,7 @@ def make_problem(
     old_log_prob: str = AUTO,
     critic: Transformer | None = None,
     initial: PyTree | None = None,
-    warm: WarmStart | None = None,
+    warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
 ) -> Problem:
     """A language problem: per iteration `num_prompts` prompts with `group_size` completions each.
 
@@ -180,7 +181,8 @@ def make_problem(
         sampler's.
       critic: transformer with one output, or None for no critic (values are then zeros).
       initial: initial parameters of the policy, the same for every key; None draws them.
-      warm: supervised warm start from the initial parameters, part of `init`; None for none.
+      warm: supervised warm start from the initial parameters, part of `init`, or a function in its
+        place, from these and a key to other parameters; None for none.
 
     Returns:
       The `Problem`. Metrics: with `verify`, `accuracy` (raw score) and, in groups, `dead_groups`
@@ -236,8 +238,10 @@ def make_problem(
         policy_key, critic_key, warm_key = jax.random.split(key, 3)
         tokens, pad = jnp.zeros((1, task.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
         policy = model.init(policy_key, tokens, pad) if initial is None else initial
-        if warm is not None:
+        if isinstance(warm, WarmStart):
             policy = warm_start(model, policy, task, warm, warm_key)
+        elif warm is not None:
+            policy = warm(policy, warm_key)
         value = None if critic is None else critic.init(critic_key, tokens, pad)
         return ActorCritic(policy, value), CollectorState(
             {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}

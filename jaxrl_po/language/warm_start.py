@@ -99,6 +99,76 @@ def greedy_accuracy(model: Transformer, params: Any, task: Task, key: jax.Array)
     return jax.vmap(task.score)(prompts.problem, completions.tokens).mean()
 
 
+class Fit(NamedTuple):
+    """A warm start after some of its steps.
+
+    Attributes:
+      params: of the policy.
+      opt_state: of Adam.
+      key: all random numbers follow from it and the number of the step.
+      accuracy: `[]`, float32, as last measured; −1 before that.
+    """
+
+    params: Any
+    opt_state: Any
+    key: jax.Array
+    accuracy: jax.Array
+
+
+def begin(settings: WarmStart, params: Any, key: jax.Array) -> Fit:
+    """The warm start before its first step; consumes `key`."""
+    return Fit(params, make_optimizer(settings).init(params), key, jnp.float32(-1.0))
+
+
+def make_optimizer(settings: WarmStart) -> optax.GradientTransformation:
+    """Adam on clipped gradients."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(settings.learning_rate))
+
+
+def unfinished(settings: WarmStart, done: Any, accuracy: Any) -> Any:
+    """Whether steps remain after `done` of them and the accuracy is below the wanted one."""
+    return (done < settings.steps) & (accuracy < settings.accuracy)
+
+
+def advance(model: Transformer, task: Task, settings: WarmStart, fit: Fit, done: Any) -> Fit:
+    """Takes the `BETWEEN` steps after `done`, or as many as are left, and measures the accuracy.
+
+    The accuracy is not measured if all steps are wanted. A fit that is accurate enough does not
+    change. Pure and jittable.
+
+    Args:
+      model: the policy.
+      task: where demonstrations come from.
+      settings: see `WarmStart`.
+      fit: after `done` steps.
+      done: `[]`, int32, below `settings.steps`.
+    """
+    optimizer = make_optimizer(settings)
+    train_key, measure_key = jax.random.split(fit.key)
+    end = jnp.minimum(done + BETWEEN, settings.steps)
+
+    def step(i: jax.Array, carry: Any) -> Any:
+        params, opt_state = carry
+        gradient = jax.grad(demonstration_loss, argnums=1)(
+            model, params, task, jax.random.fold_in(train_key, i), settings.batch_size
+        )
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    def train(fit: Fit) -> Fit:
+        # Adam's count is that of all seeds, and its powers then round as in a single loop.
+        begun = optax.tree_utils.tree_set(fit.opt_state, count=done)
+        params, opt_state = jax.lax.fori_loop(done, end, step, (fit.params, begun))
+        accuracy = fit.accuracy
+        if settings.accuracy < 1.0:
+            accuracy = greedy_accuracy(model, params, task, jax.random.fold_in(measure_key, end))
+        return Fit(params, opt_state, fit.key, accuracy)
+
+    if settings.accuracy == 1.0:
+        return train(fit)
+    return jax.lax.cond(fit.accuracy < settings.accuracy, train, lambda fit: fit, fit)
+
+
 def warm_start(
     model: Transformer, params: Any, task: Task, settings: WarmStart, key: jax.Array
 ) -> Any:
@@ -111,34 +181,14 @@ def warm_start(
     """
     if settings.steps == 0:
         return params
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(settings.learning_rate))
-    train_key, measure_key = jax.random.split(key)
 
-    def step(i: jax.Array, carry: Any) -> Any:
-        params, opt_state = carry
-        gradient = jax.grad(demonstration_loss, argnums=1)(
-            model, params, task, jax.random.fold_in(train_key, i), settings.batch_size
-        )
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
+    def body(loop: tuple[jax.Array, Fit]) -> tuple[jax.Array, Fit]:
+        done, fit = loop
+        return done + BETWEEN, advance(model, task, settings, fit, done)
 
-    class Loop(NamedTuple):
-        done: jax.Array
-        accuracy: jax.Array
-        carry: Any
-
-    def unfinished(loop: Loop) -> jax.Array:
-        return (loop.done < settings.steps) & (loop.accuracy < settings.accuracy)
-
-    def train(loop: Loop) -> Loop:
-        end = jnp.minimum(loop.done + BETWEEN, settings.steps)
-        carry = jax.lax.fori_loop(loop.done, end, step, loop.carry)
-        accuracy = greedy_accuracy(model, carry[0], task, jax.random.fold_in(measure_key, end))
-        return Loop(end, accuracy, carry)
-
-    start = params, optimizer.init(params)
-    if settings.accuracy == 1.0:
-        return jax.lax.fori_loop(0, settings.steps, step, start)[0]
-    # An accuracy of −1: not measured yet, so that at least one round is trained.
-    loop = Loop(jnp.int32(0), jnp.float32(-1.0), start)
-    return jax.lax.while_loop(unfinished, train, loop).carry[0]
+    _, fit = jax.lax.while_loop(
+        lambda loop: unfinished(settings, loop[0], loop[1].accuracy),
+        body,
+        (jnp.int32(0), begin(settings, params, key)),
+    )
+    return fit.params

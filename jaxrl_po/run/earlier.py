@@ -9,12 +9,23 @@ from typing import Any
 import jax
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import checkpoint, folder, jobs, launch, methods, runner, user_code
+from jaxrl_po.language import Task, Transformer
+from jaxrl_po.run import (
+    checkpoint,
+    flags,
+    folder,
+    jobs,
+    launch,
+    methods,
+    runner,
+    tasks,
+    user_code,
+)
 from jaxrl_po.run.checkpoint import CheckpointError
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.user_code import UserCodeError
-from jaxrl_po.types import TrainState
+from jaxrl_po.types import PyTree, TrainState
 
 CHECKPOINTS = ("best", "latest")
 WHICH = (
@@ -98,6 +109,47 @@ def state(
             "wait for one or choose the other kind"
         )
     return experiment, found[0], runner.with_frozen(found[1], job)
+
+
+def initial_policy(
+    script: launch.Script, records: Mapping[str, Any], task: Task, policy: Transformer
+) -> PyTree:
+    """The policy parameters of the run that `--init_from` names.
+
+    Args:
+      script: `language`.
+      records: prefix to record, of the run that begins.
+      task: of that run.
+      policy: its model.
+
+    Raises:
+      UsageError: its vocabulary or model differs, or it has no intact checkpoint.
+    """
+    run = records[""].init_from
+    settings = read(script, "init_from", run)
+    tokenizer = tasks.entry(settings[""].task).make(**vars(settings["task"])).tokenizer
+    if tokenizer != task.tokenizer:
+        raise UsageError(
+            f"--init_from={run} must have the vocabulary of --task={records[''].task}, "
+            f"{task.tokenizer.characters!r}; it was trained on {settings[''].task}, "
+            f"{tokenizer.characters!r}"
+        )
+    for name, mine in vars(records["model"]).items():
+        its = vars(settings["model"])[name]
+        # These two change how the model is computed, not its parameters.
+        if mine != its and name not in ("dtype", "remat"):
+            raise UsageError(
+                f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
+            )
+    with blame("init_from", run):
+        found = checkpoint.peek_policy(
+            Path(run) / "checkpoints" / "latest", policy.parameter_shapes(), seed_index=0
+        )
+    if found is None:
+        raise UsageError(
+            f"--init_from={run} holds no intact checkpoint; wait for one or choose another run"
+        )
+    return found
 
 
 @contextlib.contextmanager

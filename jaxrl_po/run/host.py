@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_po.control import recorded
 from jaxrl_po.control.recorded import Recording
 from jaxrl_po.control.statistics import ROLLING_RETURN
-from jaxrl_po.run import parallel
+from jaxrl_po.run import seeds
 from jaxrl_po.run.pools import Array, Pool, Source
 from jaxrl_po.types import ActorCritic, Problem, TrainState
 
@@ -227,7 +227,7 @@ class Rollouts:
 
 
 def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., Any]:
-    axes = parallel.STATE_AXES
+    axes = seeds.STATE_AXES
     of_seed = functools.partial(recorded.act, host.problem, host.source.spaces, greedy=greedy)
     return jax.jit(jax.vmap(of_seed, in_axes=(axes, 0, None)))
 

@@ -1,5 +1,6 @@
 """From the experiment that a script builds, of one seed, to the job over all seeds and devices."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from jaxrl_po.run.host import HostProblem, Rollouts
 from jaxrl_po.run.options import Options
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.scoring import HostScore
+from jaxrl_po.run.seeds import STATE_AXES, of_seed
+from jaxrl_po.run.warm import Warm
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 
 
@@ -27,6 +30,7 @@ class Experiment(NamedTuple):
       axes: logical axes of the parameters, or None if they cannot be sharded.
       host: its environments, where they run on the host; they evaluate, in place of `evaluate`.
       rewarded: scores batches on the host; None if the program does.
+      warm: the warm start in the learner's `init`, in parts; None without one.
     """
 
     learner: Learner
@@ -37,6 +41,7 @@ class Experiment(NamedTuple):
     axes: sharding.LogicalAxes | None = None
     host: HostProblem | None = None
     rewarded: HostScore | None = None
+    warm: Warm | None = None
 
 
 def make_job(
@@ -51,10 +56,7 @@ def make_job(
     """The experiment over all seeds and devices."""
     # The evaluation key is the same at every evaluation and for every seed.
     training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
-    if experiment.axes is not None and placement.cuts_params:
-        learner = sharding.over_mesh(experiment.learner, placement, experiment.axes)
-    else:
-        learner = parallel.over_devices(experiment.learner, placement)
+    learner, warm = over_all(experiment, placement)
 
     measure = experiment.evaluate
 
@@ -62,7 +64,7 @@ def make_job(
         assert measure is not None
         each = jax.vmap(
             lambda state: measure(state.params, state.collector, evaluation_key),
-            in_axes=(parallel.STATE_AXES,),
+            in_axes=(STATE_AXES,),
         )
         values = parallel.spread(each, placement, (parallel.whole_state_spec(),))(state)
         return {
@@ -96,14 +98,35 @@ def make_job(
         examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),
         where=placement.describe(),
         replicated=replicated,
+        warm=warm,
     )
+
+
+def over_all(experiment: Experiment, placement: Placement) -> tuple[Learner, Warm | None]:
+    """The learner and its warm start over all seeds and devices."""
+    over: Callable[[Learner], Learner]
+    each: Callable[..., Callable[..., Any]]
+    if (axes := experiment.axes) is not None and placement.cuts_params:
+        over = functools.partial(sharding.over_mesh, placement=placement, axes=axes)
+        each = functools.partial(sharding.each_seed, placement=placement, axes=axes)
+    else:
+        over = functools.partial(parallel.over_devices, placement=placement)
+        each = functools.partial(parallel.each_seed, placement=placement)
+    learner, warm = experiment.learner, experiment.warm
+    if warm is not None:
+        warm = warm._replace(
+            begin=each(warm.begin, in_axes=(0,)),
+            advance=each(warm.advance, in_axes=(0, None)),
+            init=over(learner._replace(init=warm.init)).init,
+        )
+    return over(learner), warm
 
 
 def of_first_seed(examples: programs.Examples, key: jax.Array) -> programs.Examples:
     """Examples of the first seed of a stacked state; `key` is the same at every evaluation."""
 
     def describe(state: TrainState) -> Any:
-        first = parallel.of_seed(state)
+        first = of_seed(state)
         return examples.describe(first.params, first.collector, key)
 
     return programs.Examples(

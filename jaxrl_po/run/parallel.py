@@ -1,17 +1,18 @@
 """Data parallelism: seeds are vmapped and sharded over devices, or the rows of each seed are."""
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run.seeds import over_seeds, stack
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
 
 # Rows per device below which the all-reduce of gradients costs more than sharding them saves.
@@ -223,81 +224,19 @@ def _available(wanted: int | None, num_processes: int) -> int:
 
 SEEDS = P("seed")
 
-# The seed axis of a stacked state, for `jax.vmap`; all seeds share the frozen parameters.
-STATE_AXES: Any = TrainState(
-    params=ActorCritic(0, 0, None),
-    opt_state=0,
-    reference_params=0,
-    kl_coefficient=0,  # type: ignore[arg-type]
-    collector=0,  # type: ignore[arg-type]
-    key=0,  # type: ignore[arg-type]
-    step=0,  # type: ignore[arg-type]
-)
 
-
-def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None = None) -> Learner:
-    """The learner over a leading seed axis: keys, state, batch and metrics lead with `[S]`.
-
-    A single seed is not vmapped but only given the axis, since batched sorts and gathers are slower
-    even for a batch of one. `spmd_axis_name` is the mesh axis of the seeds, for sharding
-    constraints inside the learner.
-    """
-
-    def over(function: Callable[..., Any], in_axes: Any, out_axes: Any) -> Callable[..., Any]:
-        if num_seeds > 1:
-            return jax.vmap(function, in_axes, out_axes, spmd_axis_name=spmd_axis_name)
-        return lambda *trees: _each(
-            out_axes,
-            lambda x: x[None],
-            function(
-                *(
-                    _each(axes, lambda x: x[0], tree)
-                    for axes, tree in zip(in_axes, trees, strict=True)
-                )
-            ),
-        )
-
-    def init(key: jax.Array) -> TrainState:
-        state = learner.init(key)
-        require_shared(learner, state)
-        return state
-
-    return Learner(
-        over(init, (0,), STATE_AXES),
-        over(learner.sample, (STATE_AXES,), (STATE_AXES, 0)),
-        over(learner.update, (STATE_AXES, 0), (STATE_AXES, 0)),
-    )
-
-
-def require_shared(learner: Learner, state: TrainState) -> None:
-    """Refuses frozen parameters that follow from the key: all seeds and devices share one copy.
-
-    Raises:
-      ConfigError: says so.
-    """
-    if not jax.tree.leaves(state.params.frozen):
-        return
-    made = jax.make_jaxpr(lambda key: learner.init(key).params.frozen)(jax.random.key(0))
-    if any(dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))[1]):
-        raise ConfigError(
-            "frozen parameters must not depend on the key: all seeds share one copy; load or draw "
-            "them before the problem is made"
-        )
-
-
-def of_seed(state: TrainState, index: int = 0) -> TrainState:
-    """One seed's state, from a stacked state."""
-    taken: TrainState = _each(STATE_AXES, lambda x: x[index], state)
-    return taken
-
-
-def _each(axes: PyTree, function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
-    """Applies a function to the leaves with a seed axis; `axes` is a prefix tree of 0 and None."""
-    return jax.tree.map(
-        lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),
-        axes,
-        tree,
-        is_leaf=lambda x: x is None,
+def on_devices(
+    function: Callable[..., Any], placement: Placement, in_specs: Any, out_specs: Any = SEEDS
+) -> Callable[..., Any]:
+    """Runs a function on every device, which sees its share of the arguments."""
+    # Unchecked: what is replicated over `data` is so because the function reduces over it, or
+    # computes the same on every device.
+    return jax.shard_map(
+        function,
+        mesh=make_mesh(placement),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,
     )
 
 
@@ -314,13 +253,23 @@ def spread(
     # In these cases XLA partitions the function itself, by where its arguments are.
     if placement.seed_devices == 1 or placement.cuts_params:
         return function
-    return jax.shard_map(
-        function,
-        mesh=make_mesh(placement),
-        in_specs=in_specs,
-        out_specs=P("seed"),
-        check_vma=False,
-    )
+    return on_devices(function, placement, in_specs)
+
+
+def each_seed(
+    function: Callable[..., Any], placement: Placement, in_axes: Sequence[int | None]
+) -> Callable[..., Any]:
+    """A function of one seed over stacked seeds, on the devices of each seed.
+
+    Args:
+      function: of one seed, without communication.
+      placement: see `choose`.
+      in_axes: 0 for arguments that lead with `[S]`, None for those that all seeds share.
+    """
+    stacked = stack(function, placement.num_seeds // placement.seed_devices, in_axes, 0)
+    if placement.num_devices == 1:
+        return stacked
+    return on_devices(stacked, placement, tuple(P() if axis is None else SEEDS for axis in in_axes))
 
 
 def state_spec() -> Any:
@@ -384,29 +333,23 @@ def over_devices(learner: Learner, placement: Placement) -> Learner:
         return over_seeds(learner, placement.num_seeds)
     local = over_seeds(learner, placement.num_seeds // placement.seed_devices)
     mesh, state, batch = make_mesh(placement), state_spec(), batch_spec()
-
-    def over(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        # Unchecked: what is replicated over `data` is so because the learner reduces over it.
-        return jax.shard_map(
-            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
-
+    over = functools.partial(on_devices, placement=placement)
     # Each device initialises all rows of its seeds, which are sharded afterwards, so that the
     # random numbers do not depend on the mesh.
-    init = over(local.init, (P("seed"),), whole_state_spec())
+    init = over(local.init, in_specs=(SEEDS,), out_specs=whole_state_spec())
     shardings = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec), state, is_leaf=lambda x: isinstance(x, P)
     )
 
-    def init_sharded(keys: jax.Array) -> TrainState:
-        made = init(keys)
+    def init_sharded(start: PyTree) -> TrainState:
+        made = init(start)
         placed: TrainState = jax.lax.with_sharding_constraint(made, _broadcast(shardings, made))
         return placed
 
     return Learner(
         init_sharded,
-        over(local.sample, (state,), (state, batch)),
-        over(local.update, (state, batch), (state, P("seed"))),
+        over(local.sample, in_specs=(state,), out_specs=(state, batch)),
+        over(local.update, in_specs=(state, batch), out_specs=(state, SEEDS)),
     )
 
 

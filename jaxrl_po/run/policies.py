@@ -13,10 +13,11 @@ from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.statistics import normalize
 from jaxrl_po.language import sampling
-from jaxrl_po.run import earlier, flags, parallel, tasks
+from jaxrl_po.run import earlier, flags, tasks
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.commands import language as language_command
 from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.seeds import of_seed
 from jaxrl_po.types import ActorCritic, TrainState
 
 
@@ -83,7 +84,7 @@ def load(
                 f"seed={seed} must be below {records[''].seeds}, the seeds of folder={folder}"
             )
         _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
-    state, settings = parallel.of_seed(stacked, seed), flags.flatten(records)
+    state, settings = of_seed(stacked, seed), flags.flatten(records)
     if script.name == control.SCRIPT.name:
         return ControlPolicy(settings, iteration, state.params, _act(records, state))
     return LanguagePolicy(settings, iteration, state.params, _generate(records, state))

@@ -18,6 +18,7 @@ from jaxrl_po.run.host import Rollouts
 from jaxrl_po.run.memory import Memory
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.pools import PoolError
+from jaxrl_po.run.warm import Warm
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
 
 
@@ -76,6 +77,7 @@ class Job:
       where: the placement on devices, in words.
       replicated: with several processes, the sharding of arrays that the host reads (a copy on each
         device); else None.
+      warm: the parts of `learner.init` if it holds a warm start; else None.
     """
 
     learner: Learner
@@ -94,6 +96,7 @@ class Job:
     examples: Examples | None = None
     where: str = ""
     replicated: jax.sharding.Sharding | None = None
+    warm: Warm | None = None
 
     @property
     def num_seeds(self) -> int:
@@ -113,7 +116,8 @@ class Programs(NamedTuple):
     """Compiled programs; `evaluate` and `describe` may be None.
 
     Attributes:
-      init: keys to state.
+      init: keys to state; with a warm start, keys and its parameters to state.
+      warm: with `begin` and `advance`, which donates its fit; None without a warm start.
       chunk: `(state, n, report) -> (state, metrics)` runs n iterations; only the first n entries of
         the metrics `[log_every, S]` are valid. The state is donated.
       evaluate: state to a dict of `[S]`.
@@ -123,6 +127,7 @@ class Programs(NamedTuple):
     """
 
     init: Any
+    warm: Warm | None
     chunk: Any
     evaluate: Any
     describe: Any
@@ -155,7 +160,7 @@ Chunk = Callable[[TrainState, Any, Callable[[str], None]], tuple[TrainState, Met
 
 def compile_programs(job: Job) -> Programs:
     """Compiles all programs of the run, ahead of time."""
-    init = jax.jit(job.learner.init).lower(job.keys).compile()
+    init, warm = compile_init(job)
     shapes = jax.eval_shape(job.learner.init, job.keys)
     # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
@@ -172,6 +177,7 @@ def compile_programs(job: Job) -> Programs:
         evaluate = jax.jit(evaluate, out_shardings=out).lower(like).compile()
     return Programs(
         init=init,
+        warm=warm,
         chunk=chunk,
         evaluate=evaluate,
         describe=job.examples
@@ -179,6 +185,21 @@ def compile_programs(job: Job) -> Programs:
         like=like,
         memory=memory_of_chunk,
     )
+
+
+def compile_init(job: Job) -> tuple[Any, Warm | None]:
+    """The init, and the warm start that comes before it, if there is one."""
+    if job.warm is None:
+        return jax.jit(job.learner.init).lower(job.keys).compile(), None
+    begin = jax.jit(job.warm.begin).lower(job.keys).compile()
+    fit = _placed(jax.eval_shape(job.warm.begin, job.keys), begin.output_shardings)
+    advance = (
+        jax.jit(job.warm.advance, donate_argnums=0, out_shardings=begin.output_shardings)
+        .lower(fit, np.int32(0))
+        .compile()
+    )
+    init = jax.jit(job.warm.init).lower((job.keys, fit.params)).compile()
+    return init, job.warm._replace(begin=begin, advance=advance)
 
 
 def _placed(shapes: PyTree, shardings: PyTree) -> PyTree:

@@ -1,6 +1,7 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 import math
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,8 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from jaxrl_po.run.metrics import Row, label
+
+EVERY = 5.0  # seconds between two lines of one phase
 
 
 class Progress:
@@ -38,14 +41,15 @@ class Progress:
         self._title, self._total, self._unit, self._watch = title, total_steps, unit, watch
         self._num_seeds = num_seeds
         self._shown: dict[str, float] = {}
+        self._phase = "", 0.0  # the last one told, and when
         self._console = Console()
         self._console.quiet = quiet
         # On a narrow terminal the metrics are cut off; the bar and the time left stay.
         self._bar = Bar(
-            TextColumn("{task.description}", table_column=_shrinks()),
+            TextColumn("{task.description}", table_column=_shrinks(1)),
             BarColumn(bar_width=12),
             TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[text]}", table_column=_shrinks()),
+            TextColumn("{task.fields[text]}", table_column=_shrinks(2)),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
             expand=True,
@@ -68,12 +72,23 @@ class Progress:
         """Prints a permanent line."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def phase(self, name: str) -> None:
-        """Shows what happens outside the training itself, e.g. `compiling`."""
+    def phase(self, name: str, detail: str = "", left: str = "") -> None:
+        """Shows what happens outside the training itself, e.g. `compiling`.
+
+        Where there is no terminal, the details of one phase are lines `EVERY` seconds apart.
+
+        Args:
+          name: of the phase.
+          detail: how far it is.
+          left: the time left, in words.
+        """
         if self._console.is_terminal:
-            self._bar.update(self._task, description=f"{self._title} · {name}")
-        else:
-            self.report(f"{self._title}: {name}")
+            self._bar.update(
+                self._task, description=f"{name} · {self._title}", text=detail, left=left
+            )
+        elif not detail or name != self._phase[0] or time.monotonic() - self._phase[1] >= EVERY:
+            self._phase = name, time.monotonic()
+            self.report(f"{self._title}: {', '.join(filter(None, [name, detail, left]))}")
 
     def update(self, row: Row, seconds_left: float) -> None:
         """Shows one line of metrics."""
@@ -101,8 +116,8 @@ class Progress:
             self.report(f"{self._title}: {'  '.join(filter(None, [text, left]))}")
 
 
-def _shrinks() -> Column:
-    return Column(no_wrap=True, overflow="ellipsis", ratio=1)
+def _shrinks(ratio: int) -> Column:
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
 
 
 def clock(seconds: float) -> str:

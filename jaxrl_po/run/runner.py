@@ -22,17 +22,19 @@ import numpy.typing as npt
 
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import metrics as metrics_lib
-from jaxrl_po.run import processes
+from jaxrl_po.run import processes, warm
 from jaxrl_po.run import programs as programs_lib
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.pools import PoolError
 from jaxrl_po.run.programs import Job, RolloutsFailed
-from jaxrl_po.types import TrainState
+from jaxrl_po.types import PyTree, TrainState
 
 SKIPPED = "skipped"
 SIGNAL = "signal"
 METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
+NOTHING_NEW = b"\ninterrupted before the first iteration: nothing new to save\n"
+SAVING = b"\nfinishing this chunk, then saving; interrupt again to quit without saving\n"
 
 
 class Diverged(Exception):
@@ -45,8 +47,8 @@ class Reporter(Protocol):
     def report(self, line: str) -> None:
         """Shows a permanent line."""
 
-    def phase(self, name: str) -> None:
-        """Shows what happens outside the training itself."""
+    def phase(self, name: str, detail: str = "", left: str = "") -> None:
+        """Shows what happens outside the training itself, how far it is, and the time left."""
 
     def update(self, row: Row, seconds_left: float) -> None:
         """Shows one line of metrics."""
@@ -109,6 +111,11 @@ def run(
             result = worker.submit(lambda: jax.block_until_ready(function(*args))).result()
             return result, max(time.perf_counter() - begun, 0.0)  # a clock may jump
 
+        def leave_if_interrupted() -> None:
+            """Ends all of several processes, before there is anything to save."""
+            if processes.any_of(stop.is_set()):
+                raise SystemExit(128 + signal.SIGINT)
+
         if resume and max(latest.iterations(), default=-1) >= job.iterations:
             like = jax.eval_shape(job.learner.init, job.keys)
             finished = latest.load(without_frozen(like), report=reporter.report)
@@ -156,8 +163,16 @@ def run(
 
         streak = np.zeros(job.num_seeds, np.int64)
         if saved is None:
+            start: PyTree = job.keys
+            if programs.warm is not None:
+                fitted = warm.run(
+                    programs.warm, job.keys, wait_for, reporter.phase, leave_if_interrupted
+                )
+                start = job.keys, fitted
             reporter.phase("initialising")
-            state, _ = wait_for(programs.init, job.keys)
+            state, _ = wait_for(programs.init, start)
+            del start  # the state holds its own copy of the parameters
+            leave_if_interrupted()
             started.set()
             iteration = kept = 0
             held = {
@@ -312,7 +327,8 @@ def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[thr
     """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler.
 
     Before `started`, while programs compile and the state is initialised, there is nothing to save:
-    a single process then ends immediately (`leave_early`), or a signal is a KeyboardInterrupt.
+    a single process then ends immediately (`leave_early`), or a signal is a KeyboardInterrupt; of
+    several, all end together.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -324,15 +340,12 @@ def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[thr
             if not leave_early:
                 raise KeyboardInterrupt
             # Printing is not safe in a handler, and a compiler in another thread cannot be ended.
-            os.write(2, b"\ninterrupted before the first iteration: nothing new to save\n")
+            os.write(2, NOTHING_NEW)
             os._exit(128 + number)
         stop.set()
         for each in handlers:
             signal.signal(each, signal.SIG_DFL)
-        os.write(
-            2,
-            b"\nfinishing this chunk, then saving; interrupt again to quit without saving\n",
-        )
+        os.write(2, SAVING if started.is_set() else NOTHING_NEW)
 
     handlers = {each: signal.signal(each, hear) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -5,7 +5,7 @@ partitioner inserts the communication. Parameters, reference and optimizer state
 one table, by the ends of their paths.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_po.run import parallel
 from jaxrl_po.run.parallel import Placement
-from jaxrl_po.types import Batch, Learner, Metrics, TrainState
+from jaxrl_po.run.seeds import over_seeds, stack
+from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
 
 LogicalAxes = Mapping[tuple[str, ...], tuple[str, ...]]
 """The last two names of a parameter's path to its logical axes; others are not sharded."""
@@ -80,11 +81,7 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
       reference and optimizer state by their logical axes, `collector.sharded` over `data`, all else
       replicated.
     """
-
-    def of(path: Any, leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
-
-    placed: TrainState = jax.tree_util.tree_map_with_path(of, state)
+    placed: TrainState = by_axes(state, mesh, axes, rules)
     # Frozen parameters have no seed axis.
     frozen = jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, partition(path, leaf.shape, mesh, axes, rules)),
@@ -93,6 +90,15 @@ def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) ->
     placed = placed._replace(params=placed.params._replace(frozen=frozen))
     rows = jax.tree.map(lambda _: NamedSharding(mesh, P("seed", "data")), state.collector.sharded)
     return placed._replace(collector=placed.collector._replace(sharded=rows))
+
+
+def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> Any:
+    """The sharding of every leaf `[S, …]` of a tree: seeds over `seed`, and by its logical axes."""
+
+    def of(path: Any, leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
+
+    return jax.tree_util.tree_map_with_path(of, tree)
 
 
 def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:
@@ -131,7 +137,7 @@ def over_mesh(learner: Learner, placement: Placement, axes: LogicalAxes) -> Lear
       except for the order of floating-point sums.
     """
     mesh, rules = parallel.make_mesh(placement), rules_of(placement)
-    stacked = parallel.over_seeds(learner, placement.num_seeds, spmd_axis_name="seed")
+    stacked = over_seeds(learner, placement.num_seeds, spmd_axis_name="seed")
 
     def place(state: TrainState) -> TrainState:
         placed: TrainState = jax.lax.with_sharding_constraint(
@@ -147,4 +153,28 @@ def over_mesh(learner: Learner, placement: Placement, axes: LogicalAxes) -> Lear
         state, metrics = stacked.update(place(state), batch)
         return place(state), metrics
 
-    return Learner(lambda keys: place(stacked.init(keys)), sample, update)
+    return Learner(lambda start: place(stacked.init(start)), sample, update)
+
+
+def each_seed(
+    function: Callable[..., Any],
+    placement: Placement,
+    in_axes: Sequence[int | None],
+    axes: LogicalAxes,
+) -> Callable[..., Any]:
+    """A function of one seed over stacked seeds, its results sharded as `over_mesh` shards a state.
+
+    Args:
+      function: of one seed.
+      placement: see `parallel.choose`.
+      in_axes: 0 for arguments that lead with `[S]`, None for those that all seeds share.
+      axes: see `LogicalAxes`.
+    """
+    mesh, rules = parallel.make_mesh(placement), rules_of(placement)
+    stacked = stack(function, placement.num_seeds, in_axes, 0, spmd_axis_name="seed")
+
+    def placed(*arguments: PyTree) -> PyTree:
+        made = stacked(*arguments)
+        return jax.lax.with_sharding_constraint(made, by_axes(made, mesh, axes, rules))
+
+    return placed

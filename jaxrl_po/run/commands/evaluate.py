@@ -16,9 +16,10 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, static
-from jaxrl_po.run import earlier, flags, folder, launch, metrics, parallel
+from jaxrl_po.run import earlier, flags, folder, launch, metrics
 from jaxrl_po.run.commands import control, language
 from jaxrl_po.run.host import Rollouts
+from jaxrl_po.run.seeds import STATE_AXES
 
 SCRIPTS = (control.SCRIPT, language.SCRIPT)
 # The flag that sets the size of an evaluation, by script.
@@ -73,7 +74,7 @@ def evaluate(options: Options, script: launch.Script, records: dict[str, Any]) -
         assert measure is not None
         each = jax.vmap(
             lambda state: measure(state.params, state.collector, key),
-            in_axes=(parallel.STATE_AXES,),
+            in_axes=(STATE_AXES,),
         )
         values = jax.jit(each)(state)
     scores = {

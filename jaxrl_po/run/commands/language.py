@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxrl_po import config, language
@@ -11,7 +10,6 @@ from jaxrl_po.algorithms import dapo, reference
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, number, static
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run import (
-    checkpoint,
     earlier,
     flags,
     jobs,
@@ -22,13 +20,14 @@ from jaxrl_po.run import (
     sharding,
     tasks,
     user_code,
+    warm,
 )
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.plotting import Series
 from jaxrl_po.run.tasks import TASKS
-from jaxrl_po.types import Problem
+from jaxrl_po.types import Learner, Problem
 
 VERIFIER, MODEL = "verifier", "model"
 
@@ -81,41 +80,6 @@ class Options(RunOptions):
         unit="prompts",
         within=NON_NEGATIVE,
     )
-
-
-def initial_policy(
-    records: Mapping[str, Any], task: language.Task, policy: language.Transformer
-) -> Any:
-    """The policy parameters of the run that `--init_from` names.
-
-    Raises:
-      UsageError: its vocabulary or model differs, or it has no intact checkpoint.
-    """
-    run = records[""].init_from
-    settings = earlier.read(SCRIPT, "init_from", run)
-    tokenizer = tasks.entry(settings[""].task).make(**vars(settings["task"])).tokenizer
-    if tokenizer != task.tokenizer:
-        raise UsageError(
-            f"--init_from={run} must have the vocabulary of --task={records[''].task}, "
-            f"{task.tokenizer.characters!r}; it was trained on {settings[''].task}, "
-            f"{tokenizer.characters!r}"
-        )
-    for name, mine in vars(records["model"]).items():
-        its = vars(settings["model"])[name]
-        # These two change how the model is computed, not its parameters.
-        if mine != its and name not in ("dtype", "remat"):
-            raise UsageError(
-                f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
-            )
-    with earlier.blame("init_from", run):
-        found = checkpoint.peek_policy(
-            Path(run) / "checkpoints" / "latest", policy.parameter_shapes(), seed_index=0
-        )
-    if found is None:
-        raise UsageError(
-            f"--init_from={run} holds no intact checkpoint; wait for one or choose another run"
-        )
-    return found
 
 
 def functions(options: Options) -> list[str]:
@@ -200,29 +164,34 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         policy, critic = (
             each.clone(constrain=sharding.rows_over_data(placement)) for each in (policy, critic)
         )
-    problem = language.make_problem(
-        task,
-        policy,
-        **vars(settings),
-        verify=rewarded is None,
-        critic=None if options.algorithm in methods.IN_GROUPS else critic,
-        initial=initial_policy(records, task, policy) if options.init_from else None,
-        warm=records["warm_start"],
-    )
-    if options.reward == MODEL:
-        problem = with_reward_model(problem, records, task, policy)
+    initial = earlier.initial_policy(SCRIPT, records, task, policy) if options.init_from else None
     settings_of_method = dataclasses.replace(records["config"], axis_name=placement.axis_name)
-    learner = algorithm.make(settings_of_method, problem)
-    if options.algorithm in methods.WITH_CRITIC and records["reference"].enabled:
-        learner = reference.with_reference_kl(
-            learner,
-            problem,
-            records["reference"],
-            num_parts=records["config"].num_parts,
-            axis_name=placement.axis_name,
+
+    def make(warm_start: Any) -> Learner:
+        problem = language.make_problem(
+            task,
+            policy,
+            **vars(settings),
+            verify=rewarded is None,
+            critic=None if options.algorithm in methods.IN_GROUPS else critic,
+            initial=initial,
+            warm=warm_start,
         )
+        if options.reward == MODEL:
+            problem = with_reward_model(problem, records, task, policy)
+        learner: Learner = algorithm.make(settings_of_method, problem)
+        if options.algorithm in methods.WITH_CRITIC and records["reference"].enabled:
+            learner = reference.with_reference_kl(
+                learner,
+                problem,
+                records["reference"],
+                num_parts=records["config"].num_parts,
+                axis_name=placement.axis_name,
+            )
+        return learner
+
     return jobs.Experiment(
-        learner=learner,
+        learner=make(records["warm_start"]),
         evaluate=language.make_evaluate(
             task,
             policy,
@@ -242,6 +211,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         else None,
         axes=LOGICAL_AXES,
         rewarded=rewarded,
+        warm=warm.in_parts(make, records["warm_start"], task, policy),
     )
 
 

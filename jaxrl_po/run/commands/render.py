@@ -18,10 +18,11 @@ from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.statistics import normalize
 from jaxrl_po.distributions import Distribution
-from jaxrl_po.run import earlier, filming, flags, folder, parallel, pools, rendering
+from jaxrl_po.run import earlier, filming, flags, folder, pools, rendering
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.rendering import Draw, Episode
+from jaxrl_po.run.seeds import of_seed
 from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
 
@@ -127,7 +128,7 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
     )
     return Player(
         control.build_problem(records, None),
-        parallel.of_seed(state, options.seed_index),
+        of_seed(state, options.seed_index),
         iteration,
         f"{control.SCRIPT.title(records)}, seed {options.seed_index}",
     )

@@ -1,0 +1,107 @@
+"""The seed axis: a learner, or a function, of one seed over a leading axis of seeds."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.types import ActorCritic, Learner, PyTree, TrainState
+
+# The seed axis of a stacked state, for `jax.vmap`; all seeds share the frozen parameters.
+STATE_AXES: Any = TrainState(
+    params=ActorCritic(0, 0, None),
+    opt_state=0,
+    reference_params=0,
+    kl_coefficient=0,  # type: ignore[arg-type]
+    collector=0,  # type: ignore[arg-type]
+    key=0,  # type: ignore[arg-type]
+    step=0,  # type: ignore[arg-type]
+)
+
+
+def stack(
+    function: Callable[..., Any],
+    num_seeds: int,
+    in_axes: Any,
+    out_axes: Any,
+    *,
+    spmd_axis_name: str | None = None,
+) -> Callable[..., Any]:
+    """The function over a leading seed axis, `[S]`.
+
+    A single seed is not vmapped but only given the axis, since batched sorts and gathers are slower
+    even for a batch of one.
+
+    Args:
+      function: of one seed.
+      num_seeds: S.
+      in_axes: of each argument a prefix tree: 0 where leaves lead with the seeds, None where all
+        seeds share them.
+      out_axes: of the result, likewise.
+      spmd_axis_name: mesh axis of the seeds, for sharding constraints inside the function.
+    """
+    if num_seeds > 1:
+        return jax.vmap(function, in_axes, out_axes, spmd_axis_name=spmd_axis_name)
+    return lambda *trees: _each(
+        out_axes,
+        lambda x: x[None],
+        function(
+            *(_each(axes, lambda x: x[0], tree) for axes, tree in zip(in_axes, trees, strict=True))
+        ),
+    )
+
+
+def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None = None) -> Learner:
+    """The learner over a leading seed axis: keys, state, batch and metrics lead with `[S]`."""
+
+    def init(start: PyTree) -> TrainState:
+        state = learner.init(start)
+        require_shared(learner, start, state)
+        return state
+
+    over = functools.partial(stack, num_seeds=num_seeds, spmd_axis_name=spmd_axis_name)
+    return Learner(
+        over(init, in_axes=(0,), out_axes=STATE_AXES),
+        over(learner.sample, in_axes=(STATE_AXES,), out_axes=(STATE_AXES, 0)),
+        over(learner.update, in_axes=(STATE_AXES, 0), out_axes=(STATE_AXES, 0)),
+    )
+
+
+def require_shared(learner: Learner, start: PyTree, state: TrainState) -> None:
+    """Refuses frozen parameters that follow from the key: all seeds and devices share one copy.
+
+    Args:
+      learner: of one seed.
+      start: the argument of its `init`.
+      state: what `init` made of it.
+
+    Raises:
+      ConfigError: says so.
+    """
+    if not jax.tree.leaves(state.params.frozen):
+        return
+    made = jax.make_jaxpr(lambda start: learner.init(start).params.frozen)(start)
+    if any(dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))[1]):
+        raise ConfigError(
+            "frozen parameters must not depend on the key: all seeds share one copy; load or draw "
+            "them before the problem is made"
+        )
+
+
+def of_seed(state: TrainState, index: int = 0) -> TrainState:
+    """One seed's state, from a stacked state."""
+    taken: TrainState = _each(STATE_AXES, lambda x: x[index], state)
+    return taken
+
+
+def _each(axes: PyTree, function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
+    """Applies a function to the leaves with a seed axis; `axes` is a prefix tree of 0 and None."""
+    return jax.tree.map(
+        lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),
+        axes,
+        tree,
+        is_leaf=lambda x: x is None,
+    )

@@ -1,0 +1,100 @@
+"""The supervised warm start of a run, in steps that the host starts, shows and can end."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_po.language import Task, Transformer, warm_start
+from jaxrl_po.language.warm_start import BETWEEN, Fit, WarmStart
+from jaxrl_po.run import processes
+from jaxrl_po.run.progress import clock
+from jaxrl_po.types import Learner, PyTree, TrainState
+
+
+class Warm(NamedTuple):
+    """The warm start in a learner's `init`, in parts, so that the host can show and interrupt it.
+
+    Attributes:
+      settings: of the warm start.
+      begin: `key -> fit`, before the first step.
+      advance: `(fit, done) -> fit`, see `warm_start.advance`.
+      init: `(key, params) -> state` takes a pair: what `Learner.init` makes of the key where the
+        warm start gives these parameters.
+    """
+
+    settings: WarmStart
+    begin: Callable[[jax.Array], Fit]
+    advance: Callable[[Fit, Any], Fit]
+    init: Callable[[Any], TrainState]
+
+
+def in_parts(
+    make: Callable[[Any], Learner],
+    settings: WarmStart,
+    task: Task,
+    policy: Transformer,
+) -> Warm | None:
+    """The warm start in the `init` of a learner, of one seed; None without one.
+
+    Args:
+      make: the learner, from the argument `warm` of `make_problem`.
+      settings: of the warm start.
+      task: where demonstrations come from.
+      policy: the model.
+    """
+    if not settings.steps:
+        return None
+
+    def begin(key: jax.Array) -> Fit:
+        fits = []
+
+        def hold(params: PyTree, key: jax.Array) -> PyTree:
+            fits.append(warm_start.begin(settings, params, key))
+            return params
+
+        # Traced for what reaches the warm start; the compiler drops what is made of its result.
+        make(hold).init(key)
+        return fits[0]
+
+    def init(start: tuple[jax.Array, PyTree]) -> TrainState:
+        key, params = start
+        return make(lambda *_: params).init(key)
+
+    advance = functools.partial(warm_start.advance, policy, task, settings)
+    return Warm(settings, begin, advance, init)
+
+
+def run(
+    warm: Warm,
+    keys: jax.Array,
+    wait_for: Callable[..., tuple[Any, float]],
+    show: Callable[[str, str, str], None],
+    leave_if_interrupted: Callable[[], None],
+) -> PyTree:
+    """The policy's parameters after the warm start.
+
+    Args:
+      warm: compiled.
+      keys: `[S]`.
+      wait_for: calls a function with arguments; returns its result and its seconds.
+      show: shows a phase, how far it is and the time left; see `Reporter.phase`.
+      leave_if_interrupted: called after every `BETWEEN` steps.
+    """
+    settings, done, begun = warm.settings, 0, time.perf_counter()
+    fit, _ = wait_for(warm.begin, keys)
+    accuracy = processes.whole(fit.accuracy)
+    while warm_start.unfinished(settings, done, accuracy).any():
+        fit, _ = wait_for(warm.advance, fit, np.int32(done))
+        leave_if_interrupted()
+        done, accuracy = min(done + BETWEEN, settings.steps), processes.whole(fit.accuracy)
+        each = max(time.perf_counter() - begun, 0.0) / done  # a clock may jump
+        detail, left = f"step {done:,}/{settings.steps:,}", clock(each * (settings.steps - done))
+        if settings.accuracy < 1.0:
+            # The mean over seeds; the warm start may end before its last step.
+            detail, left = f"{detail}, accuracy {accuracy.mean():.2f}", f"< {left}"
+        show("warm start", detail, f"{left} left")
+    return fit.params

@@ -1,0 +1,158 @@
+"""The warm start of a run, in steps that the host starts: progress, numbers, interruption."""
+
+import functools
+import re
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from scripts import start
+
+from jaxrl_po import language
+from jaxrl_po.language import warm_start
+from jaxrl_po.language.warm_start import BETWEEN
+from jaxrl_po.run import flags, launch, programs, warm
+from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.metrics import read
+
+SMALL = [
+    *(flag for flag in tiny.LANGUAGE if not flag.startswith(("--warm_start.", "--seeds", "--dev"))),
+    "--warm_start.batch_size=8",
+    "--warm_start.learning_rate=1e-2",
+]
+LEARNED = [
+    "--reward=model",
+    "--preferences.comparisons=16",
+    "--preferences.batch_size=8",
+    "--preferences.epochs=1",
+    "--reward_model.width=8",
+    "--reward_model.mlp_width=8",
+    "--reward_model.layers=1",
+    "--reward_model.heads=2",
+    "--reward_model.kv_heads=1",
+]
+STEPS = 2 * BETWEEN + 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """Starts the backend, whose number of devices a script would choose otherwise."""
+    return jax.local_device_count()
+
+
+def job(out, *arguments):
+    given = [*SMALL, *arguments, f"--out={out}"]
+    options = flags.parse(given, {"": script.Options}, partial=True)[""]
+    return launch.prepare(script.SCRIPT, given, options, lambda settings: None).job
+
+
+def wait_for(function, *arguments):
+    return function(*arguments), 0.0
+
+
+def nothing(*arguments):
+    pass
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--seeds=2", "--devices=1", "--warm_start.accuracy=1"],
+        ["--seeds=2", "--devices=2", "--warm_start.accuracy=0.9"],
+        ["--seeds=1", "--devices=2", "--warm_start.accuracy=1"],
+        ["--seeds=2", "--devices=2", "--warm_start.accuracy=0.9", "--shard_params"],
+        ["--seeds=2", "--devices=1", "--algorithm=rloo", *LEARNED],
+    ],
+    ids=["one device", "seeds", "rows", "parameters", "learned reward"],
+)
+def test_the_state_is_that_of_one_program(tmp_path, arguments):
+    given = ["--algorithm=grpo", f"--warm_start.steps={STEPS}", *arguments]
+    made = job(tmp_path / "run", *given)
+    expected = jax.jit(made.learner.init)(made.keys)
+    init, parts = programs.compile_init(made)
+    before = jax.tree.map(np.array, parts.begin(made.keys).params)
+    fitted = warm.run(parts, made.keys, wait_for, nothing, nothing)
+    for x, y in zip(*map(jax.tree.leaves, (before, fitted)), strict=True):
+        assert not np.array_equal(x, y)
+    state = init((made.keys, fitted))
+    for x, y in zip(*map(jax.tree.leaves, (state, expected)), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)  # programs may add in another order
+
+
+def test_every_seed_stops_where_it_would_stop_alone():
+    """One of three seeds needs more steps than the others, which wait for it unchanged."""
+    task = language.tasks.addition(1)
+    model = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=32).build(
+        task.tokenizer.size
+    )
+    settings = language.WarmStart(steps=400, accuracy=0.25, batch_size=64, learning_rate=5e-3)
+    prompt = jax.numpy.zeros((1, task.prompt_length), int), jax.numpy.zeros(1, int)
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = jax.vmap(lambda key: model.init(key, *prompt))(keys)
+    parts = warm.Warm(
+        settings,
+        jax.jit(jax.vmap(lambda key, each: warm_start.begin(settings, each, key))),
+        jax.jit(jax.vmap(functools.partial(warm_start.advance, model, task, settings), (0, None))),
+        nothing,
+    )
+    done = []
+
+    def show(name, detail, left):
+        done.append(detail)
+
+    together = warm.run(
+        parts._replace(begin=lambda keys: parts.begin(keys, params)),
+        keys,
+        wait_for,
+        show,
+        nothing,
+    )
+    alone = jax.jit(lambda each, key: warm_start.warm_start(model, each, task, settings, key))
+    for i, key in enumerate(keys):
+        expected = alone(jax.tree.map(lambda x, i=i: x[i], params), key)
+        for x, y in zip(*map(jax.tree.leaves, (together, expected)), strict=True):
+            np.testing.assert_allclose(x[i], y, rtol=0, atol=1e-4)
+    assert 1 < len(done) < settings.steps // BETWEEN
+    assert done[0].startswith(f"step {BETWEEN}/400, accuracy 0.")
+
+
+def test_a_run_shows_its_warm_start_and_a_resumed_one_does_not_repeat_it(tmp_path, capsys):
+    arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", "--warm_start.steps=25"]
+    arguments += ["--config.warm_up_iterations=0", "--config.decay_iterations=0"]
+    out = f"--out={tmp_path / 'run'}"
+    assert script.main([*arguments, "--warm_start.accuracy=0.9", "--total_steps=8", out]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"^grpo on addition, 2 seeds: warm start, step 20/25, accuracy 0\.\d\d, "
+        r"< \d+:\d\d left$",
+        shown,
+        re.MULTILINE,
+    )
+    assert shown.index("warm start, step") < shown.index("initialising")
+    assert script.main(["--resume", "--total_steps=16", out]) == 0
+    shown = capsys.readouterr().out
+    assert "resuming at step 8" in shown
+    assert "warm start" not in shown
+
+
+def test_an_interrupt_in_the_warm_start_is_heard_at_once_and_saves_nothing(tmp_path):
+    out = tmp_path / "run"
+    arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", f"--out={out}"]
+    with start("language", *arguments, "--warm_start.steps=10000000") as process:
+        line = process.stdout.readline()
+        while line and "warm start, step" not in line:
+            line = process.stdout.readline()
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 5.0
+    assert process.returncode == 128 + signal.SIGINT
+    assert errors.strip() == "interrupted before the first iteration: nothing new to save"
+    assert read(out / "metrics.jsonl") == []
+    assert not list((out / "checkpoints").glob("*/*"))
