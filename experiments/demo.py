@@ -20,6 +20,7 @@ from jaxrl_po.config import static
 from jaxrl_po.run import comparison, flags, launch, metrics, plotting
 from jaxrl_po.run.commands import control, language
 from jaxrl_po.run.comparison import Result
+from jaxrl_po.run.script import Script
 
 
 @config.record
@@ -45,7 +46,7 @@ class Part(NamedTuple):
 
     name: str
     title: str
-    script: launch.Script
+    script: Script
     main: Callable[[Sequence[str]], int]
     arguments: tuple[str, ...]
     score: str

@@ -35,6 +35,7 @@ from jaxrl_po.run.checkpoint import SaveError, Store
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import read
 from jaxrl_po.run.options import Options as RunOptions
+from jaxrl_po.run.script import Script
 from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
 SIZE = 8_000  # floats that do not compress: a checkpoint's file is larger than any other
@@ -88,7 +89,7 @@ def walk(poison=lambda step: False):
     return one_piece(init, step)
 
 
-SCRIPT = launch.Script(
+SCRIPT = Script(
     name="walk",
     summary="Walks at random.",
     options=RunOptions,

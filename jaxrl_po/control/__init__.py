@@ -1,4 +1,4 @@
-"""Control problems: gymnax environments, and any others with the same interface."""
+"""Control problems: environments with gymnax's interface, and recordings of any others."""
 
 from jaxrl_po.control.environment import Environment, Spaces, Transition, adapt
 from jaxrl_po.control.evaluation import make_evaluate

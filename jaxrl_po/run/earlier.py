@@ -24,6 +24,7 @@ from jaxrl_po.run import (
 from jaxrl_po.run.checkpoint import CheckpointError
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.script import Script
 from jaxrl_po.run.user_code import UserCodeError
 from jaxrl_po.types import PyTree, TrainState
 
@@ -34,7 +35,7 @@ WHICH = (
 )
 
 
-def read(script: launch.Script, flag: str, run: str) -> dict[str, Any]:
+def read(script: Script, flag: str, run: str) -> dict[str, Any]:
     """The settings of an earlier run of a script, prefix to record.
 
     Args:
@@ -49,9 +50,7 @@ def read(script: launch.Script, flag: str, run: str) -> dict[str, Any]:
     return read_any([script], flag, run)[1]
 
 
-def read_any(
-    scripts: Sequence[launch.Script], flag: str, run: str
-) -> tuple[launch.Script, dict[str, Any]]:
+def read_any(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[str, Any]]:
     """The script among several that made an earlier run, and the run's settings; see `read`."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
@@ -73,7 +72,7 @@ def read_any(
 
 
 def state(
-    script: launch.Script, records: Mapping[str, Any], flag: str, run: str, kind: str
+    script: Script, records: Mapping[str, Any], flag: str, run: str, kind: str
 ) -> tuple[jobs.Experiment, int, TrainState]:
     """The experiment of a run and its newest intact checkpoint of a kind, on one device.
 
@@ -112,7 +111,7 @@ def state(
 
 
 def initial_policy(
-    script: launch.Script, records: Mapping[str, Any], task: Task, policy: Transformer
+    script: Script, records: Mapping[str, Any], task: Task, policy: Transformer
 ) -> PyTree:
     """The policy parameters of the run that `--init_from` names.
 

@@ -34,6 +34,7 @@ SKIPPED = "skipped"
 SIGNAL = "signal"
 METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
 NOTHING_NEW = b"\ninterrupted before the first iteration: nothing new to save\n"
+SHOW_CURSOR = b"\x1b[?25h"
 SAVING = b"\nfinishing this chunk, then saving; interrupt again to quit without saving\n"
 
 
@@ -340,6 +341,9 @@ def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[thr
             if not leave_early:
                 raise KeyboardInterrupt
             # Printing is not safe in a handler, and a compiler in another thread cannot be ended.
+            for stream in (1, 2):
+                if os.isatty(stream):
+                    os.write(stream, SHOW_CURSOR)  # the progress bar hides it
             os.write(2, NOTHING_NEW)
             os._exit(128 + number)
         stop.set()

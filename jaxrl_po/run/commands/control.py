@@ -21,6 +21,7 @@ from jaxrl_po.run.host import HostProblem
 from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.plotting import Series
+from jaxrl_po.run.script import Script
 from jaxrl_po.types import Problem, Samples
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -248,7 +249,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
     return jobs.Experiment(learner, greedy(evaluate), score="greedy_return")
 
 
-SCRIPT = launch.Script(
+SCRIPT = Script(
     name="control",
     summary="Trains a method of policy optimisation on a control environment.",
     options=Options,

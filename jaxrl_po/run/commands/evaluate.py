@@ -16,9 +16,10 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, static
-from jaxrl_po.run import earlier, flags, folder, launch, metrics
+from jaxrl_po.run import earlier, flags, folder, metrics
 from jaxrl_po.run.commands import control, language
 from jaxrl_po.run.host import Rollouts
+from jaxrl_po.run.script import Script
 from jaxrl_po.run.seeds import STATE_AXES
 
 SCRIPTS = (control.SCRIPT, language.SCRIPT)
@@ -59,7 +60,7 @@ class Options:
     seed: int = static(1, "seed of the evaluation's random numbers", within=NON_NEGATIVE)
 
 
-def evaluate(options: Options, script: launch.Script, records: dict[str, Any]) -> Found:
+def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found:
     """Evaluates every seed of the run; `--size` replaces the size in `records`."""
     if options.size:
         records[""] = dataclasses.replace(records[""], **{SIZES[script.name]: options.size})

@@ -26,6 +26,7 @@ from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.plotting import Series
+from jaxrl_po.run.script import Script
 from jaxrl_po.run.tasks import TASKS
 from jaxrl_po.types import Learner, Problem
 
@@ -355,7 +356,7 @@ def sections(options: Options) -> dict[str, type]:
     }
 
 
-SCRIPT = launch.Script(
+SCRIPT = Script(
     name="language",
     summary="Trains a small transformer on a task whose answers are verified.",
     options=Options,
