@@ -3,7 +3,7 @@
 In an environment of its own:
 
     python -m venv sb3 && sb3/bin/pip install torch==2.13.0 stable-baselines3 sb3-contrib envpool
-    sb3/bin/python experiments/benchmarks/sb3_mujoco.py --algorithm=ppo --env=HalfCheetah-v4
+    sb3/bin/python experiments/benchmarks/peers/sb3_mujoco.py --algorithm=ppo --env=HalfCheetah-v4
 
 Sizes, epochs, minibatches and normalisation are those of our settings for MuJoCo. It imports
 nothing of ours.
