@@ -322,7 +322,7 @@ def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch):
 
 def scripts_with_defaults():
     """Every script, algorithm and (for control) environment that has defaults of its own."""
-    families = {"MuJoCo": "envpool:HalfCheetah-v4", "Atari": "envpool:Pong-v5"}
+    families = {"MuJoCo": "envpool:HalfCheetah-v4"}
     tuned = {
         (path.parent.name, families.get(path.stem, path.stem))
         for path in control.CONFIGS.glob("*/*.json")

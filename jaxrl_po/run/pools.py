@@ -100,16 +100,13 @@ MUJOCO = (
 
 
 def family(name: str) -> str:
-    """The environments with which one of the host shares its settings; or its own name.
+    """The family of environments with which one of the host shares its settings, or its own name.
 
     Example:
-      >>> family("envpool:Hopper-v4"), family("envpool:Pong-v5"), family("gymnasium:CartPole-v1")
-      ('MuJoCo', 'Atari', 'CartPole-v1')
+      >>> family("envpool:Hopper-v4"), family("gymnasium:CartPole-v1")
+      ('MuJoCo', 'gymnasium:CartPole-v1')
     """
-    suite, _, inner = name.partition(":")
-    if inner.partition("-")[0] in MUJOCO:
-        return "MuJoCo"
-    return "Atari" if suite == "envpool" and inner.endswith("-v5") else inner
+    return "MuJoCo" if name.partition(":")[2].partition("-")[0] in MUJOCO else name
 
 
 def find(name: str, env_params: str = "") -> Source:

@@ -130,7 +130,7 @@ def tuned(options: Options) -> Mapping[str, Any]:
 
 
 def tuned_file(options: Options) -> Path:
-    """Where those are kept; the environments of MuJoCo share one file, as do those of Atari."""
+    """Where those are kept; the environments of MuJoCo share one file."""
     name = pools.family(options.env) if pools.is_host(options.env) else options.env
     return CONFIGS / options.algorithm / f"{name}.json"
 
