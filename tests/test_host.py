@@ -301,6 +301,22 @@ class Fragile(gymnasium.Env):
         return np.full(2, float(action), np.float32), float(action), False, False, {}
 
 
+class Endless(gymnasium.Env):
+    """Classes that do not begin at 0, and no time limit of its own."""
+
+    observation_space = gymnasium.spaces.Discrete(4, start=2)
+    action_space = gymnasium.spaces.Discrete(3, start=-1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 2, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return 4, float(action), False, False, {}
+
+
+gymnasium.register("Endless-v0", entry_point=Endless)
 gymnasium.register("Fragile-v0", entry_point=Fragile, max_episode_steps=4)
 
 
@@ -399,6 +415,7 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
         (["--env=gymnasium:CartPole-v1", "--sampling=vine"], "--sampling=vine does"),
         (["--env=gymnasium:CartPole-v1", "--env_params=[1]"], "must be a JSON object"),
         (["--env=gymnasium:CartPole-v1", '--env_params={"wings": 2}'], "wings"),
+        (["--env=gymnasium:Endless-v0"], "must bound its episodes"),
         (["--env=CartPole-v1", "--env_params={}"], "--env_params is for environments of the host"),
     ],
 )
@@ -412,6 +429,20 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(pools.extras.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'jaxrl_po\[envpool\]'"):
         pools.find("envpool:HalfCheetah-v4")
+
+
+def test_classes_need_not_begin_at_zero():
+    where = pools.find("gymnasium:Endless-v0", '{"max_episode_steps": 5}')
+    assert where.max_steps == 5
+    np.testing.assert_array_equal(where.spaces.observe(np.array([2, 4])), np.eye(4)[[0, 2]])
+    settings = control.Settings(num_envs=8, num_steps=12, width=8)
+    problem = control.recorded_from_settings(where.spaces, settings)
+    _, state, rollouts = started(host.HostProblem(where, problem, 8, 12, 1))
+    _, recording = rollouts.record(state, ignore)
+    kept = recording.mask[0]
+    assert set(recording.action[0][kept].tolist()) == {0, 1, 2}
+    np.testing.assert_array_equal(recording.reward[0][kept], recording.action[0][kept] - 1.0)
+    assert recording.truncated[0, :, 4].all()
 
 
 def test_gymnasium_gives_true_final_observations():

@@ -73,7 +73,7 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
 
     Args:
       name: of the environment, for messages.
-      observation_space: discrete (`n`) or a box (`low`, `high`, `shape`).
+      observation_space: discrete (`n`, and `start` if not 0) or a box (`low`, `high`, `shape`).
       action_space: likewise.
 
     Raises:
@@ -81,6 +81,9 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
         bounded or free box.
     """
     observation_classes = int(getattr(observation_space, "n", 0))
+    first_class, first_action = (
+        int(getattr(space, "start", 0)) for space in (observation_space, action_space)
+    )
     if not observation_classes and not hasattr(observation_space, "low"):
         raise ConfigError(
             f"env {name}: observations must be an array (a box or discrete), got "
@@ -94,13 +97,13 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
 
     def observe(observation: Any) -> jax.Array:
         if observation_classes:
-            return jax.nn.one_hot(observation, observation_classes, dtype=float)
+            return jax.nn.one_hot(observation - first_class, observation_classes, dtype=float)
         array = jnp.asarray(observation)
         return array if array.dtype == jnp.uint8 else array.astype(float)
 
     shape = (observation_classes,) if observation_classes else tuple(observation_space.shape)
     if num_actions:
-        return Spaces(shape, num_actions, 0, observe, lambda action: action)
+        return Spaces(shape, num_actions, 0, observe, lambda action: action + first_action)
 
     box = action_space.shape
     low, high = (

@@ -258,7 +258,8 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
                 f"env {name} must reset in the step after an episode's end "
                 "(AutoresetMode.NEXT_STEP), so that its final observations are seen"
             )
-        seen, limit = one.single_observation_space, one.spec and one.spec.max_episode_steps
+        seen = one.single_observation_space
+        limit = arguments.get("max_episode_steps") or (one.spec and one.spec.max_episode_steps)
         spaces = read_spaces(name, seen, one.single_action_space)
     finally:
         one.close()
@@ -309,7 +310,9 @@ def _named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..
 
 def _dtype(space: Any) -> npt.DTypeLike:
     """Images stay bytes and classes integers; all else is float32."""
-    return space.dtype if space.dtype == np.uint8 or hasattr(space, "n") else np.float32
+    if hasattr(space, "n"):
+        return np.int32
+    return np.uint8 if space.dtype == np.uint8 else np.float32
 
 
 def _cores() -> int:

@@ -190,6 +190,11 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
     options, settings, way = records[""], records["problem"], sampling(records[""])
     if pools.is_host(options.env):
         source = pools.find(options.env, options.env_params)
+        if source.max_steps is None:
+            raise UsageError(
+                f"--env={options.env} must bound its episodes for an evaluation: give "
+                '--env_params={"max_episode_steps": 1000}, say'
+            )
         problem = control.recorded_from_settings(source.spaces, settings, axis_name=axis_name)
         return Built(problem, source.spaces, None, source)
     env = make_env(options.env)
