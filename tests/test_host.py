@@ -255,8 +255,8 @@ def test_a_greedy_evaluation_plays_the_same_whole_episodes_each_time():
     first, second = (pool._pool.seeds.tolist() for pool in made)
     assert first == second
     assert first[:2] == first[2:]  # every seed of the run plays the same episodes
-    rollouts.evaluate(state, 6)
-    assert made[-1]._pool.seeds.tolist() != first
+    rollouts.evaluate(state, 5)  # later, with the seed that the run had
+    assert not set(made[-1]._pool.seeds) & set(first)
     assert all(pool._pool.closed for pool in made)
 
 

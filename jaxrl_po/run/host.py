@@ -16,7 +16,8 @@ from jaxrl_po.run import seeds
 from jaxrl_po.run.pools import Array, Pool, Source
 from jaxrl_po.types import ActorCritic, Problem, TrainState
 
-EVALUATION = 2**31  # apart from every index of a seed
+# In place of a seed's index: the episodes of the run's own evaluations, and of later ones.
+EVALUATION, LATER = 2**31, 2**31 + 1
 
 
 class HostProblem(NamedTuple):
@@ -151,19 +152,20 @@ class Rollouts:
         self._report_nonfinite(made, report)
         return state, made
 
-    def evaluate(self, state: TrainState, base_seed: int | None = None) -> dict[str, Array]:
+    def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Array]:
         """Greedy return and length `[S, E]` of whole episodes, each in an environment of its own.
 
         Args:
           state: stacked over seeds.
-          base_seed: of the episodes, the same for every seed of the run; None for the run's.
+          later_seed: of the episodes of a later evaluation; None for those of the run's own. They
+            are the same for every seed of the run.
 
         Raises:
           PoolError: an environment raised or died.
         """
-        base = self._base if base_seed is None else base_seed
+        drawn = (self._base, EVALUATION) if later_seed is None else (later_seed, LATER)
         rows = len(self._seeds), self._host.num_episodes
-        seeds = [_seed(base, EVALUATION, episode) for episode in range(rows[1])]
+        seeds = [_seed(*drawn, episode) for episode in range(rows[1])]
         pool = self._host.source.open(seeds * rows[0])
         policy = self._policy(state)
         total, length, alive = np.zeros(rows), np.zeros(rows), np.ones(rows, bool)

@@ -69,7 +69,8 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
     )
     seeds = records[""].seeds
     if experiment.host is not None:
-        values = Rollouts(experiment.host, options.seed, range(seeds)).evaluate(state)
+        rollouts = Rollouts(experiment.host, records[""].seed, range(seeds))
+        values = rollouts.evaluate(state, options.seed)
     else:
         key, measure = jax.random.key(options.seed), experiment.evaluate
         assert measure is not None
