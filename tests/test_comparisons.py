@@ -364,9 +364,8 @@ def test_tuned_settings_are_valid(path):
         [f"--{name}={flags_lib.shown(value)}" for name, value in saved["flags"].items()], sections
     )
     assert {name: flags_lib.flatten(records)[name] for name in saved["flags"]} == saved["flags"]
-    assert saved["score"]["seeds"] >= 2
     if path.stem in FAMILIES:
-        assert saved["found_by"].startswith(("jaxrl-po sweep ", "jaxrl-po control "))
         return
+    assert saved["score"]["seeds"] >= 2
     assert saved["found_by"].startswith("jaxrl-po sweep ")
     control_lib.adapt(gymnax.make(options.env)[0])

@@ -18,6 +18,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
 from jaxrl_po.control.statistics import OBSERVATION_STATISTICS, RETURN_STATISTICS, ROLLING_RETURN
 from jaxrl_po.run import earlier, filming, host, pools
+from jaxrl_po.run import flags as flags_lib
 from jaxrl_po.run import seeds as seeds_lib
 from jaxrl_po.run.commands import control as command
 from jaxrl_po.run.commands import evaluate, plot, render, report, sweep
@@ -213,6 +214,27 @@ def test_a_reward_that_is_not_finite_is_counted_and_its_update_skipped():
     assert np.all(np.isfinite(jax.tree.leaves(later.params)[0]))
 
 
+@pytest.mark.parametrize("normalised", [False, True])
+def test_an_observation_that_is_not_finite_spoils_its_update_and_nothing_else(normalised):
+    hosted = problem_of(2, 6, statistics=normalised)
+    learner, state, rollouts = started(hosted)
+    state, recording = rollouts.record(state, ignore)
+    step = jax.jit(lambda state, recording: learner.step(recorded.with_recording(state, recording)))
+
+    def with_value(t, value):
+        observation = recording.observation.copy()
+        observation[0, 1, t, 0] = value
+        return step(state, recording._replace(observation=observation))
+
+    after, metrics = with_value(2, np.inf)
+    assert float(metrics["skipped"].metric()[0]) == 1.0
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.collector))
+    # The value of a terminal state is not used, and the policy does not act on it.
+    after, metrics = with_value(3, np.nan)
+    assert float(metrics["skipped"].metric()[0]) == 0.0
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.params))
+
+
 def test_further_seeds_leave_the_environments_of_the_first_as_they_are():
     made = []
     hosted = problem_of(2, 4, made)
@@ -329,16 +351,50 @@ def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsy
     assert "error: env gymnasium:Fragile-v0: RuntimeError: the motor is hot" in error
     assert "saved at iteration" in error
     saved = int(error.split("saved at iteration ")[1].split()[0])
-    assert 0 < saved < 10
+    assert saved == 5  # within the second chunk of three
+    before = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in before] == [0, 3, 5]
+    assert before[-1]["updates"] == before[1]["updates"]
     monkeypatch.setattr(Fragile, "left", 10**9)
     assert command.main([f"--out={out}", "--resume"]) == 0
     text = capsys.readouterr()
     assert "environments begin new episodes" in text.out + text.err
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["iteration"] == 10
-    assert [row["iteration"] for row in rows] == sorted({row["iteration"] for row in rows})
+    assert [row["iteration"] for row in rows] == [0, 3, 5, 6, 9, 10]
     # Every completed episode was cut at its limit, and sums what its actions paid.
     assert rows[-1]["episode_length"] == [4.0, 4.0]
+
+
+def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
+    evaluate_well, calls = host.Rollouts.evaluate, []
+
+    def evaluate(self, state, later_seed=None):
+        calls.append(state)
+        if len(calls) == 2:
+            raise PoolError("env gymnasium:Fragile-v0: OSError: no process")
+        return evaluate_well(self, state, later_seed)
+
+    monkeypatch.setattr(host.Rollouts, "evaluate", evaluate)
+    out = tmp_path / "r"
+    flags = ["--env=gymnasium:Fragile-v0", *TINY, "--checkpoint_every=9", f"--out={out}"]
+    assert command.main(flags) == 1
+    assert "saved at iteration 6" in capsys.readouterr().err
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [0, 3, 6]
+    assert "greedy_return" not in rows[-1]
+    assert command.main([f"--out={out}", "--resume"]) == 0
+
+
+def test_a_failure_outside_training_is_one_line(capsys, monkeypatch):
+    def main(argv):
+        raise PoolError("env clock: ValueError: no fuel")
+
+    monkeypatch.setattr("sys.argv", ["evaluate"])
+    with pytest.raises(SystemExit) as stop:
+        flags_lib.entry(main)
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "error: env clock: ValueError: no fuel\n"
 
 
 @pytest.fixture(scope="module")
@@ -445,6 +501,39 @@ def test_classes_need_not_begin_at_zero():
     assert recording.truncated[0, :, 4].all()
 
 
+SPACES = gymnasium.spaces
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions"),
+    [
+        (SEEN, SPACES.MultiBinary(4)),
+        (SEEN, SPACES.MultiDiscrete([2, 2])),
+        (SEEN, SPACES.Box(0, 255, (2,), np.uint8)),
+        (SPACES.MultiBinary(4), BOX),
+        (SPACES.Dict({"eye": SEEN}), BOX),
+    ],
+)
+def test_spaces_that_cannot_be_handled_are_named(observations, actions):
+    with pytest.raises(ConfigError, match=r"env odd: (observations|actions) must be"):
+        control.environment.read_spaces("odd", observations, actions)
+
+
+def test_no_limit_is_none_and_not_a_number():
+    assert pools.find("gymnasium:CartPole-v1", '{"max_episode_steps": -1}').max_steps is None
+    pytest.importorskip("envpool")
+    assert pools.find("envpool:CliffWalking-v0").max_steps is None
+
+
+def test_pictures_are_of_the_environment_that_was_trained_on():
+    pytest.importorskip("envpool")
+    arguments = '{"max_episode_steps": 7}'
+    where = pools.find("envpool:CartPole-v1", arguments)
+    camera, why = filming._camera(where, arguments, 0)
+    assert camera is None
+    assert "arguments of envpool" in why
+
+
 def test_gymnasium_gives_true_final_observations():
     pool = pools.find("gymnasium:CartPole-v1").open([3, 4])
     seen, action = pool.reset(), np.array([1, 1])
@@ -485,6 +574,8 @@ def test_envpool_refuses_what_it_does_not_have():
         pools.find("envpool:Hoper-v4")
     with pytest.raises(UsageError, match="wings"):
         pools.find("envpool:CartPole-v1", '{"wings": 2}')
+    with pytest.raises(UsageError, match="seed is chosen by the run"):
+        pools.find("envpool:CartPole-v1", '{"seed": 2}')
 
 
 def test_frames_of_atari_come_with_their_channels_last():

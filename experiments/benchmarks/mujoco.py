@@ -59,28 +59,27 @@ class Options:
 
 
 def train(options: Options, method: str, env: str) -> Result:
-    """Trains one method in one environment, unless that is done; continues what was begun."""
+    """Trains one method in one environment; continues what was begun, with the same flags."""
     out, name = Path(options.out), f"{method}-{env}"
     place = out / name
-    if not (place / "summary.json").exists():
-        begun = (place / "config.json").exists()
-        shared = ("seeds", "seed", "total_steps", "devices", "eval_episodes")
-        arguments = [
-            f"--algorithm={method}",
-            f"--env={options.suite}:{env}-{options.version}",
-            *(f"--{key}={getattr(options, key)}" for key in shared),
-            f"--out={place}",
-        ]
-        status = control.main([*arguments, "--resume"] if begun else arguments)
-        if status or not (place / "summary.json").exists():
-            raise UsageError(f"{name} did not finish; see {place}, and start again to continue")
+    shared = ("seeds", "seed", "total_steps", "devices", "eval_episodes")
+    arguments = [
+        f"--algorithm={method}",
+        f"--env={options.suite}:{env}-{options.version}",
+        *(f"--{key}={getattr(options, key)}" for key in shared),
+        f"--out={place}",
+    ]
+    begun = (place / "config.json").exists()
+    status = control.main([*arguments, "--resume"] if begun else arguments)
+    if status or not (place / "summary.json").exists():
+        raise UsageError(f"{name} did not finish; see {place}, and start again to continue")
     return comparison.read(out, name)
 
 
 def largest_mean(result: Result) -> float:
     """The largest mean over seeds of the greedy return at any evaluation, as Tianshou reports."""
     _, values = metrics.curve(result.rows, "greedy_return")
-    return float(np.max(values.mean(axis=0)))
+    return float(np.nanmax(values.mean(axis=0)))
 
 
 def published(method: str, env: str) -> str:
@@ -100,7 +99,8 @@ def table(results: dict[tuple[str, str], Result]) -> str:
     for (method, env), result in results.items():
         final = np.asarray(result.summary["greedy_return"], np.float64)
         low, high = metrics.bootstrap_interval([final], statistic=lambda x: x.mean(axis=0))
-        kl = max(np.max(row["kl"]) for row in result.rows if "kl" in row)
+        measured = "exact_kl" if "exact_kl" in result.rows[-1] else "kl"
+        kl = float(np.nanmax(metrics.curve(result.rows, measured)[1]))
         whole = f"{final.mean():,.5g} [{float(low):,.5g}, {float(high):,.5g}]"
         lines.append(
             f"{env:>22} {method:>6} {whole:>28} {largest_mean(result):>9,.5g} "

@@ -63,6 +63,11 @@ class Environment(NamedTuple):
     spaces: Spaces
 
 
+def is_discrete(space: Any) -> bool:
+    """Whether a space of gymnax or gymnasium is one number of finitely many, and no vector."""
+    return hasattr(space, "n") and tuple(getattr(space, "shape", None) or ()) == ()
+
+
 def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
     """The spaces of an environment, gymnax's or gymnasium's.
 
@@ -80,20 +85,24 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
       ConfigError: for a structured observation, or an action space that is neither discrete nor a
         bounded or free box.
     """
-    observation_classes = int(getattr(observation_space, "n", 0))
-    first_class, first_action = (
-        int(getattr(space, "start", 0)) for space in (observation_space, action_space)
-    )
+    observation_classes = int(observation_space.n) if is_discrete(observation_space) else 0
     if not observation_classes and not hasattr(observation_space, "low"):
         raise ConfigError(
             f"env {name}: observations must be an array (a box or discrete), got "
             f"{type(observation_space).__name__}"
         )
-    num_actions = int(getattr(action_space, "n", 0))
-    if not num_actions and not hasattr(action_space, "low"):
+    num_actions = int(action_space.n) if is_discrete(action_space) else 0
+    floats = hasattr(action_space, "low") and jnp.issubdtype(action_space.dtype, jnp.floating)
+    if not num_actions and not floats:
         raise ConfigError(
-            f"env {name}: actions must be discrete or a box, got {type(action_space).__name__}"
+            f"env {name}: actions must be discrete or a box of floats, got "
+            f"{type(action_space).__name__}"
         )
+
+    first_class, first_action = (
+        int(getattr(space, "start", 0)) if is_discrete(space) else 0
+        for space in (observation_space, action_space)
+    )
 
     def observe(observation: Any) -> jax.Array:
         if observation_classes:

@@ -100,12 +100,15 @@ def recorded_from_settings(
         collector = collector.remove(RECORDING)
         observation = spaces.observe(recording.observation)
         seen = normalize(collector, observation)
-        inputs, value = seen[:, :-1], nets.value(params, seen)
+        value = nets.value(params, seen)
         mask, ended = recording.mask, recording.terminated | recording.truncated
-        collector, reward = statistics.update(
-            collector, observation[:, :-1], recording.reward, ended, mask
-        )
+        # A masked slot shows the final observation of an episode, which the policy never acts on.
+        inputs = masked.zero(seen[:, :-1], mask)
         finite = jnp.isfinite(observation[:, 1:]).reshape(*mask.shape, -1).all(axis=-1)
+        # An observation that is not finite spoils its update, though normalising would clip it;
+        # not that of a terminal state, whose value is not used.
+        reward = jnp.where(finite | recording.terminated | ~mask, recording.reward, jnp.nan)
+        collector, reward = statistics.update(collector, observation[:, :-1], reward, ended, mask)
         batch = Batch(
             inputs=inputs,
             action=recording.action,

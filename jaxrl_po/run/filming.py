@@ -113,14 +113,21 @@ def _camera(source: Source, env_params: str, seed: int) -> tuple[Camera | None, 
 
     if not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # read when MuJoCo is imported
-    arguments = json.loads(env_params or "{}") if source.name.startswith("gymnasium:") else {}
-    arguments.pop("vectorization_mode", None)
-    name = source.name.partition(":")[2]
+    suite, _, name = source.name.partition(":")
+    arguments = json.loads(env_params or "{}")
+    for own in ("vectorization_mode", "num_threads"):  # of many environments
+        arguments.pop(own, None)
+    if suite != "gymnasium" and arguments:
+        return None, f"--env_params={env_params} are arguments of {suite}"
     try:
         with quiet():
             camera = Camera(gymnasium.make(name, render_mode="rgb_array", **arguments), seed)
-            camera.reset()
+            seen = camera.reset()
             camera.picture()
     except Exception as error:  # of a package we do not know, for want of a display or of itself
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    observed = jax.eval_shape(source.spaces.observe, seen[0]).shape
+    if observed != source.spaces.observation_shape:
+        camera.close()
+        return None, f"its {name} observes {list(observed)}"
     return camera, ""

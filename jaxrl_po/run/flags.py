@@ -22,6 +22,10 @@ from jaxrl_po.config import ConfigError, NoEffectError
 Values = dict[str, Any]
 
 
+class RunError(Exception):
+    """Something outside the library failed, so that the run cannot continue."""
+
+
 class UsageError(Exception):
     """An invalid request: one line that names the flag and says what would be valid."""
 
@@ -338,10 +342,13 @@ def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
 
 
 def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Runs a script and exits with its status; a `UsageError` is one line on stderr, status 2."""
+    """Runs a script and exits with its status.
+
+    A `UsageError` is one line on stderr and status 2, a `RunError` one line and status 1.
+    """
     try:
         status = main(sys.argv[1:])
-    except (UsageError, ConfigError) as error:
+    except (UsageError, ConfigError, RunError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        status = 2
+        status = 1 if isinstance(error, RunError) else 2
     sys.exit(status)

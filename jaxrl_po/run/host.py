@@ -223,8 +223,9 @@ class Rollouts:
                 self._known.add((row, env))
                 report(
                     f"env {self._host.source.name}: environment {env} of seed "
-                    f"{self._seeds[row]} gave a reward or observation that is not finite; updates "
-                    "on it are skipped, and such steps are counted in frac_nonfinite"
+                    f"{self._seeds[row]} gave a reward or observation that is not finite; "
+                    "minibatches that it spoils are skipped, and such steps are counted in "
+                    "frac_nonfinite"
                 )
 
 

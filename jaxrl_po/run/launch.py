@@ -287,9 +287,7 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
     ):
         if tuned := plan.resolved["tuned"]:
             shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
-            progress.report(
-                f"{title}: with settings that a sweep found, which flags may replace: {shown}"
-            )
+            progress.report(f"{title}: with tuned settings, which flags may replace: {shown}")
         if plan.changes:
             progress.report(
                 f"{title}: resumes in a changed environment, so the last digits may differ: "

@@ -4,26 +4,27 @@ Both take one more step after an episode's end, which ignores its action and ret
 observation of the next episode.
 """
 
+import contextlib
 import difflib
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.control.environment import Spaces, read_spaces
+from jaxrl_po.control.environment import Spaces, is_discrete, read_spaces
 from jaxrl_po.run import extras
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.flags import RunError, UsageError
 
 SUITES = ("envpool", "gymnasium")
 Array = npt.NDArray[Any]
 
 
-class PoolError(Exception):
+class PoolError(RunError):
     """An environment raised or died; the message says which and how."""
 
 
@@ -174,6 +175,9 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
             f"--env={name}: EnvPool has no {inner!r}"
             + (f"; did you mean {', '.join(f'envpool:{each}' for each in near)}?" if near else "")
         )
+    for own in ("num_envs", "seed", "batch_size", "env_type"):
+        if own in arguments:
+            raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")
     threads = {"num_threads": arguments.pop("num_threads", _cores())}
     try:
         with quiet():
@@ -200,7 +204,7 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
         return EnvPool(pool, channels_first)
 
     return Source(
-        name, spaces, _dtype(seen), spec.config.max_episode_steps or None, _named(name, open_pool)
+        name, spaces, _dtype(seen), _limit(spec.config.max_episode_steps), _named(name, open_pool)
     )
 
 
@@ -259,7 +263,8 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
                 "(AutoresetMode.NEXT_STEP), so that its final observations are seen"
             )
         seen = one.single_observation_space
-        limit = arguments.get("max_episode_steps") or (one.spec and one.spec.max_episode_steps)
+        registered = one.spec and one.spec.max_episode_steps
+        limit = _limit(arguments.get("max_episode_steps", registered))
         spaces = read_spaces(name, seen, one.single_action_space)
     finally:
         one.close()
@@ -297,20 +302,36 @@ class Named:
         self._call(self._pool.close)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
+        with _naming(self._name):
             return function(*arguments)
-        except Exception as error:
-            message = " ".join(str(error).split())
-            raise PoolError(f"env {self._name}: {type(error).__name__}: {message}") from error
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Inside, whatever an environment raises becomes a `PoolError` with its name."""
+    try:
+        yield
+    except Exception as error:
+        message = " ".join(str(error).split())
+        raise PoolError(f"env {name}: {type(error).__name__}: {message}") from error
 
 
 def _named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
-    return lambda seeds: Named(name, open_pool(seeds))
+    def open_named(seeds: Sequence[int]) -> Pool:
+        with _naming(name):
+            return Named(name, open_pool(seeds))
+
+    return open_named
+
+
+def _limit(steps: int | None) -> int | None:
+    """A time limit, or None for what stands for none: EnvPool's largest integer, gymnasium's −1."""
+    return steps if steps is not None and 0 < steps < 2**31 - 1 else None
 
 
 def _dtype(space: Any) -> npt.DTypeLike:
     """Images stay bytes and classes integers; all else is float32."""
-    if hasattr(space, "n"):
+    if is_discrete(space):
         return np.int32
     return np.uint8 if space.dtype == np.uint8 else np.float32
 

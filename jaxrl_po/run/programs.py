@@ -5,7 +5,7 @@ rollouts on the host before it.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -259,7 +259,7 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
             batch, of_score = give(batch, first=begun + i == 0, report=report)
             state, row = update(state, batch)
             rows.append({**row, **of_score})
-        return state, jax.tree.map(lambda *each: np.stack(each), *rows)
+        return state, stacked(rows)
 
     peaks = [memory.measure(program, like) for program in (sample, update)]
     return chunk, max(peaks, key=lambda each: each.peak or 0)
@@ -271,12 +271,12 @@ class RolloutsFailed(Exception):
     Args:
       error: what it raised.
       state: after the last whole iteration.
-      done: whole iterations of the chunk.
+      rows: the metrics of each whole iteration of the chunk.
     """
 
-    def __init__(self, error: PoolError, state: TrainState, done: int):
+    def __init__(self, error: PoolError, state: TrainState, rows: Sequence[Metrics]):
         super().__init__(str(error))
-        self.state, self.done = state, done
+        self.error, self.state, self.rows = error, state, rows
 
 
 def compile_with_rollouts(
@@ -297,14 +297,19 @@ def compile_with_rollouts(
     def chunk(
         state: TrainState, n: Any, report: Callable[[str], None]
     ) -> tuple[TrainState, Metrics]:
-        rows = []
-        for i in range(n):
+        rows = list[Metrics]()
+        for _ in range(n):
             try:
                 state, recording = rollouts.record(state, report)
             except PoolError as error:
-                raise RolloutsFailed(error, state, i) from error
+                raise RolloutsFailed(error, state, rows) from error
             state, row = compiled(state, recording)
             rows.append(row)
-        return state, jax.tree.map(lambda *each: np.stack(each), *rows)
+        return state, stacked(rows)
 
     return chunk, memory.measure(compiled, like)
+
+
+def stacked(rows: Sequence[Metrics]) -> Metrics:
+    """Metrics of n ≥ 1 iterations, one after another, leaves `[n, …]`."""
+    return jax.tree.map(lambda *each: np.stack(each), *rows)

@@ -141,14 +141,20 @@ def run(
         if job.examples is not None and processes.is_writer():
             metrics_lib.truncate(folder / EXAMPLES, done)
 
+        failure: PoolError | None = None
+
         def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
             """Writes the line of `iteration`; saves the state as the best one if it is."""
+            nonlocal failure
             place = {"iteration": iteration, "step": iteration * job.steps_per_iteration}
             # Twice: first in the line, and not overwritten by a metric of the same name.
             row = {**place, **fields, **place}
             if evaluated and programs.evaluate is not None:
-                values, seconds = wait_for(programs.evaluate, state)
-                row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
+                try:
+                    values, seconds = wait_for(programs.evaluate, state)
+                    row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
+                except PoolError as error:
+                    failure = error  # the line is written without its evaluation
             if evaluated and job.examples is not None:
                 arrays, _ = wait_for(programs.describe, state)
                 if processes.is_writer():
@@ -190,16 +196,22 @@ def run(
             )
 
         first, begun, idle = iteration, time.perf_counter(), False
-        failure: RolloutsFailed | None = None
-        while iteration < job.iterations and not idle and not processes.any_of(stop.is_set()):
+
+        def goes_on() -> bool:
+            ended = idle or failure is not None or iteration >= job.iterations
+            return not ended and not processes.any_of(stop.is_set())
+
+        while goes_on():
             end = job.boundary(iteration)
             try:
                 (state, buffer), seconds = wait_for(
                     programs.chunk, state, np.int32(end - iteration), reporter.report
                 )
             except RolloutsFailed as failed:
-                iteration, state, failure = iteration + failed.done, failed.state, failed
-                break
+                failure, state, end = failed.error, failed.state, iteration + len(failed.rows)
+                if end == iteration:
+                    break
+                buffer, seconds = programs_lib.stacked(failed.rows), math.nan
             means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
             streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
             rate = (
@@ -213,7 +225,8 @@ def run(
                 "time/steps_per_second": rate,
             }
             idle = log.idle(end, fields) >= job.idle_patience
-            row = record(end, state, fields, evaluated=idle or job.due(end, job.eval_every))
+            due = failure is None and (idle or job.due(end, job.eval_every))
+            row = record(end, state, fields, evaluated=due)
             reporter.update(
                 row, max(time.perf_counter() - begun, 0.0) / (end - first) * (job.iterations - end)
             )
@@ -231,8 +244,9 @@ def run(
                 kept = iteration
         if kept != iteration and not streak.any():
             latest.save(iteration, without_frozen(state), after=best)
+            kept = iteration
         if failure is not None:
-            raise PoolError(f"{failure}; saved at iteration {iteration}") from failure
+            raise PoolError(f"{failure}; saved at iteration {kept}") from failure
     return Outcome(state, iteration, iteration < job.iterations and not idle, idle)
 
 
