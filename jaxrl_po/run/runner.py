@@ -202,7 +202,7 @@ def run(
             return not ended and not processes.any_of(stop.is_set())
 
         while goes_on():
-            end = job.boundary(iteration)
+            end, chunk_begun = job.boundary(iteration), time.perf_counter()
             try:
                 (state, buffer), seconds = wait_for(
                     programs.chunk, state, np.int32(end - iteration), reporter.report
@@ -211,7 +211,8 @@ def run(
                 failure, state, end = failed.error, failed.state, iteration + len(failed.rows)
                 if end == iteration:
                     break
-                buffer, seconds = programs_lib.stacked(failed.rows), math.nan
+                buffer = programs_lib.stacked(failed.rows)
+                seconds = max(time.perf_counter() - chunk_begun, 0.0)
             means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
             streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
             rate = (
