@@ -31,13 +31,8 @@ class GroupSettings(NetworkSettings):
 def groups_from_settings(env: Any, settings: GroupSettings) -> Problem:
     """`make_groups` with its arguments taken from a settings record."""
     settings.validate()
-    return make_groups(
-        env,
-        num_prompts=settings.num_prompts,
-        group_size=settings.group_size,
-        num_steps=settings.num_steps,
-        policy=default_modules(adapt(env).spaces, settings)["policy"],
-    )
+    policy = default_modules(adapt(env).spaces, settings)["policy"]
+    return make_groups(env, **settings.sizes(), policy=policy)
 
 
 def make_groups(

@@ -1,5 +1,6 @@
 """Actor and critic as functions of their parameters: the default networks, or a user's modules."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -37,6 +38,11 @@ class NetworkSettings:
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range."""
         check(self)
+
+    def sizes(self) -> dict[str, Any]:
+        """The fields that an extension of this record adds, by name: sizes of its problem."""
+        networks_own = {field.name for field in dataclasses.fields(NetworkSettings)}
+        return {name: value for name, value in vars(self).items() if name not in networks_own}
 
 
 class Networks(NamedTuple):

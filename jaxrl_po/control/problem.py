@@ -54,16 +54,10 @@ ENVIRONMENTS = "environments"  # entry of the collector's sharded state: `EnvSta
 def from_settings(env: Any, settings: Settings, *, axis_name: str | None = None) -> Problem:
     """`make_problem` with its arguments taken from a settings record."""
     settings.validate()
-    return make_problem(
-        env,
-        num_envs=settings.num_envs,
-        num_steps=settings.num_steps,
-        **default_modules(adapt(env).spaces, settings, shared_torso=settings.shared_torso),
-        normalize_observations=settings.normalize_observations,
-        scale_rewards=settings.scale_rewards,
-        reward_discount=settings.reward_discount,
-        axis_name=axis_name,
-    )
+    sizes = settings.sizes()
+    shared_torso = sizes.pop("shared_torso")  # the one field that shapes the networks
+    modules = default_modules(adapt(env).spaces, settings, shared_torso=shared_torso)
+    return make_problem(env, **sizes, **modules, axis_name=axis_name)
 
 
 def make_problem(

@@ -48,16 +48,8 @@ class VineSettings(NetworkSettings):
 def vine_from_settings(env: Any, settings: VineSettings) -> Problem:
     """`make_vine` with its arguments taken from a settings record."""
     settings.validate()
-    return make_vine(
-        env,
-        num_envs=settings.num_envs,
-        num_steps=settings.num_steps,
-        num_states=settings.num_states,
-        num_branches=settings.num_branches,
-        horizon=settings.horizon,
-        discount=settings.discount,
-        policy=default_modules(adapt(env).spaces, settings)["policy"],
-    )
+    policy = default_modules(adapt(env).spaces, settings)["policy"]
+    return make_vine(env, **settings.sizes(), policy=policy)
 
 
 def make_vine(
