@@ -166,8 +166,8 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
     options = script.flags.parse(flags, {"": script.Options})[""]
     player = script.restore(options, script.earlier.read(script.control.SCRIPT, "run", str(run)))
     assert player.iteration == 2
-    evaluate = control.make_evaluate(player.env, player.problem, num_episodes=1)
-    expected = evaluate(player.params, player.collector, jax.random.key(3))
+    evaluate = control.make_evaluate(player.built.env, player.built.problem, num_episodes=1)
+    expected = evaluate(player.state.params, player.state.collector, jax.random.key(3))
     length = int(expected["length"][0])
     with Image.open(out) as gif:
         assert (gif.n_frames, gif.size) == (length + 1, (160, 120))

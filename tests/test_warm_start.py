@@ -137,7 +137,7 @@ def test_a_run_shows_its_warm_start_and_a_resumed_one_does_not_repeat_it(tmp_pat
     assert shown.index("warm start, step") < shown.index("initialising")
     assert script.main(["--resume", "--total_steps=16", out]) == 0
     shown = capsys.readouterr().out
-    assert "resuming at step 8" in shown
+    assert "resuming at iteration 1 (step 8)" in shown
     assert "warm start" not in shown
 
 

@@ -387,8 +387,8 @@ WRONG = [
     Wrong(
         "statistics of observations on which nothing was done",
         "control.recorded",
-        "collector, observation[:, :-1], recording.reward, ended, mask",
-        "collector, observation[:, :-1], recording.reward, ended",
+        "statistics.update(collector, observation[:, :-1], reward, ended, mask)",
+        "statistics.update(collector, observation[:, :-1], reward, ended)",
         ("test_host.py::test_statistics_are_those_of_the_samples",),
     ),
     Wrong(
