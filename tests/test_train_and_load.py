@@ -76,7 +76,7 @@ def test_a_run_is_not_resumed_with_another_learner(tmp_path, config, options, wh
     assert resumed.state.step.tolist() == [4, 4]
 
 
-def test_without_steps_iterations_are_told(tmp_path, monkeypatch, capsys):
+def test_without_steps_iterations_are_shown(tmp_path, monkeypatch, capsys):
     drawn = []
     monkeypatch.setattr("jaxrl_po.run.plotting.save", lambda panels, path: drawn.extend(panels))
     run.train(LEARNER, 1, out=tmp_path / "run")

@@ -40,7 +40,7 @@ WRONG = [
         ("test_random_numbers.py::test_the_noise_of_completions_is_not_that_of_prompts",),
     ),
     Wrong(
-        "a warm start that goes on until the last seed is accurate enough",
+        "a warm start continues for every seed until the last one reaches the target accuracy",
         "language.warm_start",
         "return jax.lax.cond(fit.accuracy < settings.accuracy, train, lambda fit: fit, fit)",
         "return train(fit)",
@@ -399,7 +399,7 @@ WRONG = [
         ("test_host.py::test_the_batch_bootstraps_from_the_true_final_observation[True]",),
     ),
     Wrong(
-        "a time limit that the host's environment told of is no longer one",
+        "a truncation on the host is recorded as a termination",
         "run.host",
         "made.truncated[:, :, t] = truncated & ~terminated & mask",
         "made.terminated[:, :, t] |= truncated & mask",

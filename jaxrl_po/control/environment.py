@@ -92,7 +92,9 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
             f"{type(observation_space).__name__}"
         )
     num_actions = int(action_space.n) if is_discrete(action_space) else 0
-    floats = hasattr(action_space, "low") and jnp.issubdtype(action_space.dtype, jnp.floating)
+    floats = hasattr(action_space, "low") and jnp.issubdtype(
+        getattr(action_space, "dtype", float), jnp.floating
+    )
     if not num_actions and not floats:
         raise ConfigError(
             f"env {name}: actions must be discrete or a box of floats, got "

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import os
 from typing import Any, NamedTuple
 
@@ -65,7 +64,6 @@ def film(
     source: Source,
     problem: Problem,
     state: TrainState,
-    env_params: str,
     *,
     seed: int,
     max_steps: int,
@@ -77,7 +75,6 @@ def film(
       source: of the environment.
       problem: its `apply` is the policy.
       state: of one seed.
-      env_params: arguments of the environment, see `pools.find`.
       seed: of the environment, and of the policy where it samples.
       max_steps: maximum length.
       greedy: take the mode of the policy; otherwise sample.
@@ -87,7 +84,7 @@ def film(
     """
     act = jax.jit(functools.partial(recorded.act, problem, source.spaces, greedy=greedy))
     state = state._replace(key=jax.random.key(seed))
-    camera, why = _camera(source, env_params, seed)
+    camera, why = _camera(source, seed)
     pool = camera or source.open([seed])
     with contextlib.closing(pool), quiet():
         seen, taken, actions, rewards = [pool.reset()], list[Frame](), [], []
@@ -107,18 +104,17 @@ def film(
     return Film(episode, taken, camera.fps if camera else 10, why)
 
 
-def _camera(source: Source, env_params: str, seed: int) -> tuple[Camera | None, str]:
+def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
     """The environment of gymnasium of that name, or None and why it takes no pictures."""
     import gymnasium
 
     if not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # read when MuJoCo is imported
     suite, _, name = source.name.partition(":")
-    arguments = json.loads(env_params or "{}")
-    for own in ("vectorization_mode", "num_threads"):  # of many environments
-        arguments.pop(own, None)
+    of_many = ("vectorization_mode", "num_threads")
+    arguments = {key: value for key, value in source.arguments.items() if key not in of_many}
     if suite != "gymnasium" and arguments:
-        return None, f"--env_params={env_params} are arguments of {suite}"
+        return None, f"{', '.join(arguments)} of --env_params are arguments of {suite}"
     try:
         with quiet():
             camera = Camera(gymnasium.make(name, render_mode="rgb_array", **arguments), seed)

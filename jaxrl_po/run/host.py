@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +11,8 @@ import numpy as np
 from jaxrl_po.control import recorded
 from jaxrl_po.control.recorded import Recording
 from jaxrl_po.control.statistics import ROLLING_RETURN
-from jaxrl_po.run import seeds
 from jaxrl_po.run.pools import Array, Pool, Source
+from jaxrl_po.run.seeds import STATE_AXES
 from jaxrl_po.types import ActorCritic, Problem, TrainState
 
 # In place of a seed's index: the episodes of the run's own evaluations, and of later ones.
@@ -38,6 +37,22 @@ class HostProblem(NamedTuple):
     num_episodes: int
 
 
+class Episodes(NamedTuple):
+    """The running episodes, `[S, B, …]`.
+
+    Attributes:
+      observation: the current one, raw.
+      was_over: bool, whether the last step ended an episode, so that the next ignores its action.
+      total: undiscounted return so far.
+      length: steps so far.
+    """
+
+    observation: Array
+    was_over: Array
+    total: Array
+    length: Array
+
+
 class Rollouts:
     """Records iterations and plays evaluations, for all seeds in one pool.
 
@@ -54,20 +69,9 @@ class Rollouts:
     def __init__(self, host: HostProblem, base_seed: int, seeds: Sequence[int]):
         self._host, self._base, self._seeds = host, base_seed, list(seeds)
         self._pool: Pool | None = None
-        self._now: Any = None  # observations, ends, returns and lengths of the running episodes
-        self._known: set[tuple[int, int]] = set()
+        self._episodes: Episodes | None = None
+        self._reported: set[tuple[int, int]] = set()
         self._act, self._act_greedily = (_compiled_act(host, greedy) for greedy in (False, True))
-
-    def __enter__(self) -> "Rollouts":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the pool."""
@@ -128,15 +132,17 @@ class Rollouts:
         if self._pool is None:
             state = self._begin(state, report)
         assert self._pool is not None
+        assert self._episodes is not None
         # Fresh arrays: on the CPU, the program of the last iteration may still read the old ones.
         made = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
         policy, rows = self._policy(state), made.reward.shape[:2]
-        seen, was_over, total, length = self._now
+        seen, was_over, total, length = self._episodes
         made.observation[:, :, 0] = seen
         for t in range(made.reward.shape[2]):
             action, played = self._act(policy, seen, np.int32(t))
             stepped = self._pool.step(_to_play(played))
-            seen, reward, terminated, truncated = (x.reshape(*rows, *x.shape[1:]) for x in stepped)
+            seen = self._by_seed(stepped.observation)
+            reward, terminated, truncated = (x.reshape(rows) for x in stepped[1:])
             mask = ~was_over
             total, length = total + np.where(mask, reward, 0.0), length + mask
             made.action[:, :, t] = action
@@ -148,7 +154,7 @@ class Rollouts:
             made.episode_return[:, :, t], made.episode_length[:, :, t] = total, length
             was_over = (terminated | truncated) & mask
             total, length = np.where(was_over, 0.0, total), np.where(was_over, 0.0, length)
-        self._now = seen, was_over, total, length
+        self._episodes = Episodes(seen, was_over, total, length)
         self._report_nonfinite(made, report)
         return state, made
 
@@ -165,15 +171,14 @@ class Rollouts:
         """
         drawn = (self._base, EVALUATION) if later_seed is None else (later_seed, LATER)
         rows = len(self._seeds), self._host.num_episodes
-        seeds = [_seed(*drawn, episode) for episode in range(rows[1])]
-        pool = self._host.source.open(seeds * rows[0])
+        of_episodes = [_seed(*drawn, episode) for episode in range(rows[1])]
+        pool = self._host.source.open(of_episodes * rows[0])
         policy = self._policy(state)
         total, length, alive = np.zeros(rows), np.zeros(rows), np.ones(rows, bool)
         try:
             seen = pool.reset()
             while alive.any():
-                seen = seen.reshape(*rows, *seen.shape[1:]).astype(self._host.source.dtype)
-                _, played = self._act_greedily(policy, seen, np.int32(0))
+                _, played = self._act_greedily(policy, self._by_seed(seen), np.int32(0))
                 seen, reward, terminated, truncated = pool.step(_to_play(played))
                 total += np.where(alive, reward.reshape(rows), 0.0)
                 length += alive
@@ -196,13 +201,17 @@ class Rollouts:
                 for env in range(num_envs)
             ]
         )
-        seen = self._pool.reset()
-        seen = seen.reshape(*rows, *seen.shape[1:]).astype(self._host.source.dtype)
-        self._now = seen, np.zeros(rows, bool), np.zeros(rows), np.zeros(rows)
+        seen = self._by_seed(self._pool.reset())
+        self._episodes = Episodes(seen, np.zeros(rows, bool), np.zeros(rows), np.zeros(rows))
         sharded = dict(state.collector.sharded)
         if ROLLING_RETURN in sharded:
             sharded[ROLLING_RETURN] = jnp.zeros_like(sharded[ROLLING_RETURN])
         return state._replace(collector=state.collector._replace(sharded=sharded))
+
+    def _by_seed(self, seen: Array) -> Array:
+        """Observations `[S·B, …]` of a pool as `[S, B, …]`, in the dtype that is recorded."""
+        seeds = len(self._seeds)
+        return seen.reshape(seeds, -1, *seen.shape[1:]).astype(self._host.source.dtype, copy=False)
 
     def _policy(self, state: TrainState) -> TrainState:
         """The part of the state that acts, on one device: a call of `act` is then short."""
@@ -219,8 +228,8 @@ class Rollouts:
         finite = np.isfinite(made.reward)
         finite &= np.isfinite(made.observation[:, :, 1:]).reshape(*finite.shape, -1).all(axis=-1)
         for row, env in {(row, env) for row, env, _ in np.argwhere(~finite & made.mask)}:
-            if (row, env) not in self._known:
-                self._known.add((row, env))
+            if (row, env) not in self._reported:
+                self._reported.add((row, env))
                 report(
                     f"env {self._host.source.name}: environment {env} of seed "
                     f"{self._seeds[row]} gave a reward or observation that is not finite; "
@@ -230,9 +239,8 @@ class Rollouts:
 
 
 def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., Any]:
-    axes = seeds.STATE_AXES
     of_seed = functools.partial(recorded.act, host.problem, host.source.spaces, greedy=greedy)
-    return jax.jit(jax.vmap(of_seed, in_axes=(axes, 0, None)))
+    return jax.jit(jax.vmap(of_seed, in_axes=(STATE_AXES, 0, None)))
 
 
 def _to_play(action: jax.Array) -> Array:

@@ -71,12 +71,12 @@ def make_job(
             name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()
         }
 
-    rollouts = experiment.host and Rollouts(experiment.host, options.seed, range(options.seeds))
-
     def evaluate_on_host(state: TrainState) -> dict[str, Any]:
         assert rollouts is not None
         return {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
 
+    rollouts = experiment.host and Rollouts(experiment.host, options.seed, range(options.seeds))
+    in_program = None if measure is None else evaluate
     replicated = parallel.replicated(placement) if processes.several() else None
     seeds = jax.numpy.arange(options.seeds)
     return programs.Job(
@@ -93,7 +93,7 @@ def make_job(
         idle_patience=options.idle_patience,
         rollouts=rollouts,
         rewarded=experiment.rewarded,
-        evaluate=evaluate_on_host if rollouts else None if measure is None else evaluate,
+        evaluate=in_program if rollouts is None else evaluate_on_host,
         score=experiment.score,
         examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),
         where=placement.describe(),

@@ -97,7 +97,7 @@ def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
             if plan.experiment.rewarded is not None:
                 stack.enter_context(plan.experiment.rewarded)
             if plan.job.rollouts is not None:
-                stack.enter_context(plan.job.rollouts)
+                stack.enter_context(contextlib.closing(plan.job.rollouts))
             out = stack.enter_context(folder.claim(options.out, overwrite=options.overwrite))
             if processes.is_writer():
                 settings = {

@@ -205,6 +205,11 @@ def _parse_devices(devices: str | int) -> int | None:
     return count
 
 
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _available(wanted: int | None, num_processes: int) -> int:
     """Devices of the default backend in all processes.
 
@@ -212,12 +217,9 @@ def _available(wanted: int | None, num_processes: int) -> int:
     """
     if wanted and num_processes and wanted % num_processes:
         raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     with contextlib.suppress(RuntimeError):  # the backend is already running: use it as it is
         jax.config.update(
-            "jax_num_cpu_devices", wanted // num_processes if wanted and num_processes else cores
+            "jax_num_cpu_devices", wanted // num_processes if wanted and num_processes else cores()
         )
     return jax.device_count()
 

@@ -7,17 +7,16 @@ observation of the next episode.
 import contextlib
 import difflib
 import json
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.environment import Spaces, is_discrete, read_spaces
-from jaxrl_po.run import extras
+from jaxrl_po.run import extras, parallel
 from jaxrl_po.run.flags import RunError, UsageError
 
 SUITES = ("envpool", "gymnasium")
@@ -44,17 +43,19 @@ class Stepped(NamedTuple):
     truncated: Array
 
 
-class Pool(Protocol):
-    """N environments, each with its own seed."""
+class Pool(NamedTuple):
+    """N environments, each with its own seed.
 
-    def reset(self) -> Array:
-        """Begins an episode in each; observations `[N, …]`."""
+    Attributes:
+      reset: begins an episode in each; returns observations `[N, …]`.
+      step: actions `[N, …]` to `Stepped`; where an episode had ended, the action is ignored and a
+        new one begins.
+      close: frees what the environments hold.
+    """
 
-    def step(self, action: Array) -> Stepped:
-        """Steps each; where its episode had ended, the action is ignored and a new one begins."""
-
-    def close(self) -> None:
-        """Frees what the environments hold."""
+    reset: Callable[[], Array]
+    step: Callable[[Array], Stepped]
+    close: Callable[[], None]
 
 
 class Source(NamedTuple):
@@ -65,13 +66,15 @@ class Source(NamedTuple):
       spaces: of one environment.
       dtype: of the observations.
       max_steps: time limit of an episode; None without one.
-      open: seeds, one for each environment, to a `Pool`.
+      arguments: of `--env_params`.
+      open: seeds, one for each environment, to a `Pool`; what that raises is a `PoolError`.
     """
 
     name: str
     spaces: Spaces
     dtype: npt.DTypeLike
     max_steps: int | None
+    arguments: Mapping[str, Any]
     open: Callable[[Sequence[int]], Pool]
 
 
@@ -136,35 +139,6 @@ def find(name: str, env_params: str = "") -> Source:
     return {"envpool": _envpool, "gymnasium": _gymnasium}[suite](name, inner, arguments)
 
 
-class EnvPool:
-    """A pool of EnvPool.
-
-    Args:
-      pool: made with `env_type="gymnasium"`.
-      channels_first: move the channels of images to the last axis.
-    """
-
-    def __init__(self, pool: Any, channels_first: bool):
-        self._pool, self._channels_first = pool, channels_first
-
-    def reset(self) -> Array:
-        """See `Pool`."""
-        with quiet():  # on its first call, EnvPool makes spaces in float32
-            return self._observe(self._pool.reset()[0])
-
-    def step(self, action: Array) -> Stepped:
-        """See `Pool`."""
-        observation, reward, terminated, truncated, _ = self._pool.step(action)
-        return Stepped(self._observe(observation), reward, terminated, truncated)
-
-    def close(self) -> None:
-        """See `Pool`."""
-        self._pool.close()
-
-    def _observe(self, observation: Array) -> Array:
-        return np.moveaxis(observation, 1, -1) if self._channels_first else observation
-
-
 def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     import envpool
 
@@ -178,10 +152,11 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     for own in ("num_envs", "seed", "batch_size", "env_type"):
         if own in arguments:
             raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")
-    threads = {"num_threads": arguments.pop("num_threads", _cores())}
+    threads = {"num_threads": arguments.get("num_threads", parallel.cores())}
+    made_with = {key: value for key, value in arguments.items() if key != "num_threads"}
     try:
         with quiet():
-            spec = envpool.make_spec(inner, **arguments)
+            spec = envpool.make_spec(inner, **made_with)
             seen, acts = spec.gymnasium_observation_space, spec.gymnasium_action_space
     except (TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"--env_params for {name}: {' '.join(str(error).split())}") from None
@@ -191,6 +166,9 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     if channels_first:
         spaces = spaces._replace(observation_shape=(shape[1], shape[2], shape[0]))
 
+    def observe(observation: Array) -> Array:
+        return np.moveaxis(observation, 1, -1) if channels_first else observation
+
     def open_pool(seeds: Sequence[int]) -> Pool:
         with quiet():
             pool = envpool.make(
@@ -199,39 +177,21 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
                 num_envs=len(seeds),
                 seed=list(seeds),
                 **threads,
-                **arguments,
+                **made_with,
             )
-        return EnvPool(pool, channels_first)
 
-    return Source(
-        name, spaces, _dtype(seen), _limit(spec.config.max_episode_steps), _named(name, open_pool)
-    )
+        def reset() -> Array:
+            with quiet():  # on the first call, EnvPool makes spaces in float32
+                return observe(pool.reset()[0])
 
+        def step(action: Array) -> Stepped:
+            observation, reward, terminated, truncated, _ = pool.step(action)
+            return Stepped(observe(observation), reward, terminated, truncated)
 
-class Gymnasium:
-    """A vector environment of gymnasium that resets in the step after an episode's end.
+        return Pool(reset, step, pool.close)
 
-    Args:
-      envs: the vector environment.
-      seeds: of its environments.
-    """
-
-    def __init__(self, envs: Any, seeds: Sequence[int]):
-        self._envs, self._seeds = envs, list(seeds)
-
-    def reset(self) -> Array:
-        """See `Pool`."""
-        observation: Array = self._envs.reset(seed=self._seeds)[0]
-        return observation
-
-    def step(self, action: Array) -> Stepped:
-        """See `Pool`."""
-        observation, reward, terminated, truncated, _ = self._envs.step(action)
-        return Stepped(observation, reward, terminated, truncated)
-
-    def close(self) -> None:
-        """See `Pool`."""
-        self._envs.close()
+    limit = _limit(spec.config.max_episode_steps)
+    return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
 
 
 def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
@@ -268,58 +228,33 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
         spaces = read_spaces(name, seen, one.single_action_space)
     finally:
         one.close()
-    return Source(
-        name,
-        spaces,
-        _dtype(seen),
-        limit,
-        _named(name, lambda seeds: Gymnasium(make(len(seeds)), seeds)),
-    )
+
+    def open_pool(seeds: Sequence[int]) -> Pool:
+        envs = make(len(seeds))
+        return Pool(
+            lambda: envs.reset(seed=list(seeds))[0],
+            lambda action: Stepped(*envs.step(action)[:4]),
+            envs.close,
+        )
+
+    return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
 
 
-class Named:
-    """A pool whose errors name the environment.
+def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
+    """Opens the same pool; whatever it raises becomes a `PoolError` that names the environment."""
 
-    Args:
-      name: of the environment.
-      pool: the pool.
-    """
+    @contextlib.contextmanager
+    def naming() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            message = " ".join(str(error).split())
+            raise PoolError(f"env {name}: {type(error).__name__}: {message}") from error
 
-    def __init__(self, name: str, pool: Pool):
-        self._name, self._pool = name, pool
-
-    def reset(self) -> Array:
-        """See `Pool`."""
-        return self._call(self._pool.reset)
-
-    def step(self, action: Array) -> Stepped:
-        """See `Pool`."""
-        stepped: Stepped = self._call(self._pool.step, action)
-        return stepped
-
-    def close(self) -> None:
-        """See `Pool`."""
-        self._call(self._pool.close)
-
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        with _naming(self._name):
-            return function(*arguments)
-
-
-@contextlib.contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Inside, whatever an environment raises becomes a `PoolError` with its name."""
-    try:
-        yield
-    except Exception as error:
-        message = " ".join(str(error).split())
-        raise PoolError(f"env {name}: {type(error).__name__}: {message}") from error
-
-
-def _named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
+    @naming()
     def open_named(seeds: Sequence[int]) -> Pool:
-        with _naming(name):
-            return Named(name, open_pool(seeds))
+        pool = open_pool(seeds)
+        return Pool(naming()(pool.reset), naming()(pool.step), naming()(pool.close))
 
     return open_named
 
@@ -334,10 +269,6 @@ def _dtype(space: Any) -> npt.DTypeLike:
     if is_discrete(space):
         return np.int32
     return np.uint8 if space.dtype == np.uint8 else np.float32
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quiet() -> warnings.catch_warnings:

@@ -41,7 +41,7 @@ class Progress:
         self._title, self._total, self._unit, self._watch = title, total_steps, unit, watch
         self._num_seeds = num_seeds
         self._shown: dict[str, float] = {}
-        self._phase = "", 0.0  # the last one told, and when
+        self._phase = "", 0.0  # the last one reported, and when
         self._console = Console()
         self._console.quiet = quiet
         # On a narrow terminal the metrics are cut off; the bar and the time left stay.

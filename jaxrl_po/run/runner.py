@@ -197,11 +197,11 @@ def run(
 
         first, begun, idle = iteration, time.perf_counter(), False
 
-        def goes_on() -> bool:
+        def unfinished() -> bool:
             ended = idle or failure is not None or iteration >= job.iterations
             return not ended and not processes.any_of(stop.is_set())
 
-        while goes_on():
+        while unfinished():
             end, chunk_begun = job.boundary(iteration), time.perf_counter()
             try:
                 (state, buffer), seconds = wait_for(

@@ -64,13 +64,14 @@ class Pool(VecEnv):
         """See `VecEnv`."""
         return [None] * self.num_envs
 
+    # `VecEnv` declares the next two abstract; neither PPO nor TRPO calls them.
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """See `VecEnv`."""
-        raise NotImplementedError
+        raise TypeError("the environments of EnvPool have no Python attributes")
 
     def env_method(self, method_name: str, *arguments: Any, **keywords: Any) -> Any:
         """See `VecEnv`."""
-        raise NotImplementedError
+        raise TypeError("the environments of EnvPool have no Python methods")
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> Any:
         """See `VecEnv`."""

@@ -167,14 +167,13 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
 
 def film(
-    player: Player, source: pools.Source, env_params: str, options: Options, max_steps: int
+    player: Player, source: pools.Source, options: Options, max_steps: int
 ) -> tuple[Episode, Scene]:
     """Plays one episode on the host, and shows it by the environment's own pictures if it can."""
     made = filming.film(
         source,
         player.built.problem,
         player.state,
-        env_params,
         seed=options.seed,
         max_steps=max_steps,
         greedy=options.greedy,
@@ -213,7 +212,7 @@ def main(argv: Sequence[str]) -> int:
         )
         scene = SCENES.get(records[""].env, OTHER)
     else:
-        episode, scene = film(player, source, records[""].env_params, options, int(limit))
+        episode, scene = film(player, source, options, int(limit))
     with folder.writing(out):
         pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
         rendering.save_gif(pictures, out, fps=options.fps or scene.fps)

@@ -12,6 +12,7 @@ each program: an interrupted sweep resumes with `--out=… --resume` alone), `ta
 `jaxrl_po/run/configs/` were found in this way.
 """
 
+import contextlib
 import functools
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -140,65 +141,87 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
     def learner(settings: Any) -> Learner:
         return control.build({**group[0], "config": settings}, algorithm, ALONE).learner
 
-    if experiments[0].host is not None:
-        scores, seconds, compile_seconds = train_on_host(
-            experiments[0].host, learner, configs, keys, options, placement, iterations, every
-        )
-        return {
-            "steps": [steps * every * (i + 1) for i in range(iterations // every)],
-            "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
-            "seconds": seconds,
-            "compile_seconds": compile_seconds,
-        }
-    measure = experiments[0].evaluate
-    assert measure is not None
-
-    def train(settings: Any, key: jax.Array) -> jax.Array:
-        method = learner(settings)
-
-        def stretch(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
-            state, _ = jax.lax.scan(
-                lambda state, _: (method.step(state)[0], None), state, None, length=every
-            )
-            scores = measure(state.params, state.collector, evaluation_key)
-            return state, scores["greedy_return"].mean()
-
-        return jax.lax.scan(stretch, method.init(key), None, length=iterations // every)[1]
-
-    program = parallel.spread(jax.vmap(train), placement)
-    begun = time.perf_counter()
-    compiled = jax.jit(program).lower(configs, keys).compile()
-    compile_seconds = time.perf_counter() - begun
-    begun = time.perf_counter()
-    scores = np.asarray(compiled(configs, keys)).reshape(len(group), options.seeds, -1)
+    training = Training(learner, configs, keys, placement, iterations, every)
+    host, measure = experiments[0].host, experiments[0].evaluate
+    if host is not None:
+        done = train_on_host(training, host, options)
+    else:
+        assert measure is not None
+        done = train_in_program(training, measure, evaluation_key)
     return {
         "steps": [steps * every * (i + 1) for i in range(iterations // every)],
-        "scores": scores.tolist(),
-        "seconds": time.perf_counter() - begun,
-        "compile_seconds": compile_seconds,
+        "scores": done.scores.reshape(len(group), options.seeds, -1).tolist(),
+        "seconds": done.seconds,
+        "compile_seconds": done.compile_seconds,
     }
 
 
-def train_on_host(
-    host: HostProblem,
-    learner: Callable[[Any], Learner],
-    configs: Any,
-    keys: jax.Array,
-    options: Options,
-    placement: Placement,
-    iterations: int,
-    every: int,
-) -> tuple[np.ndarray[Any, Any], float, float]:
-    """Trains all combinations and seeds `[C·S]` in environments of one pool.
+class Training(NamedTuple):
+    """What one program trains.
 
-    Every combination gets the same seeds of the environments.
-
-    Returns:
-      Scores `[C·S, E]`, seconds, and those of the first iteration, most of which is compiling.
+    Attributes:
+      learner: settings of one run to its learner.
+      configs: settings, leaves `[C·S]`.
+      keys: `[C·S]`.
+      placement: on devices.
+      iterations: of each run.
+      every: iterations between evaluations.
     """
-    over = functools.partial(parallel.spread, placement=placement)
-    init = jax.jit(over(jax.vmap(lambda settings, key: learner(settings).init(key))))
-    step = over(jax.vmap(lambda settings, state: learner(settings).step(state)[0]))
+
+    learner: Callable[[Any], Learner]
+    configs: Any
+    keys: jax.Array
+    placement: Placement
+    iterations: int
+    every: int
+
+
+class Trained(NamedTuple):
+    """What became of it.
+
+    Attributes:
+      scores: `[C·S, E]`.
+      seconds: without those of compiling.
+      compile_seconds: on the host, with the first iteration.
+    """
+
+    scores: np.ndarray[Any, Any]
+    seconds: float
+    compile_seconds: float
+
+
+def train_in_program(
+    training: Training, measure: Callable[..., Mapping[str, jax.Array]], key: jax.Array
+) -> Trained:
+    """Trains all combinations and seeds in one program; `key` is that of every evaluation."""
+
+    def train(settings: Any, training_key: jax.Array) -> jax.Array:
+        method = training.learner(settings)
+
+        def stretch(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
+            state, _ = jax.lax.scan(
+                lambda state, _: (method.step(state)[0], None), state, None, length=training.every
+            )
+            scores = measure(state.params, state.collector, key)
+            return state, scores["greedy_return"].mean()
+
+        evaluations = training.iterations // training.every
+        return jax.lax.scan(stretch, method.init(training_key), None, length=evaluations)[1]
+
+    program = parallel.spread(jax.vmap(train), training.placement)
+    begun = time.perf_counter()
+    compiled = jax.jit(program).lower(training.configs, training.keys).compile()
+    compile_seconds = time.perf_counter() - begun
+    begun = time.perf_counter()
+    scores = np.asarray(compiled(training.configs, training.keys))
+    return Trained(scores, time.perf_counter() - begun, compile_seconds)
+
+
+def train_on_host(training: Training, host: HostProblem, options: Options) -> Trained:
+    """Trains all combinations and seeds in one pool; each combination has the same environments."""
+    over = functools.partial(parallel.spread, placement=training.placement)
+    init = jax.jit(over(jax.vmap(lambda settings, key: training.learner(settings).init(key))))
+    step = over(jax.vmap(lambda settings, state: training.learner(settings).step(state)[0]))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def iterate(configs: Any, state: TrainState, recording: Recording) -> TrainState:
@@ -207,15 +230,15 @@ def train_on_host(
 
     begun = time.perf_counter()
     first, scores = 0.0, []
-    seeds = list(range(options.seeds)) * (len(keys) // options.seeds)
-    with Rollouts(host, options.seed, seeds) as rollouts:
-        state = init(configs, keys)
-        for iteration in range(1, iterations // every * every + 1):
-            state = jax.block_until_ready(iterate(configs, *rollouts.record(state, print)))
+    seeds = list(range(options.seeds)) * (len(training.keys) // options.seeds)
+    with contextlib.closing(Rollouts(host, options.seed, seeds)) as rollouts:
+        state = init(training.configs, training.keys)
+        for iteration in range(1, training.iterations // training.every * training.every + 1):
+            state = jax.block_until_ready(iterate(training.configs, *rollouts.record(state, print)))
             first = first or time.perf_counter() - begun
-            if iteration % every == 0:
+            if iteration % training.every == 0:
                 scores.append(rollouts.evaluate(state)["greedy_return"].mean(axis=1))
-    return np.stack(scores, axis=1), time.perf_counter() - begun - first, first
+    return Trained(np.stack(scores, axis=1), time.perf_counter() - begun - first, first)
 
 
 def run_all(

@@ -1,0 +1,81 @@
+"""An environment of the host whose observation counts the steps, so that each number is known."""
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po import control
+from jaxrl_po.algorithms import a2c
+from jaxrl_po.run import host
+from jaxrl_po.run import seeds as seeds_lib
+from jaxrl_po.run.pools import Pool, Source, Stepped, named
+
+BOX = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
+SEEN = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+class Clock:
+    """Observes its seed and the time; ends by itself at time 3, or is cut there where `cut`."""
+
+    def __init__(self, seeds, cut=False, fault=None):
+        self.seeds, self.cut, self.fault = np.array(seeds), cut, fault
+        self.time = np.zeros(len(seeds), int)
+        self.steps, self.played, self.closed = 0, [], False
+
+    def seen(self):
+        return np.stack([self.seeds % 97, self.time], axis=1).astype(np.float64)
+
+    def reset(self):
+        self.time[:] = 0
+        return self.seen()
+
+    def step(self, action):
+        if self.fault is not None:
+            self.fault(self)
+        self.steps += 1
+        self.played.append(np.array(action))
+        over = self.time == 3
+        self.time = np.where(over, 0, self.time + 1)
+        ends = (self.time == 3) & ~over
+        reward = np.where(over, 1e6, 1.0 * self.time)  # the reward of no sample
+        return Stepped(self.seen(), reward, ends & (not self.cut), ends & self.cut)
+
+    def close(self):
+        self.closed = True
+
+
+def source(made=None, **changes):
+    spaces = control.environment.read_spaces("clock", SEEN, BOX)
+
+    def open_pool(seeds):
+        clock = Clock(seeds, **changes)
+        if made is not None:
+            made.append(clock)
+        return Pool(clock.reset, clock.step, clock.close)
+
+    return Source("clock", spaces, np.float32, 3, {}, named("clock", open_pool))
+
+
+def problem_of(num_envs, num_steps, made=None, statistics=False, **changes):
+    where = source(made, **changes)
+    settings = control.Settings(
+        num_envs=num_envs,
+        num_steps=num_steps,
+        width=8,
+        normalize_observations=statistics,
+        scale_rewards=statistics,
+    )
+    problem = control.recorded_from_settings(where.spaces, settings)
+    return host.HostProblem(where, problem, num_envs, num_steps, 2)
+
+
+def started(hosted, seeds=(0,), algorithm=a2c, config=None):
+    learner = algorithm.make(config or algorithm.Config(n=2), hosted.problem)
+    stacked = seeds_lib.over_seeds(learner, len(seeds))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.array(seeds))
+    return stacked, jax.jit(stacked.init)(keys), host.Rollouts(hosted, 5, seeds)
+
+
+def ignore(line):
+    del line

@@ -1,0 +1,233 @@
+"""Runs of the commands in environments of the host, and how they end."""
+
+import json
+import signal
+
+import gymnasium
+import numpy as np
+import pytest
+from clock import SEEN
+
+from jaxrl_po.run import earlier, filming, host
+from jaxrl_po.run import flags as flags_lib
+from jaxrl_po.run.commands import control as command
+from jaxrl_po.run.commands import evaluate, plot, render, report, sweep
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.pools import PoolError
+
+TINY = [
+    "--algorithm=ppo",
+    "--seeds=2",
+    "--devices=2",
+    "--total_steps=320",
+    "--log_every=3",
+    "--eval_every=2",
+    "--eval_episodes=2",
+    "--problem.num_envs=2",
+    "--problem.num_steps=16",
+    "--problem.width=8",
+    "--problem.normalize_observations",
+    "--config.num_minibatches=2",
+    "--config.num_epochs=1",
+]
+
+
+class Fragile(gymnasium.Env):
+    """Raises at its n-th step, counted over all of its environments."""
+
+    observation_space, action_space = SEEN, gymnasium.spaces.Discrete(2)
+    left = 10**9
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        type(self).left -= 1
+        if type(self).left < 0:
+            raise RuntimeError("the motor is\n hot")
+        return np.full(2, float(action), np.float32), float(action), False, False, {}
+
+
+class Endless(Fragile):
+    """Has no time limit."""
+
+
+gymnasium.register("Endless-v0", entry_point=Endless)
+gymnasium.register("Fragile-v0", entry_point=Fragile, max_episode_steps=4)
+
+
+def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsys, monkeypatch):
+    out, flags = tmp_path / "r", ["--env=gymnasium:Fragile-v0", *TINY]
+    # Four environments for 16 steps make an iteration; the first evaluation takes 16 steps.
+    monkeypatch.setattr(Fragile, "left", 4 * 16 * 4 + 16 + 40)
+    assert command.main([*flags, f"--out={out}"]) == 1
+    error = capsys.readouterr().err
+    assert "error: env gymnasium:Fragile-v0: RuntimeError: the motor is hot" in error
+    assert "saved at iteration" in error
+    saved = int(error.split("saved at iteration ")[1].split()[0])
+    assert saved == 5  # within the second chunk of three
+    before = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in before] == [0, 3, 5]
+    assert before[-1]["updates"] == before[1]["updates"]
+    monkeypatch.setattr(Fragile, "left", 10**9)
+    assert command.main([f"--out={out}", "--resume"]) == 0
+    text = capsys.readouterr()
+    assert "environments begin new episodes" in text.out + text.err
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["iteration"] == 10
+    assert [row["iteration"] for row in rows] == [0, 3, 5, 6, 9, 10]
+    # Every completed episode was cut at its limit, and sums what its actions paid.
+    assert rows[-1]["episode_length"] == [4.0, 4.0]
+
+
+def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
+    evaluate_well, calls = host.Rollouts.evaluate, []
+
+    def evaluate(self, state, later_seed=None):
+        calls.append(state)
+        if len(calls) == 2:
+            raise PoolError("env gymnasium:Fragile-v0: OSError: no process")
+        return evaluate_well(self, state, later_seed)
+
+    monkeypatch.setattr(host.Rollouts, "evaluate", evaluate)
+    out = tmp_path / "r"
+    flags = ["--env=gymnasium:Fragile-v0", *TINY, "--checkpoint_every=9", f"--out={out}"]
+    assert command.main(flags) == 1
+    assert "saved at iteration 6" in capsys.readouterr().err
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [0, 3, 6]
+    assert "greedy_return" not in rows[-1]
+    assert command.main([f"--out={out}", "--resume"]) == 0
+
+
+def test_a_failure_outside_training_is_one_line(capsys, monkeypatch):
+    def main(argv):
+        raise PoolError("env clock: ValueError: no fuel")
+
+    monkeypatch.setattr("sys.argv", ["evaluate"])
+    with pytest.raises(SystemExit) as stop:
+        flags_lib.entry(main)
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == "error: env clock: ValueError: no fuel\n"
+
+
+@pytest.fixture(scope="module")
+def cart_pole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("host") / "cart_pole"
+    assert command.main(["--env=gymnasium:CartPole-v1", *TINY, f"--out={out}"]) == 0
+    return out
+
+
+def test_the_commands_work_on_a_run_unchanged(cart_pole, capsys, tmp_path, monkeypatch):
+    rows = [json.loads(line) for line in (cart_pole / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [0, 3, 6, 9, 10]
+    assert all(np.isfinite(rows[-1]["greedy_return"]))
+    assert evaluate.main([f"--run={cart_pole}", "--size=3"]) == 0
+    found = json.loads((cart_pole / "evaluation.json").read_text())
+    assert len(found["greedy_return"]) == 2
+    assert plot.main([str(cart_pole), f"--out={tmp_path / 'p'}"]) == 0
+    assert report.main([str(cart_pole), f"--out={tmp_path / 'r.html'}"]) == 0
+    monkeypatch.setattr(filming, "_camera", lambda *_: (None, "no display"))
+    assert render.main([f"--run={cart_pole}", "--max_steps=3", f"--out={tmp_path / 'e.gif'}"]) == 0
+    assert "drawn from the observations" in capsys.readouterr().out
+    assert (tmp_path / "e.gif").stat().st_size > 0
+
+
+def test_an_evaluation_of_the_run_is_that_of_the_checkpoint(cart_pole):
+    records = earlier.read(command.SCRIPT, "run", str(cart_pole))
+    experiment, iteration, state = earlier.state(
+        command.SCRIPT, records, "run", str(cart_pole), "latest"
+    )
+    rows = [json.loads(line) for line in (cart_pole / "metrics.jsonl").read_text().splitlines()]
+    assert iteration == rows[-1]["iteration"]
+    again = host.Rollouts(experiment.host, records[""].seed, range(2)).evaluate(state)
+    np.testing.assert_allclose(again["greedy_return"].mean(axis=1), rows[-1]["greedy_return"])
+
+
+def test_two_devices_equal_one(cart_pole, tmp_path):
+    flags = ["--env=gymnasium:CartPole-v1", *TINY, "--devices=1", f"--out={tmp_path / 'one'}"]
+    assert command.main(flags) == 0
+    one, two = (
+        json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+        for out in (tmp_path / "one", cart_pole)
+    )
+    for name in ("kl", "value_loss", "greedy_return"):
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
+    flags = [flag for flag in TINY if not flag.startswith(("--log_every", "--eval_every"))]
+    status = sweep.main(
+        [
+            "--env=gymnasium:CartPole-v1",
+            *flags,
+            "--config.learning_rate=1e-9,3e-3",
+            "--evaluations=2",
+            f"--out={tmp_path / 's'}",
+        ]
+    )
+    assert status == 0
+    rows = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    by_rate = {row["flags"]["config.learning_rate"]: np.array(row["scores"]) for row in rows}
+    assert all(scores.shape == (2, 2) for scores in by_rate.values())
+    still = by_rate["1e-9"]
+    np.testing.assert_array_equal(still[:, 0], still[:, 1])  # a policy that does not move
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--env=gymnasium:CartPol-v1"], "Did you mean: `CartPole`"),
+        (["--env=gymnasium:Blackjack-v1"], "observations must be an array"),
+        (["--env=gymnasium:CartPole-v1", "--distributed"], "--distributed must be off"),
+        (["--env=gymnasium:CartPole-v1", "--deterministic"], "--deterministic must be off"),
+        (["--env=gymnasium:CartPole-v1", "--algorithm=grpo"], "--sampling=groups does"),
+        (["--env=gymnasium:CartPole-v1", "--sampling=vine"], "--sampling=vine does"),
+        (["--env=gymnasium:CartPole-v1", "--env_params=[1]"], "must be a JSON object"),
+        (["--env=gymnasium:CartPole-v1", '--env_params={"wings": 2}'], "wings"),
+        (["--env=gymnasium:Endless-v0"], "must bound its episodes"),
+        (["--env=CartPole-v1", "--env_params={}"], "--env_params is for environments of the host"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_compiles(tmp_path, flags, message):
+    with pytest.raises(UsageError, match=message):
+        command.main([*flags, f"--out={tmp_path / 'out'}"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("algorithm", "target"), [("ppo", 900.0), ("trpo", 900.0)])
+def test_inverted_pendulum_is_learned(tmp_path, algorithm, target):
+    pytest.importorskip("envpool")
+    out = tmp_path / "run"
+    status = command.main(
+        [
+            f"--algorithm={algorithm}",
+            "--env=envpool:InvertedPendulum-v4",
+            "--seeds=2",
+            "--devices=1",
+            "--total_steps=60000",
+            "--problem.num_envs=8",
+            "--problem.num_steps=256",
+            "--eval_every=100",
+            "--eval_episodes=4",
+            f"--out={out}",
+        ]
+    )
+    assert status == 0
+    assert min(json.loads((out / "summary.json").read_text())["greedy_return"]) >= target
+
+
+def test_a_signal_ends_the_run_saved(tmp_path, monkeypatch):
+    out, steps = tmp_path / "r", []
+
+    def step(self, action):
+        steps.append(action)
+        if len(steps) == 400:
+            signal.raise_signal(signal.SIGINT)
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    monkeypatch.setattr(Fragile, "step", step)
+    assert command.main(["--env=gymnasium:Fragile-v0", *TINY, f"--out={out}"]) == 0
+    assert not (out / "summary.json").exists()
+    assert any((out / "checkpoints" / "latest").iterdir())

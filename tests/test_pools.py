@@ -1,0 +1,163 @@
+"""Pools of EnvPool and gymnasium: spaces, limits, ends of episodes, errors."""
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from clock import BOX, SEEN, ignore, source, started
+
+from jaxrl_po import control
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control import recorded
+from jaxrl_po.run import filming, host, pools
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.pools import PoolError
+
+
+class Shifted(gymnasium.Env):
+    """Classes that do not begin at 0, and no time limit of its own."""
+
+    observation_space = gymnasium.spaces.Discrete(4, start=2)
+    action_space = gymnasium.spaces.Discrete(3, start=-1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 2, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return 4, float(action), False, False, {}
+
+
+gymnasium.register("Shifted-v0", entry_point=Shifted)
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr(pools.extras.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'jaxrl_po\[envpool\]'"):
+        pools.find("envpool:HalfCheetah-v4")
+
+
+def test_classes_need_not_begin_at_zero():
+    where = pools.find("gymnasium:Shifted-v0", '{"max_episode_steps": 5}')
+    assert where.max_steps == 5
+    np.testing.assert_array_equal(where.spaces.observe(np.array([2, 4])), np.eye(4)[[0, 2]])
+    settings = control.Settings(num_envs=8, num_steps=12, width=8)
+    problem = control.recorded_from_settings(where.spaces, settings)
+    _, state, rollouts = started(host.HostProblem(where, problem, 8, 12, 1))
+    _, recording = rollouts.record(state, ignore)
+    kept = recording.mask[0]
+    assert set(recording.action[0][kept].tolist()) == {0, 1, 2}
+    np.testing.assert_array_equal(recording.reward[0][kept], recording.action[0][kept] - 1.0)
+    assert recording.truncated[0, :, 4].all()
+
+
+SPACES = gymnasium.spaces
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions"),
+    [
+        (SEEN, SPACES.MultiBinary(4)),
+        (SEEN, SPACES.MultiDiscrete([2, 2])),
+        (SEEN, SPACES.Box(0, 255, (2,), np.uint8)),
+        (SPACES.MultiBinary(4), BOX),
+        (SPACES.Dict({"eye": SEEN}), BOX),
+    ],
+)
+def test_spaces_that_cannot_be_handled_are_named(observations, actions):
+    with pytest.raises(ConfigError, match=r"env odd: (observations|actions) must be"):
+        control.environment.read_spaces("odd", observations, actions)
+
+
+def test_no_limit_is_none_and_not_a_number():
+    assert pools.find("gymnasium:CartPole-v1", '{"max_episode_steps": -1}').max_steps is None
+    pytest.importorskip("envpool")
+    assert pools.find("envpool:CliffWalking-v0").max_steps is None
+
+
+def test_pictures_are_of_the_environment_that_was_trained_on():
+    pytest.importorskip("envpool")
+    arguments = '{"max_episode_steps": 7}'
+    where = pools.find("envpool:CartPole-v1", arguments)
+    camera, why = filming._camera(where, 0)
+    assert camera is None
+    assert "arguments of envpool" in why
+
+
+def test_gymnasium_gives_true_final_observations():
+    pool = pools.find("gymnasium:CartPole-v1").open([3, 4])
+    seen, action = pool.reset(), np.array([1, 1])
+    for _ in range(30):
+        before, stepped = seen, pool.step(action)
+        seen = stepped.observation
+        if stepped.terminated[0]:
+            break
+    assert abs(seen[0, 2]) > 0.2  # the pole has fallen: not the first observation of an episode
+    assert np.all(np.abs(seen[0] - before[0]) < 1.5)
+    following = pool.step(action)
+    assert np.all(np.abs(following.observation[0]) <= 0.05)
+    assert following.reward[0] == 0
+    pool.close()
+
+
+def test_envpool_gives_true_final_observations():
+    pytest.importorskip("envpool")
+    where = pools.find("envpool:CartPole-v1", '{"max_episode_steps": 7}')
+    assert where.max_steps == 7
+    pool = where.open([3, 4])
+    pool.reset()
+    for _ in range(7):
+        stepped = pool.step(np.array([0, 1]))
+    assert stepped.truncated.all()
+    assert not stepped.terminated.any()
+    assert np.all(np.abs(stepped.observation[:, 1]) > 0.5)  # pushed seven times in one direction
+    following = pool.step(np.array([0, 1]))
+    assert np.all(np.abs(following.observation) <= 0.05)
+    again = where.open([4]).reset()
+    np.testing.assert_array_equal(again[0], where.open([3, 4]).reset()[1])
+    pool.close()
+
+
+def test_envpool_refuses_what_it_does_not_have():
+    pytest.importorskip("envpool")
+    with pytest.raises(UsageError, match="did you mean envpool:Hopper-v"):
+        pools.find("envpool:Hoper-v4")
+    with pytest.raises(UsageError, match="wings"):
+        pools.find("envpool:CartPole-v1", '{"wings": 2}')
+    with pytest.raises(UsageError, match="seed is chosen by the run"):
+        pools.find("envpool:CartPole-v1", '{"seed": 2}')
+
+
+def test_frames_of_atari_come_with_their_channels_last():
+    pytest.importorskip("envpool")
+    where = pools.find("envpool:Pong-v5")
+    assert where.spaces.observation_shape == (84, 84, 4)
+    pool = where.open([1])
+    frame = pool.reset()
+    assert frame.shape == (1, 84, 84, 4)
+    assert frame.dtype == np.uint8
+    hosted = host.HostProblem(
+        where,
+        control.recorded_from_settings(
+            where.spaces, control.Settings(num_envs=1, num_steps=2, width=8)
+        ),
+        1,
+        2,
+        1,
+    )
+    learner, state, rollouts = started(hosted)
+    state, recording = rollouts.record(state, ignore)
+    assert recording.observation.dtype == np.uint8
+    step = jax.jit(lambda s, recording: learner.step(recorded.with_recording(s, recording)))
+    state, metrics = step(state, recording)
+    assert float(metrics["skipped"].metric()[0]) == 0.0
+
+
+def test_pool_errors_name_the_environment():
+    def fault(clock):
+        raise ValueError("no\n fuel")
+
+    pool = source(fault=fault).open([1])
+    with pytest.raises(PoolError, match="env clock: ValueError: no fuel"):
+        pool.step(np.zeros((1, 1)))
