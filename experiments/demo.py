@@ -153,7 +153,7 @@ def groups(results: Sequence[Result]) -> list[plotting.Panel]:
         comparison.panel(
             named,
             "signal",
-            "what still teaches: tokens with an advantage",
+            "tokens with a nonzero advantage",
             steps,
             "share of the batch",
         ),
