@@ -12,6 +12,9 @@ from typing import Protocol
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.config import ConfigError
 
 
 class Distribution(Protocol):
@@ -139,6 +142,173 @@ class DiagonalGaussian:
         return 0.5 * jnp.sum(
             variance_ratio + jnp.square(z) - 1.0 + 2.0 * (other_log_std - log_std), axis=-1
         )
+
+
+# Nodes and weights of Gauss–Hermite quadrature: E f(x) ≈ Σ w f(x) for a standard normal x.
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+_WEIGHTS = _WEIGHTS / math.sqrt(2 * math.pi)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TanhGaussian:
+    """`tanh(u)` with u from a diagonal Gaussian; the action that is stored and scored is u.
+
+    `log π(u) = log N(u) − Σ_d log(1 − tanh²(u_d))`, the density of tanh(u) (Haarnoja et al. 2018,
+    arXiv:1801.01290, appendix C). Tanh is a bijection, so the KL is that of the Gaussians.
+
+    Attributes:
+      mean: `[E*, D]`, of u.
+      log_std: `[E*, D]`, of u.
+
+    Example:
+      >>> standard = TanhGaussian(jnp.zeros(1), jnp.zeros(1))
+      >>> print(round(float(standard.log_prob(jnp.ones(1))), 4))
+      -0.5514
+    """
+
+    mean: jax.Array
+    log_std: jax.Array
+
+    def gaussian(self) -> DiagonalGaussian:
+        """The distribution of u."""
+        return DiagonalGaussian(self.mean, self.log_std)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One u per batch element, `[E*, D]`; consumes `key`."""
+        return self.gaussian().sample(key)
+
+    def mode(self) -> jax.Array:
+        """The mean of u, `[E*, D]`, whose tanh is the usual greedy action."""
+        return self.mean
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-density of tanh(u) at u = `action` `[E*, D]`, summed over D, `E*`, in nats."""
+        return self.gaussian().log_prob(action) - jnp.sum(_log_slope(_wide(action)), axis=-1)
+
+    def entropy(self) -> jax.Array:
+        """Differential entropy of tanh(u), `E*`, in nats: by quadrature with 32 nodes."""
+        nodes = jnp.asarray(_NODES, jnp.float32)
+        u = _wide(self.mean)[..., None] + jnp.exp(_wide(self.log_std))[..., None] * nodes
+        slope = jnp.sum(_log_slope(u) * jnp.asarray(_WEIGHTS, jnp.float32), axis=-1)
+        return self.gaussian().entropy() + jnp.sum(slope, axis=-1)
+
+    def kl(self, other: "TanhGaussian") -> jax.Array:
+        """Exact KL(self ‖ other), `E*`, in nats."""
+        return self.gaussian().kl(other.gaussian())
+
+
+def _log_slope(u: jax.Array) -> jax.Array:
+    """`log(1 − tanh²(u)) = 2 (log 2 − u − softplus(−2u))`, without cancellation."""
+    return 2.0 * (math.log(2.0) - u - jax.nn.softplus(-2.0 * u))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MultiCategorical:
+    """Independent choices, made at once: the event is a vector of one option for each.
+
+    Attributes:
+      logits: `[E*, A]`, those of all choices one after another; `-inf` excludes an option.
+      sizes: number of options of each choice; their sum is A.
+
+    Example:
+      >>> dice = MultiCategorical(jnp.zeros(8), (2, 6))
+      >>> print(round(float(dice.log_prob(jnp.array([1, 5]))), 4))
+      -2.4849
+    """
+
+    logits: jax.Array
+    sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    def parts(self) -> list[Categorical]:
+        """The distribution of each choice."""
+        ends = np.cumsum(self.sizes)
+        return [
+            Categorical(self.logits[..., end - size : end])
+            for end, size in zip(ends, self.sizes, strict=True)
+        ]
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One option of each choice, `[E*, D]`, int32; consumes `key`."""
+        keys = jax.random.split(key, len(self.sizes))
+        each = [part.sample(key) for part, key in zip(self.parts(), keys, strict=True)]
+        return jnp.stack(each, axis=-1)
+
+    def mode(self) -> jax.Array:
+        """The most likely option of each choice, `[E*, D]`."""
+        return jnp.stack([part.mode() for part in self.parts()], axis=-1)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-probability of `action` `[E*, D]`, `E*`, in nats."""
+        chex.assert_shape(action, (*self.logits.shape[:-1], len(self.sizes)))
+        return sum(
+            (part.log_prob(action[..., i]) for i, part in enumerate(self.parts())),
+            start=jnp.zeros(self.logits.shape[:-1]),
+        )
+
+    def entropy(self) -> jax.Array:
+        """The sum of the choices' entropies, `E*`, in nats."""
+        return sum(
+            (part.entropy() for part in self.parts()), start=jnp.zeros(self.logits.shape[:-1])
+        )
+
+    def kl(self, other: "MultiCategorical") -> jax.Array:
+        """Exact KL(self ‖ other), the sum over choices, `E*`, in nats."""
+        return sum(
+            (mine.kl(its) for mine, its in zip(self.parts(), other.parts(), strict=True)),
+            start=jnp.zeros(self.logits.shape[:-1]),
+        )
+
+
+def allow(distribution: Distribution, legal: jax.Array) -> Distribution:
+    """The distribution over the legal actions alone; the others have probability 0.
+
+    Where no action of a choice is legal, nothing is excluded: a NaN there would spoil the whole
+    batch. Who collects counts such steps.
+
+    Args:
+      distribution: over discrete actions.
+      legal: bool, `[E*, A]`, in the order of its logits.
+
+    Raises:
+      ConfigError: the actions of the distribution are not discrete.
+
+    Example:
+      >>> two = allow(Categorical(jnp.zeros(3)), jnp.array([True, False, True]))
+      >>> [round(float(p), 2) for p in jnp.exp(two.log_probs())]
+      [0.5, 0.0, 0.5]
+    """
+    if not isinstance(distribution, Categorical | MultiCategorical):
+        raise ConfigError(
+            f"policy must return a Categorical or a MultiCategorical where the environment gives "
+            f"an action_mask, got {type(distribution).__name__}"
+        )
+    sizes = (
+        distribution.sizes
+        if isinstance(distribution, MultiCategorical)
+        else (distribution.logits.shape[-1],)
+    )
+    chex.assert_equal_shape([distribution.logits, legal])
+    kept = legal | ~jnp.repeat(
+        possible(legal, sizes), np.array(sizes), axis=-1, total_repeat_length=sum(sizes)
+    )
+    logits = jnp.where(kept, _wide(distribution.logits), -jnp.inf)
+    return dataclasses.replace(distribution, logits=logits)
+
+
+def possible(legal: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
+    """Whether each choice has a legal option: bool, `[E*, len(sizes)]`.
+
+    Example:
+      >>> possible(jnp.array([True, False, False, False]), (2, 2)).tolist()
+      [True, False]
+    """
+    ends = np.cumsum(sizes)
+    return jnp.stack(
+        [legal[..., end - size : end].any(axis=-1) for end, size in zip(ends, sizes, strict=True)],
+        axis=-1,
+    )
 
 
 MAX_LOG_RATIO = 20.0

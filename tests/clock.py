@@ -46,7 +46,7 @@ class Clock:
 
 
 def source(made=None, **changes):
-    spaces = control.environment.read_spaces("clock", SEEN, BOX)
+    spaces = control.spaces.read_spaces("clock", SEEN, BOX)
 
     def open_pool(seeds):
         clock = Clock(seeds, **changes)
@@ -57,16 +57,16 @@ def source(made=None, **changes):
     return Source("clock", spaces, np.float32, 3, {}, named("clock", open_pool))
 
 
-def problem_of(num_envs, num_steps, made=None, statistics=False, **changes):
+def problem_of(num_envs, num_steps, made=None, statistics=False, memory="none", **changes):
     where = source(made, **changes)
     settings = control.Settings(
         num_envs=num_envs,
         num_steps=num_steps,
-        width=8,
         normalize_observations=statistics,
         scale_rewards=statistics,
     )
-    problem = control.recorded_from_settings(where.spaces, settings)
+    network = control.NetworkSettings(width=8, memory=memory)
+    problem = control.recorded_from_settings(where.spaces, settings, network)
     return host.HostProblem(where, problem, num_envs, num_steps, 2)
 
 

@@ -49,7 +49,7 @@ def test_a_sweep_runs_in_one_process(tmp_path):
 
 def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkeypatch):
     out = tmp_path / "sweep"
-    arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--problem.width=4,8"]
+    arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     assert sweep.main([*arguments, "--save", "--overwrite"]) == 0
     printed = capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     rows = json.loads((out / "sweep.json").read_text())
     assert len(rows) == 4
     assert {
-        (row["flags"]["config.learning_rate"], row["flags"]["problem.width"]) for row in rows
+        (row["flags"]["config.learning_rate"], row["flags"]["network.width"]) for row in rows
     } == {(rate, width) for rate in ("1e-3", "1e-2") for width in ("4", "8")}
     for row in rows:
         assert np.asarray(row["scores"]).shape == (2, 2)
@@ -74,7 +74,7 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     assert control.tuned(options) == saved["flags"]
     # Interrupted after the first program, it runs only the second.
     (out / "sweep.json").write_text(
-        json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"])
+        json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
     )
     assert sweep.main([*arguments, "--save", "--resume"]) == 0
     assert "program 1" not in capsys.readouterr().out
@@ -82,7 +82,7 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     # Flags that are not given keep their values, even if saving has changed the defaults of
     # control.py.
     (out / "sweep.json").write_text(
-        json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"])
+        json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
     )
     assert sweep.main([f"--out={out}", "--resume"]) == 0
     assert "program 2 of 2: 2 settings × 2 seeds" in capsys.readouterr().out
@@ -106,7 +106,7 @@ def programs_run(monkeypatch):
     return trained
 
 
-RANGES = ["--config.learning_rate=1e-3,1e-2", "--problem.width=4,8"]
+RANGES = ["--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ RANGES = ["--config.learning_rate=1e-3,1e-2", "--problem.width=4,8"]
         [],
         ["--seeds=2", "--config.learning_rate=0.01,0.001"],  # unchanged, spelled differently
         ["--seed=0", "--config.gamma=0.99"],  # unchanged, the default
-        ["--problem.width=8,4", "--processes=1", "--devices=auto", "--nosave"],
+        ["--network.width=8,4", "--processes=1", "--devices=auto", "--nosave"],
     ],
 )
 def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_run, arguments):
@@ -123,7 +123,7 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_ru
     assert sweep.main([*SMALL, *RANGES, f"--out={out}"]) == 0
     rows = json.loads((out / "sweep.json").read_text())
     (out / "sweep.json").write_text(
-        json.dumps([row for row in rows if row["flags"]["problem.width"] == "4"])
+        json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
     )
     del programs_run[:]
     assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
@@ -148,8 +148,8 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_ru
             r"--config\.learning_rate=0\.0001,0\.01 must be 0\.001,0\.01, as in",
         ),
         (
-            ["--config.gamma=0.9", "--problem.width=4"],
-            r"--config\.gamma=0\.9 must be 0\.99, --problem\.width=4 must be 4,8, as in",
+            ["--config.gamma=0.9", "--network.width=4"],
+            r"--config\.gamma=0\.9 must be 0\.99, --network\.width=4 must be 4,8, as in",
         ),
         (["--algorithm=a2c", "--config.n=3"], r"--algorithm=a2c must be ppo, as in"),
         (["--total_steps=512"], r"--total_steps=512 must be 256, as in"),
@@ -223,14 +223,14 @@ def test_sweep_compares_like_with_like(tmp_path):
 def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch, capsys):
     # A process sets its own compilation cache; that of the tests comes from the environment.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
-    arguments = [*SMALL, "--config.learning_rate=1e-4", "--problem.width=4,8"]
+    arguments = [*SMALL, "--config.learning_rate=1e-4", "--network.width=4,8"]
     found = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
         assert sweep.main([*arguments, f"--processes={processes}", f"--out={out}"]) == 0
         found.append(
             {
-                row["flags"]["problem.width"]: row["scores"]
+                row["flags"]["network.width"]: row["scores"]
                 for row in json.loads((out / "sweep.json").read_text())
             }
         )
@@ -254,7 +254,7 @@ def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch):
             [
                 *SMALL,
                 "--config.learning_rate=1e-4",
-                "--problem.width=4,8",
+                "--network.width=4,8",
                 "--processes=2",
                 f"--out={tmp_path / 'sweep'}",
             ]

@@ -33,7 +33,7 @@ def one_batch(env, seed=0, **options):
 )
 def test_adapter_knows_gymnax_environments(name, shape, actions):
     environment = control.adapt(gymnax.make(name)[0])
-    assert environment.spaces.observation_shape == shape
+    assert environment.spaces.observation.shape == shape
     assert environment.spaces.num_actions == actions
     observation, state = environment.reset(jax.random.key(0))
     after, transition = environment.step(jax.random.key(1), state, jnp.int32(0))
@@ -244,7 +244,7 @@ def test_evaluation_plays_whole_episodes():
     assert result["length"].tolist() == [7.0, 7.0]
     bounded = episodes(
         control.adapt(env),
-        lambda o: problem.apply(params, o)[0],
+        lambda memory, o: (memory, problem.apply(params, o)[0]),
         jax.random.key(0),
         num_episodes=2,
         max_steps=3,
@@ -268,11 +268,15 @@ def test_bad_sizes_name_the_field(options, match):
 def test_bad_settings_name_the_field():
     cart_pole = gymnax.make("CartPole-v1")[0]
     with pytest.raises(ConfigError, match="initial_log_std applies to continuous actions"):
-        control.from_settings(cart_pole, control.Settings(initial_log_std=-1.0))
+        control.from_settings(
+            cart_pole, control.Settings(), control.NetworkSettings(initial_log_std=-1.0)
+        )
     with pytest.raises(ConfigError, match="reward_discount has no effect"):
         control.from_settings(cart_pole, control.Settings(reward_discount=0.5))
     with pytest.raises(ConfigError, match="activation must be one of"):
-        control.from_settings(cart_pole, control.Settings(activation="cube"))
+        control.from_settings(
+            cart_pole, control.Settings(), control.NetworkSettings(activation="cube")
+        )
     with pytest.raises(ConfigError, match="num_episodes"):
         control.make_evaluate(cart_pole, control.make_problem(cart_pole), num_episodes=0)
 
@@ -283,13 +287,10 @@ def test_settings_reach_the_problem():
         control.Settings(
             num_envs=2,
             num_steps=3,
-            width=8,
-            depth=1,
-            activation="relu",
-            initial_log_std=-0.5,
             normalize_observations=True,
             scale_rewards=True,
         ),
+        control.NetworkSettings(width=8, depth=1, activation="relu", initial_log_std=-0.5),
     )
     params, collector = problem.init(jax.random.key(0))
     assert params.policy["params"]["torso"]["Dense_0"]["kernel"].shape == (3, 8)
@@ -301,9 +302,9 @@ def test_settings_reach_the_problem():
 def test_unknown_spaces_are_named():
     class Structured(AlwaysTruncated):
         def observation_space(self, params=None):
-            return gymnax.environments.spaces.Dict({})
+            return gymnax.environments.spaces.Space()
 
-    with pytest.raises(ConfigError, match="observations must be an array"):
+    with pytest.raises(ConfigError, match="observations must be boxes or discrete"):
         control.adapt(Structured())
 
 

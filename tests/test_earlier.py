@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
     sizes = [
         "--problem.num_envs=4",
         "--problem.num_steps=8",
-        "--problem.width=8",
+        "--network.width=8",
         "--problem.normalize_observations",
     ]
     shared = ["--seeds=2", "--devices=1", "--seed=0"]

@@ -11,12 +11,12 @@ from jaxrl_po.run import flags, launch, methods
 from jaxrl_po.run.commands import control, evaluate, language, render
 
 SHARED = ["--seeds=1", "--log_every=1", "--eval_every=2"]
-PATH = ["--problem.num_envs=4", "--problem.num_steps=8", "--problem.width=8", "--total_steps=64"]
+PATH = ["--problem.num_envs=4", "--problem.num_steps=8", "--network.width=8", "--total_steps=64"]
 GROUPS = [
     "--problem.num_prompts=4",
     "--problem.group_size=4",
     "--problem.num_steps=24",
-    "--problem.width=8",
+    "--network.width=8",
     "--total_steps=768",
 ]
 LANGUAGE = [

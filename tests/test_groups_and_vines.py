@@ -165,7 +165,7 @@ def test_vine_with_continuous_actions_is_self_normalised():
     ("env", "options", "match"),
     [
         (CART_POLE, {"num_branches": 1}, "num_branches must be at least 2"),
-        (MatchCueContinuous(), {}, "num_branches must be at least 2 where actions are continuous"),
+        (MatchCueContinuous(), {}, "num_branches must be at least 2 where actions are not one"),
         (CART_POLE, {"num_states": 9}, "num_states must be at most num_steps = 8"),
         (CART_POLE, {"horizon": 0}, "horizon"),
         (CART_POLE, {"discount": 1.5}, "discount"),

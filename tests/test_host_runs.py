@@ -25,7 +25,7 @@ TINY = [
     "--eval_episodes=2",
     "--problem.num_envs=2",
     "--problem.num_steps=16",
-    "--problem.width=8",
+    "--network.width=8",
     "--problem.normalize_observations",
     "--config.num_minibatches=2",
     "--config.num_epochs=1",
@@ -179,7 +179,7 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     ("flags", "message"),
     [
         (["--env=gymnasium:CartPol-v1"], "Did you mean: `CartPole`"),
-        (["--env=gymnasium:Blackjack-v1"], "observations must be an array"),
+        (["--env=gymnasium:Blackjack-v1"], "must be one array"),
         (["--env=gymnasium:CartPole-v1", "--distributed"], "--distributed must be off"),
         (["--env=gymnasium:CartPole-v1", "--deterministic"], "--deterministic must be off"),
         (["--env=gymnasium:CartPole-v1", "--algorithm=grpo"], "--sampling=groups does"),

@@ -42,7 +42,7 @@ def test_classes_need_not_begin_at_zero():
     where = pools.find("gymnasium:Shifted-v0", '{"max_episode_steps": 5}')
     assert where.max_steps == 5
     np.testing.assert_array_equal(where.spaces.observe(np.array([2, 4])), np.eye(4)[[0, 2]])
-    settings = control.Settings(num_envs=8, num_steps=12, width=8)
+    settings = control.Settings(num_envs=8, num_steps=12)
     problem = control.recorded_from_settings(where.spaces, settings)
     _, state, rollouts = started(host.HostProblem(where, problem, 8, 12, 1))
     _, recording = rollouts.record(state, ignore)
@@ -59,15 +59,14 @@ SPACES = gymnasium.spaces
     ("observations", "actions"),
     [
         (SEEN, SPACES.MultiBinary(4)),
-        (SEEN, SPACES.MultiDiscrete([2, 2])),
         (SEEN, SPACES.Box(0, 255, (2,), np.uint8)),
         (SPACES.MultiBinary(4), BOX),
-        (SPACES.Dict({"eye": SEEN}), BOX),
+        (SPACES.Dict({"action_mask": SEEN}), BOX),
     ],
 )
 def test_spaces_that_cannot_be_handled_are_named(observations, actions):
-    with pytest.raises(ConfigError, match=r"env odd: (observations|actions) must be"):
-        control.environment.read_spaces("odd", observations, actions)
+    with pytest.raises(ConfigError, match=r"env odd: (observations|actions|the policy) must"):
+        control.spaces.read_spaces("odd", observations, actions)
 
 
 def test_no_limit_is_none_and_not_a_number():
@@ -132,16 +131,14 @@ def test_envpool_refuses_what_it_does_not_have():
 def test_frames_of_atari_come_with_their_channels_last():
     pytest.importorskip("envpool")
     where = pools.find("envpool:Pong-v5")
-    assert where.spaces.observation_shape == (84, 84, 4)
+    assert where.spaces.observation.shape == (84, 84, 4)
     pool = where.open([1])
     frame = pool.reset()
     assert frame.shape == (1, 84, 84, 4)
     assert frame.dtype == np.uint8
     hosted = host.HostProblem(
         where,
-        control.recorded_from_settings(
-            where.spaces, control.Settings(num_envs=1, num_steps=2, width=8)
-        ),
+        control.recorded_from_settings(where.spaces, control.Settings(num_envs=1, num_steps=2)),
         1,
         2,
         1,

@@ -29,7 +29,7 @@ CONTROL = [
     "--eval_episodes=2",
     "--problem.num_envs=8",
     "--problem.num_steps=8",
-    "--problem.width=8",
+    "--network.width=8",
     "--config.num_minibatches=2",
     "--config.num_epochs=1",
 ]

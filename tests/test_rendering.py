@@ -140,7 +140,7 @@ def run(script, tmp_path_factory):
     sizes = [
         "--problem.num_envs=4",
         "--problem.num_steps=8",
-        "--problem.width=8",
+        "--network.width=8",
         "--problem.normalize_observations",
     ]
     flags = ["--algorithm=a2c", "--seeds=2", "--devices=1", "--total_steps=64", "--eval_episodes=2"]
@@ -252,7 +252,7 @@ def test_bad_input_is_one_line_that_names_the_flag(script, run, tmp_path, argume
         "language": json.dumps({"script": "language"}),
         "damaged": "{",
         "other": json.dumps(stored | {"algorithm": "vpg"}),
-        "wider": json.dumps(stored | {"problem.width": 16}),
+        "wider": json.dumps(stored | {"network.width": 16}),
         "early": json.dumps(stored),
     }
     for name, content in contents.items():

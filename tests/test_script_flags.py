@@ -59,10 +59,10 @@ def started_backend():
         ("control", "--problem.num_envs=-4", r"--problem\.num_envs must lie in \[1, inf\), got -4"),
         (
             "control",
-            "--problem.initial_log_std=0.5",
-            r"--problem\.initial_log_std applies to continuous actions only",
+            "--network.initial_log_std=0.5",
+            r"--network\.initial_log_std applies to continuous actions only",
         ),
-        ("control", "--problem.activation=tan", r"--problem\.activation must be one of tanh"),
+        ("control", "--network.activation=tan", r"--network\.activation must be one of tanh"),
         ("control", "--seeds=0", r"--seeds must lie in \[1, inf\) seeds, got 0"),
         (
             "control",

@@ -1,17 +1,21 @@
 """Control problems: environments with gymnax's interface, and recordings of any others."""
 
-from jaxrl_po.control.environment import Environment, Spaces, Transition, adapt
+from jaxrl_po.control.actor import Actor
+from jaxrl_po.control.environment import Environment, Transition, adapt
 from jaxrl_po.control.evaluation import make_evaluate
 from jaxrl_po.control.groups import GroupSettings, groups_from_settings, make_groups
 from jaxrl_po.control.modules import NetworkSettings
 from jaxrl_po.control.problem import Settings, from_settings, make_problem
 from jaxrl_po.control.recorded import recorded_from_settings
+from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.control.vine import VineSettings, make_vine, vine_from_settings
 
 __all__ = [
+    "Actor",
     "Environment",
     "GroupSettings",
     "NetworkSettings",
+    "Observation",
     "Settings",
     "Spaces",
     "Transition",

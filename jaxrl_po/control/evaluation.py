@@ -1,5 +1,6 @@
 """Evaluation of a control policy on whole episodes, with frozen observation statistics."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import COUNT, ConfigError
 from jaxrl_po.control import unroll
+from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.environment import Environment, adapt
-from jaxrl_po.control.statistics import normalize
 from jaxrl_po.types import ActorCritic, CollectorState, Problem
 
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
@@ -28,11 +29,12 @@ def make_evaluate(
 
     Args:
       env: the environment, see `make_problem`; it may differ from the one used for training.
-      problem: whose `apply` is the policy.
+      problem: whose policy acts.
       num_episodes: number of episodes; each runs in an environment of its own, in parallel.
       greedy: act by the mode of the policy; otherwise sample.
       env_params: parameters of the environment; None takes its defaults.
-      max_steps: bound on an episode's length; None takes the environment's `max_steps_in_episode`.
+      max_steps: bound on an episode's length; None takes the environment's own,
+        `max_steps_in_episode` of a gymnax environment's parameters.
 
     Returns:
       The function. It reads the observation statistics in `collector`, also where the problem is
@@ -45,10 +47,7 @@ def make_evaluate(
     if num_episodes not in COUNT:
         raise ConfigError(f"num_episodes must lie in {COUNT}, got {num_episodes}")
     environment = adapt(env, env_params)
-    limit = getattr(
-        env.default_params if env_params is None else env_params, "max_steps_in_episode", None
-    )
-    bound = limit if max_steps is None else max_steps
+    bound = environment.max_steps if max_steps is None else max_steps
     if bound is None:
         reset_and_step(environment)  # what is wrong with these is said first
         raise ConfigError(
@@ -56,14 +55,19 @@ def make_evaluate(
             "default_params, or give max_steps"
         )
 
+    actor = actor_of(problem)
+
     def evaluate(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> dict[str, jax.Array]:
-        def policy(observation: jax.Array) -> Any:
-            return problem.apply(params, normalize(collector, observation))[0]
-
         episode_return, length = unroll.episodes(
-            environment, policy, key, num_episodes=num_episodes, max_steps=int(bound), greedy=greedy
+            environment,
+            functools.partial(actor.act, params, collector),
+            key,
+            num_episodes=num_episodes,
+            max_steps=int(bound),
+            greedy=greedy,
+            memory=actor.start(num_episodes),
         )
         return {"return": episode_return, "length": length}
 
@@ -79,9 +83,7 @@ def reset_and_step(environment: Environment) -> None:
 
     def both(key: jax.Array) -> Any:
         _, state = environment.reset(key)
-        shape = () if environment.spaces.num_actions else (environment.spaces.action_size,)
-        return environment.step(
-            key, state, jnp.zeros(shape, int if environment.spaces.num_actions else float)
-        )
+        action = environment.spaces.action
+        return environment.step(key, state, jnp.zeros(action.shape, action.dtype))
 
     jax.eval_shape(both, jax.random.key(0))

@@ -1,5 +1,6 @@
 """Control in groups, as in language: a prompt is an initial state, a completion is an episode."""
 
+import functools
 from typing import Any
 
 import jax
@@ -9,10 +10,10 @@ from jaxrl_po import masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
+from jaxrl_po.control.actor import build_networks, problem_of
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.modules import NetworkSettings, build_networks, default_modules
-from jaxrl_po.control.problem import merge_time
-from jaxrl_po.distributions import Distribution
+from jaxrl_po.control.modules import NetworkSettings, policy_module
+from jaxrl_po.control.problem import without_action
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 # Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
@@ -20,7 +21,7 @@ PROMPT_NUMBER = "prompt_number"
 
 
 @record
-class GroupSettings(NetworkSettings):
+class GroupSettings:
     """Sizes of a control problem in groups."""
 
     num_prompts: int = static(16, "initial states per iteration, over all devices", within=COUNT)
@@ -28,11 +29,17 @@ class GroupSettings(NetworkSettings):
     num_steps: int = static(500, "maximum steps of an episode", unit="steps", within=COUNT)
 
 
-def groups_from_settings(env: Any, settings: GroupSettings) -> Problem:
-    """`make_groups` with its arguments taken from a settings record."""
-    settings.validate()
-    policy = default_modules(adapt(env).spaces, settings)["policy"]
-    return make_groups(env, **settings.sizes(), policy=policy)
+def groups_from_settings(
+    env: Any, settings: GroupSettings, network: NetworkSettings | None = None
+) -> Problem:
+    """`make_groups` with its arguments taken from settings records; there is no critic.
+
+    Raises:
+      ConfigError: a setting of the critic, or one out of its range or without effect.
+    """
+    check(settings)
+    policy = policy_module(adapt(env).spaces, network or NetworkSettings())
+    return make_groups(env, **vars(settings), policy=policy)
 
 
 def make_groups(
@@ -54,6 +61,7 @@ def make_groups(
       num_steps: T; longer episodes are truncated.
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
+        It may be a `networks.Recurrent`.
       critic: Flax module, observation to a value, or None for no critic (values are then zeros).
 
     Returns:
@@ -76,10 +84,8 @@ def make_groups(
     check(GroupSettings(num_prompts=num_prompts, group_size=group_size, num_steps=num_steps))
     environment = adapt(env, env_params)
     if policy is None:
-        policy = default_modules(environment.spaces, NetworkSettings())["policy"]
-    nets = build_networks(
-        {"policy": policy, "critic": critic}, len(environment.spaces.observation_shape)
-    )
+        policy = policy_module(environment.spaces, NetworkSettings())
+    nets = build_networks({"policy": policy, "critic": critic}, environment.spaces)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)
@@ -87,9 +93,6 @@ def make_groups(
         return nets.init(network_key, observation), CollectorState(
             {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
         )
-
-    def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
-        return nets.policy(params, inputs), nets.value(params, inputs)
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -102,10 +105,11 @@ def make_groups(
         index = members.number * group_size + jnp.tile(
             jnp.arange(group_size, dtype=jnp.int32), prompt_number.shape[0]
         )
+        memory, critic_memory = nets.start(index.shape[0])
         _, trajectory = unroll.unroll(
             environment,
-            lambda x: nets.policy(params, x),
-            members._replace(number=index),
+            functools.partial(nets.act, params),
+            members._replace(number=index, memory=memory),
             step_key,
             num_steps=num_steps,
         )
@@ -121,16 +125,23 @@ def make_groups(
             "episode_length": masked.total(mask.sum(1)),
             "truncated": masked.total(jnp.any(truncated & mask, axis=1)),
         }
+        # What follows a row's end is masked, so no episode begins within a row.
+        begins, observation = jnp.zeros(mask.shape, bool), trajectory.observation
+        _, value, next_value = nets.judge(
+            params, critic_memory, observation, begins, transition.final_observation
+        )
+        inputs = jax.tree.map(lambda x: masked.zero(x, mask), observation)
+        metrics |= without_action(environment.spaces, observation, mask)
         score = score.reshape(-1, group_size)
         if group_size > 1:
             metrics["dead_groups"] = masked.total(~informative(score))
         batch = Batch(
-            inputs=masked.zero(trajectory.observation, mask),
+            inputs=nets.inputs(inputs, begins, memory, critic_memory),
             action=trajectory.action,
             log_prob=trajectory.distribution.log_prob(trajectory.action),
             reward=transition.reward,
-            value=nets.value(params, trajectory.observation),
-            next_value=nets.value(params, transition.final_observation),
+            value=value,
+            next_value=next_value,
             terminated=transition.terminated,
             truncated=truncated,
             mask=mask,
@@ -139,4 +150,4 @@ def make_groups(
         )
         return collector, batch
 
-    return Problem(init, collect, apply, merge_time, truncated_is_overlong=False)
+    return problem_of(nets, init, collect)

@@ -1,165 +1,129 @@
-"""Actor and critic as functions of their parameters: the default networks, or a user's modules."""
+"""The networks of a control problem: the defaults for its spaces, or a user's Flax modules."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check, record, static
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    ConfigError,
+    check,
+    record,
+    require_unset,
+    static,
+)
 from jaxrl_po.control import networks
-from jaxrl_po.control.environment import Spaces
-from jaxrl_po.distributions import Distribution
-from jaxrl_po.types import ActorCritic
+from jaxrl_po.control.spaces import Observation, Spaces
+from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
+from jaxrl_po.types import PyTree
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
+NO_MEMORY, GRU = MEMORIES = ("none", "gru")
+INDEPENDENT, DEPENDENT = STDS = ("independent", "dependent")
 
 
 @record
 class NetworkSettings:
-    """Sizes of actor and critic."""
+    """Sizes and kinds of actor and critic."""
 
-    width: int = static(
-        64, "width of each hidden layer of actor and critic", unit="units", within=COUNT
+    width: int = static(64, "width of each hidden layer", unit="units", within=COUNT)
+    depth: int = static(2, "hidden layers", unit="layers", within=COUNT)
+    critic_width: int = static(
+        0,
+        "width of the critic's hidden layers; 0 for that of the actor's",
+        unit="units",
+        within=NON_NEGATIVE,
     )
-    depth: int = static(2, "hidden layers of actor and critic", unit="layers", within=COUNT)
-    activation: str = static("tanh", "activation of the hidden layers", choices=tuple(ACTIVATIONS))
+    activation: str = static(
+        "tanh", "activation of the hidden layers; silu is swish", choices=tuple(ACTIVATIONS)
+    )
+    layer_norm: bool = static(False, "normalise each hidden layer before its activation")
     channels: int = static(
         16,
         "channels of the 3 × 3 convolution that reads small images; 0 flattens them. Frames of 36 "
         "pixels and more are read by the three convolutions of Mnih et al. (2015)",
         within=NON_NEGATIVE,
     )
+    shared_torso: bool = static(
+        False,
+        "actor and critic are heads on one body, which rules out a trust region on the policy",
+    )
+    memory: str = static(
+        NO_MEMORY, "gru: actor and critic each end in a GRU over the episode", choices=MEMORIES
+    )
     initial_log_std: float = static(
         0.0, "initial log σ of a Gaussian policy (continuous actions only)", unit="nats"
     )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of its range."""
-        check(self)
-
-    def sizes(self) -> dict[str, Any]:
-        """The fields that an extension of this record adds, by name: sizes of its problem."""
-        networks_own = {field.name for field in dataclasses.fields(NetworkSettings)}
-        return {name: value for name, value in vars(self).items() if name not in networks_own}
-
-
-class Networks(NamedTuple):
-    """Actor and critic as functions of their parameters.
-
-    Attributes:
-      init: `init(key, observation) -> ActorCritic`; consumes `key`.
-      policy: `policy(params, inputs) -> distribution`.
-      value: `value(params, inputs) -> values`; zeros where there is no critic.
-    """
-
-    init: Callable[[jax.Array, jax.Array], ActorCritic]
-    policy: Callable[[ActorCritic, jax.Array], Distribution]
-    value: Callable[[ActorCritic, jax.Array], jax.Array]
-
-
-def build_networks(modules: Mapping[str, Any], observation_rank: int) -> Networks:
-    """Flax modules as functions of `ActorCritic`.
-
-    Args:
-      modules: `policy` (observation `[E*, …]` to a distribution) and `critic` (to a value `[E*]`,
-        or None), or `actor_critic` (to both), whose parameters are all in `params.policy`.
-      observation_rank: axes of one observation.
-    """
-    if "actor_critic" in modules:
-        shared = modules["actor_critic"]
-        return Networks(
-            init=lambda key, observation: ActorCritic(shared.init(key, observation)),
-            policy=lambda params, inputs: require_distribution(
-                shared.apply(params.policy, inputs)[0]
-            ),
-            value=lambda params, inputs: require_value(
-                shared.apply(params.policy, inputs)[1], inputs, observation_rank
-            ),
-        )
-    policy, critic = modules["policy"], modules["critic"]
-
-    def init(key: jax.Array, observation: jax.Array) -> ActorCritic:
-        policy_key, critic_key = jax.random.split(key)
-        value = None if critic is None else critic.init(critic_key, observation)
-        return ActorCritic(policy.init(policy_key, observation), value)
-
-    def value(params: ActorCritic, inputs: jax.Array) -> jax.Array:
-        if params.value is None:
-            return jnp.zeros(inputs.shape[: inputs.ndim - observation_rank])
-        return require_value(critic.apply(params.value, inputs), inputs, observation_rank)
-
-    return Networks(
-        init,
-        lambda params, inputs: require_distribution(policy.apply(params.policy, inputs)),
-        value,
+    std: str = static(
+        INDEPENDENT, "σ is one vector for all states, or depends on the state", choices=STDS
+    )
+    squash: bool = static(
+        False, "bound continuous actions by tanh, in place of clipping them where they are played"
     )
 
-
-def require_distribution(output: Any) -> Distribution:
-    """The output of a policy, which must be a distribution.
-
-    Raises:
-      ConfigError: it is something else, such as an array of logits.
-    """
-    if not all(hasattr(output, name) for name in ("log_prob", "entropy", "kl", "sample", "mode")):
-        raise ConfigError(
-            f"policy must return a distribution, got {type(output).__name__}: wrap logits as "
-            "jaxrl_po.distributions.Categorical(logits), a mean and log σ as DiagonalGaussian"
-        )
-    return cast(Distribution, output)
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range, or two that exclude each other."""
+        check(self)
+        if self.shared_torso and self.memory != NO_MEMORY:
+            raise ConfigError("shared_torso must be off with memory: each network has its own GRU")
+        if self.shared_torso and self.critic_width:
+            raise ConfigError("critic_width must be 0 with shared_torso: there is one body")
 
 
-def require_value(value: jax.Array, inputs: jax.Array, observation_rank: int) -> jax.Array:
-    """The output of a critic, which must have one value for each observation.
+def default_modules(spaces: Spaces, settings: NetworkSettings) -> dict[str, Any]:
+    """MLPs for actor and critic (for images, after convolutions) and a head for the action space.
 
     Raises:
-      ConfigError: it has another shape, such as a last axis of one.
+      ConfigError: for a setting that has no effect on these spaces.
     """
-    shape = inputs.shape[: inputs.ndim - observation_rank]
-    if value.shape != shape:
-        raise ConfigError(
-            f"critic must return one value for each observation, shape {list(shape)}, got "
-            f"{list(value.shape)}: drop a last axis of 1 by [..., 0]"
-        )
-    return value
-
-
-def default_modules(
-    spaces: Spaces, settings: NetworkSettings, *, shared_torso: bool = False
-) -> dict[str, Any]:
-    """MLPs for actor and critic (for images, after a convolution) and a head for the action space.
-
-    Raises:
-      ConfigError: for a setting that has no effect on this spaces.
-    """
-    shape = spaces.observation_shape
-    rank = len(shape)
-    frames = rank == 3 and min(shape[:2]) >= 36
-    if (rank != 3 or frames) and settings.channels != NetworkSettings.channels:
+    settings.validate()
+    whole = spaces.observation
+    seen, judged = (
+        (whole.policy, whole.seen_by_critic()) if isinstance(whole, Observation) else (whole, whole)
+    )
+    small = [x for x in jax.tree.leaves((seen, judged)) if _is_image(x) and not _is_frame(x)]
+    if not small and settings.channels != NetworkSettings.channels:
         raise ConfigError(
             f"channels applies to small images only; this environment's observations are "
-            f"{list(shape)}"
+            f"{jax.tree.map(lambda x: list(x.shape), seen)}"
         )
-    if spaces.num_actions and settings.initial_log_std != NetworkSettings.initial_log_std:
+    if not spaces.action_size:
+        for name in ("initial_log_std", "std", "squash"):
+            if getattr(settings, name) != getattr(NetworkSettings, name):
+                raise ConfigError(
+                    f"{name} applies to continuous actions only; this environment's actions are "
+                    "discrete"
+                )
+    if settings.shared_torso and judged is not seen:
         raise ConfigError(
-            "initial_log_std applies to continuous actions only; this environment's "
-            "actions are discrete"
+            "shared_torso must be off where the critic sees more than the policy (privileged_state)"
         )
 
-    def torso() -> networks.Torso:
-        hidden = (settings.width,) * settings.depth
-        small = ((settings.channels, 3, 1),) if rank == 3 and settings.channels else ()
-        convolutions = networks.FRAMES if frames else small
-        return networks.Torso(hidden, ACTIVATIONS[settings.activation], rank, convolutions)
+    torso = _torso(seen, settings, settings.width)
+    head = _head(spaces, settings)
+    if settings.shared_torso:
+        return {"actor_critic": networks.SharedActorCritic(torso, head)}
+    width = settings.critic_width or settings.width
+    of_critic = _torso(judged, settings, width)
+    if settings.memory == GRU:
+        return {
+            "policy": networks.Recurrent(torso, head, settings.width),
+            "critic": networks.Recurrent(of_critic, networks.ValueHead(), width),
+        }
+    return {"policy": networks.Policy(torso, head), "critic": networks.Critic(of_critic)}
 
-    head: Any = networks.GaussianHead(spaces.action_size, settings.initial_log_std)
-    if spaces.num_actions:
-        head = networks.CategoricalHead(spaces.num_actions)
-    if shared_torso:
-        return {"actor_critic": networks.SharedActorCritic(torso(), head)}
-    return {"policy": networks.Policy(torso(), head), "critic": networks.Critic(torso())}
+
+def policy_module(spaces: Spaces, settings: NetworkSettings) -> Any:
+    """The policy of `default_modules`, for a problem without a critic.
+
+    Raises:
+      ConfigError: as `default_modules`, or for a setting of the critic.
+    """
+    for name in ("shared_torso", "critic_width"):
+        require_unset(settings, name, "there is no critic; leave it out")
+    return default_modules(spaces, settings)["policy"]
 
 
 def choose_modules(spaces: Spaces, policy: Any, critic: Any, actor_critic: Any) -> dict[str, Any]:
@@ -175,4 +139,47 @@ def choose_modules(spaces: Spaces, policy: Any, critic: Any, actor_critic: Any) 
         for name, module in {"policy": policy, "critic": critic}.items()
         if module is not None
     }
-    return default_modules(spaces, NetworkSettings()) | given
+    return given if len(given) == 2 else default_modules(spaces, NetworkSettings()) | given
+
+
+def _head(spaces: Spaces, settings: NetworkSettings) -> Any:
+    if spaces.choices:
+        return networks.MultiCategoricalHead(spaces.choices)
+    if spaces.num_actions:
+        return networks.CategoricalHead(spaces.num_actions)
+    return networks.GaussianHead(
+        spaces.action_size,
+        settings.initial_log_std,
+        settings.std == DEPENDENT,
+        TanhGaussian if settings.squash else DiagonalGaussian,
+    )
+
+
+def _torso(seen: PyTree, settings: NetworkSettings, width: int) -> Any:
+    """The layers before a head: for a structured observation, over its arrays side by side."""
+    hidden = (width,) * settings.depth
+    activation = ACTIVATIONS[settings.activation]
+
+    def reader(x: jax.ShapeDtypeStruct, hidden: tuple[int, ...]) -> networks.Torso:
+        convolutions: tuple[tuple[int, int, int], ...] = ()
+        if _is_frame(x):
+            convolutions = networks.FRAMES
+        elif _is_image(x) and settings.channels:
+            convolutions = ((settings.channels, 3, 1),)
+        rank = len(x.shape)
+        return networks.Torso(hidden, activation, rank, convolutions, settings.layer_norm)
+
+    leaves = jax.tree.leaves(seen)
+    if len(leaves) == 1 and leaves[0] is seen:
+        return reader(seen, hidden)
+    joined = networks.Torso(hidden, activation, 1, (), settings.layer_norm)
+    return networks.SideBySide(tuple(reader(x, ()) for x in leaves), joined)
+
+
+def _is_image(x: jax.ShapeDtypeStruct) -> bool:
+    return len(x.shape) == 3
+
+
+def _is_frame(x: jax.ShapeDtypeStruct) -> bool:
+    """Whether an observation is a frame of a video game, by its size."""
+    return _is_image(x) and min(x.shape[:2]) >= 36

@@ -9,7 +9,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.distributions import Categorical, DiagonalGaussian, Distribution
+from jaxrl_po.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+    TanhGaussian,
+)
 
 Activation = Callable[[jax.Array], jax.Array]
 Initializer = Callable[..., jax.Array]
@@ -119,12 +125,14 @@ class Torso(nn.Module):
       observation_rank: axes of one observation; they are flattened for the MLP, after the
         convolutions if there are any.
       convolutions: channels, kernel and stride of each, over observations `[H, W, C]`.
+      layer_norm: normalise each hidden layer before its activation (Ba et al. 2016).
     """
 
     hidden: Sequence[int] = (64, 64)
     activation: Activation = nn.tanh
     observation_rank: int = 1
     convolutions: Sequence[tuple[int, int, int]] = ()
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
@@ -136,8 +144,27 @@ class Torso(nn.Module):
             x = self.activation(Convolution(channels, kernel, stride)(x))
         x = x.reshape(*x.shape[: x.ndim - self.observation_rank], -1)
         for width in self.hidden:
-            x = self.activation(nn.Dense(width, kernel_init=orthogonal(math.sqrt(2.0)))(x))
+            x = nn.Dense(width, kernel_init=orthogonal(math.sqrt(2.0)))(x)
+            x = self.activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x
+
+
+class SideBySide(nn.Module):
+    """A structured observation to features: its arrays one by one, joined, then a torso.
+
+    Attributes:
+      parts: a module for each array, in the order of the leaves, to features `[E*, D]`.
+      torso: from the joined features on.
+    """
+
+    parts: Sequence[nn.Module]
+    torso: nn.Module
+
+    def __call__(self, observation: Any) -> jax.Array:
+        """Maps observations, leaves `[E*, …]`, to features."""
+        leaves = jax.tree.leaves(observation)
+        features = [part(leaf) for part, leaf in zip(self.parts, leaves, strict=True)]
+        return self.torso(jnp.concatenate(features, axis=-1))
 
 
 class CategoricalHead(nn.Module):
@@ -151,20 +178,43 @@ class CategoricalHead(nn.Module):
         return Categorical(nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(features))
 
 
+class MultiCategoricalHead(nn.Module):
+    """Features `[E*, D]` to several choices made at once, `sizes` options each."""
+
+    sizes: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, features: jax.Array) -> MultiCategorical:
+        """Returns the distribution, batch shape `E*`."""
+        logits = nn.Dense(sum(self.sizes), kernel_init=orthogonal(0.01))(features)
+        return MultiCategorical(logits, self.sizes)
+
+
 class GaussianHead(nn.Module):
-    """Features `[E*, D]` to a diagonal Gaussian over actions, with state-independent log σ."""
+    """Features `[E*, D]` to a diagonal Gaussian over actions.
+
+    Attributes:
+      action_size: components of an action.
+      initial_log_std: log σ at the start, in nats.
+      depends: log σ is computed from the features; otherwise it is one vector for all states.
+      distribution: the Gaussian, or the same squashed by tanh.
+    """
 
     action_size: int
     initial_log_std: float = 0.0
+    depends: bool = False
+    distribution: type[DiagonalGaussian] | type[TanhGaussian] = DiagonalGaussian
 
     @nn.compact
-    def __call__(self, features: jax.Array) -> DiagonalGaussian:
+    def __call__(self, features: jax.Array) -> DiagonalGaussian | TanhGaussian:
         """Returns the distribution, batch shape `E*`."""
         mean = nn.Dense(self.action_size, kernel_init=orthogonal(0.01))(features)
-        log_std = self.param(
-            "log_std", nn.initializers.constant(self.initial_log_std), (self.action_size,)
-        )
-        return DiagonalGaussian(mean, jnp.broadcast_to(log_std, mean.shape))
+        start = nn.initializers.constant(self.initial_log_std)
+        if self.depends:
+            head = nn.Dense(self.action_size, kernel_init=orthogonal(0.01), bias_init=start)
+            return self.distribution(mean, head(features))
+        log_std = self.param("log_std", start, (self.action_size,))
+        return self.distribution(mean, jnp.broadcast_to(log_std, mean.shape))
 
 
 class ValueHead(nn.Module):
@@ -174,6 +224,52 @@ class ValueHead(nn.Module):
     def __call__(self, features: jax.Array) -> jax.Array:
         """Returns the values, `[E*]`."""
         return nn.Dense(1, kernel_init=orthogonal(1.0))(features)[..., 0]
+
+
+class Recurrent(nn.Module):
+    """Sequences of observations to the output of a head: a torso, a GRU over time, the head.
+
+    `h_t = GRU(h_{t−1}, torso(o_t))` (Cho et al. 2014, arXiv:1406.1078), with h set to 0 before a
+    step that begins an episode.
+
+    Attributes:
+      torso: observations to features.
+      head: memories to the output.
+      size: H, units of the GRU.
+    """
+
+    torso: nn.Module
+    head: nn.Module
+    size: int
+
+    @nn.compact
+    def __call__(
+        self, memory: jax.Array, observation: Any, begins: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        """Runs over T steps.
+
+        Args:
+          memory: `[B, H]`, before the first step.
+          observation: leaves `[B, T, …]`.
+          begins: `[B, T]`, bool, whether an episode begins with the step.
+
+        Returns:
+          Memories after each step `[B, T, H]`, and the head's output of batch shape `[B, T]`.
+        """
+        cell = nn.GRUCell(self.size, kernel_init=orthogonal(), recurrent_kernel_init=orthogonal())
+
+        def step(
+            cell: nn.Module, memory: jax.Array, x: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
+            features, begins = x
+            memory, _ = cell(jnp.where(begins[:, None], 0.0, memory), features)
+            return memory, memory
+
+        over_time = nn.scan(
+            step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1
+        )
+        _, memories = over_time(cell, memory, (self.torso(observation), begins))
+        return memories, self.head(memories)
 
 
 class Policy(nn.Module):

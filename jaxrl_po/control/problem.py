@@ -5,32 +5,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import distributions, masked
 from jaxrl_po.config import COUNT, UNIT, check, record, require_effect, static
 from jaxrl_po.control import unroll
+from jaxrl_po.control.actor import build_networks, problem_of
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.modules import (
-    NetworkSettings,
-    build_networks,
-    choose_modules,
-    default_modules,
-)
+from jaxrl_po.control.modules import NetworkSettings, choose_modules, default_modules
+from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
 from jaxrl_po.distributions import Distribution
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, Samples
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree
 
 
 @record
-class Settings(NetworkSettings):
+class Settings:
     """Sizes and switches of a control problem, as a record for command lines and logs."""
 
     num_envs: int = static(64, "environments that run side by side, over all devices", within=COUNT)
     num_steps: int = static(
         128, "steps of each environment in one iteration", unit="steps", within=COUNT
-    )
-    shared_torso: bool = static(
-        False,
-        "actor and critic are heads on one body, which rules out a trust region on the policy",
     )
     normalize_observations: bool = static(
         False, "normalise observations by running mean and std, clip ±10"
@@ -44,20 +37,27 @@ class Settings(NetworkSettings):
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
-        super().validate()
+        check(self)
         require_effect(self, "reward_discount", self.scale_rewards, "scale_rewards is on")
 
 
 ENVIRONMENTS = "environments"  # entry of the collector's sharded state: `EnvState`
 
 
-def from_settings(env: Any, settings: Settings, *, axis_name: str | None = None) -> Problem:
-    """`make_problem` with its arguments taken from a settings record."""
+CRITIC_MEMORY = "critic_memory"  # and of the critic's memory `[B, H]`, where it has one
+
+
+def from_settings(
+    env: Any,
+    settings: Settings,
+    network: NetworkSettings | None = None,
+    *,
+    axis_name: str | None = None,
+) -> Problem:
+    """`make_problem` with its arguments taken from settings records."""
     settings.validate()
-    sizes = settings.sizes()
-    shared_torso = sizes.pop("shared_torso")  # the one field that shapes the networks
-    modules = default_modules(adapt(env).spaces, settings, shared_torso=shared_torso)
-    return make_problem(env, **sizes, **modules, axis_name=axis_name)
+    modules = default_modules(adapt(env).spaces, network or NetworkSettings())
+    return make_problem(env, **vars(settings), **modules, axis_name=axis_name)
 
 
 def make_problem(
@@ -82,7 +82,8 @@ def make_problem(
       num_steps: T, steps of each environment in one iteration.
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation `[E*, …]` to a distribution; None builds a 64 × 64 tanh
-        perceptron for the action space.
+        perceptron for the action space. A `networks.Recurrent` has memory; the critic must be one
+        too, and rows stay whole sequences in minibatches.
       critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds a 64 × 64 tanh
         perceptron.
       actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, in place of both,
@@ -98,7 +99,8 @@ def make_problem(
 
     Returns:
       The `Problem`. Its metrics `episode_return` (raw reward units) and `episode_length` (steps)
-      are means over the episodes that ended in the iteration, with count 0 when none did.
+      are means over the episodes that ended in the iteration, with count 0 when none did; where
+      the environment gives legal actions, `frac_no_action` is the share of steps without one.
 
     Raises:
       ConfigError: counts below 1, a discount outside [0, 1], spaces that the adapter refuses, or
@@ -116,44 +118,51 @@ def make_problem(
     statistics = Statistics(normalize_observations, scale_rewards, reward_discount, axis_name)
     environment = adapt(env, env_params)
     spaces = environment.spaces
-    nets = build_networks(
-        choose_modules(spaces, policy, critic, actor_critic), len(spaces.observation_shape)
-    )
+    nets = build_networks(choose_modules(spaces, policy, critic, actor_critic), spaces)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)
-        envs = unroll.start(environment, env_key, jnp.arange(num_envs, dtype=jnp.int32))
-        collector = statistics.init(spaces.observation_shape, num_envs)
+        memory, critic_memory = nets.start(num_envs)
+        index = jnp.arange(num_envs, dtype=jnp.int32)
+        envs = unroll.start(environment, env_key, index, memory)
+        collector = statistics.init(spaces.observation, num_envs)
         collector = collector.add(sharded={ENVIRONMENTS: envs})
-        return nets.init(network_key, envs.observation[0]), collector
-
-    def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
-        return nets.policy(params, inputs), nets.value(params, inputs)
+        if jax.tree.leaves(critic_memory):
+            collector = collector.add(sharded={CRITIC_MEMORY: critic_memory})
+        first = jax.tree.map(lambda x: x[0], envs.observation)
+        return nets.init(network_key, first), collector
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
-        def act(observation: jax.Array) -> Distribution:
-            return nets.policy(params, normalize(collector, observation))
+        before: Any = collector.sharded[ENVIRONMENTS]
+        critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
 
-        envs, trajectory = unroll.unroll(
-            environment, act, collector.sharded[ENVIRONMENTS], key, num_steps=num_steps
-        )
+        def act(memory: PyTree, observation: PyTree) -> tuple[PyTree, Distribution]:
+            return nets.act(params, memory, normalize(collector, observation))
+
+        envs, trajectory = unroll.unroll(environment, act, before, key, num_steps=num_steps)
         transition = trajectory.transition
         ended = transition.terminated | transition.truncated
-        inputs = normalize(collector, trajectory.observation)
-        final_inputs = normalize(collector, transition.final_observation)
+        seen = normalize(collector, trajectory.observation)
+        final = normalize(collector, transition.final_observation)
+        # The memories before the first step are zero already where an episode begins there.
+        begins = jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
+        inputs = nets.inputs(seen, begins, before.memory, critic_memory)
+        after, value, next_value = nets.judge(params, critic_memory, seen, begins, final)
         collector, reward = statistics.update(
-            collector.remove(ENVIRONMENTS), trajectory.observation, transition.reward, ended
+            collector.remove(ENVIRONMENTS, CRITIC_MEMORY),
+            trajectory.observation,
+            transition.reward,
+            ended,
         )
-
         batch = Batch(
             inputs=inputs,
             action=trajectory.action,
             log_prob=trajectory.distribution.log_prob(trajectory.action),
             reward=reward,
-            value=nets.value(params, inputs),
-            next_value=nets.value(params, final_inputs),
+            value=value,
+            next_value=next_value,
             terminated=transition.terminated,
             truncated=transition.truncated,
             mask=jnp.ones(reward.shape, bool),
@@ -161,13 +170,22 @@ def make_problem(
             metrics={
                 "episode_return": masked.total(trajectory.episode_return, ended),
                 "episode_length": masked.total(trajectory.episode_length, ended),
+                **without_action(spaces, trajectory.observation),
             },
         )
-        return collector.add(sharded={ENVIRONMENTS: envs}), batch
+        collector = collector.add(sharded={ENVIRONMENTS: envs})
+        if jax.tree.leaves(after):
+            after = unroll.forget(after, ended[:, -1])
+            collector = collector.add(sharded={CRITIC_MEMORY: after})
+        return collector, batch
 
-    return Problem(init, collect, apply, merge_time, truncated_is_overlong=False)
+    return problem_of(nets, init, collect)
 
 
-def merge_time(samples: Samples) -> Samples:
-    """Leaves `[B, T, …]` to `[B·T, …]`: a control policy does not mix steps."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
+def without_action(spaces: Spaces, observation: PyTree, mask: jax.Array | None = None) -> Metrics:
+    """The metric `frac_no_action`, where the environment says which actions are legal."""
+    if not isinstance(observation, Observation) or observation.legal is None:
+        return {}
+    sizes = spaces.choices or (spaces.num_actions,)
+    some = distributions.possible(observation.legal, sizes).all(axis=-1)
+    return {"frac_no_action": masked.total(~some, mask)}

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jaxrl_po import masked
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import unroll
-from jaxrl_po.control.environment import Spaces
-from jaxrl_po.control.modules import build_networks, default_modules
-from jaxrl_po.control.problem import Settings, merge_time
+from jaxrl_po.control.actor import actor_of, build_networks, play, problem_of
+from jaxrl_po.control.modules import NetworkSettings, default_modules
+from jaxrl_po.control.problem import CRITIC_MEMORY, Settings
+from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
-from jaxrl_po.distributions import Distribution
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, TrainState
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
 
 RECORDING = "recording"  # entry of the collector's sharded state: `Recording`
 
@@ -38,6 +38,7 @@ class Recording(NamedTuple):
       mask: `[B, T]`, bool, False where the environment ignored the action.
       episode_return: `[B, T]`, undiscounted return of the episode, this step included.
       episode_length: `[B, T]`, steps of the episode, this one included.
+      memory: the policy's before the first step; () for one without.
     """
 
     observation: jax.Array
@@ -48,6 +49,7 @@ class Recording(NamedTuple):
     mask: jax.Array
     episode_return: jax.Array
     episode_length: jax.Array
+    memory: PyTree = ()
 
 
 def with_recording(state: TrainState, recording: Recording) -> TrainState:
@@ -56,13 +58,18 @@ def with_recording(state: TrainState, recording: Recording) -> TrainState:
 
 
 def recorded_from_settings(
-    spaces: Spaces, settings: Settings, *, axis_name: str | None = None
+    spaces: Spaces,
+    settings: Settings,
+    network: NetworkSettings | None = None,
+    *,
+    axis_name: str | None = None,
 ) -> Problem:
     """A problem that reads its rollouts from `with_recording`.
 
     Args:
       spaces: of the environment.
-      settings: networks and statistics; the sizes are those of the recording.
+      settings: statistics; the sizes are those of the recording.
+      network: sizes and kinds of the networks.
       axis_name: device axis over which environments are sharded, or None.
 
     Returns:
@@ -76,17 +83,15 @@ def recorded_from_settings(
     statistics = Statistics(
         settings.normalize_observations, settings.scale_rewards, settings.reward_discount, axis_name
     )
-    nets = build_networks(
-        default_modules(spaces, settings, shared_torso=settings.shared_torso),
-        len(spaces.observation_shape),
-    )
+    nets = build_networks(default_modules(spaces, network or NetworkSettings()), spaces)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
-        params = nets.init(key, jnp.zeros(spaces.observation_shape))
-        return params, statistics.init(spaces.observation_shape, settings.num_envs)
-
-    def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
-        return nets.policy(params, inputs), nets.value(params, inputs)
+        seen = spaces.observation
+        collector = statistics.init(seen, settings.num_envs)
+        _, critic_memory = nets.start(settings.num_envs)
+        if jax.tree.leaves(critic_memory):
+            collector = collector.add(sharded={CRITIC_MEMORY: critic_memory})
+        return nets.init(key, jnp.zeros(seen.shape, seen.dtype)), collector
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -97,25 +102,31 @@ def recorded_from_settings(
                 "recording must be put into the state before each iteration: the environments of "
                 "this problem run outside the program"
             )
-        collector = collector.remove(RECORDING)
+        critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
+        collector = collector.remove(RECORDING, CRITIC_MEMORY)
         observation = spaces.observe(recording.observation)
         seen = normalize(collector, observation)
-        value = nets.value(params, seen)
         mask, ended = recording.mask, recording.terminated | recording.truncated
         # A masked slot shows the final observation of an episode, which the policy never acts on.
         inputs = masked.zero(seen[:, :-1], mask)
+        # An episode begins after a masked slot; before the first one, the memories are zero.
+        begins = jnp.pad(~mask[:, :-1], ((0, 0), (1, 0)))
+        after, value, next_value = nets.judge(
+            params, critic_memory, seen[:, :-1], begins, seen[:, 1:]
+        )
+        replayed = nets.inputs(inputs, begins, recording.memory, critic_memory)
         finite = jnp.isfinite(observation[:, 1:]).reshape(*mask.shape, -1).all(axis=-1)
         # An observation that is not finite spoils its update, though normalising would clip it;
         # not that of a terminal state, whose value is not used.
         reward = jnp.where(finite | recording.terminated | ~mask, recording.reward, jnp.nan)
         collector, reward = statistics.update(collector, observation[:, :-1], reward, ended, mask)
         batch = Batch(
-            inputs=inputs,
+            inputs=replayed,
             action=recording.action,
-            log_prob=nets.policy(params, inputs).log_prob(recording.action),
+            log_prob=nets.apply(params, replayed)[0].log_prob(recording.action),
             reward=reward,
-            value=value[:, :-1],
-            next_value=value[:, 1:],
+            value=value,
+            next_value=next_value,
             terminated=recording.terminated,
             truncated=recording.truncated,
             mask=mask,
@@ -128,41 +139,46 @@ def recorded_from_settings(
                 ),
             },
         )
+        if jax.tree.leaves(after):
+            after = unroll.forget(after, ~mask[:, -1])
+            collector = collector.add(sharded={CRITIC_MEMORY: after})
         return collector, batch
 
-    return Problem(init, collect, apply, merge_time, truncated_is_overlong=False)
+    return problem_of(nets, init, collect)
 
 
 def act(
     problem: Problem,
     spaces: Spaces,
     state: TrainState,
+    memory: PyTree,
     observation: jax.Array,
+    begins: jax.Array,
     t: jax.Array,
     *,
     greedy: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[PyTree, jax.Array, jax.Array]:
     """The policy's actions, to be recorded, and those that the environments play.
 
     Args:
-      problem: its `apply` is the policy.
+      problem: whose policy acts.
       spaces: of the environment.
       state: of which the policy, the observation statistics and the key are read. The key is split
         as `Learner.sample` splits it; step t of environment b uses `fold_in(fold_in(key, b), t)`.
+      memory: the policy's, leaves `[B, …]`.
       observation: `[B, …]`, raw.
+      begins: `[B]`, bool, whether an episode begins, where the memory is forgotten.
       t: `[]`, int32, step of the iteration.
       greedy: take the mode; no key is used.
 
     Returns:
-      Actions `[B, …]` as sampled, and in the units of the environment.
+      The next memory, actions `[B, …]` as sampled, and in the units of the environment.
     """
-    inputs = normalize(state.collector, spaces.observe(observation))
-    distribution, _ = problem.apply(state.params._replace(value=None), inputs)
-    if greedy:
-        action = distribution.mode()
-    else:
-        _, key = jax.random.split(state.key)
-        keys = unroll.row_keys(key, jnp.arange(observation.shape[0], dtype=jnp.int32))
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t)
-        action = jax.vmap(lambda one, key: one.sample(key))(distribution, keys)
-    return action, jax.vmap(spaces.to_action)(action)
+    memory, distribution = actor_of(problem).act(
+        state.params, state.collector, unroll.forget(memory, begins), spaces.observe(observation)
+    )
+    _, key = jax.random.split(state.key)
+    keys = unroll.row_keys(key, jnp.arange(observation.shape[0], dtype=jnp.int32))
+    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t)
+    action = unroll.choose(distribution, keys, greedy=greedy)
+    return memory, action, jax.vmap(spaces.to_action)(play(distribution, action))

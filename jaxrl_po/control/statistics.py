@@ -1,19 +1,22 @@
 """Running statistics of a problem: normalised observations and scaled rewards."""
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_po import advantages
+from jaxrl_po.config import ConfigError
 from jaxrl_po.control import normalizer
 from jaxrl_po.control.normalizer import Normalizer
+from jaxrl_po.control.spaces import Observation
 from jaxrl_po.types import CollectorState, PyTree
 
 # Entries of the collector's state, see `CollectorState`. Sharded, where rewards are scaled: the
 # rolling discounted return `[B]`.
 ROLLING_RETURN = "rolling_return"
-# Replicated: `Normalizer` of raw observations, where they are normalised, and of the rolling
+# Replicated: `Normalizer` of raw observations, where they are normalised (of a structured one, a
+# tree of them, with () for images of bytes, which the network scales), and of the rolling
 # discounted return, where rewards are scaled.
 OBSERVATION_STATISTICS = "observation_statistics"
 RETURN_STATISTICS = "return_statistics"
@@ -34,12 +37,29 @@ class Statistics(NamedTuple):
     discount: float
     axis_name: str | None = None
 
-    def init(self, observation_shape: tuple[int, ...], num_envs: int) -> CollectorState:
-        """The entries of the collector's state before any data."""
+    def init(self, observation: PyTree, num_envs: int) -> CollectorState:
+        """The entries of the collector's state before any data.
+
+        Args:
+          observation: shapes and dtypes of one observation.
+          num_envs: B.
+
+        Raises:
+          ConfigError: there is nothing to normalise.
+        """
         sharded: dict[str, PyTree] = {}
         replicated: dict[str, PyTree] = {}
         if self.normalize_observations:
-            replicated[OBSERVATION_STATISTICS] = normalizer.empty(observation_shape)
+            statistics = jax.tree.map(
+                lambda x: () if x.dtype == jnp.uint8 else normalizer.empty(x.shape),
+                _networks_inputs(observation),
+            )
+            if not jax.tree.leaves(statistics):
+                raise ConfigError(
+                    "normalize_observations must be off where observations are images of bytes: "
+                    "the network scales them to [0, 1]"
+                )
+            replicated[OBSERVATION_STATISTICS] = statistics
         if self.scale_rewards:
             sharded[ROLLING_RETURN] = jnp.zeros(num_envs)
             replicated[RETURN_STATISTICS] = normalizer.empty(())
@@ -48,7 +68,7 @@ class Statistics(NamedTuple):
     def update(
         self,
         collector: CollectorState,
-        observation: jax.Array,
+        observation: PyTree,
         reward: jax.Array,
         ended: jax.Array,
         mask: jax.Array | None = None,
@@ -57,7 +77,7 @@ class Statistics(NamedTuple):
 
         Args:
           collector: with the entries of `init`.
-          observation: `[B, T, D*]`, raw.
+          observation: leaves `[B, T, …]`, raw.
           reward: `[B, T]`, raw.
           ended: `[B, T]`, bool, whether the episode ended.
           mask: `[B, T]`, bool, False where the slot holds no sample; None if all do. There, reward
@@ -77,17 +97,49 @@ class Statistics(NamedTuple):
             replicated[RETURN_STATISTICS] = merged
             reward = reward / (advantages.scale_of(merged.mean, merged.std()) + 1e-8)
         if self.normalize_observations:
-            replicated[OBSERVATION_STATISTICS] = normalizer.merge(
-                replicated[OBSERVATION_STATISTICS], observation, mask, axis_name=self.axis_name
+            replicated[OBSERVATION_STATISTICS] = _each(
+                lambda one, x: normalizer.merge(one, x, mask, axis_name=self.axis_name),
+                lambda none, x: none,
+                replicated[OBSERVATION_STATISTICS],
+                _networks_inputs(observation),
             )
         return CollectorState(sharded, replicated), reward
 
 
-def normalize(collector: CollectorState, observation: jax.Array) -> jax.Array:
-    """The input of the networks: the observation, normalised where the statistics are kept."""
+def normalize(collector: CollectorState, observation: PyTree) -> PyTree:
+    """What the networks read: the observation, normalised where the statistics are kept."""
     statistics = collector.replicated.get(OBSERVATION_STATISTICS)
-    return (
-        observation if statistics is None else cast(Normalizer, statistics).normalize(observation)
+    if statistics is None:
+        return observation
+    normalized = _each(
+        lambda one, x: one.normalize(x),
+        lambda none, x: x,
+        statistics,
+        _networks_inputs(observation),
+    )
+    if isinstance(observation, Observation):
+        return Observation(normalized[0], normalized[1], observation.legal)
+    return normalized
+
+
+def _networks_inputs(observation: PyTree) -> PyTree:
+    """The observation without the flags of legal actions."""
+    if isinstance(observation, Observation):
+        return observation.policy, observation.critic
+    return observation
+
+
+def _each(kept: Any, left: Any, statistics: PyTree, observation: PyTree) -> PyTree:
+    """`kept` of each array whose statistics are kept, `left` of each other."""
+
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, Normalizer) or node == ()
+
+    return jax.tree.map(
+        lambda one, x: (kept if isinstance(one, Normalizer) else left)(one, x),
+        statistics,
+        observation,
+        is_leaf=is_leaf,
     )
 
 

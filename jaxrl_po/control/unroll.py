@@ -1,5 +1,6 @@
 """Rollouts of a policy: a fixed number of steps for training, whole episodes for evaluation."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -7,12 +8,15 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po import masked
 from jaxrl_po.control import hoisting
+from jaxrl_po.control.actor import play
 from jaxrl_po.control.environment import Environment, Transition
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import PyTree
 
-Policy = Callable[[jax.Array], Distribution]
+# `policy(memory, observation) -> (memory, distribution)`, of B rows.
+Policy = Callable[[PyTree, PyTree], tuple[PyTree, Distribution]]
 
 
 class EnvState(NamedTuple):
@@ -25,13 +29,15 @@ class EnvState(NamedTuple):
       observation: current raw observation.
       episode_return: `[B]`, undiscounted return of the current episode so far.
       episode_length: `[B]`, steps of the current episode so far.
+      memory: the policy's, zero at an episode's start; () for one without.
     """
 
     number: jax.Array
     state: PyTree
-    observation: jax.Array
+    observation: PyTree
     episode_return: jax.Array
     episode_length: jax.Array
+    memory: PyTree = ()
 
 
 class Trajectory(NamedTuple):
@@ -47,7 +53,7 @@ class Trajectory(NamedTuple):
       state: the environment's internal state at the observation, or None where states are not kept.
     """
 
-    observation: jax.Array
+    observation: PyTree
     distribution: Distribution
     action: jax.Array
     transition: Transition
@@ -62,11 +68,25 @@ def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
 
 
-def start(environment: Environment, key: jax.Array, index: jax.Array) -> EnvState:
+def start(
+    environment: Environment, key: jax.Array, index: jax.Array, memory: PyTree = ()
+) -> EnvState:
     """Resets one environment per entry of `index` `[B]`; consumes `key`."""
     observation, state = jax.vmap(environment.reset)(row_keys(key, index))
     zeros = jnp.zeros(index.shape)
-    return EnvState(index, state, observation, zeros, zeros)
+    return EnvState(index, state, observation, zeros, zeros, memory)
+
+
+def choose(distribution: Distribution, keys: jax.Array, *, greedy: bool) -> jax.Array:
+    """Actions `[B, …]`: the modes, or samples, one key (consumed) for each row."""
+    if greedy:
+        return distribution.mode()
+    return jax.vmap(lambda one, key: one.sample(key))(distribution, keys)
+
+
+def forget(memory: PyTree, ended: jax.Array) -> PyTree:
+    """Memories `[B, …]`, zero where an episode ended."""
+    return jax.tree.map(lambda x: masked.zero(x, ~ended), memory)
 
 
 def unroll(
@@ -77,16 +97,18 @@ def unroll(
     *,
     num_steps: int,
     keep_states: bool = False,
+    greedy: bool = False,
 ) -> tuple[EnvState, Trajectory]:
     """Runs `num_steps` steps of every environment under `policy`, resetting where episodes end.
 
     Args:
       environment: see `Environment`.
-      policy: observations `[B, …]` to a distribution.
+      policy: see `Policy`; its memory is forgotten where episodes end.
       envs: their state before.
       key: consumed; step t of environment b uses `fold_in(fold_in(key, b), t)`.
       num_steps: T.
       keep_states: keep the internal states in the trajectory, so that one can branch from them.
+      greedy: take the mode; otherwise sample.
 
     Returns:
       The state afterwards, and the trajectory `[B, T, …]`.
@@ -95,11 +117,11 @@ def unroll(
 
     def step(envs: EnvState, t: jax.Array) -> tuple[EnvState, Trajectory]:
         step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys)
-        distribution = policy(envs.observation)
-        action = jax.vmap(lambda distribution, key: distribution.sample(key))(
-            distribution, step_keys[:, 0]
+        memory, distribution = policy(envs.memory, envs.observation)
+        action = choose(distribution, step_keys[:, 0], greedy=greedy)
+        state, transition = jax.vmap(environment.step)(
+            step_keys[:, 1], envs.state, play(distribution, action)
         )
-        state, transition = jax.vmap(environment.step)(step_keys[:, 1], envs.state, action)
         episode_return = envs.episode_return + transition.reward
         episode_length = envs.episode_length + 1.0
         running = ~(transition.terminated | transition.truncated)
@@ -109,6 +131,7 @@ def unroll(
             observation=transition.observation,
             episode_return=jnp.where(running, episode_return, 0.0),
             episode_length=jnp.where(running, episode_length, 0.0),
+            memory=forget(memory, ~running),
         )
         return next_envs, Trajectory(
             envs.observation,
@@ -122,8 +145,39 @@ def unroll(
 
     # Random numbers and initial states are computed before the loop: drawn in each step, they cost
     # more than the environment itself.
-    envs, trajectory = hoisting.scan(step, envs, jnp.arange(num_steps))
+    run = functools.partial(hoisting.scan, step)
+    if environment.refresh is None:
+        envs, trajectory = run(envs, jnp.arange(num_steps))
+    else:
+        envs, trajectory = _with_refresh(environment, run, envs, keys, num_steps)
     return envs, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory)
+
+
+def _with_refresh(
+    environment: Environment,
+    run: Callable[[EnvState, jax.Array], tuple[EnvState, Trajectory]],
+    envs: EnvState,
+    keys: jax.Array,
+    num_steps: int,
+) -> tuple[EnvState, Trajectory]:
+    """The steps in windows of `reset_interval`; new starting states are drawn before each."""
+    interval = min(environment.reset_interval, num_steps)
+    refresh = environment.refresh
+    assert refresh is not None
+
+    def window(envs: EnvState, times: jax.Array) -> tuple[EnvState, Trajectory]:
+        # Another stream than that of step t, which folds t itself.
+        draw = jax.vmap(lambda key: jax.random.fold_in(key, times[0] + num_steps))(keys)
+        return run(envs._replace(state=jax.vmap(refresh)(draw, envs.state)), times)
+
+    whole = num_steps // interval
+    windows = jnp.arange(whole * interval).reshape(whole, interval)
+    envs, trajectory = jax.lax.scan(window, envs, windows)
+    trajectory = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), trajectory)
+    if num_steps % interval:
+        envs, rest = window(envs, jnp.arange(whole * interval, num_steps))
+        trajectory = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), trajectory, rest)
+    return envs, trajectory
 
 
 def until_first(ended: jax.Array) -> jax.Array:
@@ -144,16 +198,18 @@ def episodes(
     num_episodes: int,
     max_steps: int,
     greedy: bool = True,
+    memory: PyTree = (),
 ) -> tuple[jax.Array, jax.Array]:
     """Plays one whole episode in each of `num_episodes` environments.
 
     Args:
       environment: see `Environment`.
-      policy: observations `[B, …]` to a distribution.
+      policy: see `Policy`.
       key: consumed; the same key gives the same initial states.
       num_episodes: B.
       max_steps: maximum length; an episode still running then is cut there.
       greedy: take the mode; otherwise sample.
+      memory: the policy's at an episode's start.
 
     Returns:
       Undiscounted returns `[B]` and lengths `[B]` in steps.
@@ -165,37 +221,36 @@ def episodes(
     class Playing(NamedTuple):
         t: jax.Array
         state: PyTree
-        observation: jax.Array
+        observation: PyTree
+        memory: PyTree
         alive: jax.Array
         episode_return: jax.Array
         episode_length: jax.Array
 
     # Environments whose episode has ended keep stepping, with `alive` False, until all have.
-    def unfinished(play: Playing) -> jax.Array:
-        return play.alive.any() & (play.t < max_steps)
+    def unfinished(playing: Playing) -> jax.Array:
+        return playing.alive.any() & (playing.t < max_steps)
 
-    def step(play: Playing) -> Playing:
-        step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, play.t)))(keys)
-        distribution = policy(play.observation)
-        if greedy:
-            action = distribution.mode()
-        else:
-            action = jax.vmap(lambda distribution, key: distribution.sample(key))(
-                distribution, step_keys[:, 0]
-            )
-        state, transition = jax.vmap(environment.step)(step_keys[:, 1], play.state, action)
+    def step(playing: Playing) -> Playing:
+        step_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, playing.t)))(keys)
+        memory, distribution = policy(playing.memory, playing.observation)
+        action = choose(distribution, step_keys[:, 0], greedy=greedy)
+        state, transition = jax.vmap(environment.step)(
+            step_keys[:, 1], playing.state, play(distribution, action)
+        )
         return Playing(
-            t=play.t + 1,
+            t=playing.t + 1,
             state=state,
             observation=transition.observation,
-            alive=play.alive & ~(transition.terminated | transition.truncated),
-            episode_return=play.episode_return + jnp.where(play.alive, transition.reward, 0.0),
-            episode_length=play.episode_length + play.alive,
+            memory=memory,
+            alive=playing.alive & ~(transition.terminated | transition.truncated),
+            episode_return=playing.episode_return
+            + jnp.where(playing.alive, transition.reward, 0.0),
+            episode_length=playing.episode_length + playing.alive,
         )
 
     zeros = jnp.zeros(num_episodes)
-    play = Playing(
-        jnp.int32(0), envs.state, envs.observation, jnp.ones(num_episodes, bool), zeros, zeros
-    )
-    play = jax.lax.while_loop(unfinished, step, play)
-    return play.episode_return, play.episode_length
+    alive = jnp.ones(num_episodes, bool)
+    playing = Playing(jnp.int32(0), envs.state, envs.observation, memory, alive, zeros, zeros)
+    playing = jax.lax.while_loop(unfinished, step, playing)
+    return playing.episode_return, playing.episode_length

@@ -1,5 +1,6 @@
 """TRPO's vine: several actions from each of some visited states, under common random numbers."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,16 +9,16 @@ import jax.numpy as jnp
 from jaxrl_po import masked
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, static
 from jaxrl_po.control import unroll
+from jaxrl_po.control.actor import build_networks, has_memory, play, problem_of
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.modules import NetworkSettings, build_networks, default_modules
-from jaxrl_po.control.problem import ENVIRONMENTS, merge_time
+from jaxrl_po.control.modules import NetworkSettings, policy_module
+from jaxrl_po.control.problem import ENVIRONMENTS
 from jaxrl_po.control.unroll import EnvState
-from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 
 @record
-class VineSettings(NetworkSettings):
+class VineSettings:
     """Sizes of a vine."""
 
     num_envs: int = static(16, "trunk rollouts in parallel, over all devices", within=COUNT)
@@ -45,11 +46,17 @@ class VineSettings(NetworkSettings):
         )
 
 
-def vine_from_settings(env: Any, settings: VineSettings) -> Problem:
-    """`make_vine` with its arguments taken from a settings record."""
-    settings.validate()
-    policy = default_modules(adapt(env).spaces, settings)["policy"]
-    return make_vine(env, **settings.sizes(), policy=policy)
+def vine_from_settings(
+    env: Any, settings: VineSettings, network: NetworkSettings | None = None
+) -> Problem:
+    """`make_vine` with its arguments taken from settings records; there is no critic.
+
+    Raises:
+      ConfigError: as `make_vine`, or a setting of the critic, out of its range or without effect.
+    """
+    check(settings)
+    policy = policy_module(adapt(env).spaces, network or NetworkSettings())
+    return make_vine(env, **vars(settings), policy=policy)
 
 
 def make_vine(
@@ -123,7 +130,8 @@ def make_vine(
     enumerated = num_branches == 0
     if enumerated and not environment.spaces.num_actions:
         raise ConfigError(
-            "num_branches must be at least 2 where actions are continuous: they cannot all be tried"
+            "num_branches must be at least 2 where actions are not one discrete choice: they "
+            "cannot all be tried"
         )
     branches = environment.spaces.num_actions if enumerated else num_branches
     if branches < 2:
@@ -136,27 +144,25 @@ def make_vine(
             "that step returns"
         )
     if policy is None:
-        policy = default_modules(environment.spaces, NetworkSettings())["policy"]
-    nets = build_networks(
-        {"policy": policy, "critic": None}, len(environment.spaces.observation_shape)
-    )
+        policy = policy_module(environment.spaces, NetworkSettings())
+    nets = build_networks({"policy": policy, "critic": None}, environment.spaces)
+    if has_memory(nets):
+        raise ConfigError(
+            "memory must be none in a vine, whose branches begin in the middle of an episode"
+        )
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)
         envs = unroll.start(environment, env_key, jnp.arange(num_envs, dtype=jnp.int32))
-        return nets.init(network_key, envs.observation[0]), CollectorState({ENVIRONMENTS: envs})
-
-    def apply(params: ActorCritic, inputs: jax.Array) -> tuple[Distribution, jax.Array]:
-        return nets.policy(params, inputs), nets.value(params, inputs)
+        first = jax.tree.map(lambda x: x[0], envs.observation)
+        return nets.init(network_key, first), CollectorState({ENVIRONMENTS: envs})
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
         trunk_key, state_key, action_key, branch_key = jax.random.split(key, 4)
 
-        def act(observation: jax.Array) -> Distribution:
-            return nets.policy(params, observation)
-
+        act = functools.partial(nets.act, params)
         envs, trunk = unroll.unroll(
             environment,
             act,
@@ -192,13 +198,11 @@ def make_vine(
         else:
             # The first action is the one thing that branches of a state draw independently.
             keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, state_index), branch)
-            action = jax.vmap(lambda distribution, key: distribution.sample(key))(
-                distribution, keys
-            )
+            action = unroll.choose(distribution, keys, greedy=False)
         log_prob = distribution.log_prob(action)
         first_key, rest_key = jax.random.split(branch_key)
         state, first = jax.vmap(environment.step)(
-            unroll.row_keys(first_key, state_index), states, action
+            unroll.row_keys(first_key, state_index), states, play(distribution, action)
         )
         zeros = jnp.zeros(state_index.shape)
         _, rest = unroll.unroll(
@@ -228,7 +232,7 @@ def make_vine(
         all_true = jnp.ones((q.shape[0], 1), bool)
         trunk_ended = trunk.transition.terminated | trunk.transition.truncated
         batch = Batch(
-            inputs=observation[:, None],
+            inputs=jax.tree.map(lambda x: x[:, None], observation),
             action=action[:, None],
             log_prob=log_prob[:, None],
             reward=q[:, None],
@@ -247,6 +251,4 @@ def make_vine(
         sharded = {**collector.sharded, ENVIRONMENTS: envs}
         return collector._replace(sharded=sharded), batch
 
-    return Problem(
-        init, collect, apply, merge_time, on_policy=not enumerated, truncated_is_overlong=False
-    )
+    return problem_of(nets, init, collect, on_policy=not enumerated)

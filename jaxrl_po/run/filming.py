@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_po.control import recorded
+from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.pools import Array, Source, Stepped, quiet
 from jaxrl_po.run.rendering import Episode, Frame
 from jaxrl_po.types import Problem, TrainState
@@ -73,7 +74,7 @@ def film(
 
     Args:
       source: of the environment.
-      problem: its `apply` is the policy.
+      problem: whose policy acts.
       state: of one seed.
       seed: of the environment, and of the policy where it samples.
       max_steps: maximum length.
@@ -84,13 +85,15 @@ def film(
     """
     act = jax.jit(functools.partial(recorded.act, problem, source.spaces, greedy=greedy))
     state = state._replace(key=jax.random.key(seed))
+    memory, begins = actor_of(problem).start(1), np.zeros(1, bool)
     camera, why = _camera(source, seed)
     pool = camera or source.open([seed])
     with contextlib.closing(pool), quiet():
         seen, taken, actions, rewards = [pool.reset()], list[Frame](), [], []
         taken += [camera.picture()] if camera else []
         for t in range(max_steps):
-            action, played = act(state, seen[-1].astype(source.dtype), np.int32(t))
+            observation = seen[-1].astype(source.dtype)
+            memory, action, played = act(state, memory, observation, begins, np.int32(t))
             stepped = pool.step(np.asarray(played))
             seen.append(stepped.observation)
             actions.append(np.asarray(action)[0])
@@ -123,7 +126,7 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
     except Exception as error:  # of a package we do not know, for want of a display or of itself
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
     observed = jax.eval_shape(source.spaces.observe, seen[0]).shape
-    if observed != source.spaces.observation_shape:
+    if observed != source.spaces.observation.shape:
         camera.close()
         return None, f"its {name} observes {list(observed)}"
     return camera, ""

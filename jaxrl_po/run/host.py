@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.control import recorded
+from jaxrl_po.control.actor import actor_of
+from jaxrl_po.control.problem import CRITIC_MEMORY
 from jaxrl_po.control.recorded import Recording
 from jaxrl_po.control.statistics import ROLLING_RETURN
 from jaxrl_po.run.pools import Array, Pool, Source
@@ -43,12 +45,16 @@ class Episodes(NamedTuple):
     Attributes:
       observation: the current one, raw.
       was_over: bool, whether the last step ended an episode, so that the next ignores its action.
+      begins: bool, whether the last step ignored its action, so that the next begins an episode.
+      memory: the policy's, leaves `[S, B, …]`.
       total: undiscounted return so far.
       length: steps so far.
     """
 
     observation: Array
     was_over: Array
+    begins: Array
+    memory: Any
     total: Array
     length: Array
 
@@ -84,20 +90,20 @@ class Rollouts:
         host, spaces = self._host, self._host.source.spaces
         rows = len(self._seeds), host.num_envs
         steps = *rows, host.num_steps
-        seen = () if np.dtype(host.source.dtype).kind == "i" else spaces.observation_shape
-        acts = () if spaces.num_actions else (spaces.action_size,)
+        seen = () if np.dtype(host.source.dtype).kind == "i" else spaces.observation.shape
         shape = jax.ShapeDtypeStruct
         number, flag = shape(steps, np.float32), shape(steps, np.bool_)
         shapes: Any = Recording
         made: Recording = shapes(
             observation=shape((*rows, host.num_steps + 1, *seen), host.source.dtype),
-            action=shape((*steps, *acts), np.int32 if spaces.num_actions else np.float32),
+            action=shape((*steps, *spaces.action.shape), spaces.action.dtype),
             reward=number,
             terminated=flag,
             truncated=flag,
             mask=flag,
             episode_return=number,
             episode_length=number,
+            memory=jax.eval_shape(lambda: self._start(host.num_envs)),
         )
         return made
 
@@ -112,7 +118,8 @@ class Rollouts:
         shape = seen.shape[:2] + seen.shape[3:]
         for act, envs in (self._act, shape[1]), (self._act_greedily, self._host.num_episodes):
             observation = np.zeros((shape[0], envs, *shape[2:]), seen.dtype)
-            jax.block_until_ready(act(policy, observation, np.int32(0)))
+            begins = np.zeros((shape[0], envs), bool)
+            jax.block_until_ready(act(policy, self._start(envs), observation, begins, np.int32(0)))
 
     def record(
         self, state: TrainState, report: Callable[[str], None]
@@ -136,10 +143,12 @@ class Rollouts:
         # Fresh arrays: on the CPU, the program of the last iteration may still read the old ones.
         made = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
         policy, rows = self._policy(state), made.reward.shape[:2]
-        seen, was_over, total, length = self._episodes
+        seen, was_over, begins, memory, total, length = self._episodes
+        memory = jax.tree.map(lambda x: _zero(x, begins), memory)
+        made = made._replace(memory=jax.tree.map(np.asarray, memory))
         made.observation[:, :, 0] = seen
         for t in range(made.reward.shape[2]):
-            action, played = self._act(policy, seen, np.int32(t))
+            memory, action, played = self._act(policy, memory, seen, begins, np.int32(t))
             stepped = self._pool.step(_to_play(played))
             seen = self._by_seed(stepped.observation)
             reward, terminated, truncated = (x.reshape(rows) for x in stepped[1:])
@@ -152,9 +161,9 @@ class Rollouts:
             made.truncated[:, :, t] = truncated & ~terminated & mask
             made.mask[:, :, t] = mask
             made.episode_return[:, :, t], made.episode_length[:, :, t] = total, length
-            was_over = (terminated | truncated) & mask
+            begins, was_over = ~mask, (terminated | truncated) & mask
             total, length = np.where(was_over, 0.0, total), np.where(was_over, 0.0, length)
-        self._episodes = Episodes(seen, was_over, total, length)
+        self._episodes = Episodes(seen, was_over, begins, memory, total, length)
         self._report_nonfinite(made, report)
         return state, made
 
@@ -175,10 +184,13 @@ class Rollouts:
         pool = self._host.source.open(of_episodes * rows[0])
         policy = self._policy(state)
         total, length, alive = np.zeros(rows), np.zeros(rows), np.ones(rows, bool)
+        memory, begins = self._start(rows[1]), np.zeros(rows, bool)
         try:
             seen = pool.reset()
             while alive.any():
-                _, played = self._act_greedily(policy, self._by_seed(seen), np.int32(0))
+                memory, _, played = self._act_greedily(
+                    policy, memory, self._by_seed(seen), begins, np.int32(0)
+                )
                 seen, reward, terminated, truncated = pool.step(_to_play(played))
                 total += np.where(alive, reward.reshape(rows), 0.0)
                 length += alive
@@ -202,11 +214,18 @@ class Rollouts:
             ]
         )
         seen = self._by_seed(self._pool.reset())
-        self._episodes = Episodes(seen, np.zeros(rows, bool), np.zeros(rows), np.zeros(rows))
+        no, zeros = np.zeros(rows, bool), np.zeros(rows)
+        self._episodes = Episodes(seen, no, no, self._start(num_envs), zeros, zeros)
         sharded = dict(state.collector.sharded)
-        if ROLLING_RETURN in sharded:
-            sharded[ROLLING_RETURN] = jnp.zeros_like(sharded[ROLLING_RETURN])
+        for name in {ROLLING_RETURN, CRITIC_MEMORY} & set(sharded):
+            sharded[name] = jnp.zeros_like(sharded[name])
         return state._replace(collector=state.collector._replace(sharded=sharded))
+
+    def _start(self, rows: int) -> Any:
+        """The policy's memory at an episode's start, leaves `[S, rows, …]`."""
+        seeds = len(self._seeds)
+        memory = actor_of(self._host.problem).start(rows)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (seeds, *x.shape)), memory)
 
     def _by_seed(self, seen: Array) -> Array:
         """Observations `[S·B, …]` of a pool as `[S, B, …]`, in the dtype that is recorded."""
@@ -240,7 +259,12 @@ class Rollouts:
 
 def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., Any]:
     of_seed = functools.partial(recorded.act, host.problem, host.source.spaces, greedy=greedy)
-    return jax.jit(jax.vmap(of_seed, in_axes=(STATE_AXES, 0, None)))
+    return jax.jit(jax.vmap(of_seed, in_axes=(STATE_AXES, 0, 0, 0, None)))
+
+
+def _zero(memory: jax.Array, begins: Array) -> Array:
+    """A memory `[S, B, …]`, zero where an episode begins."""
+    return np.where(begins.reshape(begins.shape + (1,) * (memory.ndim - 2)), 0.0, memory)
 
 
 def _to_play(action: jax.Array) -> Array:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
-from jaxrl_po.control.statistics import normalize
+from jaxrl_po.control import environment
+from jaxrl_po.control.actor import actor_of, play
 from jaxrl_po.language import sampling
 from jaxrl_po.run import earlier, flags, tasks
 from jaxrl_po.run.commands import control
@@ -31,13 +32,17 @@ class ControlPolicy(NamedTuple):
       act: `act(observation, key=None) -> action`: an observation of the environment `[*shape]` to
         an action in the environment's own units; the mode, or with a key a sample (consumed).
         Normalised as in training. Jitted; `jax.vmap` makes it act for many. An observation of
-        another shape is a ConfigError.
+        another shape is a ConfigError, and so is a policy with memory: see `step`.
+      start: the memory at an episode's start; () for a policy without.
+      step: `step(memory, observation, key=None) -> (memory, action)`, for any policy.
     """
 
     settings: dict[str, Any]
     iteration: int
     params: ActorCritic
     act: Callable[..., jax.Array]
+    start: Any
+    step: Callable[..., tuple[Any, jax.Array]]
 
 
 class LanguagePolicy(NamedTuple):
@@ -86,34 +91,47 @@ def load(
         _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
     state, settings = of_seed(stacked, seed), flags.flatten(records)
     if script.name == control.SCRIPT.name:
-        return ControlPolicy(settings, iteration, state.params, _act(records, state))
+        return ControlPolicy(settings, iteration, state.params, *_acting(records, state))
     return LanguagePolicy(settings, iteration, state.params, _generate(records, state))
 
 
-def _act(records: dict[str, Any], state: TrainState) -> Callable[..., jax.Array]:
+def _acting(records: dict[str, Any], state: TrainState) -> tuple[Any, Any, Any]:
+    """The fields `act`, `start` and `step` of a `ControlPolicy`."""
     problem, spaces, *_ = control.build_problem(records, None)
+    actor = actor_of(problem)
+    start = jax.tree.map(lambda x: x[0], actor.start(1))
 
     @jax.jit
-    def choose(observation: Any, key: jax.Array | None) -> jax.Array:
-        inputs = normalize(state.collector, spaces.observe(observation))[None]
-        distribution, _ = problem.apply(state.params._replace(value=None), inputs)
+    def choose(memory: Any, observation: Any, key: jax.Array | None) -> tuple[Any, jax.Array]:
+        row = jax.tree.map(lambda x: x[None], (memory, spaces.observe(observation)))
+        after, distribution = actor.act(state.params, state.collector, *row)
         action = distribution.mode() if key is None else distribution.sample(key)
-        return spaces.to_action(action[0])
+        one = jax.tree.map(lambda x: x[0], (after, play(distribution, action)))
+        return one[0], spaces.to_action(one[1])
+
+    def step(memory: Any, observation: Any, key: jax.Array | None = None) -> tuple[Any, jax.Array]:
+        # A discrete observation is a number, which the policy reads as a one-hot vector.
+        seen = environment.shapes(jax.eval_shape(spaces.observe, observation))
+        expected = environment.shapes(spaces.observation)
+        if seen != expected:
+            given = jax.tree.map(lambda x: list(np.shape(x)), observation)
+            if isinstance(expected, list) and isinstance(given, list):
+                expected = expected[: len(expected) - (len(seen) - len(given))]
+            raise ConfigError(
+                f"observation must have the shape {expected} of one observation of "
+                f"{records[''].env}, got {given}; jax.vmap makes act take several"
+            )
+        return choose(memory, observation, key)
 
     def act(observation: Any, key: jax.Array | None = None) -> jax.Array:
-        given = np.shape(observation)
-        # A discrete observation is a number, which the policy reads as a one-hot vector.
-        seen = jax.eval_shape(spaces.observe, observation).shape
-        expected = spaces.observation_shape
-        if seen != expected:
-            whole = expected[: len(expected) - (len(seen) - len(given))]
+        if jax.tree.leaves(start):
             raise ConfigError(
-                f"observation must have the shape {list(whole)} of one observation of "
-                f"{records[''].env}, got {list(given)}; jax.vmap makes act take several"
+                "act must be replaced by step for a policy with memory: "
+                "memory, action = policy.step(memory, observation), from policy.start"
             )
-        return choose(observation, key)
+        return step(start, observation, key)[1]
 
-    return act
+    return act, start, step
 
 
 def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[str]]:

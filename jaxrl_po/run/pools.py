@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.control.environment import Spaces, is_discrete, read_spaces
+from jaxrl_po.control.spaces import Spaces, is_discrete, read_spaces
 from jaxrl_po.run import extras, parallel
 from jaxrl_po.run.flags import RunError, UsageError
 
@@ -160,11 +162,12 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
             seen, acts = spec.gymnasium_observation_space, spec.gymnasium_action_space
     except (TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"--env_params for {name}: {' '.join(str(error).split())}") from None
-    spaces = read_spaces(name, seen, acts)
-    shape = spaces.observation_shape
+    spaces = _spaces(name, seen, acts)
+    shape = spaces.observation.shape
     channels_first = len(shape) == 3 and seen.dtype == np.uint8 and shape[0] < shape[2]
     if channels_first:
-        spaces = spaces._replace(observation_shape=(shape[1], shape[2], shape[0]))
+        of_last = jax.ShapeDtypeStruct((shape[1], shape[2], shape[0]), jnp.uint8)
+        spaces = spaces._replace(observation=of_last)
 
     def observe(observation: Array) -> Array:
         return np.moveaxis(observation, 1, -1) if channels_first else observation
@@ -225,7 +228,7 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
         seen = one.single_observation_space
         registered = one.spec and one.spec.max_episode_steps
         limit = _limit(arguments.get("max_episode_steps", registered))
-        spaces = read_spaces(name, seen, one.single_action_space)
+        spaces = _spaces(name, seen, one.single_action_space)
     finally:
         one.close()
 
@@ -257,6 +260,16 @@ def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[...
         return Pool(naming()(pool.reset), naming()(pool.step), naming()(pool.close))
 
     return open_named
+
+
+def _spaces(name: str, seen: Any, acts: Any) -> Spaces:
+    spaces = read_spaces(name, seen, acts)
+    if not isinstance(spaces.observation, jax.ShapeDtypeStruct):
+        raise ConfigError(
+            f"env {name}: observations of an environment of the host must be one array, got "
+            f"{type(seen).__name__}: flatten them by a wrapper"
+        )
+    return spaces
 
 
 def _limit(steps: int | None) -> int | None:

@@ -32,7 +32,8 @@ class Sampling(NamedTuple):
 
     Attributes:
       settings: record of `--problem.*`.
-      build: `(env, settings, axis_name) -> Problem`; only a path pools statistics over devices.
+      build: `(env, settings, network, axis_name) -> Problem`; only a path pools statistics over
+        devices.
       rows: settings to the number of rows that are sharded over devices.
       steps: settings and the number of discrete actions to the environment steps of one iteration,
         counting every simulated step.
@@ -47,19 +48,21 @@ class Sampling(NamedTuple):
 SAMPLINGS = {
     "path": Sampling(
         control.Settings,
-        lambda env, settings, axis_name: control.from_settings(env, settings, axis_name=axis_name),
+        lambda env, settings, network, axis_name: control.from_settings(
+            env, settings, network, axis_name=axis_name
+        ),
         lambda s: s.num_envs,
         lambda s, _: s.num_envs * s.num_steps,
     ),
     "groups": Sampling(
         control.GroupSettings,
-        lambda env, settings, axis_name: control.groups_from_settings(env, settings),
+        lambda env, settings, network, _: control.groups_from_settings(env, settings, network),
         lambda s: s.num_prompts,
         lambda s, _: s.num_prompts * s.group_size * s.num_steps,
     ),
     "vine": Sampling(
         control.VineSettings,
-        lambda env, settings, axis_name: control.vine_from_settings(env, settings),
+        lambda env, settings, network, _: control.vine_from_settings(env, settings, network),
         lambda s: s.num_envs,
         control.VineSettings.steps,
     ),
@@ -188,6 +191,7 @@ class Built(NamedTuple):
 def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
     """The environment, and the problem made of it."""
     options, settings, way = records[""], records["problem"], sampling(records[""])
+    network = records["network"]
     if pools.is_host(options.env):
         source = pools.find(options.env, options.env_params)
         if source.max_steps is None:
@@ -195,10 +199,12 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
                 f"--env={options.env} must bound its episodes for an evaluation: give "
                 '--env_params={"max_episode_steps": 1000}, say'
             )
-        problem = control.recorded_from_settings(source.spaces, settings, axis_name=axis_name)
+        problem = control.recorded_from_settings(
+            source.spaces, settings, network, axis_name=axis_name
+        )
         return Built(problem, source.spaces, None, source)
     env = make_env(options.env)
-    problem = way.build(env, settings, axis_name)
+    problem = way.build(env, settings, network, axis_name)
     return Built(problem, control.adapt(env).spaces, env, None)
 
 
@@ -260,7 +266,10 @@ SCRIPT = Script(
     options=Options,
     defaults=defaults,
     tuned=tuned,
-    sections=lambda options: {"problem": sampling(options).settings},
+    sections=lambda options: {
+        "problem": sampling(options).settings,
+        "network": control.NetworkSettings,
+    },
     rows=lambda records: sampling(records[""]).rows(records["problem"]),
     steps=steps,
     shards_params=lambda options: False,

@@ -16,8 +16,7 @@ import numpy as np
 from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import adapt, unroll
-from jaxrl_po.control.statistics import normalize
-from jaxrl_po.distributions import Distribution
+from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run import earlier, filming, flags, folder, pools, rendering
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.flags import UsageError
@@ -89,7 +88,7 @@ class Player(NamedTuple):
     """One seed at one checkpoint.
 
     Attributes:
-      built: its environment, and the problem whose `apply` is the policy.
+      built: its environment, and the problem whose policy acts.
       state: of the seed; its observation statistics are not updated.
       iteration: of the checkpoint.
       title: algorithm, environment and seed.
@@ -99,20 +98,6 @@ class Player(NamedTuple):
     state: TrainState
     iteration: int
     title: str
-
-
-class Mode(NamedTuple):
-    """A distribution with all its mass on the mode, since `unroll` can only sample.
-
-    Attributes:
-      distribution: the policy's distribution.
-    """
-
-    distribution: Distribution
-
-    def sample(self, key: jax.Array) -> jax.Array:
-        """The mode; `key` is not used."""
-        return self.distribution.mode()
 
 
 def restore(options: Options, records: Mapping[str, Any]) -> Player:
@@ -139,17 +124,17 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
     It is the first of the episodes that `control.make_evaluate` plays with this key.
     """
-    environment = adapt(player.built.env)
+    environment, actor = adapt(player.built.env), actor_of(player.built.problem)
     reset_key, step_key = jax.random.split(key)
 
     @jax.jit
     def run(params: ActorCritic, collector: CollectorState) -> unroll.Trajectory:
-        def policy(observation: jax.Array) -> Any:
-            distribution = player.built.problem.apply(params, normalize(collector, observation))[0]
-            return Mode(distribution) if greedy else distribution
-
-        start = unroll.start(environment, reset_key, jnp.arange(1, dtype=jnp.int32))
-        return unroll.unroll(environment, policy, start, step_key, num_steps=max_steps)[1]
+        policy = functools.partial(actor.act, params, collector)
+        index = jnp.arange(1, dtype=jnp.int32)
+        start = unroll.start(environment, reset_key, index, actor.start(1))
+        return unroll.unroll(
+            environment, policy, start, step_key, num_steps=max_steps, greedy=greedy
+        )[1]
 
     trajectory = jax.tree.map(
         lambda x: np.asarray(x[0]), run(player.state.params, player.state.collector)
@@ -199,11 +184,8 @@ def main(argv: Sequence[str]) -> int:
     out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
     player = restore(options, records)
     source = player.built.source
-    limit = options.max_steps or (
-        getattr(player.built.env.default_params, "max_steps_in_episode", 0)
-        if source is None
-        else source.max_steps
-    )
+    own = adapt(player.built.env) if source is None else source
+    limit = options.max_steps or own.max_steps
     if not limit:
         raise UsageError("--max_steps must be at least 1: the environment has no limit of its own")
     if source is None:

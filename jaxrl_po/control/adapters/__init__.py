@@ -1,0 +1,1 @@
+"""Environments of other suites as `Environment`: one small module each, which imports its suite."""

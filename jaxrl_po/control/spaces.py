@@ -1,0 +1,203 @@
+"""Spaces: what a policy sees and may do, from the spaces of gymnax or gymnasium."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.types import PyTree
+
+# Entries of a structured observation with a meaning of their own.
+LEGAL, PRIVILEGED = "action_mask", "privileged_state"
+
+
+class Observation(NamedTuple):
+    """An observation with parts that are not for the policy's network.
+
+    Attributes:
+      policy: what the policy's network reads, any pytree.
+      critic: what the critic reads, any pytree; None if it reads what the policy does.
+      legal: bool, `[A]` for A discrete actions, or for several choices one after another: which are
+        allowed; None if all are.
+    """
+
+    policy: PyTree
+    critic: PyTree = None
+    legal: Any = None
+
+    def seen_by_critic(self) -> PyTree:
+        """What the critic reads."""
+        return self.policy if self.critic is None else self.critic
+
+
+class Spaces(NamedTuple):
+    """What a policy sees and may do.
+
+    Attributes:
+      observation: shapes and dtypes of one observation: an array, any pytree of arrays, or an
+        `Observation`.
+      num_actions: number of discrete actions, or 0.
+      action_size: components of a continuous action, or 0.
+      choices: options of each of several discrete choices made at once, or ().
+      observe: the environment's observation to the policy's: float32, bytes kept.
+      to_action: the policy's action to the environment's own.
+    """
+
+    observation: PyTree
+    num_actions: int = 0
+    action_size: int = 0
+    choices: tuple[int, ...] = ()
+    observe: Callable[[Any], PyTree] = lambda observation: observation
+    to_action: Callable[[jax.Array], PyTree] = lambda action: action
+
+    @property
+    def action(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one action, as the policy gives it."""
+        if self.action_size:
+            return jax.ShapeDtypeStruct((self.action_size,), jnp.float32)
+        return jax.ShapeDtypeStruct((len(self.choices),) if self.choices else (), jnp.int32)
+
+
+def is_discrete(space: Any) -> bool:
+    """Whether a space of gymnax or gymnasium is one number of finitely many, and no vector."""
+    return hasattr(space, "n") and tuple(getattr(space, "shape", None) or ()) == ()
+
+
+def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
+    """The spaces of an environment, gymnax's or gymnasium's.
+
+    Discrete observations become one-hot vectors; images of bytes stay bytes, which the network
+    scales; everything else is float32 (float64 where JAX has it on). In a dictionary, `action_mask`
+    are the legal actions and `privileged_state` is for the critic alone; the policy reads the rest.
+
+    A continuous action is in units of the box's half range around its centre. It is clipped to the
+    box here, after the policy: the stored action stays unclipped.
+
+    Args:
+      name: of the environment, for messages.
+      observation_space: discrete (`n`, and `start` if not 0), a box (`low`, `high`, `shape`), or a
+        dictionary or tuple of such (`spaces`).
+      action_space: discrete, several discrete choices (`nvec`) or a box.
+
+    Raises:
+      ConfigError: for spaces of another kind, or a mask that does not fit the actions.
+    """
+    read = _reader(name, observation_space)
+    raw = _example(observation_space)
+    seen = jax.eval_shape(read, raw)
+    acts = read_action_space(name, action_space)
+    require_mask(name, seen, acts)
+    return acts._replace(observation=seen, observe=read)
+
+
+def read_action_space(name: str, space: Any) -> Spaces:
+    """The actions of an environment; the fields of observations are left open.
+
+    Raises:
+      ConfigError: the space is neither discrete, nor several discrete choices, nor a box of floats.
+    """
+    if is_discrete(space):
+        first = int(getattr(space, "start", 0))
+        return Spaces(None, num_actions=int(space.n), to_action=lambda action: action + first)
+    if hasattr(space, "nvec") and len(space.shape) == 1:
+        offset = jnp.asarray(getattr(space, "start", 0))
+        return Spaces(
+            None,
+            choices=tuple(int(n) for n in space.nvec),
+            to_action=lambda action: action + offset,
+        )
+    floats = hasattr(space, "low") and jnp.issubdtype(getattr(space, "dtype", float), jnp.floating)
+    if not floats:
+        raise ConfigError(
+            f"env {name}: actions must be discrete, several discrete choices or a box of floats, "
+            f"got {type(space).__name__}"
+        )
+    return box_actions(space.low, space.high, tuple(space.shape))
+
+
+def box_actions(low: Any, high: Any, shape: tuple[int, ...]) -> Spaces:
+    """Continuous actions in a box, as `read_spaces` says; the fields of observations are open."""
+    low, high = (jnp.broadcast_to(jnp.asarray(bound, float), shape) for bound in (low, high))
+    bounded = jnp.isfinite(low) & jnp.isfinite(high)
+    centre = jnp.where(bounded, 0.5 * (low + high), 0.0)
+    half_range = jnp.where(bounded, 0.5 * (high - low), 1.0)
+
+    def to_action(action: jax.Array) -> jax.Array:
+        return jnp.clip(centre + half_range * action.reshape(shape), low, high)
+
+    return Spaces(None, action_size=math.prod(shape), to_action=to_action)
+
+
+def require_mask(name: str, observation: PyTree, spaces: Spaces) -> None:
+    """Raises ConfigError if the legal actions of an observation do not fit the actions."""
+    if not isinstance(observation, Observation) or observation.legal is None:
+        return
+    size = sum(spaces.choices) if spaces.choices else spaces.num_actions
+    if observation.legal.shape != (size,):
+        raise ConfigError(
+            f"env {name}: {LEGAL} must have the shape [{size}], one flag for each discrete action, "
+            f"got {list(observation.legal.shape)}"
+        )
+
+
+def _parts(space: Any) -> Any:
+    """The spaces inside a dictionary or tuple of spaces; None for any other."""
+    inner = getattr(space, "spaces", None)
+    return inner if isinstance(inner, Mapping | tuple | list) else None
+
+
+def _reader(name: str, space: Any) -> Callable[[Any], PyTree]:
+    parts = _parts(space)
+    if parts is None:
+        return _leaf_reader(name, space)
+    if not isinstance(parts, Mapping):
+        readers = tuple(_reader(name, part) for part in parts)
+        return lambda raw: tuple(read(x) for read, x in zip(readers, raw, strict=True))
+    of = {key: _reader(name, part) for key, part in parts.items() if key != LEGAL}
+    if not set(of) - {PRIVILEGED}:
+        raise ConfigError(f"env {name}: the policy must see something beside {', '.join(parts)}")
+
+    def read(raw: Any) -> PyTree:
+        seen = {key: reader(raw[key]) for key, reader in of.items()}
+        if not {LEGAL, PRIVILEGED} & set(parts):
+            return seen
+        critic = seen if PRIVILEGED in seen else None
+        policy = {key: x for key, x in seen.items() if key != PRIVILEGED}
+        legal = jnp.asarray(raw[LEGAL], bool).reshape(-1) if LEGAL in parts else None
+        return Observation(policy, critic, legal)
+
+    return read
+
+
+def _leaf_reader(name: str, space: Any) -> Callable[[Any], jax.Array]:
+    classes = int(space.n) if is_discrete(space) else 0
+    first = int(getattr(space, "start", 0)) if classes else 0
+    if not classes and not hasattr(space, "low"):
+        raise ConfigError(
+            f"env {name}: observations must be boxes or discrete, or dictionaries or tuples of "
+            f"these, got {type(space).__name__}"
+        )
+
+    def read(raw: Any) -> jax.Array:
+        if classes:
+            return jax.nn.one_hot(raw - first, classes, dtype=float)
+        array = jnp.asarray(raw)
+        return array if array.dtype == jnp.uint8 else array.astype(float)
+
+    return read
+
+
+def _example(space: Any) -> PyTree:
+    """Shapes and dtypes of what an environment with this space returns."""
+    parts = _parts(space)
+    if isinstance(parts, Mapping):
+        return {key: _example(part) for key, part in parts.items()}
+    if parts is not None:
+        return tuple(map(_example, parts))
+    if is_discrete(space):
+        return jax.ShapeDtypeStruct((), jnp.int32)
+    dtype = getattr(space, "dtype", None) or float
+    return jax.ShapeDtypeStruct(tuple(space.shape), jax.dtypes.canonicalize_dtype(dtype))

@@ -1,0 +1,76 @@
+"""Environments of other suites by name: `brax:hopper`, `jumanji:Snake-v1`."""
+
+import difflib
+import importlib
+import json
+from typing import Any
+
+from jaxrl_po.control.environment import Environment
+from jaxrl_po.run import extras
+from jaxrl_po.run.flags import UsageError
+
+# Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
+SUITES = {
+    "brax": "brax",
+    "playground": "mujoco_playground",
+    "craftax": "craftax",
+    "jumanji": "jumanji",
+    "xminigrid": "xminigrid",
+}
+
+
+def is_suite(name: str) -> bool:
+    """Whether a name is that of an environment of such a suite.
+
+    Example:
+      >>> is_suite("brax:hopper"), is_suite("envpool:Hopper-v4"), is_suite("CartPole-v1")
+      (True, False, False)
+    """
+    return name.partition(":")[0] in SUITES
+
+
+def arguments_of(name: str, env_params: str) -> dict[str, Any]:
+    """The arguments in `--env_params`, a JSON object or empty.
+
+    Raises:
+      UsageError: it is something else.
+    """
+    try:
+        arguments = json.loads(env_params or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError("not an object")
+    except ValueError:
+        raise UsageError(
+            f"--env_params={env_params} must be a JSON object of arguments for {name}, such as "
+            '{"frame_skip": 4}'
+        ) from None
+    return arguments
+
+
+def make(name: str, env_params: str = "") -> Environment:
+    """The environment of `suite:Name`.
+
+    Args:
+      name: see above.
+      env_params: JSON object with arguments of the suite's adapter; or empty.
+
+    Raises:
+      UsageError: the package is not installed, there is no environment of that name, or it does
+        not take the arguments.
+      ConfigError: its spaces cannot be handled.
+    """
+    suite, _, inner = name.partition(":")
+    arguments = arguments_of(name, env_params)
+    extras.require(f"env={name}", SUITES[suite], suite)
+    # Imported here, and by its name: the module imports the suite.
+    adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
+    known = adapter.names()
+    if inner not in known:
+        near = difflib.get_close_matches(inner, known, n=3)
+        hint = f"; did you mean {', '.join(f'{suite}:{each}' for each in near)}?" if near else ""
+        raise UsageError(f"--env={name}: {suite} has no {inner!r}{hint}")
+    try:
+        made: Environment = adapter.make(inner, **arguments)
+    except TypeError as error:
+        raise UsageError(f"--env_params for {name}: {' '.join(str(error).split())}") from None
+    return made
