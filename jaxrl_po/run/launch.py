@@ -296,7 +296,7 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
         try:
             resume = plan.records[""].resume
             outcome = runner.run(job, out, reporter, resume=resume, leave_early=True)
-        except (runner.Diverged, RewardError, PoolError) as error:
+        except (runner.Diverged, runner.NoAction, RewardError, PoolError) as error:
             print(f"error: {error}", file=sys.stderr)
             return None
         except CheckpointError as error:

@@ -5,8 +5,6 @@ observation of the next episode.
 """
 
 import contextlib
-import difflib
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +16,7 @@ import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.spaces import Spaces, is_discrete, read_spaces
-from jaxrl_po.run import extras, parallel
+from jaxrl_po.run import extras, parallel, suites
 from jaxrl_po.run.flags import RunError, UsageError
 
 SUITES = ("envpool", "gymnasium")
@@ -128,15 +126,7 @@ def find(name: str, env_params: str = "") -> Source:
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
-    try:
-        arguments = json.loads(env_params or "{}")
-        if not isinstance(arguments, dict):
-            raise ValueError("not an object")
-    except ValueError:
-        raise UsageError(
-            f"--env_params={env_params} must be a JSON object of arguments, such as "
-            '{"frame_skip": 4}'
-        ) from None
+    arguments = suites.arguments_of(env_params)
     extras.require(f"env={name}", suite, suite)
     return {"envpool": _envpool, "gymnasium": _gymnasium}[suite](name, inner, arguments)
 
@@ -144,13 +134,7 @@ def find(name: str, env_params: str = "") -> Source:
 def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     import envpool
 
-    known = envpool.list_all_envs()
-    if inner not in known:
-        near = difflib.get_close_matches(inner, known, n=3)
-        raise UsageError(
-            f"--env={name}: EnvPool has no {inner!r}"
-            + (f"; did you mean {', '.join(f'envpool:{each}' for each in near)}?" if near else "")
-        )
+    suites.require_known(name, envpool.list_all_envs())
     for own in ("num_envs", "seed", "batch_size", "env_type"):
         if own in arguments:
             raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")

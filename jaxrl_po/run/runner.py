@@ -32,6 +32,7 @@ from jaxrl_po.types import PyTree, TrainState
 
 SKIPPED = "skipped"
 SIGNAL = "signal"
+NO_ACTION = "frac_no_action"
 METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
 NOTHING_NEW = b"\ninterrupted before the first iteration: nothing new to save\n"
 SHOW_CURSOR = b"\x1b[?25h"
@@ -40,6 +41,10 @@ SAVING = b"\nfinishing this chunk, then saving; interrupt again to quit without 
 
 class Diverged(Exception):
     """Loss or gradient stayed non-finite; the message names the seed and the iteration."""
+
+
+class NoAction(Exception):
+    """No action was legal in some state; the message names the seed and the iteration."""
 
 
 class Reporter(Protocol):
@@ -94,6 +99,7 @@ def run(
 
     Raises:
       Diverged: see `Job.patience`; the last good checkpoint is kept.
+      NoAction: an environment's mask of actions allowed none; the last checkpoint is kept.
       RewardError: a reward function failed on the first batch; earlier checkpoints are kept.
       PoolError: an environment of the host failed; saved after the last whole iteration.
       CheckpointError: no checkpoint can be used.
@@ -239,6 +245,15 @@ def run(
                     f"{where * job.steps_per_iteration:,}); the last good checkpoint, of "
                     f"iteration {kept}, stays in {folder / 'checkpoints'}"
                 )
+            if (found := first_above_zero(means.get(NO_ACTION))) is not None:
+                where = iteration + found[0] + 1
+                raise NoAction(
+                    f"seed {found[1]}: no action was legal in some state of iteration {where} "
+                    f"(step {where * job.steps_per_iteration:,}): the action_mask of the "
+                    f"environment must allow one in every state that is not the last of an "
+                    f"episode; the checkpoint of iteration {kept} stays in "
+                    f"{folder / 'checkpoints'}"
+                )
             iteration = end
             if job.due(iteration, job.checkpoint_every) and not streak.any():
                 latest.save(iteration, without_frozen(state), after=best)
@@ -336,6 +351,18 @@ def extend_streaks(
             if stuck is None and streak.max() >= patience:
                 stuck = (i, int(streak.argmax()))
     return streak, stuck
+
+
+def first_above_zero(share: Mean | None) -> tuple[int, int] | None:
+    """`(index of the iteration, seed)` where a metric `[n, S]` is first above 0, or None.
+
+    Example:
+      >>> first_above_zero(Mean(np.array([[0.0, 0.0], [0.0, 2.0]]), np.full((2, 2), 8.0)))
+      (1, 1)
+    """
+    if share is None or not (found := np.argwhere(np.asarray(share.total) > 0)).size:
+        return None
+    return int(found[0][0]), int(found[0][1])
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_po.control.environment import Environment
@@ -29,7 +30,7 @@ def is_suite(name: str) -> bool:
     return name.partition(":")[0] in SUITES
 
 
-def arguments_of(name: str, env_params: str) -> dict[str, Any]:
+def arguments_of(env_params: str) -> dict[str, Any]:
     """The arguments in `--env_params`, a JSON object or empty.
 
     Raises:
@@ -41,10 +42,19 @@ def arguments_of(name: str, env_params: str) -> dict[str, Any]:
             raise ValueError("not an object")
     except ValueError:
         raise UsageError(
-            f"--env_params={env_params} must be a JSON object of arguments for {name}, such as "
+            f"--env_params={env_params} must be a JSON object of arguments, such as "
             '{"frame_skip": 4}'
         ) from None
     return arguments
+
+
+def require_known(name: str, known: Sequence[str]) -> None:
+    """Raises UsageError, with near names, if `suite:Name` is none of the suite's names."""
+    suite, _, inner = name.partition(":")
+    if inner not in known:
+        near = difflib.get_close_matches(inner, known, n=3)
+        hint = f"; did you mean {', '.join(f'{suite}:{each}' for each in near)}?" if near else ""
+        raise UsageError(f"--env={name}: {suite} has no environment {inner!r}{hint}")
 
 
 def make(name: str, env_params: str = "") -> Environment:
@@ -60,15 +70,11 @@ def make(name: str, env_params: str = "") -> Environment:
       ConfigError: its spaces cannot be handled.
     """
     suite, _, inner = name.partition(":")
-    arguments = arguments_of(name, env_params)
+    arguments = arguments_of(env_params)
     extras.require(f"env={name}", SUITES[suite], suite)
     # Imported here, and by its name: the module imports the suite.
     adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
-    known = adapter.names()
-    if inner not in known:
-        near = difflib.get_close_matches(inner, known, n=3)
-        hint = f"; did you mean {', '.join(f'{suite}:{each}' for each in near)}?" if near else ""
-        raise UsageError(f"--env={name}: {suite} has no {inner!r}{hint}")
+    require_known(name, adapter.names())
     try:
         made: Environment = adapter.make(inner, **arguments)
     except TypeError as error:

@@ -96,6 +96,7 @@ def train(
     Raises:
       ConfigError: names the argument that cannot work; nothing is compiled or written.
       runner.Diverged: no update was finite for 10 iterations; the last good checkpoint stays.
+      runner.NoAction: an environment's mask of actions allowed none.
 
     Example:
       >>> import gymnax

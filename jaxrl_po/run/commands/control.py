@@ -15,7 +15,7 @@ from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import flags, jobs, launch, methods, pools, user_code
+from jaxrl_po.run import flags, jobs, launch, methods, pools, suites, user_code
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.host import HostProblem
 from jaxrl_po.run.options import Options as RunOptions
@@ -75,13 +75,14 @@ class Options(RunOptions):
 
     env: str = static(
         "CartPole-v1",
-        "a registered gymnax environment, a class of your own as file.py:Name, or one that runs on "
-        "the host: envpool:Name, gymnasium:Name",
+        "a registered gymnax environment, a class of your own as file.py:Name, one of another "
+        f"suite in JAX ({', '.join(f'{suite}:Name' for suite in suites.SUITES)}), or one that runs "
+        "on the host: envpool:Name, gymnasium:Name",
     )
     env_params: str = static(
         "",
-        "arguments of an environment of the host, a JSON object for envpool.make or "
-        "gymnasium.make_vec",
+        "arguments of an environment of another suite, a JSON object: for envpool.make or "
+        "gymnasium.make_vec, or those of jaxrl_po.control.adapters",
     )
     sampling: str = static(
         "auto",
@@ -97,10 +98,10 @@ class Options(RunOptions):
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
-        if self.env_params and not pools.is_host(self.env):
+        if self.env_params and not pools.is_host(self.env) and not suites.is_suite(self.env):
             raise ConfigError(
-                "env_params is for environments of the host, envpool:Name and gymnasium:Name, "
-                f"not for env={self.env}"
+                "env_params is for environments of another suite, such as envpool:Name or "
+                f"{next(iter(suites.SUITES))}:Name, not for env={self.env}"
             )
         for name in ("distributed", "deterministic"):
             if getattr(self, name) and pools.is_host(self.env):
@@ -158,12 +159,14 @@ def self_normalized(branches: int, distribution: Distribution, samples: Samples)
     return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
 
 
-def make_env(name: str) -> Any:
-    """A registered environment, or that of `file.py:Name`.
+def make_env(name: str, env_params: str = "") -> Any:
+    """A registered environment, or that of `file.py:Name` or `suite:Name`.
 
     Raises:
-      UsageError: there is none of that name, or the file cannot be used.
+      UsageError: there is none of that name, or the file or the arguments cannot be used.
     """
+    if suites.is_suite(name):
+        return suites.make(name, env_params)
     if user_code.is_source(name):
         return user_code.make("env", name)
     import gymnax  # here, because it starts the backend, whose devices are chosen first
@@ -203,7 +206,7 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
             source.spaces, settings, network, axis_name=axis_name
         )
         return Built(problem, source.spaces, None, source)
-    env = make_env(options.env)
+    env = make_env(options.env, options.env_params)
     problem = way.build(env, settings, network, axis_name)
     return Built(problem, control.adapt(env).spaces, env, None)
 
@@ -214,7 +217,8 @@ def steps(records: Mapping[str, Any]) -> int:
     if pools.is_host(options.env):
         return sampling(options).steps(records["problem"], 0)
     return sampling(options).steps(
-        records["problem"], control.adapt(make_env(options.env)).spaces.num_actions
+        records["problem"],
+        control.adapt(make_env(options.env, options.env_params)).spaces.num_actions,
     )
 
 
