@@ -188,9 +188,9 @@ class TanhGaussian:
 
     def entropy(self) -> jax.Array:
         """Differential entropy of tanh(u), `E*`, in nats: by quadrature with 32 nodes."""
-        nodes = jnp.asarray(_NODES, jnp.float32)
-        u = _wide(self.mean)[..., None] + jnp.exp(_wide(self.log_std))[..., None] * nodes
-        slope = jnp.sum(_log_slope(u) * jnp.asarray(_WEIGHTS, jnp.float32), axis=-1)
+        spread = jnp.exp(_wide(self.log_std))
+        u = _wide(self.mean)[..., None] + jnp.multiply.outer(spread, _NODES.astype(spread.dtype))
+        slope = _log_slope(u) @ _WEIGHTS.astype(spread.dtype)
         return self.gaussian().entropy() + jnp.sum(slope, axis=-1)
 
     def kl(self, other: "TanhGaussian") -> jax.Array:

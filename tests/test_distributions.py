@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl_po import distributions
-from jaxrl_po.distributions import Categorical, DiagonalGaussian
+from jaxrl_po.config import ConfigError
+from jaxrl_po.distributions import Categorical, DiagonalGaussian, MultiCategorical, TanhGaussian
 
 PROBS = np.array([[0.2, 0.3, 0.5], [0.7, 0.2, 0.1]])
 OTHER = np.array([[0.1, 0.6, 0.3], [0.7, 0.2, 0.1]])
@@ -186,3 +187,103 @@ def test_what_is_drawn_in_half_precision_is_what_is_scored(dtype):
     ):
         assert got.dtype == jnp.float32
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def squashed(mean, log_std):
+    return TanhGaussian(jnp.asarray(mean, jnp.float32), jnp.asarray(log_std, jnp.float32))
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
+def test_density_of_a_squashed_gaussian_integrates_to_one(mean, log_std):
+    # Over actions a = tanh(u): ∫ p(a) da, with da = (1 − a²) du.
+    u = np.linspace(-12.0, 12.0, 20001)
+    policy = squashed(np.full((u.size, 1), mean), np.full((u.size, 1), log_std))
+    log_density = np.asarray(policy.log_prob(jnp.asarray(u[:, None], jnp.float32)), np.float64)
+    # 1 − tanh²(u), by its other name, which does not cancel.
+    slope = 1.0 / np.cosh(u) ** 2
+    weight = np.exp(log_density) * slope
+    assert np.trapezoid(weight, u) == pytest.approx(1.0, abs=2e-3)
+    entropy = -np.trapezoid(weight * log_density, u)
+    assert float(policy.entropy()[0]) == pytest.approx(entropy, abs=5e-3)
+
+
+def test_a_squashed_gaussian_far_from_zero_keeps_its_digits():
+    policy = squashed([[30.0]], [[0.0]])
+    # 1 − tanh²(u) = 4 exp(−2u) there, though tanh(30) is 1 in float32.
+    expected = -0.5 * np.log(2 * np.pi) + 60.0 - np.log(4.0)
+    assert float(policy.log_prob(jnp.array([[30.0]]))[0]) == pytest.approx(expected, rel=1e-6)
+    assert np.isfinite(jax.grad(lambda m: squashed(m, [[0.0]]).entropy().sum())(policy.mean)).all()
+
+
+def test_squashing_leaves_the_kl_and_the_ratio():
+    first, second = squashed([[0.3, -1.0]], [[0.2, -0.5]]), squashed([[0.1, 0.4]], [[-0.1, 0.3]])
+    plain = first.gaussian().kl(second.gaussian())
+    np.testing.assert_array_equal(first.kl(second), plain)
+    assert float(first.kl(second)[0]) != pytest.approx(float(second.kl(first)[0]), rel=1e-2)
+    u = jnp.array([[0.5, -2.0]])
+    ratio = second.log_prob(u) - first.log_prob(u)
+    gaussian = second.gaussian().log_prob(u) - first.gaussian().log_prob(u)
+    np.testing.assert_allclose(ratio, gaussian, rtol=1e-5)
+
+
+def test_several_choices_are_the_product_of_their_distributions():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5)), jnp.float32)
+    other = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5)), jnp.float32)
+
+    def joint(x):
+        # The same as one choice among 2 · 3 options.
+        return Categorical((x[:, :2, None] + x[:, None, 2:]).reshape(2, 6))
+
+    both, its = MultiCategorical(logits, (2, 3)), MultiCategorical(other, (2, 3))
+    action = jnp.array([[1, 2], [0, 1]])
+    np.testing.assert_allclose(
+        both.log_prob(action), joint(logits).log_prob(action @ jnp.array([3, 1])), rtol=1e-5
+    )
+    np.testing.assert_allclose(both.entropy(), joint(logits).entropy(), rtol=1e-5)
+    np.testing.assert_allclose(both.kl(its), joint(logits).kl(joint(other)), rtol=1e-4)
+    np.testing.assert_array_equal(both.mode() @ jnp.array([3, 1]), joint(logits).mode())
+    draws = jax.vmap(both.sample)(jax.random.split(jax.random.key(0), 4000))
+    assert draws.shape == (4000, 2, 2)
+    pairs = np.bincount(np.asarray(draws[:, 0] @ jnp.array([3, 1])), minlength=6) / 4000
+    np.testing.assert_allclose(pairs, jax.nn.softmax(joint(logits).logits[0]), atol=0.04)
+
+
+def test_an_illegal_action_has_probability_zero_everywhere():
+    legal = jnp.array([[True, False, True], [False, True, True]])
+    policy, other = (distributions.allow(categorical(p), legal) for p in (PROBS, OTHER))
+    kept, its = (np.where(legal, p, 0.0) for p in (PROBS, OTHER))
+    kept, its = (p / p.sum(1, keepdims=True) for p in (kept, its))
+    np.testing.assert_allclose(jnp.exp(policy.log_probs()), kept, rtol=1e-5, atol=1e-7)
+    assert float(policy.log_prob(jnp.array([1, 0])).max()) == -np.inf
+    mine, theirs = (np.log(np.where(legal, p, 1.0)) for p in (kept, its))
+    np.testing.assert_allclose(policy.kl(other), (kept * (mine - theirs)).sum(1), rtol=1e-4)
+    np.testing.assert_allclose(policy.entropy(), -(kept * mine).sum(1), rtol=1e-5)
+    draws = jax.vmap(policy.sample)(jax.random.split(jax.random.key(0), 500))
+    assert set(np.unique(draws[:, 0])) == {0, 2}
+    assert set(np.unique(draws[:, 1])) == {1, 2}
+
+    def total(logits):
+        mine = distributions.allow(Categorical(logits), legal)
+        return (mine.kl(other) + mine.entropy() + mine.log_prob(jnp.array([0, 1]))).sum()
+
+    gradient = np.asarray(jax.grad(total)(categorical(PROBS).logits))
+    assert np.isfinite(gradient).all()
+    assert not gradient[~np.asarray(legal)].any()
+    assert gradient[np.asarray(legal)].any()
+
+
+def test_where_nothing_is_legal_the_distribution_stays_whole():
+    none = jnp.array([[False] * 3, [True, True, False]])
+    policy = distributions.allow(categorical(PROBS), none)
+    np.testing.assert_allclose(jnp.exp(policy.log_probs())[0], PROBS[0], rtol=1e-5)
+    assert np.isfinite(policy.entropy()).all()
+    # One of two choices has no legal option: only that one stays whole.
+    both = distributions.allow(
+        MultiCategorical(jnp.zeros((1, 4)), (2, 2)), jnp.array([[False, False, True, False]])
+    )
+    np.testing.assert_allclose(both.entropy(), [np.log(2)], rtol=1e-6)
+
+
+def test_masks_are_for_discrete_actions():
+    with pytest.raises(ConfigError, match="policy must return a Categorical or a MultiCategorical"):
+        distributions.allow(DiagonalGaussian(jnp.zeros(2), jnp.zeros(2)), jnp.ones(2, bool))

@@ -187,7 +187,10 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
         (["--env=gymnasium:CartPole-v1", "--env_params=[1]"], "must be a JSON object"),
         (["--env=gymnasium:CartPole-v1", '--env_params={"wings": 2}'], "wings"),
         (["--env=gymnasium:Endless-v0"], "must bound its episodes"),
-        (["--env=CartPole-v1", "--env_params={}"], "--env_params is for environments of another suite"),
+        (
+            ["--env=CartPole-v1", "--env_params={}"],
+            "--env_params is for environments of another suite",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_compiles(tmp_path, flags, message):

@@ -1,0 +1,285 @@
+"""Structured observations, masks, several choices and squashed actions, through whole problems."""
+
+import types
+
+import gymnasium
+import gymnax
+import gymnax.environments.spaces as spaces_of_gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous
+
+from jaxrl_po import control
+from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control.spaces import read_spaces
+from jaxrl_po.control.statistics import normalize
+from jaxrl_po.distributions import MultiCategorical, TanhGaussian
+
+SMALL = control.NetworkSettings(width=8, depth=1)
+Box, Dict, Discrete = spaces_of_gymnax.Box, spaces_of_gymnax.Dict, spaces_of_gymnax.Discrete
+
+
+class Structured(AlwaysTruncated):
+    """An image of bytes, a vector, and what only the critic sees; one of four actions is legal.
+
+    The legal action is written in the state alone, as the cue's sign and the parity of the time, so
+    that a policy that ignores the mask plays it one time in four.
+    """
+
+    num_actions = 4
+
+    def observation(self, state):
+        legal = 2 * (state.time % 2) + (state.cue > 0)
+        return {
+            "image": jnp.full((5, 5, 2), 100, jnp.uint8),
+            "vector": state.cue[None] * 3.0,
+            "privileged_state": jnp.stack([state.cue, 5.0 * state.time]),
+            "action_mask": jnp.arange(4) == legal,
+        }
+
+    def reward(self, state, action):
+        legal = 2 * (state.time % 2) + (state.cue > 0)
+        return (action == legal).astype(jnp.float32)
+
+    def action_space(self, params=None):
+        return Discrete(4)
+
+    def observation_space(self, params=None):
+        return Dict(
+            {
+                "image": Box(0, 255, (5, 5, 2), jnp.uint8),
+                "vector": Box(-3.0, 3.0, (1,)),
+                "privileged_state": Box(-1.0, 9.0, (2,)),
+                "action_mask": Box(0, 1, (4,), jnp.bool_),
+            }
+        )
+
+
+class NoneLegal(Structured):
+    """At the second step of an episode, no action is legal."""
+
+    def observation(self, state):
+        seen = super().observation(state)
+        return seen | {"action_mask": seen["action_mask"] & (state.time != 1)}
+
+
+class TwoChoices(AlwaysTerminated):
+    """Reward for naming the cue by the first of two choices and its opposite by the second."""
+
+    def reward(self, state, action):
+        cue = state.cue > 0
+        right = jnp.stack([action[0] == cue, action[1] == 2 * ~cue])
+        return right.mean(dtype=jnp.float32)
+
+    def action_space(self, params=None):
+        return types.SimpleNamespace(nvec=np.array([2, 3]), shape=(2,))
+
+
+def problem_of(env, network=SMALL, **settings):
+    sizes = {"num_envs": 8, "num_steps": 8} | settings
+    return control.from_settings(env, control.Settings(**sizes), network)
+
+
+def trained(module, problem, iterations, **config):
+    learner = module.make(module.Config(**config), problem)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    step = jax.jit(learner.step)
+    for _ in range(iterations):
+        state, metrics = step(state)
+    assert step._cache_size() == 1
+    return state, metrics
+
+
+def test_a_dictionary_is_read_by_its_meaning():
+    spaces = control.adapt(Structured()).spaces
+    seen = spaces.observation
+    assert isinstance(seen, control.Observation)
+    assert sorted(seen.policy) == ["image", "vector"]
+    assert sorted(seen.critic) == ["image", "privileged_state", "vector"]
+    assert seen.policy["image"].dtype == jnp.uint8
+    assert seen.legal.shape == (4,)
+    assert seen.legal.dtype == bool
+
+
+def test_spaces_of_gymnasium_may_be_nested():
+    inner = gymnasium.spaces.Dict(
+        {
+            "class": gymnasium.spaces.Discrete(3, start=1),
+            "pair": gymnasium.spaces.Tuple([gymnasium.spaces.Box(0.0, 1.0, (2,))] * 2),
+        }
+    )
+    spaces = read_spaces("nested", inner, gymnasium.spaces.MultiDiscrete([2, 3]))
+    assert control.environment.shapes(spaces.observation) == {"class": [3], "pair": ([2], [2])}
+    seen = spaces.observe({"class": 2, "pair": (np.zeros(2), np.ones(2, np.float64))})
+    assert seen["class"].tolist() == [0.0, 1.0, 0.0]
+    assert seen["pair"][1].dtype == jnp.float32
+    assert spaces.choices == (2, 3)
+    assert spaces.action == jax.ShapeDtypeStruct((2,), jnp.int32)
+
+
+@pytest.mark.parametrize("module", [reinforce, a2c, ppo, ppo_penalty, npg, trpo])
+def test_every_method_keeps_to_the_legal_actions(module):
+    config = {"num_minibatches": 2} if module in (ppo, ppo_penalty) else {}
+    problem = problem_of(Structured(), normalize_observations=True)
+    state, metrics = trained(module, problem, 2, **config)
+    assert all(np.isfinite(x.metric()).all() for x in metrics.values() if float(x.count))
+    _, batch = jax.jit(problem.collect)(state.params, state.collector, jax.random.key(1))
+    assert np.all(batch.reward == 1.0)  # the legal action was played in every step
+    np.testing.assert_allclose(batch.log_prob, 0.0, atol=1e-6)  # and had probability 1
+    assert float(metrics["frac_no_action"].metric()) == 0.0
+    if module in (npg, trpo):
+        # One legal action leaves nothing to change: no step, and no NaN from 0 · log 0.
+        assert float(metrics["exact_kl"].metric()) == 0.0
+
+
+def test_statistics_are_kept_of_numbers_and_not_of_bytes_or_masks():
+    problem = problem_of(Structured(), normalize_observations=True)
+    params, collector = problem.init(jax.random.key(0))
+    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    policy, critic = collector.replicated["observation_statistics"]
+    assert policy["image"] == ()
+    assert critic["privileged_state"].mean[1] == pytest.approx(10.0 * 12 / 16, rel=0.2)
+    seen = normalize(collector, jax.tree.map(lambda x: x[0, 0], batch.inputs))
+    assert seen.policy["image"].dtype == jnp.uint8
+    assert batch.inputs.legal.dtype == bool
+    frames = types.SimpleNamespace(low=0, high=255, shape=(40, 40, 4), dtype=np.uint8)
+
+    class Frames(AlwaysTruncated):
+        def observation(self, state):
+            return jnp.zeros((40, 40, 4), jnp.uint8)
+
+        def observation_space(self, params=None):
+            return frames
+
+    with pytest.raises(ConfigError, match="normalize_observations must be off"):
+        problem_of(Frames(), normalize_observations=True).init(jax.random.key(0))
+
+
+def test_the_critic_alone_reads_what_is_privileged():
+    problem = problem_of(Structured())
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    changed = batch.inputs._replace(
+        critic=batch.inputs.critic | {"privileged_state": jnp.full((8, 8, 2), 7.0)}
+    )
+    before, value = problem.apply(params, batch.inputs)
+    after, other = problem.apply(params, changed)
+    np.testing.assert_array_equal(before.logits, after.logits)
+    assert not np.allclose(value, other)
+    moved = changed._replace(policy=batch.inputs.policy | {"vector": jnp.full((8, 8, 1), 7.0)})
+    np.testing.assert_array_equal(other, problem.apply(params, moved)[1])
+
+
+def test_a_state_without_a_legal_action_is_counted():
+    problem = problem_of(NoneLegal())
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    # The second of five steps, in rows of eight: 2 of 8.
+    assert float(batch.metrics["frac_no_action"].metric()) == pytest.approx(2 / 8)
+    assert np.isfinite(batch.log_prob).all()
+
+
+def test_groups_and_vines_take_masks():
+    problem = control.make_groups(Structured(), num_prompts=2, group_size=2, num_steps=6)
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    assert batch.score.tolist() == [[5.0, 5.0], [5.0, 5.0]]
+    assert float(batch.metrics["frac_no_action"].metric()) == 0.0
+    vine = control.make_vine(
+        Structured(), num_envs=2, num_steps=4, num_states=2, num_branches=2, horizon=3
+    )
+    params, collector = vine.init(jax.random.key(0))
+    _, batch = jax.jit(vine.collect)(params, collector, jax.random.key(1))
+    np.testing.assert_allclose(batch.log_prob, 0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("module", [ppo, trpo])
+def test_two_choices_at_once_are_learned(module):
+    settings = {"num_envs": 32, "num_steps": 16}
+    problem = problem_of(TwoChoices(), **settings)
+    config = {"num_minibatches": 4, "learning_rate": 1e-2} if module is ppo else {"max_kl": 0.05}
+    state, metrics = trained(module, problem, 12, **config)
+    distribution, _ = problem.apply(state.params, jnp.array([[-1.0], [1.0]]))
+    assert isinstance(distribution, MultiCategorical)
+    assert distribution.mode().tolist() == [[0, 2], [1, 0]]
+    assert float(metrics["episode_return"].metric()) > 0.9
+
+
+@pytest.mark.parametrize("std", ["independent", "dependent"])
+@pytest.mark.parametrize("module", [ppo, trpo])
+def test_squashed_actions_are_learned_and_stay_in_their_box(module, std):
+    played = []
+
+    class Watched(MatchCueContinuous):
+        def reward(self, state, action):
+            jax.debug.callback(lambda a: played.append(float(np.abs(a).max())), action)
+            return super().reward(state, action)
+
+    network = control.NetworkSettings(width=8, depth=1, squash=True, std=std, initial_log_std=0.5)
+    problem = problem_of(Watched(), network, num_envs=32, num_steps=16)
+    config = {"num_minibatches": 4, "learning_rate": 1e-2} if module is ppo else {"max_kl": 0.05}
+    state, metrics = trained(module, problem, 25, **config)
+    jax.effects_barrier()
+    assert 0.8 < max(played) <= 1.0
+    distribution, _ = problem.apply(state.params, jnp.array([[-1.0], [1.0]]))
+    assert isinstance(distribution, TanhGaussian)
+    np.testing.assert_allclose(jnp.tanh(distribution.mode())[:, 0], [-0.5, 0.5], atol=0.15)
+    if module is trpo:
+        assert float(metrics["exact_kl"].metric()) <= 0.05
+
+
+def test_a_squashed_policy_is_evaluated_by_its_greedy_action():
+    network = control.NetworkSettings(width=8, depth=1, squash=True)
+    env = MatchCueContinuous()
+    problem = problem_of(env, network)
+    params, collector = problem.init(jax.random.key(0))
+    # A policy whose mean before tanh is 2, for every cue.
+    head = params.policy["params"]["head"]["Dense_0"]
+    head["kernel"], head["bias"] = jnp.zeros_like(head["kernel"]), jnp.full(1, 2.0)
+    evaluate = control.make_evaluate(env, problem, num_episodes=64, max_steps=5)
+    result = evaluate(params, collector, jax.random.key(0))
+    expected = {-((np.tanh(2.0) - cue) ** 2) for cue in (-0.5, 0.5)}
+    np.testing.assert_allclose(
+        sorted(set(np.round(result["return"], 5).tolist())), sorted(expected), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "network", "message"),
+    [
+        ("CartPole-v1", {"squash": True}, "squash applies to continuous actions only"),
+        ("CartPole-v1", {"std": "dependent"}, "std applies to continuous actions only"),
+        ("CartPole-v1", {"shared_torso": True, "memory": "gru"}, "shared_torso must be off"),
+        ("CartPole-v1", {"shared_torso": True, "critic_width": 8}, "critic_width must be 0"),
+        ("CartPole-v1", {"memory": "lstm"}, "memory must be one of"),
+    ],
+)
+def test_networks_that_cannot_work_are_named(env, network, message):
+    with pytest.raises(ConfigError, match=message):
+        problem_of(gymnax.make(env)[0], control.NetworkSettings(**network))
+
+
+def test_a_body_for_both_is_refused_where_the_critic_sees_more():
+    with pytest.raises(ConfigError, match="shared_torso must be off where the critic sees more"):
+        problem_of(Structured(), control.NetworkSettings(shared_torso=True))
+
+
+def test_a_mask_must_fit_the_actions():
+    class Short(Structured):
+        def observation(self, state):
+            return super().observation(state) | {"action_mask": jnp.ones(3, bool)}
+
+    with pytest.raises(ConfigError, match=r"action_mask must have the shape \[4\]"):
+        control.adapt(Short())
+
+
+def test_the_critic_may_be_wider_and_normalised_by_layer():
+    network = control.NetworkSettings(width=8, critic_width=16, layer_norm=True)
+    params, _ = problem_of(gymnax.make("CartPole-v1")[0], network).init(jax.random.key(0))
+    policy, value = (p["params"]["torso"] for p in (params.policy, params.value))
+    assert policy["Dense_0"]["kernel"].shape == (4, 8)
+    assert value["Dense_0"]["kernel"].shape == (4, 16)
+    assert policy["LayerNorm_0"]["scale"].shape == (8,)
