@@ -47,13 +47,13 @@ class Sequences(NamedTuple):
       observation: leaves `[B, T, …]`.
       begins: `[B, T]`, bool, whether an episode begins with the step: the memories before it are 0.
       memory: `[B, H]`, the actor's before the first step.
-      critic_memory: `[B, H]`, the critic's.
+      critic_memory: `[B, H]`, the critic's; () without one.
     """
 
     observation: PyTree
     begins: jax.Array
     memory: jax.Array
-    critic_memory: jax.Array
+    critic_memory: PyTree
 
 
 class Actor(NamedTuple):
@@ -206,8 +206,8 @@ def _recurrent(actor: Recurrent, critic: Recurrent | None, spaces: Spaces) -> Ne
         return ActorCritic(policy, value)
 
     def start(rows: int) -> tuple[PyTree, PyTree]:
-        size = 0 if critic is None else critic.size
-        return jnp.zeros((rows, actor.size)), jnp.zeros((rows, size))
+        of_critic = () if critic is None else jnp.zeros((rows, critic.size))
+        return jnp.zeros((rows, actor.size)), of_critic
 
     def policy(
         params: ActorCritic, memory: jax.Array, observation: PyTree, begins: jax.Array
@@ -219,10 +219,8 @@ def _recurrent(actor: Recurrent, critic: Recurrent | None, spaces: Spaces) -> Ne
     def values(
         params: ActorCritic, memory: jax.Array, observation: PyTree, begins: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        if params.value is None or critic is None:
-            return jnp.zeros((*begins.shape, memory.shape[-1])), jnp.zeros(begins.shape)
         _, judged = _parts(observation)
-        output: Any = critic.apply(params.value, memory, judged, begins)
+        output: Any = cast(Recurrent, critic).apply(params.value, memory, judged, begins)
         return output[0], require_value(output[1], begins.shape)
 
     def act(
@@ -239,6 +237,8 @@ def _recurrent(actor: Recurrent, critic: Recurrent | None, spaces: Spaces) -> Ne
         begins: jax.Array,
         final_observation: PyTree,
     ) -> tuple[PyTree, jax.Array, jax.Array]:
+        if params.value is None:
+            return memory, jnp.zeros(begins.shape), jnp.zeros(begins.shape)
         memories, value = values(params, memory, observation, begins)
         # One step on from the memory after each step, before any reset.
         flat = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), final_observation)
@@ -250,6 +250,8 @@ def _recurrent(actor: Recurrent, critic: Recurrent | None, spaces: Spaces) -> Ne
         observation, begins, memory, critic_memory = inputs
         chex.assert_rank(begins, 2)
         _, distribution = policy(params, memory, observation, begins)
+        if params.value is None:
+            return distribution, jnp.zeros(begins.shape)
         return distribution, values(params, critic_memory, observation, begins)[1]
 
     return Networks(init, start, act, judge, Sequences, apply)

@@ -1,0 +1,325 @@
+"""Policies with memory: what is replayed is what acted, and memory is what solves a maze."""
+
+import functools
+import json
+
+import chex
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from clock import ignore, started
+from clock import problem_of as hosted_problem
+from gymnax.environments import spaces
+from jax.flatten_util import ravel_pytree
+from probes import Params, Probe
+
+from jaxrl_po import control, trust_region
+from jaxrl_po import run as runs
+from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control import actor, networks, recorded
+from jaxrl_po.run.commands import control as control_command
+from jaxrl_po.run.commands import evaluate, render
+
+GRU = control.NetworkSettings(width=8, depth=1, memory="gru")
+
+
+class RandomEnds(Probe):
+    """Episodes end by themselves with probability ¼; noise is observed."""
+
+    def observation(self, state):
+        return jnp.stack([state.cue, jnp.sin(7.0 * state.time + state.cue)])
+
+    def step_env(self, key, state, action, params):
+        state = state.replace(time=state.time + 1, cue=jax.random.normal(key))
+        reward = state.cue * (action - 0.5)
+        return self.observation(state), state, reward, jax.random.bernoulli(key, 0.25), {}
+
+    def observation_space(self, params=None):
+        return spaces.Box(-9.0, 9.0, (2,))
+
+
+class Maze(Probe):
+    """A T-maze (Bakker 2002): the sign at the start says which way to turn after the corridor."""
+
+    corridor = 5
+
+    @property
+    def default_params(self):
+        return Params(max_steps_in_episode=self.corridor + 2)
+
+    def observation(self, state):
+        time = jnp.asarray(state.time)
+        return jnp.stack([jnp.where(time == 0, state.cue, 0.0), time == self.corridor])
+
+    def step_env(self, key, state, action, params):
+        turns = state.time == self.corridor
+        reward = jnp.where(turns, jnp.where((action == 1) == (state.cue > 0), 1.0, -1.0), 0.0)
+        state = state.replace(time=state.time + 1)
+        return self.observation(state), state, reward, turns, {}
+
+    def observation_space(self, params=None):
+        return spaces.Box(-1.0, 1.0, (2,))
+
+
+def made(env, network=GRU, **sizes):
+    sizes = {"num_envs": 16, "num_steps": 12} | sizes
+    return control.from_settings(env, control.Settings(**sizes), network)
+
+
+@functools.cache
+def two_batches():
+    problem = made(RandomEnds(), normalize_observations=True)
+    params, collector = problem.init(jax.random.key(0))
+    # Large weights, so that what is remembered shows.
+    params = jax.tree.map(lambda x: 2.0 * x, params)
+    collect = jax.jit(problem.collect)
+    batches = []
+    for i in range(3):
+        collector, batch = collect(params, collector, jax.random.key(i))
+        batches.append(batch)
+    return problem, params, batches
+
+
+def test_what_is_replayed_is_what_acted():
+    problem, params, batches = two_batches()
+    for batch in batches:
+        distribution, value = problem.apply(params, batch.inputs)
+        np.testing.assert_allclose(
+            distribution.log_prob(batch.action), batch.log_prob, atol=1e-5, rtol=0
+        )
+        np.testing.assert_allclose(value, batch.value, atol=1e-5)
+    ended = np.concatenate([b.terminated | b.truncated for b in batches])
+    assert ended.any(axis=0).all()  # an episode began at every position of a row
+    # Without the memories before the first step the numbers would be others.
+    last = batches[-1]
+    assert float(jnp.abs(last.inputs.memory).max()) > 0.1
+    forgotten = last.inputs._replace(memory=jnp.zeros_like(last.inputs.memory))
+    other = problem.apply(params, forgotten)[0].log_prob(last.action)
+    assert float(jnp.abs(other - last.log_prob).max()) > 1e-3
+
+
+def test_the_next_value_is_seen_with_the_memory_before_the_reset():
+    _, _, (*_, batch) = two_batches()
+    ended = batch.terminated | batch.truncated
+    running = ~np.asarray(ended[:, :-1])
+    np.testing.assert_allclose(
+        np.asarray(batch.next_value[:, :-1])[running],
+        np.asarray(batch.value[:, 1:])[running],
+        atol=1e-5,
+    )
+    assert not np.allclose(batch.next_value[:, :-1][~running], batch.value[:, 1:][~running])
+
+
+def test_the_memories_of_a_batch_follow_those_of_the_batch_before():
+    problem, params, (_, first, second) = two_batches()
+    ended = np.asarray((first.terminated | first.truncated)[:, -1])
+    for name in ("memory", "critic_memory"):
+        memory = np.asarray(getattr(second.inputs, name))
+        assert not memory[ended].any()
+        assert np.abs(memory[~ended]).max(axis=1).min() > 0.0
+    # One row over both batches at once gives the second batch's values.
+    joined = jax.tree.map(
+        lambda x, y: jnp.concatenate([x, y], axis=1), first.inputs[:2], second.inputs[:2]
+    )
+    begins = joined[1].at[:, 12].set(ended)
+    whole = actor.Sequences(joined[0], begins, *first.inputs[2:])
+    # The statistics moved on between the two, but inputs are already normalised.
+    value = problem.apply(params, whole)[1]
+    np.testing.assert_allclose(value[:, 12:], second.value, atol=1e-5)
+
+
+def test_no_gradient_passes_the_end_of_an_episode():
+    problem, params, (_, _, batch) = two_batches()
+
+    def last_log_prob(observation):
+        inputs = batch.inputs._replace(observation=observation)
+        return problem.apply(params, inputs)[0].log_prob(batch.action)[:, -1].sum()
+
+    gradient = np.abs(jax.grad(last_log_prob)(batch.inputs.observation)).sum(axis=-1)
+    begins = np.asarray(batch.inputs.begins)
+    for row in range(len(begins)):
+        start = int(np.flatnonzero(begins[row])[-1]) if begins[row].any() else 0
+        assert not gradient[row, :start].any()
+        assert gradient[row, start:].all()
+
+
+def test_the_fisher_product_runs_through_the_recurrence():
+    policy = networks.Recurrent(networks.Torso((3,)), networks.CategoricalHead(2), 2)
+    keys = jax.random.split(jax.random.key(0), 3)
+    observation = jax.random.normal(keys[0], (3, 4, 2))
+    begins = jnp.zeros((3, 4), bool).at[1, 2].set(True)
+    memory = jax.random.normal(keys[1], (3, 2))
+    params = jax.tree.map(lambda x: 3.0 * x, policy.init(keys[2], memory, observation, begins))
+    flat, unravel = ravel_pytree(params)
+
+    def distribution(x):
+        return policy.apply(unravel(x), memory, observation, begins)[1]
+
+    old = distribution(flat)
+    jacobian = jax.jacobian(lambda x: distribution(x).log_probs())(flat)
+    dense = jnp.einsum("bta,btai,btaj->ij", jnp.exp(old.log_probs()), jacobian, jacobian) / 12
+    vector = jax.random.normal(jax.random.key(5), flat.shape)
+    product = trust_region.fisher_vector_product(
+        lambda x: old.kl(distribution(x)).mean(), flat, vector
+    )
+    np.testing.assert_allclose(product, dense @ vector, rtol=1e-3, atol=1e-5)
+    # The recurrence has a share in it.
+    recurrent = ravel_pytree(
+        jax.tree.map(jnp.zeros_like, params)
+        | {
+            "params": jax.tree.map(jnp.zeros_like, params["params"])
+            | {"GRUCell_0": jax.tree.map(jnp.ones_like, params["params"]["GRUCell_0"])}
+        }
+    )[0]
+    assert float(jnp.abs(product * recurrent).max()) > 1e-3
+
+
+@pytest.mark.parametrize("module", [reinforce, a2c, ppo, npg, trpo])
+def test_every_method_steps_with_memory(module):
+    name = {ppo: "num_minibatches", a2c: "num_microbatches"}.get(module, "value_minibatches")
+    config = {name: 4}
+    problem = made(RandomEnds(), num_envs=8)
+    learner = module.make(module.Config(**config), problem)
+    states = jax.jit(jax.vmap(learner.init))(jax.random.split(jax.random.key(0), 2))
+    step = jax.jit(jax.vmap(learner.step))
+    for _ in range(2):
+        states, metrics = step(states)
+    assert step._cache_size() == 1
+    assert np.isfinite(ravel_pytree(states.params)[0]).all()
+    alone = jax.jit(learner.init)(jax.random.split(jax.random.key(0), 2)[1])
+    for _ in range(2):
+        alone, _ = jax.jit(learner.step)(alone)
+    chex.assert_trees_all_close(
+        jax.tree.map(lambda x: x[1], states.params), alone.params, rtol=2e-3, atol=2e-4
+    )
+    if module is trpo:
+        assert 0.0 < float(metrics["exact_kl"].metric()[0]) <= 0.01
+
+
+def test_minibatches_are_whole_sequences():
+    learner = ppo.make(ppo.Config(num_minibatches=3), made(RandomEnds()))
+    with pytest.raises(ConfigError, match="3 × 1 must divide the 16 rows"):
+        jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
+
+
+@functools.cache
+def solved(memory, name):
+    env = Maze() if name == "maze" else gymnax.make("MemoryChain-bsuite")[0]
+    network = control.NetworkSettings(width=16, depth=1, memory=memory)
+    problem = made(env, network, num_envs=64, num_steps=32)
+    learner = ppo.make(
+        ppo.Config(num_minibatches=4, num_epochs=4, learning_rate=5e-3, entropy_coefficient=0.01),
+        problem,
+    )
+    state = jax.jit(learner.init)(jax.random.key(1))
+    state, _ = jax.jit(
+        lambda s: jax.lax.scan(lambda s, _: (learner.step(s)[0], None), s, None, 30)
+    )(state)
+    evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=256, max_steps=20))
+    result = evaluate(state.params, state.collector, jax.random.key(9))
+    return float(result["return"].mean())
+
+
+@pytest.mark.parametrize("name", ["maze", "chain"])
+def test_memory_solves_what_is_chance_without(name):
+    assert solved("gru", name) > 0.95
+    assert abs(solved("none", name)) < 0.4
+
+
+def test_a_host_environment_replays_what_acted():
+    hosted = hosted_problem(3, 5, memory="gru", statistics=True)
+    _, state, rollouts = started(hosted)
+    sample = jax.jit(
+        lambda s, r: jax.vmap(hosted.problem.collect)(
+            s.params,
+            recorded.with_recording(s, r).collector,
+            jax.random.split(jax.random.key(0), 1),
+        )
+    )
+    state = state._replace(params=jax.tree.map(lambda x: 2.0 * x, state.params))
+    for _ in range(3):
+        state, recording = rollouts.record(state, ignore)
+        collector, batch = sample(state, recording)
+        # What acted: step by step, forgetting where an episode begins.
+        memory = jax.tree.map(lambda x: x[0], recording.memory)
+        seen = jax.tree.map(lambda x: x[0], batch.inputs)
+        start = seen.memory
+        np.testing.assert_array_equal(start, memory)
+        for t in range(5):
+            of_t = actor.Sequences(
+                seen.observation[:, t : t + 1], seen.begins[:, t : t + 1], start, seen.critic_memory
+            )
+            distribution, _ = hosted.problem.apply(jax.tree.map(lambda x: x[0], state.params), of_t)
+            log_prob = distribution.log_prob(recording.action[0][:, t : t + 1])[:, 0]
+            np.testing.assert_allclose(log_prob, batch.log_prob[0, :, t], atol=1e-5)
+            one = jax.tree.map(lambda x: x[0], state)
+            start, _, _ = recorded.act(
+                hosted.problem,
+                hosted.source.spaces,
+                one,
+                start,
+                recording.observation[0][:, t],
+                seen.begins[:, t],
+                jnp.int32(t),
+            )
+        state = state._replace(collector=collector)
+    assert bool(batch.inputs.begins.any())
+
+
+def test_only_one_of_two_with_memory_is_refused():
+    remembering = networks.Recurrent(networks.Torso((4,)), networks.CategoricalHead(2), 4)
+    with pytest.raises(ConfigError, match=r"policy and critic must both be networks\.Recurrent"):
+        control.make_problem(Maze(), policy=remembering)
+    with pytest.raises(ConfigError, match="memory must be none in a vine"):
+        control.make_vine(Maze(), policy=remembering)
+
+
+def test_groups_remember_too():
+    remembering = networks.Recurrent(networks.Torso((4,)), networks.CategoricalHead(2), 4)
+    problem = control.make_groups(
+        RandomEnds(), num_prompts=2, group_size=3, num_steps=6, policy=remembering
+    )
+    params, collector = problem.init(jax.random.key(0))
+    params = jax.tree.map(lambda x: 2.0 * x, params)
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    replayed = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
+    within = np.asarray(batch.mask)
+    np.testing.assert_allclose(replayed[within], batch.log_prob[within], atol=1e-5)
+
+
+def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(tmp_path):
+    out = tmp_path / "run"
+    flags = [
+        "--env=MemoryChain-bsuite",
+        "--network.memory=gru",
+        "--network.width=8",
+        "--network.depth=1",
+        "--problem.num_envs=4",
+        "--problem.num_steps=8",
+        "--config.num_minibatches=2",
+        "--eval_episodes=4",
+        "--seeds=2",
+        f"--out={out}",
+    ]
+    whole = [f"--out={tmp_path / 'whole'}" if f.startswith("--out") else f for f in flags]
+    assert control_command.main([*flags, "--total_steps=64"]) == 0
+    assert control_command.main([*flags, "--total_steps=128", "--resume"]) == 0
+    assert control_command.main([*whole, "--total_steps=128"]) == 0
+    resumed, at_once = (
+        [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        for place in (out, tmp_path / "whole")
+    )
+    assert resumed[-1]["greedy_return"] == at_once[-1]["greedy_return"]
+    assert resumed[-1]["policy_loss"] == at_once[-1]["policy_loss"]
+    assert evaluate.main([f"--run={out}", "--size=4"]) == 0
+    assert render.main([f"--run={out}", "--max_steps=4"]) == 0
+    policy = runs.load(out)
+    with pytest.raises(ConfigError, match="act must be replaced by step"):
+        policy.act(jnp.zeros(3))
+    memory, action = policy.step(policy.start, jnp.array([1.0, 0.0, 1.0]))
+    assert memory.shape == (8,)
+    assert float(jnp.abs(memory).max()) > 0.0
+    assert int(action) in (0, 1)
