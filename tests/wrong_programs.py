@@ -6,6 +6,7 @@ that a change of the program breaks the table and no mistake drops out of it unn
 
 import wrong_coefficients
 import wrong_regressions
+import wrong_spaces
 from wrong import Wrong
 
 WRONG = [
@@ -21,8 +22,8 @@ WRONG = [
     Wrong(
         "one key for action and environment in an evaluation",
         "control.unroll",
-        "step_keys[:, 1], play.state",
-        "step_keys[:, 0], play.state",
+        "step_keys[:, 1], playing.state",
+        "step_keys[:, 0], playing.state",
         ("test_random_numbers.py::test_nor_in_an_evaluation_that_samples",),
     ),
     Wrong(
@@ -110,8 +111,8 @@ WRONG = [
     Wrong(
         "episodes are sampled where greedy is asked",
         "control.unroll",
-        "        if greedy:",
-        "        if False:",
+        "    if greedy:",
+        "    if False:",
         ("test_control.py::test_greedy_evaluation_plays_the_mode_whatever_the_key",),
     ),
     Wrong(
@@ -124,8 +125,8 @@ WRONG = [
     Wrong(
         "tokens are sampled where greedy is asked",
         "language.sampling",
-        "        if greedy:",
-        "        if False:",
+        "    if greedy:",
+        "    if False:",
         ("test_evaluation.py::test_greedy_answers_are_the_most_likely_tokens",),
     ),
     Wrong(
@@ -153,8 +154,8 @@ WRONG = [
     Wrong(
         "the value of this state for that of the next",
         "control.problem",
-        "nets.value(params, final_inputs)",
-        "nets.value(params, inputs)",
+        "nets.judge(params, critic_memory, seen, begins, final)",
+        "nets.judge(params, critic_memory, seen, begins, seen)",
         ("test_control.py::test_values_and_log_probs_are_those_of_apply",),
     ),
     Wrong(
@@ -294,8 +295,8 @@ WRONG = [
     Wrong(
         "the policy acts on raw observations",
         "control.problem",
-        "nets.policy(params, normalize(collector, observation))",
-        "nets.policy(params, observation)",
+        "nets.act(params, memory, normalize(collector, observation))",
+        "nets.act(params, memory, observation)",
         ("test_control.py::test_values_and_log_probs_are_those_of_apply",),
     ),
     Wrong(
@@ -394,8 +395,8 @@ WRONG = [
     Wrong(
         "on the host, the value of this observation for that of the next",
         "control.recorded",
-        "next_value=value[:, 1:]",
-        "next_value=value[:, :-1]",
+        "params, critic_memory, seen[:, :-1], begins, seen[:, 1:]",
+        "params, critic_memory, seen[:, :-1], begins, seen[:, :-1]",
         ("test_host.py::test_the_batch_bootstraps_from_the_true_final_observation[True]",),
     ),
     Wrong(
@@ -427,4 +428,5 @@ WRONG = [
         ("test_networks.py::test_convolution_equals_xlas[4-2-size1]",),
     ),
     *wrong_regressions.WRONG,
+    *wrong_spaces.WRONG,
 ]

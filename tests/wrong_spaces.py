@@ -1,0 +1,100 @@
+"""Wrong programs of structured observations, masks, squashed actions, memory and cheap resets."""
+
+from wrong import Wrong
+
+WRONG = [
+    Wrong(
+        "illegal actions are made unlikely in place of impossible",
+        "distributions",
+        "jnp.where(kept, _wide(distribution.logits), -jnp.inf)",
+        "jnp.where(kept, _wide(distribution.logits), -5.0)",
+        ("test_distributions.py::test_an_illegal_action_has_probability_zero_everywhere",),
+    ),
+    Wrong(
+        "the mask does not reach the policy",
+        "control.actor",
+        "return distributions.allow(distribution, inputs.legal)",
+        "return distribution",
+        ("test_spaces.py::test_every_method_keeps_to_the_legal_actions[jaxrl_po.algorithms.ppo]",),
+    ),
+    Wrong(
+        "a squashed density without the slope of tanh",
+        "distributions",
+        "self.gaussian().log_prob(action) - jnp.sum(_log_slope(_wide(action)), axis=-1)",
+        "self.gaussian().log_prob(action)",
+        ("test_distributions.py::test_density_of_a_squashed_gaussian_integrates_to_one[0.0-0.0]",),
+    ),
+    Wrong(
+        "the entropy of u for that of tanh(u)",
+        "distributions",
+        "return self.gaussian().entropy() + jnp.sum(slope, axis=-1)",
+        "return self.gaussian().entropy()",
+        ("test_distributions.py::test_density_of_a_squashed_gaussian_integrates_to_one[0.0-0.0]",),
+    ),
+    Wrong(
+        "u is played and clipped in place of tanh(u)",
+        "control.actor",
+        "jnp.tanh(action) if isinstance(distribution, TanhGaussian) else action",
+        "action",
+        ("test_spaces.py::test_a_squashed_policy_is_evaluated_by_its_greedy_action",),
+    ),
+    Wrong(
+        "the policy sees what is privileged",
+        "control.spaces",
+        "policy = {key: x for key, x in seen.items() if key != PRIVILEGED}",
+        "policy = seen",
+        ("test_spaces.py::test_a_dictionary_is_read_by_its_meaning",),
+    ),
+    Wrong(
+        "memory survives the end of an episode while acting",
+        "control.unroll",
+        "memory=forget(memory, ~running)",
+        "memory=memory",
+        ("test_memory.py::test_what_is_replayed_is_what_acted",),
+    ),
+    Wrong(
+        "memory survives the end of an episode while training",
+        "control.networks",
+        "cell(jnp.where(begins[:, None], 0.0, memory), features)",
+        "cell(memory, features)",
+        ("test_memory.py::test_no_gradient_passes_the_end_of_an_episode",),
+    ),
+    Wrong(
+        "an episode begins one step late",
+        "control.problem",
+        "jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))",
+        "jnp.pad(ended[:, :-2], ((0, 0), (2, 0)))",
+        ("test_memory.py::test_what_is_replayed_is_what_acted",),
+    ),
+    Wrong(
+        "every segment begins with an empty memory",
+        "control.problem",
+        "nets.inputs(seen, begins, before.memory, critic_memory)",
+        "nets.inputs(seen, begins, 0.0 * before.memory, critic_memory)",
+        ("test_memory.py::test_what_is_replayed_is_what_acted",),
+    ),
+    Wrong(
+        "the critic's memory survives the end of an episode",
+        "control.problem",
+        "after = unroll.forget(after, ended[:, -1])",
+        "after = unroll.forget(after, ended[:, -1] & False)",
+        ("test_memory.py::test_the_memories_of_a_batch_follow_those_of_the_batch_before",),
+    ),
+    Wrong(
+        "the next value with the memory before the step",
+        "control.actor",
+        "after = memories.reshape(-1, memories.shape[-1])",
+        (
+            "after = jnp.concatenate([memory[:, None], memories[:, :-1]], axis=1)"
+            ".reshape(-1, memories.shape[-1])"
+        ),
+        ("test_memory.py::test_the_next_value_is_seen_with_the_memory_before_the_reset",),
+    ),
+    Wrong(
+        "on the host, memory survives the end of an episode",
+        "control.recorded",
+        "begins = jnp.pad(~mask[:, :-1], ((0, 0), (1, 0)))",
+        "begins = jnp.zeros_like(mask)",
+        ("test_memory.py::test_a_host_environment_replays_what_acted",),
+    ),
+]
