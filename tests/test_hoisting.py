@@ -92,7 +92,7 @@ def test_no_random_number_is_drawn_in_a_step_of_an_environment():
     def rollout(key):
         envs = unroll.start(env, key, jnp.arange(3))
         return unroll.unroll(
-            env, lambda observation: Categorical(observation[:, :2]), envs, key, num_steps=8
+            env, lambda memory, seen: (memory, Categorical(seen[:, :2])), envs, key, num_steps=8
         )
 
     assert hashes_in_loops(rollout, jax.random.key(0)) == 0

@@ -49,8 +49,8 @@ class Guess:
         return spaces.Box(-1.0, 1.0, (1,))
 
 
-def uniform(observation):
-    return Categorical(jnp.zeros((*observation.shape[:-1], ACTIONS)))
+def uniform(memory, observation):
+    return memory, Categorical(jnp.zeros((*observation.shape[:-1], ACTIONS)))
 
 
 def test_the_noise_of_actions_is_not_that_of_the_environment():
