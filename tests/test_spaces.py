@@ -2,6 +2,7 @@
 
 import types
 
+import flax.linen as nn
 import gymnasium
 import gymnax
 import gymnax.environments.spaces as spaces_of_gymnax
@@ -12,11 +13,15 @@ import pytest
 from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous
 
 from jaxrl_po import control
+from jaxrl_po import run as runs
 from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
 from jaxrl_po.config import ConfigError
+from jaxrl_po.control import networks
 from jaxrl_po.control.spaces import read_spaces
 from jaxrl_po.control.statistics import normalize
 from jaxrl_po.distributions import MultiCategorical, TanhGaussian
+from jaxrl_po.run.commands import control as command
+from jaxrl_po.run.flags import UsageError
 
 SMALL = control.NetworkSettings(width=8, depth=1)
 Box, Dict, Discrete = spaces_of_gymnax.Box, spaces_of_gymnax.Dict, spaces_of_gymnax.Discrete
@@ -283,3 +288,71 @@ def test_the_critic_may_be_wider_and_normalised_by_layer():
     assert policy["Dense_0"]["kernel"].shape == (4, 8)
     assert value["Dense_0"]["kernel"].shape == (4, 16)
     assert policy["LayerNorm_0"]["scale"].shape == (8,)
+
+
+OWN = """
+import flax.linen as nn
+from jaxrl_po.control.networks import Critic, CategoricalHead, Policy, Torso
+
+class Three(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return CategoricalHead(3)(x)
+
+def actor():
+    return Policy(Torso((5,)), CategoricalHead(2))
+
+def critic():
+    return Critic(Torso((6,)))
+"""
+
+
+def test_networks_of_ones_own_come_from_a_file(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    arguments = [
+        "--problem.num_envs=4",
+        "--problem.num_steps=8",
+        "--total_steps=32",
+        "--seeds=1",
+        "--eval_episodes=2",
+        f"--policy={tmp_path}/own.py:actor",
+    ]
+    out = tmp_path / "run"
+    critic = f"--critic={tmp_path}/own.py:critic"
+    assert command.main([*arguments, critic, f"--out={out}", "--config.num_minibatches=2"]) == 0
+    policy = runs.load(out)
+    torso = policy.params.policy["params"]["torso"]
+    assert torso["Dense_0"]["kernel"].shape == (4, 5)
+    assert policy.params.value["params"]["torso"]["Dense_0"]["kernel"].shape == (4, 6)
+    assert int(policy.act(jnp.zeros(4))) in (0, 1)
+    for flags, message in (
+        ([critic, "--network.width=8"], "width has no effect"),
+        ([critic, "--algorithm=grpo"], "--critic must be left out"),
+        (["--policy=mlp"], "policy must be a file and a name"),
+        ([f"--policy={tmp_path}/own.py:Three"], r"one of 2 options.*a Categorical over 3 options"),
+        ([f"--policy={tmp_path}/own.py:Four"], "policy.*Four"),
+    ):
+        with pytest.raises((UsageError, ConfigError), match=message):
+            command.main([*arguments, *flags, f"--out={tmp_path / 'other'}"])
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "head", "message"),
+    [
+        (Structured(), networks.CategoricalHead(3), r"one of 4 options.*over 3 options"),
+        (TwoChoices(), networks.CategoricalHead(2), "one of 2 and one of 3 options"),
+        (TwoChoices(), networks.MultiCategoricalHead((3, 2)), "over 3 and 2 options"),
+        (MatchCueContinuous(), networks.GaussianHead(2), "1 continuous components, .* got a Diag"),
+        (MatchCueContinuous(), networks.CategoricalHead(1), "1 continuous components"),
+    ],
+)
+def test_a_policy_must_fit_the_actions(env, head, message):
+    class Last(nn.Module):
+        inner: nn.Module
+
+        def __call__(self, x):
+            return self.inner(jax.tree.leaves(x)[-1])
+
+    with pytest.raises(ConfigError, match=message):
+        control.make_problem(env, policy=Last(head))

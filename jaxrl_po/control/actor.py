@@ -12,7 +12,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control.networks import Recurrent
 from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.control.statistics import normalize
-from jaxrl_po.distributions import Distribution, TanhGaussian
+from jaxrl_po.distributions import Categorical, Distribution, MultiCategorical, TanhGaussian
 from jaxrl_po.types import ActorCritic, CollectorState, Problem, PyTree, Samples
 
 
@@ -144,6 +144,44 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     if not all(remembers):
         raise ConfigError("policy and critic must both be networks.Recurrent, or neither")
     return _recurrent(modules["policy"], modules["critic"], spaces)
+
+
+def require_fit(nets: Networks, spaces: Spaces) -> None:
+    """Traces the networks on two observations.
+
+    Raises:
+      ConfigError: what the policy draws is no action of the environment, or the networks do not
+        return what they should.
+    """
+
+    def draw(key: jax.Array) -> tuple[jax.Array, Distribution, jax.Array]:
+        one = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spaces.observation)
+        params = nets.init(key, one)
+        two = jax.tree.map(lambda x: jnp.zeros((2, *x.shape), x.dtype), spaces.observation)
+        memory, critic_memory = nets.start(2)
+        _, distribution = nets.act(params, memory, two)
+        row = jax.tree.map(lambda x: x[:, None], two)
+        inputs = nets.inputs(row, jnp.zeros((2, 1), bool), memory, critic_memory)
+        return distribution.sample(key), distribution, nets.apply(params, inputs)[1]
+
+    drawn, distribution, _ = jax.eval_shape(draw, jax.random.key(0))
+    action = spaces.action
+    fits = drawn.shape == (2, *action.shape)
+    fits &= jnp.issubdtype(drawn.dtype, jnp.integer) == jnp.issubdtype(action.dtype, jnp.integer)
+    wanted = (
+        f"{action.shape[0]} continuous components"
+        if spaces.action_size
+        else f"one of {spaces.num_actions or ' and one of '.join(map(str, spaces.choices))} options"
+    )
+    got = f"a {type(distribution).__name__} of actions {list(drawn.shape[1:])}"
+    if isinstance(distribution, Categorical):
+        fits &= distribution.logits.shape[-1] == spaces.num_actions
+        got = f"a Categorical over {distribution.logits.shape[-1]} options"
+    if isinstance(distribution, MultiCategorical):
+        fits &= distribution.sizes == spaces.choices
+        got = f"a MultiCategorical over {' and '.join(map(str, distribution.sizes))} options"
+    if not fits:
+        raise ConfigError(f"policy must draw {wanted}, as the environment takes them, got {got}")
 
 
 def _memoryless(modules: Mapping[str, Any], spaces: Spaces) -> Networks:

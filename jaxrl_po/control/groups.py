@@ -10,7 +10,7 @@ from jaxrl_po import masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import build_networks, problem_of
+from jaxrl_po.control.actor import build_networks, problem_of, require_fit
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
 from jaxrl_po.control.problem import without_action
@@ -30,7 +30,11 @@ class GroupSettings:
 
 
 def groups_from_settings(
-    env: Any, settings: GroupSettings, network: NetworkSettings | None = None
+    env: Any,
+    settings: GroupSettings,
+    network: NetworkSettings | None = None,
+    *,
+    policy: Any = None,
 ) -> Problem:
     """`make_groups` with its arguments taken from settings records; there is no critic.
 
@@ -38,7 +42,7 @@ def groups_from_settings(
       ConfigError: a setting of the critic, or one out of its range or without effect.
     """
     check(settings)
-    policy = policy_module(adapt(env).spaces, network or NetworkSettings())
+    policy = policy_module(adapt(env).spaces, network, policy)
     return make_groups(env, **vars(settings), policy=policy)
 
 
@@ -83,9 +87,9 @@ def make_groups(
     """
     check(GroupSettings(num_prompts=num_prompts, group_size=group_size, num_steps=num_steps))
     environment = adapt(env, env_params)
-    if policy is None:
-        policy = policy_module(environment.spaces, NetworkSettings())
+    policy = policy_module(environment.spaces, policy=policy)
     nets = build_networks({"policy": policy, "critic": critic}, environment.spaces)
+    require_fit(nets, environment.spaces)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)

@@ -1,5 +1,6 @@
 """The networks of a control problem: the defaults for its spaces, or a user's Flax modules."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -115,19 +116,38 @@ def default_modules(spaces: Spaces, settings: NetworkSettings) -> dict[str, Any]
     return {"policy": networks.Policy(torso, head), "critic": networks.Critic(of_critic)}
 
 
-def policy_module(spaces: Spaces, settings: NetworkSettings) -> Any:
-    """The policy of `default_modules`, for a problem without a critic.
+def policy_module(
+    spaces: Spaces, settings: NetworkSettings | None = None, policy: Any = None
+) -> Any:
+    """The given policy, or that of the settings, for a problem without a critic.
 
     Raises:
       ConfigError: as `default_modules`, or for a setting of the critic.
     """
-    for name in ("shared_torso", "critic_width"):
-        require_unset(settings, name, "there is no critic; leave it out")
-    return default_modules(spaces, settings)["policy"]
+    settings = settings or NetworkSettings()
+    names = (
+        ("shared_torso", "critic_width")
+        if policy is None
+        else [field.name for field in dataclasses.fields(NetworkSettings)]
+    )
+    for name in names:
+        why = "there is no critic" if policy is None else "the policy is given"
+        require_unset(settings, name, f"{why}; leave it out")
+    return default_modules(spaces, settings)["policy"] if policy is None else policy
 
 
-def choose_modules(spaces: Spaces, policy: Any, critic: Any, actor_critic: Any) -> dict[str, Any]:
-    """The given modules, with defaults in place of None."""
+def choose_modules(
+    spaces: Spaces,
+    policy: Any,
+    critic: Any,
+    actor_critic: Any = None,
+    settings: NetworkSettings | None = None,
+) -> dict[str, Any]:
+    """The given modules, with those of the settings in place of None.
+
+    Raises:
+      ConfigError: as `default_modules`, or a setting or module for which another one stands.
+    """
     if actor_critic is not None:
         if policy is not None or critic is not None:
             raise ConfigError(
@@ -139,7 +159,14 @@ def choose_modules(spaces: Spaces, policy: Any, critic: Any, actor_critic: Any) 
         for name, module in {"policy": policy, "critic": critic}.items()
         if module is not None
     }
-    return given if len(given) == 2 else default_modules(spaces, NetworkSettings()) | given
+    settings = settings or NetworkSettings()
+    if len(given) == 2:
+        for field in dataclasses.fields(NetworkSettings):
+            require_unset(settings, field.name, "policy and critic are given; leave it out")
+        return given
+    if given:
+        require_unset(settings, "shared_torso", "policy or critic is given; leave it out")
+    return default_modules(spaces, settings) | given
 
 
 def _head(spaces: Spaces, settings: NetworkSettings) -> Any:

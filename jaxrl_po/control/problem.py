@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxrl_po import distributions, masked
 from jaxrl_po.config import COUNT, UNIT, check, record, require_effect, static
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import build_networks, problem_of
+from jaxrl_po.control.actor import build_networks, problem_of, require_fit
 from jaxrl_po.control.environment import adapt
-from jaxrl_po.control.modules import NetworkSettings, choose_modules, default_modules
+from jaxrl_po.control.modules import NetworkSettings, choose_modules
 from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
 from jaxrl_po.distributions import Distribution
@@ -53,10 +53,15 @@ def from_settings(
     network: NetworkSettings | None = None,
     *,
     axis_name: str | None = None,
+    policy: Any = None,
+    critic: Any = None,
 ) -> Problem:
-    """`make_problem` with its arguments taken from settings records."""
+    """`make_problem` with its arguments taken from settings records.
+
+    A policy or critic that is given replaces the one that `network` describes.
+    """
     settings.validate()
-    modules = default_modules(adapt(env).spaces, network or NetworkSettings())
+    modules = choose_modules(adapt(env).spaces, policy, critic, settings=network)
     return make_problem(env, **vars(settings), **modules, axis_name=axis_name)
 
 
@@ -119,6 +124,7 @@ def make_problem(
     environment = adapt(env, env_params)
     spaces = environment.spaces
     nets = build_networks(choose_modules(spaces, policy, critic, actor_critic), spaces)
+    require_fit(nets, spaces)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         network_key, env_key = jax.random.split(key)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxrl_po import masked
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import actor_of, build_networks, play, problem_of
-from jaxrl_po.control.modules import NetworkSettings, default_modules
+from jaxrl_po.control.actor import actor_of, build_networks, play, problem_of, require_fit
+from jaxrl_po.control.modules import NetworkSettings, choose_modules
 from jaxrl_po.control.problem import CRITIC_MEMORY, Settings
 from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
@@ -63,6 +63,8 @@ def recorded_from_settings(
     network: NetworkSettings | None = None,
     *,
     axis_name: str | None = None,
+    policy: Any = None,
+    critic: Any = None,
 ) -> Problem:
     """A problem that reads its rollouts from `with_recording`.
 
@@ -71,6 +73,8 @@ def recorded_from_settings(
       settings: statistics; the sizes are those of the recording.
       network: sizes and kinds of the networks.
       axis_name: device axis over which environments are sharded, or None.
+      policy: Flax module in place of the one that `network` describes, or None.
+      critic: likewise.
 
     Returns:
       The `Problem`. Its metrics are those of `make_problem`, and `frac_nonfinite`: the share of the
@@ -83,7 +87,8 @@ def recorded_from_settings(
     statistics = Statistics(
         settings.normalize_observations, settings.scale_rewards, settings.reward_discount, axis_name
     )
-    nets = build_networks(default_modules(spaces, network or NetworkSettings()), spaces)
+    nets = build_networks(choose_modules(spaces, policy, critic, settings=network), spaces)
+    require_fit(nets, spaces)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         seen = spaces.observation

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_po import masked
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, static
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import build_networks, has_memory, play, problem_of
+from jaxrl_po.control.actor import build_networks, has_memory, play, problem_of, require_fit
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
 from jaxrl_po.control.problem import ENVIRONMENTS
@@ -47,7 +47,11 @@ class VineSettings:
 
 
 def vine_from_settings(
-    env: Any, settings: VineSettings, network: NetworkSettings | None = None
+    env: Any,
+    settings: VineSettings,
+    network: NetworkSettings | None = None,
+    *,
+    policy: Any = None,
 ) -> Problem:
     """`make_vine` with its arguments taken from settings records; there is no critic.
 
@@ -55,7 +59,7 @@ def vine_from_settings(
       ConfigError: as `make_vine`, or a setting of the critic, out of its range or without effect.
     """
     check(settings)
-    policy = policy_module(adapt(env).spaces, network or NetworkSettings())
+    policy = policy_module(adapt(env).spaces, network, policy)
     return make_vine(env, **vars(settings), policy=policy)
 
 
@@ -143,9 +147,9 @@ def make_vine(
             "a vine goes back to visited states: env must keep its state in the pytree "
             "that step returns"
         )
-    if policy is None:
-        policy = policy_module(environment.spaces, NetworkSettings())
+    policy = policy_module(environment.spaces, policy=policy)
     nets = build_networks({"policy": policy, "critic": None}, environment.spaces)
+    require_fit(nets, environment.spaces)
     if has_memory(nets):
         raise ConfigError(
             "memory must be none in a vine, whose branches begin in the middle of an episode"

@@ -1,4 +1,4 @@
-"""What a flag names as `file.py:name`: an environment, a task or a reward of the user's own."""
+"""What a flag names as `file.py:name`: an environment, network, task or reward of one's own."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_po.run import scoring_worker
 from jaxrl_po.run.flags import UsageError
 
-FLAGS = ("env", "task", "reward")
+FLAGS = ("env", "task", "reward", "policy", "critic")
 
 
 class UserCodeError(UsageError):

@@ -32,8 +32,8 @@ class Sampling(NamedTuple):
 
     Attributes:
       settings: record of `--problem.*`.
-      build: `(env, settings, network, axis_name) -> Problem`; only a path pools statistics over
-        devices.
+      build: `(env, settings, network, axis_name=…, policy=…, critic=…) -> Problem`; only a path
+        pools statistics over devices and has a critic.
       rows: settings to the number of rows that are sharded over devices.
       steps: settings and the number of discrete actions to the environment steps of one iteration,
         counting every simulated step.
@@ -48,21 +48,19 @@ class Sampling(NamedTuple):
 SAMPLINGS = {
     "path": Sampling(
         control.Settings,
-        lambda env, settings, network, axis_name: control.from_settings(
-            env, settings, network, axis_name=axis_name
-        ),
+        control.from_settings,
         lambda s: s.num_envs,
         lambda s, _: s.num_envs * s.num_steps,
     ),
     "groups": Sampling(
         control.GroupSettings,
-        lambda env, settings, network, _: control.groups_from_settings(env, settings, network),
+        lambda *args, axis_name, critic, **own: control.groups_from_settings(*args, **own),
         lambda s: s.num_prompts,
         lambda s, _: s.num_prompts * s.group_size * s.num_steps,
     ),
     "vine": Sampling(
         control.VineSettings,
-        lambda env, settings, network, _: control.vine_from_settings(env, settings, network),
+        lambda *args, axis_name, critic, **own: control.vine_from_settings(*args, **own),
         lambda s: s.num_envs,
         control.VineSettings.steps,
     ),
@@ -84,6 +82,10 @@ class Options(RunOptions):
         "arguments of an environment of another suite, a JSON object: for envpool.make or "
         "gymnasium.make_vec, or those of jaxrl_po.control.adapters",
     )
+    policy: str = static(
+        "", "a Flax module of your own as file.py:Name, in place of the policy of --network"
+    )
+    critic: str = static("", "likewise, in place of the critic")
     sampling: str = static(
         "auto",
         "rollouts that continue in the next iteration (path), groups of episodes from one "
@@ -103,6 +105,10 @@ class Options(RunOptions):
                 "env_params is for environments of another suite, such as envpool:Name or "
                 f"{next(iter(suites.SUITES))}:Name, not for env={self.env}"
             )
+        for name in ("policy", "critic"):
+            source = getattr(self, name)
+            if source and not user_code.is_source(source):
+                raise ConfigError(f"{name} must be a file and a name, file.py:Name, got {source}")
         for name in ("distributed", "deterministic"):
             if getattr(self, name) and pools.is_host(self.env):
                 raise ConfigError(
@@ -115,6 +121,8 @@ def sampling(options: Options) -> Sampling:
     """The way to collect rollouts that the options ask for."""
     default = "groups" if options.algorithm in methods.IN_GROUPS else "path"
     chosen = default if options.sampling == "auto" else options.sampling
+    if options.critic and chosen != "path":
+        raise UsageError(f"--critic must be left out: --sampling={chosen} has none")
     if pools.is_host(options.env) and chosen in ("groups", "vine"):
         raise UsageError(
             f"--env={options.env} runs on the host, where no state can be returned to, which "
@@ -195,6 +203,10 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
     """The environment, and the problem made of it."""
     options, settings, way = records[""], records["problem"], sampling(records[""])
     network = records["network"]
+    own = {
+        name: user_code.make(name, source) if source else None
+        for name, source in (("policy", options.policy), ("critic", options.critic))
+    }
     if pools.is_host(options.env):
         source = pools.find(options.env, options.env_params)
         if source.max_steps is None:
@@ -203,11 +215,11 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
                 '--env_params={"max_episode_steps": 1000}, say'
             )
         problem = control.recorded_from_settings(
-            source.spaces, settings, network, axis_name=axis_name
+            source.spaces, settings, network, axis_name=axis_name, **own
         )
         return Built(problem, source.spaces, None, source)
     env = make_env(options.env, options.env_params)
-    problem = way.build(env, settings, network, axis_name)
+    problem = way.build(env, settings, network, axis_name=axis_name, **own)
     return Built(problem, control.adapt(env).spaces, env, None)
 
 
