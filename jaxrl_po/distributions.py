@@ -272,7 +272,7 @@ def allow(distribution: Distribution, legal: jax.Array) -> Distribution:
       legal: bool, `[E*, A]`, in the order of its logits.
 
     Raises:
-      ConfigError: the actions of the distribution are not discrete.
+      ConfigError: the actions of the distribution are not discrete, or as many as the flags.
 
     Example:
       >>> two = allow(Categorical(jnp.zeros(3)), jnp.array([True, False, True]))
@@ -289,7 +289,11 @@ def allow(distribution: Distribution, legal: jax.Array) -> Distribution:
         if isinstance(distribution, MultiCategorical)
         else (distribution.logits.shape[-1],)
     )
-    chex.assert_equal_shape([distribution.logits, legal])
+    if distribution.logits.shape != legal.shape:
+        raise ConfigError(
+            f"policy must have a logit for each of the {legal.shape[-1]} flags of action_mask, got "
+            f"{type(distribution).__name__} over {' and '.join(map(str, sizes))} options"
+        )
     kept = legal | ~jnp.repeat(
         possible(legal, sizes), np.array(sizes), axis=-1, total_repeat_length=sum(sizes)
     )

@@ -340,7 +340,7 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("env", "head", "message"),
     [
-        (Structured(), networks.CategoricalHead(3), r"one of 4 options.*over 3 options"),
+        (Structured(), networks.CategoricalHead(3), r"each of the 4 flags .*over 3 options"),
         (TwoChoices(), networks.CategoricalHead(2), "one of 2 and one of 3 options"),
         (TwoChoices(), networks.MultiCategoricalHead((3, 2)), "over 3 and 2 options"),
         (MatchCueContinuous(), networks.GaussianHead(2), "1 continuous components, .* got a Diag"),
