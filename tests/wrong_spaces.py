@@ -97,4 +97,32 @@ WRONG = [
         "begins = jnp.zeros_like(mask)",
         ("test_memory.py::test_a_host_environment_replays_what_acted",),
     ),
+    Wrong(
+        "no new starting states are drawn",
+        "control.unroll",
+        "envs._replace(state=jax.vmap(refresh)(draw, envs.state))",
+        "envs",
+        ("test_episodes.py::test_starts_are_drawn_anew_once_in_an_interval[6]",),
+    ),
+    Wrong(
+        "the same starting states in every window of a rollout",
+        "control.unroll",
+        "jax.random.fold_in(key, times[0] + num_steps)",
+        "jax.random.fold_in(key, num_steps)",
+        ("test_episodes.py::test_starts_are_drawn_anew_once_in_an_interval[6]",),
+    ),
+    Wrong(
+        "an episode that ends by itself at its limit counts as cut",
+        "control.adapters.episodes",
+        "truncated = (length >= max_steps) & ~terminated",
+        "truncated = length >= max_steps",
+        ("test_episodes.py::test_ends_by_itself_and_by_the_limit_are_told_apart[1]",),
+    ),
+    Wrong(
+        "the first observation of the next episode for the final one",
+        "control.adapters.episodes",
+        "Transition(observation, reward, terminated, truncated, final)",
+        "Transition(observation, reward, terminated, truncated, observation)",
+        ("test_episodes.py::test_ends_by_itself_and_by_the_limit_are_told_apart[4]",),
+    ),
 ]

@@ -31,6 +31,7 @@ class Experiment(NamedTuple):
       host: its environments, where they run on the host; they evaluate, in place of `evaluate`.
       rewarded: scores batches on the host; None if the program does.
       warm: the warm start in the learner's `init`, in parts; None without one.
+      notes: lines that are shown before the run.
     """
 
     learner: Learner
@@ -42,6 +43,7 @@ class Experiment(NamedTuple):
     host: HostProblem | None = None
     rewarded: HostScore | None = None
     warm: Warm | None = None
+    notes: tuple[str, ...] = ()
 
 
 def make_job(

@@ -288,6 +288,8 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
         if tuned := plan.resolved["tuned"]:
             shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
             progress.report(f"{title}: with tuned settings, which flags may replace: {shown}")
+        for note in plan.experiment.notes:
+            progress.report(f"{title}: {note}")
         if plan.changes:
             progress.report(
                 f"{title}: resumes in a changed environment, so the last digits may differ: "

@@ -273,7 +273,14 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         )
         return jobs.Experiment(learner, evaluate=None, score="greedy_return", host=host)
     evaluate = control.make_evaluate(built.env, built.problem, num_episodes=options.eval_episodes)
-    return jobs.Experiment(learner, greedy(evaluate), score="greedy_return")
+    environment, notes = control.adapt(built.env), tuple[str, ...]()
+    if environment.refresh is not None:
+        notes = (
+            "a starting state for each environment is drawn every "
+            f"{environment.reset_interval} steps, not in each "
+            '(--env_params={"reset_interval": 1})',
+        )
+    return jobs.Experiment(learner, greedy(evaluate), score="greedy_return", notes=notes)
 
 
 SCRIPT = Script(
