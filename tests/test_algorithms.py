@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import ppo_reference
 import pytest
-from probes import tabular_problem
+from probes import Everything, tabular_problem
 
 from jaxrl_po import control, language
 from jaxrl_po.algorithms import (
@@ -44,6 +44,16 @@ def control_problem(name, axis_name):
         num_steps=16,
         normalize_observations=True,
         scale_rewards=True,
+        axis_name=axis_name,
+    )
+
+
+def everything_problem(axis_name):
+    """Memory, masks, two choices at once, images of bytes, and a critic that sees more."""
+    return control.from_settings(
+        Everything(),
+        control.Settings(num_envs=NUM_ROWS, num_steps=8, normalize_observations=True),
+        control.NetworkSettings(width=8, depth=1, channels=2, memory="gru"),
         axis_name=axis_name,
     )
 
@@ -98,6 +108,7 @@ def learned_problem():
 PROBLEMS = {
     "CartPole": lambda axis_name: control_problem("CartPole-v1", axis_name),
     "Pendulum": lambda axis_name: control_problem("Pendulum-v1", axis_name),
+    "everything": everything_problem,
     "addition": lambda axis_name: language_problem(),
     "learned": lambda axis_name: learned_problem(),
     "groups": lambda axis_name: control.make_groups(
@@ -174,6 +185,8 @@ CASES = [
     ("ppo", "CartPole"),
     ("ppo", "addition"),
     ("ppo-all-switches", "table"),
+    ("ppo", "everything"),
+    ("trpo", "everything"),
     ("ppo-penalty", "table"),
     ("ppo-reference", "learned"),
     ("reinforce", "CartPole"),
@@ -401,6 +414,7 @@ IN_DOUBLE = [
     ),
     *((algorithm, "table") for algorithm in ("reinforce_pp", "gspo", "cispo")),
     ("trpo", "CartPole"),
+    ("ppo", "everything"),
     ("grpo", "addition"),
 ]
 
