@@ -1,0 +1,175 @@
+"""Methods beside each other on a suite of environments, and beside published results.
+
+`python experiments/benchmarks/suites.py --suite=mujoco` trains PPO, TRPO and NPG on MuJoCo at a
+million steps, the papers' table. Each run is one of `jaxrl-po control`, with one setting of each
+method for all environments of MuJoCo, and with those that were tuned for other suites. Started
+again with the same `--out`, it continues: finished runs are kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, NON_NEGATIVE, static
+from jaxrl_po.run import comparison, flags, metrics
+from jaxrl_po.run.commands import control
+from jaxrl_po.run.comparison import Result
+from jaxrl_po.run.flags import UsageError
+
+METHODS = ("ppo", "trpo", "npg")
+
+
+class Row(NamedTuple):
+    """One environment.
+
+    Attributes:
+      env: as `jaxrl-po control --env` takes it.
+      steps: length of a run, in environment steps.
+      arguments: further ones of `jaxrl-po control`.
+      published: method to a published mean return.
+    """
+
+    env: str
+    steps: int
+    arguments: tuple[str, ...] = ()
+    published: Mapping[str, float] = {}
+
+
+def mujoco(name: str, *tianshou: float) -> Row:
+    """MuJoCo by EnvPool, beside Tianshou's benchmark.
+
+    Its numbers are the largest average over 10 seeds at any point of the first million steps, of
+    version v3 of the environment.
+    """
+    published = dict(zip(METHODS, tianshou, strict=False))
+    return Row(f"envpool:{name}-v4", 1_000_000, (), published)
+
+
+SUITES = {
+    "mujoco": (
+        mujoco("HalfCheetah", 5784, 4471, 3485),
+        mujoco("Hopper", 2609, 2046, 1915),
+        mujoco("Walker2d", 3589, 3827, 2503),
+        mujoco("Swimmer", 67, 41, 32),
+        mujoco("InvertedPendulum"),
+        mujoco("InvertedDoublePendulum"),
+        mujoco("Reacher"),
+    ),
+}
+
+
+@config.record
+class Options:
+    """The table as a whole."""
+
+    suite: str = static("mujoco", "which environments", choices=tuple(SUITES))
+    envs: str = static("", "those of them whose name holds one of these words; empty for all")
+    methods: str = static(",".join(METHODS), "methods, separated by commas")
+    seeds: int = static(5, "runs of each method in each environment", unit="seeds", within=COUNT)
+    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    total_steps: int = static(
+        0,
+        "length of each run; 0 for that of the environment's row",
+        unit="environment steps",
+        within=NON_NEGATIVE,
+    )
+    devices: str = static("auto", "devices to shard seeds over")
+    eval_episodes: int = static(
+        10, "greedy episodes per evaluation and seed", unit="episodes", within=COUNT
+    )
+    out: str = static(
+        "", "folder for the results, where finished runs are kept; runs/SUITE if empty"
+    )
+
+
+def name_of(method: str, row: Row) -> str:
+    """The folder of a run: `ppo-HalfCheetah-v4`."""
+    return f"{method}-{row.env.partition(':')[2] or row.env}"
+
+
+def train(options: Options, out: Path, method: str, row: Row) -> Result:
+    """Trains one method in one environment; continues what was begun, with the same flags."""
+    name = name_of(method, row)
+    place = out / name
+    shared = ("seeds", "seed", "devices", "eval_episodes")
+    arguments = [
+        f"--algorithm={method}",
+        f"--env={row.env}",
+        f"--total_steps={options.total_steps or row.steps}",
+        *(f"--{key}={getattr(options, key)}" for key in shared),
+        *row.arguments,
+        f"--out={place}",
+    ]
+    begun = (place / "config.json").exists()
+    status = control.main([*arguments, "--resume"] if begun else arguments)
+    if status or not (place / "summary.json").exists():
+        raise UsageError(f"{name} did not finish; see {place}, and start again to continue")
+    return comparison.read(out, name)
+
+
+def largest_mean(result: Result) -> float:
+    """The largest mean over seeds of the greedy return at any evaluation, as Tianshou reports."""
+    _, values = metrics.curve(result.rows, "greedy_return")
+    return float(np.nanmax(values.mean(axis=0)))
+
+
+def table(results: Mapping[tuple[Row, str], Result]) -> str:
+    """One line for each environment and method; KL is the largest that a line of a run logged."""
+    lines = [
+        (
+            f"{'':>32} {'method':>6} {'final, 95 % interval':>28} {'largest':>9} {'published':>9} "
+            f"{'worst':>8} {'KL':>7} {'steps/s':>8}"
+        )
+    ]
+    for (row, method), result in results.items():
+        final = np.asarray(result.summary["greedy_return"], np.float64)
+        low, high = metrics.bootstrap_interval([final], statistic=lambda x: x.mean(axis=0))
+        measured = "exact_kl" if "exact_kl" in result.rows[-1] else "kl"
+        kl = float(np.nanmax(metrics.curve(result.rows, measured)[1]))
+        whole = f"{final.mean():,.5g} [{float(low):,.5g}, {float(high):,.5g}]"
+        published = f"{row.published[method]:,}" if method in row.published else "–"
+        lines.append(
+            f"{row.env:>32} {method:>6} {whole:>28} {largest_mean(result):>9,.5g} "
+            f"{published:>9} {final.min():>8,.5g} {kl:>7.4f} "
+            f"{result.summary['steps_per_second']:>8,.0f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    options = flags.ask(argv, "suites.py", "Methods side by side on a suite.", Options)
+    if options is None:
+        return 0
+    words, methods = options.envs.split(","), options.methods.split(",")
+    rows = [row for row in SUITES[options.suite] if any(word in row.env for word in words)]
+    if not rows:
+        known = ", ".join(row.env for row in SUITES[options.suite])
+        raise UsageError(f"--envs={options.envs} must hold a word of {known}")
+    for method in methods:
+        flags.lookup("methods", method, dict.fromkeys(METHODS))
+    out = Path(options.out or f"runs/{options.suite}")
+    results = {
+        (row.env, method): train(options, out, method, row) for row in rows for method in methods
+    }
+    panels = [
+        comparison.panel(
+            [results[row.env, method]._replace(name=method) for method in methods],
+            "greedy_return",
+            f"{row.env}: greedy return",
+            "environment steps, each seed",
+            "return",
+        )
+        for row in rows
+    ]
+    heading = f"{options.seeds} seeds, {options.eval_episodes} episodes"
+    shown = {(row, method): results[row.env, method] for row in rows for method in methods}
+    comparison.leave(out, options.suite, panels, heading, table(shown))
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)
