@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po.control import networks
+from jaxrl_po import control
+from jaxrl_po.control import modules, networks
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
 
 
@@ -213,3 +214,10 @@ def test_activation_is_the_one_passed():
     module = networks.Torso((4,), activation=jnp.zeros_like)
     output, _ = jax.jit(module.init_with_output)(jax.random.key(0), jnp.array([0.5, -1.0]))
     np.testing.assert_array_equal(output, np.zeros(4))
+
+
+def test_an_array_narrower_than_the_kernel_is_flattened_and_not_lost():
+    spaces = control.Spaces(jax.ShapeDtypeStruct((2, 3, 4), jnp.float32), num_actions=2)
+    policy = modules.default_modules(spaces, control.NetworkSettings())["policy"]
+    params = policy.init(jax.random.key(0), jnp.zeros((2, 3, 4)))
+    assert (2 * 3 * 4, 64) in {x.shape for x in jax.tree.leaves(params)}

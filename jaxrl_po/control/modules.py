@@ -204,7 +204,8 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int) -> Any:
 
 
 def _is_image(x: jax.ShapeDtypeStruct) -> bool:
-    return len(x.shape) == 3
+    """Whether an array has height, width and channels; a smaller one has no place for a kernel."""
+    return len(x.shape) == 3 and min(x.shape[:2]) >= 3
 
 
 def _is_frame(x: jax.ShapeDtypeStruct) -> bool:

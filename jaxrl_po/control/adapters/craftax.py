@@ -1,0 +1,62 @@
+"""Craftax: 1.6, which speaks gymnax's older interface.
+
+Its own time limit is moved out of reach, and only the end of an episode reads it. The pixels of its
+Pixels environments are floats in [0, 1]; the first use of these draws textures, which takes a
+minute and writes them beside the installed package.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from craftax.craftax_env import make_craftax_env_from_name
+
+from jaxrl_po.control.adapters.episodes import Dynamics, with_episodes
+from jaxrl_po.control.environment import Environment
+from jaxrl_po.control.spaces import read_action_space
+from jaxrl_po.types import PyTree
+
+NEVER = 2**31 - 1
+
+
+def names() -> list[str]:
+    """Names of the environments."""
+    games = ("Craftax", "Craftax-Classic")
+    return [f"{game}-{seen}-v1" for game in games for seen in ("Symbolic", "Pixels")]
+
+
+def make(
+    name: str, *, max_steps: int | None = None, reset_interval: int = 16, **arguments: Any
+) -> Environment:
+    """The environment of that name.
+
+    Args:
+      name: one of `names()`.
+      max_steps: time limit; None takes the suite's, 100,000, and 10,000 of Craftax-Classic.
+      reset_interval: see `with_episodes`. A new world costs as much as a hundred steps.
+      arguments: fields of the environment's `EnvParams`, such as `day_length`.
+
+    Raises:
+      ConfigError: a count below 1.
+      TypeError: an argument that `EnvParams` does not have.
+    """
+    env = make_craftax_env_from_name(name, auto_reset=False)
+    limit = env.default_params.max_timesteps if max_steps is None else max_steps
+    params = env.default_params.replace(max_timesteps=NEVER, **arguments)
+
+    def reset(key: jax.Array) -> tuple[jax.Array, PyTree]:
+        observation, state = env.reset_env(key, params)
+        return jnp.asarray(observation, float), state
+
+    def step(
+        key: jax.Array, state: PyTree, action: jax.Array
+    ) -> tuple[jax.Array, PyTree, jax.Array, jax.Array]:
+        observation, state, reward, done, _ = env.step_env(key, state, action, params)
+        return jnp.asarray(observation, float), state, reward, done
+
+    return with_episodes(
+        f"craftax:{name}",
+        Dynamics(reset, step, read_action_space(name, env.action_space(params))),
+        max_steps=limit,
+        reset_interval=reset_interval,
+    )

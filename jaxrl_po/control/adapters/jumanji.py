@@ -1,0 +1,119 @@
+"""Jumanji.
+
+Its environments end their own time limit as a termination, so they are made with a limit one step
+beyond ours. SearchAndRescue's reward falls to 0 over that limit: it is that of `max_steps + 1`.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jumanji
+from jumanji import specs
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control.adapters.episodes import Dynamics, with_episodes
+from jaxrl_po.control.environment import Environment
+from jaxrl_po.control.spaces import LEGAL, Observation, Spaces, box_actions
+from jaxrl_po.types import PyTree
+
+# Where the environment has no time limit of its own; only Game2048 can go on for so long.
+MAX_STEPS = 10_000
+STEPS = ("step_count", "step")
+
+
+def names() -> list[str]:
+    """Names of the environments. Sokoban downloads its levels at the first use."""
+    return sorted(jumanji.registered_environments())
+
+
+def make(
+    name: str, *, max_steps: int | None = None, reset_interval: int = 16, **arguments: Any
+) -> Environment:
+    """The environment of that name.
+
+    The policy sees the suite's observation as a dictionary of floats without the mask of actions:
+    a bounded whole number (a position, a city) is one-hot, the number of steps a share of
+    `max_steps`, and boards keep their numbers, Game2048's being exponents of 2. Legal actions that
+    depend on each other (BinPack: a space and an item) are one choice among all pairs; those of
+    several agents are a choice each. Rewards of several agents are summed.
+
+    Args:
+      name: one of `names()`.
+      max_steps: time limit; None takes the suite's `time_limit`, or 10,000 where it has none.
+      reset_interval: see `with_episodes`.
+      arguments: of the environment's constructor, such as `num_rows`.
+
+    Raises:
+      ConfigError: a count below 1, or levels that cannot be downloaded.
+      TypeError: an argument that the constructor does not take.
+    """
+    label = f"jumanji:{name}"
+    try:
+        env = jumanji.make(name, **arguments)
+    except OSError as error:
+        raise ConfigError(f"env {label}: its levels cannot be read: {error}") from None
+    own = getattr(env, "time_limit", None)
+    limit = (own or MAX_STEPS) if max_steps is None else max_steps
+    if own:
+        env = jumanji.make(name, **(arguments | {"time_limit": limit + 1}))
+    spec = env.observation_spec  # once, and not while tracing: the suite would keep the tracers
+
+    def observe(raw: Any) -> Observation:
+        legal = getattr(raw, LEGAL, None)
+        legal = None if legal is None else jnp.asarray(legal, bool).reshape(-1)
+        return Observation(_read("", spec, raw, limit), None, legal)
+
+    def reset(key: jax.Array) -> tuple[Observation, PyTree]:
+        state, timestep = env.reset(key)
+        return observe(timestep.observation), state
+
+    def step(
+        key: jax.Array, state: Any, action: jax.Array
+    ) -> tuple[Observation, PyTree, jax.Array, jax.Array]:
+        # Its state holds the key of all steps to come, with which episodes that begin alike, and
+        # all branches from one state, would go on alike.
+        state, timestep = env.step(state.replace(key=key), action)
+        ended = (timestep.discount == 0).all()
+        return observe(timestep.observation), state, timestep.reward.sum(), ended
+
+    seen = jax.eval_shape(env.reset, jax.random.key(0))[1].observation
+    actions = _read_actions(env.action_spec, getattr(seen, LEGAL, None))
+    return with_episodes(
+        label,
+        Dynamics(reset, step, actions),
+        max_steps=limit,
+        reset_interval=reset_interval,
+    )
+
+
+def _read(key: str, spec: Any, value: Any, max_steps: int) -> PyTree:
+    if hasattr(value, "_asdict"):
+        parts = value._asdict().items()
+        return {key: _read(key, spec[key], x, max_steps) for key, x in parts if key != LEGAL}
+    if key in STEPS:
+        return jnp.asarray(value, float) / max_steps
+    bounded = isinstance(spec, specs.BoundedArray) and spec.shape == ()
+    if bounded and jnp.issubdtype(spec.dtype, jnp.integer):
+        low, high = int(spec.minimum), int(spec.maximum)
+        return jax.nn.one_hot(value - low, high - low + 1)
+    return jax.tree.map(lambda x: jnp.asarray(x, float), value)
+
+
+def _read_actions(spec: Any, mask: Any) -> Spaces:
+    if isinstance(spec, specs.DiscreteArray):
+        return Spaces(None, num_actions=int(spec.num_values))
+    if jnp.issubdtype(spec.dtype, jnp.floating):
+        return box_actions(spec.minimum, spec.maximum, spec.shape)
+    if isinstance(spec, specs.MultiDiscreteArray):
+        choices = tuple(int(n) for n in spec.num_values)
+    else:  # MultiCVRP has a bound, one too high
+        choices = (mask.shape[1],) * mask.shape[0]
+    if mask is not None and mask.shape == choices:
+        return Spaces(
+            None,
+            num_actions=math.prod(choices),
+            to_action=lambda action: jnp.stack(jnp.unravel_index(action, choices)),
+        )
+    return Spaces(None, choices=choices, to_action=lambda action: action.astype(spec.dtype))

@@ -1,0 +1,173 @@
+"""Jumanji: what the policy sees and may do, ends and time limits."""
+
+import functools
+
+import adapter_laws as laws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import control
+from jaxrl_po.config import ConfigError
+
+jumanji = pytest.importorskip("jumanji")
+adapter = pytest.importorskip("jaxrl_po.control.adapters.jumanji")
+
+UP, DOWN = 0, 2
+
+
+def raw_step(env, running, action, key):
+    """The suite's own step from the same state, with the key that `with_episodes` gives it."""
+    return env.step(running.state.replace(key=jax.random.split(key)[0]), action)
+
+
+def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
+    fresh = laws.cuts_by_time(
+        functools.partial(adapter.make, "Snake-v1"), DOWN, lambda seen: seen.policy["grid"]
+    )
+    _, timestep = jax.jit(jumanji.make("Snake-v1").reset)(jax.random.key(7))
+    laws.same(fresh.policy["grid"], timestep.observation.grid)
+    laws.same(fresh.legal, timestep.observation.action_mask)
+
+
+def test_starting_states_change_every_reset_interval():
+    laws.begins_alike_within_an_interval(functools.partial(adapter.make, "Snake-v1"))
+
+
+def test_running_into_a_wall_is_an_end_by_itself_also_in_the_last_step():
+    environment = adapter.make("Snake-v1", num_rows=4, num_cols=4)
+    running = laws.begun(environment, jax.random.key(0))
+    rows_above = int(running.state.head_position.row)
+    walk = [UP] * (rows_above + 1)
+    for max_steps in (rows_above + 1, 100):
+        environment = adapter.make("Snake-v1", num_rows=4, num_cols=4, max_steps=max_steps)
+        _, transitions = laws.stepped(environment, running, walk, jax.random.key(1))
+        assert [bool(t.terminated) for t in transitions] == [False] * rows_above + [True]
+        assert not any(bool(t.truncated) for t in transitions)
+
+
+def test_the_time_limit_is_the_suites_or_bounds_what_has_none():
+    assert adapter.make("Maze-v0").max_steps == 100
+    assert adapter.make("Game2048-v1").max_steps == 10_000
+
+
+def test_a_truncated_maze_is_not_terminated():
+    environment = adapter.make("Maze-v0", time_limit=3)
+    running = laws.begun(environment, jax.random.key(0))
+    blocked = int((~jax.jit(environment.reset)(jax.random.key(0))[0].legal).argmax())
+    _, transitions = laws.stepped(environment, running, [blocked] * 3, jax.random.key(1))
+    assert [bool(t.truncated) for t in transitions] == [False, False, True]
+    assert not any(bool(t.terminated) for t in transitions)
+    np.testing.assert_allclose(
+        [t.final_observation.policy["step_count"] for t in transitions], [1 / 3, 2 / 3, 1]
+    )
+
+
+def test_observations_rewards_and_masks_are_the_suites():
+    environment, env = adapter.make("Game2048-v1"), jumanji.make("Game2048-v1")
+    running = laws.begun(environment, jax.random.key(0))
+    step, raw = jax.jit(environment.step), jax.jit(functools.partial(raw_step, env))
+    legal, total = running.state.action_mask, 0.0
+    for i in range(20):
+        key = jax.random.key(i)
+        action = jnp.int32(np.flatnonzero(legal)[i % int(legal.sum())])
+        _, timestep = raw(running, action, key)
+        running, transition = step(key, running, action)
+        seen, legal = transition.final_observation, timestep.observation.action_mask
+        assert set(seen.policy) == {"board"}
+        assert seen.policy["board"].dtype == jnp.float32
+        laws.same(seen.policy["board"], timestep.observation.board.astype(float))
+        laws.same(seen.legal, legal)
+        assert float(transition.reward) == float(timestep.reward)
+        total += float(transition.reward)
+    assert total > 0
+
+
+def test_steps_after_the_same_state_depend_on_the_key():
+    """Jumanji's state holds the key of all steps to come; branches from a state must differ."""
+    environment = adapter.make("Game2048-v1")
+    running = laws.begun(environment, jax.random.key(0))
+    action = jnp.int32(running.state.action_mask.argmax())
+    step = jax.jit(jax.vmap(environment.step, in_axes=(0, None, None)))
+    boards = step(jax.random.split(jax.random.key(1), 8), running, action)[1].observation.policy
+    assert (boards["board"] != boards["board"][:1]).any()
+
+
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # of the suite
+def test_a_flat_action_of_bin_pack_is_a_space_and_an_item():
+    environment, env = adapter.make("BinPack-v2"), jumanji.make("BinPack-v2")
+    assert environment.spaces.num_actions == 40 * 20
+    running = laws.begun(environment, jax.random.key(0))
+    mask = running.state.action_mask
+    pairs = np.argwhere(mask)
+    space, item = pairs[-1]
+    assert item > 0
+    action = jnp.int32(space * 20 + item)
+    assert environment.spaces.to_action(action).tolist() == [space, item]
+    key = jax.random.key(1)
+    _, timestep = jax.jit(functools.partial(raw_step, env))(
+        running, jnp.array([space, item], jnp.int32), key
+    )
+    seen = jax.jit(environment.step)(key, running, action)[1].final_observation
+    assert bool(timestep.observation.items_placed[item])
+    laws.same(seen.policy["items_placed"], timestep.observation.items_placed.astype(float))
+    laws.same(seen.legal.reshape(40, 20), timestep.observation.action_mask)
+
+
+def test_ppo_learns_from_one_choice_and_samples_legal_actions():
+    problem, state = laws.learns(adapter.make("Snake-v1", num_rows=4, num_cols=4, max_steps=20))
+    laws.samples_legal_actions(problem, state, lambda legal, action: legal[action])
+
+
+@pytest.mark.slow
+def test_ppo_learns_from_several_choices_and_samples_legal_actions():
+    environment = adapter.make("JobShop-v0", max_steps=20)
+    assert environment.spaces.choices == (21,) * 10
+    problem, state = laws.learns(environment)
+    laws.samples_legal_actions(
+        problem, state, lambda legal, action: legal.reshape(10, 21)[jnp.arange(10), action].all()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "num_actions", "choices", "action_size"),
+    [
+        ("Tetris-v0", 40, (), 0),
+        ("Minesweeper-v0", 100, (), 0),
+        ("RubiksCube-v0", 0, (6, 1, 3), 0),
+        ("Cleaner-v0", 0, (4, 4, 4), 0),
+        ("Connector-v3", 0, (5,) * 10, 0),
+        ("MultiCVRP-v0", 0, (21, 21), 0),
+        ("SearchAndRescue-v0", 0, (), 4),
+        ("TSP-v1", 20, (), 0),
+    ],
+)
+def test_actions_of_every_kind(name, num_actions, choices, action_size):
+    """Traced to the end of a rollout; the suite mixes ranks."""
+    with jax.numpy_rank_promotion("allow"):
+        environment = adapter.make(name)
+        spaces = environment.spaces
+        assert (spaces.num_actions, spaces.choices, spaces.action_size) == (
+            num_actions,
+            choices,
+            action_size,
+        )
+        problem = control.make_problem(environment, num_envs=2, num_steps=2)
+        params, collector = jax.eval_shape(problem.init, jax.random.key(0))
+        batch = jax.eval_shape(problem.collect, params, collector, jax.random.key(0))[1]
+    assert batch.reward.shape == (2, 2)
+    floats = {x.dtype for x in jax.tree.leaves(spaces.observation.policy)}
+    assert floats == {jnp.dtype("float32")}
+
+
+def test_a_city_is_one_hot():
+    seen = jax.jit(adapter.make("TSP-v1").reset)(jax.random.key(0))[0].policy
+    assert seen["position"].shape == (20,)
+
+
+def test_what_cannot_work_is_refused():
+    with pytest.raises(ConfigError, match="max_steps must lie"):
+        adapter.make("Snake-v1", max_steps=0)
+    with pytest.raises(TypeError, match="colour"):
+        adapter.make("Snake-v1", colour=1)
