@@ -171,3 +171,28 @@ def test_what_cannot_work_is_refused():
         adapter.make("Snake-v1", max_steps=0)
     with pytest.raises(TypeError, match="colour"):
         adapter.make("Snake-v1", colour=1)
+
+
+def test_a_snake_that_has_enclosed_itself_may_do_anything():
+    """The suite's mask allows nothing there, though the episode goes on."""
+    environment = adapter.make("Snake-v1", num_rows=3, num_cols=3)
+    observation, running = jax.jit(jax.vmap(environment.reset))(
+        jax.random.split(jax.random.key(0), 64)
+    )
+
+    @jax.jit
+    @jax.vmap
+    def step(key, running, legal):
+        action = jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf))
+        running, transition = environment.step(key, running, action)
+        return running, transition.observation.legal
+
+    legal, enclosed = observation.legal, 0
+    for i in range(60):
+        keys = jax.random.split(jax.random.key(i), 64)
+        running, legal = step(keys, running, legal)
+        none = ~running.state.action_mask.any(axis=1)
+        enclosed += int(none.sum())
+        assert legal[none].all()
+        laws.same(legal[~none], running.state.action_mask[~none])
+    assert enclosed

@@ -10,6 +10,7 @@ from PIL import Image
 
 from jaxrl_po import control
 from jaxrl_po.run import rendering
+from jaxrl_po.run.commands import render
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.rendering import Episode
 
@@ -272,3 +273,14 @@ def test_scenes_are_of_environments_that_exist(script):
 def test_help(script, capsys):
     assert script.main(["--help"]) == 0
     assert "--seed_index=0" in capsys.readouterr().out
+
+
+def test_of_a_structured_observation_its_image_is_drawn_or_else_its_numbers():
+    image = np.full((3, 4, 4, 2), 51, np.uint8)
+    vector = np.arange(6.0).reshape(3, 2)
+    seen = control.Observation({"image": image, "vector": vector}, {"more": vector}, None)
+    np.testing.assert_allclose(render.to_draw(seen), 0.2)
+    assert render.to_draw(seen).shape == (3, 4, 4, 2)
+    pair = {"a": vector, "b": np.ones((3, 1, 2))}
+    np.testing.assert_array_equal(render.to_draw(pair), np.hstack([vector, np.ones((3, 2))]))
+    np.testing.assert_array_equal(render.to_draw(vector), vector)

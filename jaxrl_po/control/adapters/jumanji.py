@@ -37,7 +37,8 @@ def make(
     a bounded whole number (a position, a city) is one-hot, the number of steps a share of
     `max_steps`, and boards keep their numbers, Game2048's being exponents of 2. Legal actions that
     depend on each other (BinPack: a space and an item) are one choice among all pairs; those of
-    several agents are a choice each. Rewards of several agents are summed.
+    several agents are a choice each; where none is, all are, since the suite then ends the episode
+    or does nothing. Rewards of several agents are summed.
 
     Args:
       name: one of `names()`.
@@ -62,7 +63,10 @@ def make(
 
     def observe(raw: Any) -> Observation:
         legal = getattr(raw, LEGAL, None)
-        legal = None if legal is None else jnp.asarray(legal, bool).reshape(-1)
+        if legal is not None:
+            # Where none is legal, as for a snake that has enclosed itself, any ends the episode.
+            legal = jnp.asarray(legal, bool).reshape(groups, -1)
+            legal = (legal | ~legal.any(axis=1, keepdims=True)).reshape(-1)
         return Observation(_read("", spec, raw, limit), None, legal)
 
     def reset(key: jax.Array) -> tuple[Observation, PyTree]:
@@ -80,6 +84,7 @@ def make(
 
     seen = jax.eval_shape(env.reset, jax.random.key(0))[1].observation
     actions = _read_actions(env.action_spec, getattr(seen, LEGAL, None))
+    groups = len(actions.choices) or 1
     return with_episodes(
         label,
         Dynamics(reset, step, actions),

@@ -15,12 +15,12 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, Interval, static
-from jaxrl_po.control import adapt, unroll
+from jaxrl_po.control import Observation, adapt, unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run import earlier, filming, flags, folder, pools, rendering
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.rendering import Draw, Episode
+from jaxrl_po.run.rendering import Draw, Episode, Floats
 from jaxrl_po.run.seeds import of_seed
 from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
@@ -143,12 +143,33 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
     # The environment resets itself and plays on, so cut after the first end.
     ended = np.flatnonzero(transition.terminated | transition.truncated)
     length = int(ended[0]) + 1 if ended.size else max_steps
-    final = transition.final_observation[length - 1 : length]
+    seen = jax.tree.map(
+        lambda x, last: np.concatenate([x[:length], last[length - 1 : length]]),
+        trajectory.observation,
+        transition.final_observation,
+    )
     return Episode(
-        observation=np.concatenate([trajectory.observation[:length], final]),
+        observation=to_draw(seen),
         action=trajectory.action[:length],
         reward=transition.reward[:length],
     )
+
+
+def to_draw(seen: Any) -> Floats:
+    """The part of an episode's observations `[T + 1, …]` that is drawn, in [0, 1] if it is bytes.
+
+    That is the whole of an array; of a structured observation its image, or else all numbers that
+    the policy sees side by side.
+    """
+    policy = seen.policy if isinstance(seen, Observation) else seen
+    leaves = [
+        np.asarray(x / 255.0 if x.dtype == np.uint8 else x, np.float32)
+        for x in jax.tree.leaves(policy)
+    ]
+    images = [x for x in leaves if x.ndim == 4]
+    if len(leaves) == 1 or images:
+        return (images or leaves)[0]
+    return np.concatenate([x.reshape(len(x), -1) for x in leaves], axis=1)
 
 
 def film(
@@ -192,7 +213,8 @@ def main(argv: Sequence[str]) -> int:
         episode = play(
             player, jax.random.key(options.seed), max_steps=int(limit), greedy=options.greedy
         )
-        scene = SCENES.get(records[""].env, OTHER)
+        plain = Scene(rendering.grid, 10) if episode.observation.ndim == 4 else OTHER
+        scene = SCENES.get(records[""].env, plain)
     else:
         episode, scene = film(player, source, options, int(limit))
     with folder.writing(out):
