@@ -93,7 +93,9 @@ def scan(
 
     if _bytes(jax.eval_shape(before, x)) > most * _bytes(shapes[1]):
         return jax.lax.scan(step, carry, xs)
-    return jax.lax.scan(after, carry, jax.vmap(before)(xs))
+    # With a length, since nothing may depend on `xs` alone.
+    length = jax.tree.leaves(xs)[0].shape[0]
+    return jax.lax.scan(after, carry, jax.vmap(before)(xs), length)
 
 
 def interpret(

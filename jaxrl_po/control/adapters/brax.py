@@ -1,0 +1,57 @@
+"""Environments of brax, such as `brax:hopper`, by its physics and without its wrappers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from brax import envs
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control.adapters.episodes import with_episodes
+from jaxrl_po.control.adapters.states import dynamics_of
+from jaxrl_po.control.environment import Environment
+
+
+def names() -> list[str]:
+    """Names of all environments of brax."""
+    return list(envs._envs)
+
+
+def make(
+    name: str,
+    *,
+    backend: str = "spring",
+    max_steps: int = 1000,
+    reset_interval: int = 16,
+    **arguments: Any,
+) -> Environment:
+    """An environment of brax.
+
+    Args:
+      name: one of `names()`.
+      backend: the physics: spring, positional, generalized or mjx; returns of different ones do not
+        compare.
+      max_steps: time limit of an episode; brax's environments have none of their own.
+      reset_interval: see `with_episodes`. 1, exact, costs a sixth of the speed of a rollout of
+        inverted_pendulum and a third of hopper's (64 environments, two cores).
+      **arguments: of the environment's own constructor, such as `reset_noise_scale`.
+
+    Raises:
+      ConfigError: the environment refuses a value, has no such backend, or does not run beside the
+        installed JAX.
+      TypeError: it does not take an argument.
+    """
+    try:
+        env = envs.get_environment(name, backend=backend, **arguments)
+    except ValueError as error:
+        raise ConfigError(f"env brax:{name}: {error}") from None
+    try:
+        state = jax.eval_shape(env.reset, jax.random.key(0))
+        jax.eval_shape(env.step, state, jnp.zeros(env.action_size))
+    except TypeError as error:
+        raise ConfigError(
+            f"env brax:{name}: brax's own step fails beside JAX {jax.__version__}: {error}"
+        ) from error
+    return with_episodes(
+        f"brax:{name}", dynamics_of(env), max_steps=max_steps, reset_interval=reset_interval
+    )

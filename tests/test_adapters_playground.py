@@ -1,0 +1,162 @@
+"""MuJoCo Playground's environments, stepped beside Playground itself."""
+
+import functools
+import subprocess
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from adapted import (
+    begins_afresh,
+    distinct,
+    follows,
+    is_constant,
+    learns,
+    lengths,
+    numbers,
+    starts,
+)
+
+from jaxrl_po import control
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run import suites
+from jaxrl_po.run.flags import UsageError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what it imports
+    registry = pytest.importorskip("mujoco_playground").registry
+    from mujoco_playground._src import mjx_env
+    from mujoco_playground._src.dm_control_suite import cartpole
+
+    from jaxrl_po.control.adapters import playground
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+NAME = "CartpoleBalance"
+SMALLEST = "PointMass"
+
+
+@pytest.fixture(autouse=True)
+def _promotion():
+    with jax.numpy_rank_promotion("allow"):  # MJX relies on it
+        yield
+
+
+def raw(name=NAME):
+    return registry.load(name, config_overrides={"impl": "jax"})
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_a_step_is_playgrounds_own(repeat):
+    # 3.0 is outside the box, and is clipped.
+    actions = [jnp.array([x]) for x in (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))]
+    environment = playground.make(NAME, action_repeat=repeat, reset_interval=1)
+    assert environment.max_steps == 1000 // repeat
+    steps = list(follows(environment, raw(), actions, repeat=repeat))
+    assert len(steps) == 20
+    for ours, theirs, reward in steps:
+        assert ours.final_observation.dtype == ours.reward.dtype == jnp.float32
+        # Two programs, compiled apart.
+        np.testing.assert_allclose(ours.final_observation, theirs.obs, atol=1e-5)
+        np.testing.assert_allclose(ours.reward, reward, atol=1e-6)
+        assert not ours.terminated
+        assert not ours.truncated
+
+
+def test_the_time_limit_truncates():
+    *before, (ours, theirs, _) = follows(
+        playground.make(NAME, max_steps=4, reset_interval=1), raw(), [jnp.array([1.0])] * 4
+    )
+    assert not any(ours.truncated or ours.terminated for ours, _, _ in before)
+    assert ours.truncated
+    assert not ours.terminated
+    np.testing.assert_allclose(ours.final_observation, theirs.obs, atol=1e-6)
+    # Four pushes give a speed; that of a starting state has the standard deviation 0.01.
+    assert ours.final_observation[3] > 0.1
+    assert abs(ours.observation[3]) < 0.05
+
+
+def test_what_the_physics_cannot_go_on_from_terminates():
+    environment = playground.make(NAME, reset_interval=1)
+    _, running = jax.jit(environment.reset)(jax.random.key(0))
+    broken = running.state.data.replace(qpos=jnp.full_like(running.state.data.qpos, jnp.nan))
+    running = running._replace(state=running.state.replace(data=broken))
+    key, action = jax.random.key(7), jnp.array([0.0])
+    following, transition = jax.jit(environment.step)(key, running, action)
+    assert transition.terminated
+    assert not transition.truncated
+    assert np.isnan(transition.final_observation).any()
+    assert all(np.isfinite(numbers(x)).all() for x in jax.tree.leaves(following.state.data))
+    assert begins_afresh(environment, raw(), running, action, key)
+
+
+@pytest.mark.parametrize(("interval", "different"), [(1, 6), (3, 2)])
+def test_starting_states_change_with_the_interval(interval, different):
+    drawn = starts(playground.make(SMALLEST, max_steps=1, reset_interval=interval), 2, 6)
+    assert [distinct(rows) for rows in drawn] == [different] * 2
+    assert distinct(drawn.reshape(12, -1)) == 2 * different
+    for rows in drawn:
+        changes = (rows[1:] != rows[:-1]).any(axis=1)
+        np.testing.assert_array_equal(changes, np.arange(1, 6) % interval == 0)
+
+
+def test_ppo_trains_and_is_evaluated():
+    environment = playground.make(SMALLEST, max_steps=7)
+    np.testing.assert_array_equal(lengths(environment, *learns(environment)), 7)
+
+
+@pytest.mark.parametrize("name", [NAME, "PendulumSwingup", "ReacherEasy"])
+def test_a_state_keeps_its_structure(name):
+    assert is_constant(playground.make(name))
+
+
+class Asymmetric(cartpole.Balance):
+    """A pole of which the policy sees no speeds."""
+
+    def _get_obs(self, data, info):
+        everything = super()._get_obs(data, info)
+        return {"state": everything[:3], "privileged_state": everything}
+
+
+def test_the_critic_sees_what_is_privileged(monkeypatch):
+    suite = registry.dm_control_suite
+    made = functools.partial(Asymmetric, swing_up=False, sparse=False)
+    monkeypatch.setitem(suite._envs, "Asymmetric", made)
+    monkeypatch.setitem(suite._cfgs, "Asymmetric", cartpole.default_config)
+    environment = suites.make("playground:Asymmetric")
+    seen = environment.spaces.observation
+    assert isinstance(seen, control.Observation)
+    assert (seen.policy.shape, seen.critic.shape) == ((3,), (5,))
+    observation, running = jax.jit(environment.reset)(jax.random.key(0))
+    everything = raw()._get_obs(running.state.data, {})
+    np.testing.assert_allclose(observation.critic, everything, atol=1e-6)
+    np.testing.assert_allclose(observation.policy, everything[:3], atol=1e-6)
+
+
+def test_missing_robots_are_one_line(monkeypatch):
+    def fail():
+        raise subprocess.CalledProcessError(128, ["git", "clone"])
+
+    monkeypatch.setattr(mjx_env, "ensure_menagerie_exists", fail)
+    with pytest.raises(ConfigError, match="Go1Getup needs robots of MuJoCo Menagerie") as refusal:
+        suites.make("playground:Go1Getup")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ('{"gravity": 2}', UsageError, "its config has no gravity, only action_repeat, ctrl_dt"),
+        ('{"ctrl_dt": "slow"}', UsageError, "--env_params for .* 'ctrl_dt'"),
+        ('{"impl": "bullet"}', ConfigError, "'bullet' is not a valid"),
+        ('{"action_repeat": 0}', ConfigError, "action_repeat must lie in"),
+    ],
+)
+def test_refusals_name_the_argument(arguments, error, message):
+    with pytest.raises(error, match=message):
+        suites.make(f"playground:{NAME}", arguments)
+
+
+def test_all_names_are_known_to_the_registry():
+    assert set(registry.ALL_ENVS) <= set(playground.names())
