@@ -1,10 +1,11 @@
-# `make demo`, `make test`, `make coverage` and `make docs`. Each sets up its own environment first.
+# `make demo`, `make test`, `make coverage` and `make docs`, each of which sets up its own environment
+# first; `make extras` tests the environments of every suite.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check slow coverage docs clean
+.PHONY: demo test check slow extras coverage docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/python experiments/demo.py
@@ -19,6 +20,9 @@ check: $(VENV)/installed
 
 slow: $(VENV)/extras
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+extras: $(VENV)/suites
+	$(BIN)/python -m pytest -n $(WORKERS) -m '' tests/test_adapters_*.py
 
 coverage: $(VENV)/extras
 	$(BIN)/coverage erase
@@ -39,7 +43,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 # Environments that only the tests need.
 $(VENV)/extras: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,envpool]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,brax,envpool,jumanji]'
+	touch $@
+
+# What `make test` does without: large, or slow to compile.
+$(VENV)/suites: $(VENV)/extras
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[craftax,playground,xminigrid]'
 	touch $@
 
 clean:
