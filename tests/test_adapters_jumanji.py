@@ -196,3 +196,13 @@ def test_a_snake_that_has_enclosed_itself_may_do_anything():
         assert legal[none].all()
         laws.same(legal[~none], running.state.action_mask[~none])
     assert enclosed
+
+
+def test_without_its_mask_the_policy_may_do_what_is_illegal():
+    environment = adapter.make("Snake-v1", num_rows=4, num_cols=4, mask=False)
+    assert environment.spaces.observation.legal is None
+    problem = control.make_problem(environment, num_envs=4, num_steps=16)
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    assert bool(batch.terminated.any())
+    assert "frac_no_action" not in batch.metrics

@@ -29,7 +29,12 @@ def names() -> list[str]:
 
 
 def make(
-    name: str, *, max_steps: int | None = None, reset_interval: int = 16, **arguments: Any
+    name: str,
+    *,
+    max_steps: int | None = None,
+    reset_interval: int = 16,
+    mask: bool = True,
+    **arguments: Any,
 ) -> Environment:
     """The environment of that name.
 
@@ -44,6 +49,8 @@ def make(
       name: one of `names()`.
       max_steps: time limit; None takes the suite's `time_limit`, or 10,000 where it has none.
       reset_interval: see `with_episodes`.
+      mask: restrict the policy to the legal actions. False, to see what that is worth: an illegal
+        one does what the suite makes of it, which mostly ends the episode.
       arguments: of the environment's constructor, such as `num_rows`.
 
     Raises:
@@ -62,7 +69,7 @@ def make(
     spec = env.observation_spec  # once, and not while tracing: the suite would keep the tracers
 
     def observe(raw: Any) -> Observation:
-        legal = getattr(raw, LEGAL, None)
+        legal = getattr(raw, LEGAL, None) if mask else None
         if legal is not None:
             # Where none is legal, as for a snake that has enclosed itself, any ends the episode.
             legal = jnp.asarray(legal, bool).reshape(groups, -1)
