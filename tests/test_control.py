@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous, Params
+from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous, NanReward, Params
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
@@ -329,3 +329,11 @@ def test_an_entry_of_the_collector_is_added_once():
     assert state.remove("b", "c") == CollectorState({"a": 1}, {})
     with pytest.raises(ConfigError, match="c must be carried once"):
         state.add(sharded={"c": 0})
+
+
+def test_what_is_not_finite_is_counted():
+    problem = control.make_problem(NanReward(), num_envs=4, num_steps=8)
+    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+    assert float(batch.metrics["frac_nonfinite"].metric()) == 1.0
+    problem, *_, batch = one_batch(AlwaysTruncated())
+    assert float(batch.metrics["frac_nonfinite"].metric()) == 0.0

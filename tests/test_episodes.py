@@ -1,13 +1,17 @@
 """Time limits and new episodes over the dynamics of a suite."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import Params, Probe
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import spaces, unroll
+from jaxrl_po.control.adapters import older_gymnax
 from jaxrl_po.control.adapters.episodes import Dynamics, with_episodes
 from jaxrl_po.distributions import Categorical
 
@@ -132,3 +136,43 @@ def test_counts_below_one_are_named(changes, message):
         with_episodes("e", dynamics(3), **({"max_steps": 3, "reset_interval": 1} | changes))
     with pytest.raises(ConfigError, match="env_params must be None for an Environment"):
         control.adapt(with_episodes("e", dynamics(3), max_steps=3, reset_interval=1), {})
+
+
+class Older(Probe):
+    """gymnax's older interface: the time limit is part of `done`."""
+
+    @property
+    def default_params(self):
+        return Params(max_steps_in_episode=3)
+
+    def step_env(self, key, state, action, params):
+        state = state.replace(time=state.time + 1)
+        done = (state.time >= params.max_steps_in_episode) | (action == 1)
+        return self.observation(state), state, state.cue, done, {}
+
+
+def test_the_older_interface_of_gymnax_tells_its_limit_from_an_end():
+    environment = older_gymnax.make(Older())
+    assert environment.max_steps == 3
+    assert environment.spaces.num_actions == 2
+    _, running = environment.reset(jax.random.key(0))
+    ends = []
+    for t, action in enumerate((0, 0, 0, 0, 1)):
+        running, transition = environment.step(jax.random.key(t), running, jnp.int32(action))
+        ends.append((bool(transition.terminated), bool(transition.truncated)))
+    no = (False, False)
+    assert ends == [no, no, (False, True), no, (True, False)]
+    problem = control.make_problem(environment, num_envs=4, num_steps=8)
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    assert bool(batch.truncated.any())
+    with pytest.raises(ConfigError, match="max_steps must be given"):
+        older_gymnax.make(Endless())
+
+
+class Endless(Older):
+    """Its parameters hold no limit."""
+
+    @property
+    def default_params(self):
+        return types.SimpleNamespace()

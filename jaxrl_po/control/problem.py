@@ -104,7 +104,8 @@ def make_problem(
 
     Returns:
       The `Problem`. Its metrics `episode_return` (raw reward units) and `episode_length` (steps)
-      are means over the episodes that ended in the iteration, with count 0 when none did; where
+      are means over the episodes that ended in the iteration, with count 0 when none did.
+      `frac_nonfinite` is the share of steps whose reward or next observation is not finite; where
       the environment gives legal actions, `frac_no_action` is the share of steps without one.
 
     Raises:
@@ -176,6 +177,7 @@ def make_problem(
             metrics={
                 "episode_return": masked.total(trajectory.episode_return, ended),
                 "episode_length": masked.total(trajectory.episode_length, ended),
+                "frac_nonfinite": nonfinite(transition.final_observation, transition.reward),
                 **without_action(spaces, trajectory.observation),
             },
         )
@@ -186,6 +188,14 @@ def make_problem(
         return collector, batch
 
     return problem_of(nets, init, collect)
+
+
+def nonfinite(observation: PyTree, reward: jax.Array, mask: jax.Array | None = None) -> masked.Mean:
+    """The share of the steps `[B, T]` whose reward or next observation is not finite."""
+    finite = jnp.isfinite(reward)
+    for leaf in jax.tree.leaves(observation):
+        finite &= jnp.isfinite(leaf).reshape(*reward.shape, -1).all(axis=-1)
+    return masked.total(~finite, mask)
 
 
 def without_action(spaces: Spaces, observation: PyTree, mask: jax.Array | None = None) -> Metrics:

@@ -14,7 +14,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import actor_of, build_networks, play, problem_of, require_fit
 from jaxrl_po.control.modules import NetworkSettings, choose_modules
-from jaxrl_po.control.problem import CRITIC_MEMORY, Settings
+from jaxrl_po.control.problem import CRITIC_MEMORY, Settings, nonfinite
 from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
@@ -139,9 +139,7 @@ def recorded_from_settings(
             metrics={
                 "episode_return": masked.total(recording.episode_return, ended),
                 "episode_length": masked.total(recording.episode_length, ended),
-                "frac_nonfinite": masked.total(
-                    ~(finite & jnp.isfinite(recording.reward)) * 1.0, mask
-                ),
+                "frac_nonfinite": nonfinite(observation[:, 1:], recording.reward, mask),
             },
         )
         if jax.tree.leaves(after):

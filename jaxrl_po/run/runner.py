@@ -32,7 +32,7 @@ from jaxrl_po.types import PyTree, TrainState
 
 SKIPPED = "skipped"
 SIGNAL = "signal"
-NO_ACTION = "frac_no_action"
+NO_ACTION, NONFINITE = "frac_no_action", "frac_nonfinite"
 METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
 NOTHING_NEW = b"\ninterrupted before the first iteration: nothing new to save\n"
 SHOW_CURSOR = b"\x1b[?25h"
@@ -201,6 +201,7 @@ def run(
                 f"resuming at iteration {iteration} (step {iteration * job.steps_per_iteration:,})"
             )
 
+        warned = set[int]()  # seeds
         first, begun, idle = iteration, time.perf_counter(), False
 
         def unfinished() -> bool:
@@ -237,6 +238,14 @@ def run(
             reporter.update(
                 row, max(time.perf_counter() - begun, 0.0) / (end - first) * (job.iterations - end)
             )
+            spoiled = first_above_zero(means.get(NONFINITE))
+            if job.rollouts is None and spoiled is not None and spoiled[1] not in warned:
+                warned.add(spoiled[1])
+                reporter.report(
+                    f"seed {spoiled[1]}: a reward or observation of iteration "
+                    f"{iteration + spoiled[0] + 1} is not finite; minibatches that it spoils are "
+                    f"skipped, and such steps are counted in {NONFINITE}"
+                )
             if stuck is not None:
                 where = iteration + stuck[0] + 1
                 raise Diverged(

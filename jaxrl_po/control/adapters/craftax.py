@@ -7,16 +7,12 @@ minute and writes them beside the installed package.
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from craftax.craftax_env import make_craftax_env_from_name
 
-from jaxrl_po.control.adapters.episodes import Dynamics, with_episodes
+from jaxrl_po.control.adapters import older_gymnax
+from jaxrl_po.control.adapters.episodes import with_episodes
 from jaxrl_po.control.environment import Environment
-from jaxrl_po.control.spaces import read_action_space
-from jaxrl_po.types import PyTree
-
-NEVER = 2**31 - 1
+from jaxrl_po.control.spaces import read_spaces
 
 
 def names() -> list[str]:
@@ -42,21 +38,13 @@ def make(
     """
     env = make_craftax_env_from_name(name, auto_reset=False)
     limit = env.default_params.max_timesteps if max_steps is None else max_steps
-    params = env.default_params.replace(max_timesteps=NEVER, **arguments)
+    params = env.default_params.replace(max_timesteps=older_gymnax.NEVER, **arguments)
 
-    def reset(key: jax.Array) -> tuple[jax.Array, PyTree]:
-        observation, state = env.reset_env(key, params)
-        return jnp.asarray(observation, float), state
-
-    def step(
-        key: jax.Array, state: PyTree, action: jax.Array
-    ) -> tuple[jax.Array, PyTree, jax.Array, jax.Array]:
-        observation, state, reward, done, _ = env.step_env(key, state, action, params)
-        return jnp.asarray(observation, float), state, reward, done
-
+    name = f"craftax:{name}"
+    spaces = read_spaces(name, env.observation_space(params), env.action_space(params))
     return with_episodes(
-        f"craftax:{name}",
-        Dynamics(reset, step, read_action_space(name, env.action_space(params))),
+        name,
+        older_gymnax.dynamics_of(env, params, spaces),
         max_steps=limit,
         reset_interval=reset_interval,
     )

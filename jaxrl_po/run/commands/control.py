@@ -180,7 +180,12 @@ def make_env(name: str, env_params: str = "") -> Any:
     import gymnax  # here, because it starts the backend, whose devices are chosen first
 
     flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
-    return gymnax.make(name)[0]
+    try:
+        return gymnax.make(name)[0]
+    except OSError as error:
+        raise UsageError(
+            f"--env={name} downloads its data, which cannot be had here: {error}"
+        ) from None
 
 
 class Built(NamedTuple):
