@@ -30,12 +30,20 @@ class Row(NamedTuple):
       steps: length of a run, in environment steps.
       arguments: further ones of `jaxrl-po control`.
       published: method to a published mean return.
+      variant: tells apart rows of the same environment; empty for the only one.
     """
 
     env: str
     steps: int
     arguments: tuple[str, ...] = ()
     published: Mapping[str, float] = {}
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """The environment and the variant: `Snake-v1, no masks`."""
+        inner = self.env.partition(":")[2] or self.env
+        return f"{inner}, {self.variant}" if self.variant else inner
 
 
 def mujoco(name: str, *tianshou: float) -> Row:
@@ -48,6 +56,16 @@ def mujoco(name: str, *tianshou: float) -> Row:
     return Row(f"envpool:{name}-v4", 1_000_000, (), published)
 
 
+SMALL = (
+    "--problem.num_envs=64",
+    "--problem.num_steps=32",
+    "--problem.normalize_observations",
+    "--problem.scale_rewards",
+)
+BOARD = ("--problem.num_envs=64", "--problem.num_steps=32")
+NO_MASK = '--env_params={"mask": false}'
+GRU = "--network.memory=gru"
+
 SUITES = {
     "mujoco": (
         mujoco("HalfCheetah", 5784, 4471, 3485),
@@ -57,6 +75,23 @@ SUITES = {
         mujoco("InvertedPendulum"),
         mujoco("InvertedDoublePendulum"),
         mujoco("Reacher"),
+    ),
+    "brax": (
+        Row("brax:inverted_pendulum", 700_000, SMALL),
+        Row("brax:inverted_double_pendulum", 3_000_000, SMALL),
+        Row("brax:hopper", 3_000_000, SMALL),
+    ),
+    "playground": (Row("playground:CartpoleBalance", 3_000_000, SMALL),),
+    "jumanji": (
+        Row("jumanji:Snake-v1", 1_000_000, BOARD),
+        Row("jumanji:Snake-v1", 1_000_000, (*BOARD, NO_MASK), {}, "no masks"),
+        Row("jumanji:Game2048-v1", 1_000_000, BOARD),
+        Row("jumanji:Game2048-v1", 1_000_000, (*BOARD, NO_MASK), {}, "no masks"),
+    ),
+    "xminigrid": (
+        Row("xminigrid:MiniGrid-Empty-8x8", 300_000, BOARD),
+        Row("xminigrid:MiniGrid-MemoryS8", 1_000_000, (*BOARD, GRU), {}, "memory"),
+        Row("xminigrid:MiniGrid-MemoryS8", 1_000_000, BOARD, {}, "no memory"),
     ),
 }
 
@@ -85,14 +120,9 @@ class Options:
     )
 
 
-def name_of(method: str, row: Row) -> str:
-    """The folder of a run: `ppo-HalfCheetah-v4`."""
-    return f"{method}-{row.env.partition(':')[2] or row.env}"
-
-
 def train(options: Options, out: Path, method: str, row: Row) -> Result:
     """Trains one method in one environment; continues what was begun, with the same flags."""
-    name = name_of(method, row)
+    name = f"{method}-{row.name}".replace(", ", "-").replace(" ", "-")
     place = out / name
     shared = ("seeds", "seed", "devices", "eval_episodes")
     arguments = [
@@ -132,7 +162,7 @@ def table(results: Mapping[tuple[Row, str], Result]) -> str:
         whole = f"{final.mean():,.5g} [{float(low):,.5g}, {float(high):,.5g}]"
         published = f"{row.published[method]:,}" if method in row.published else "–"
         lines.append(
-            f"{row.env:>32} {method:>6} {whole:>28} {largest_mean(result):>9,.5g} "
+            f"{row.name:>32} {method:>6} {whole:>28} {largest_mean(result):>9,.5g} "
             f"{published:>9} {final.min():>8,.5g} {kl:>7.4f} "
             f"{result.summary['steps_per_second']:>8,.0f}"
         )
@@ -145,28 +175,28 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         return 0
     words, methods = options.envs.split(","), options.methods.split(",")
-    rows = [row for row in SUITES[options.suite] if any(word in row.env for word in words)]
+    rows = [row for row in SUITES[options.suite] if any(word in row.name for word in words)]
     if not rows:
-        known = ", ".join(row.env for row in SUITES[options.suite])
+        known = "; ".join(row.name for row in SUITES[options.suite])
         raise UsageError(f"--envs={options.envs} must hold a word of {known}")
     for method in methods:
         flags.lookup("methods", method, dict.fromkeys(METHODS))
     out = Path(options.out or f"runs/{options.suite}")
     results = {
-        (row.env, method): train(options, out, method, row) for row in rows for method in methods
+        (row.name, method): train(options, out, method, row) for row in rows for method in methods
     }
     panels = [
         comparison.panel(
-            [results[row.env, method]._replace(name=method) for method in methods],
+            [results[row.name, method]._replace(name=method) for method in methods],
             "greedy_return",
-            f"{row.env}: greedy return",
+            f"{row.name}: greedy return",
             "environment steps, each seed",
             "return",
         )
         for row in rows
     ]
     heading = f"{options.seeds} seeds, {options.eval_episodes} episodes"
-    shown = {(row, method): results[row.env, method] for row in rows for method in methods}
+    shown = {(row, method): results[row.name, method] for row in rows for method in methods}
     comparison.leave(out, options.suite, panels, heading, table(shown))
     return 0
 
