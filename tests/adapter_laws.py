@@ -1,6 +1,6 @@
-"""What holds for the environments of every suite."""
+"""What holds for the environments of every suite, and tools to play them."""
 
-import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,7 @@ import numpy as np
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
-from jaxrl_po.config import as_arrays
 from jaxrl_po.control import unroll
-from jaxrl_po.control.spaces import Observation
-from jaxrl_po.distributions import Categorical
 
 
 def plain(x):
@@ -20,11 +17,17 @@ def plain(x):
     return np.asarray(jax.random.key_data(x) if keys else x)
 
 
-def same(x, y):
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(plain(a), plain(b)), x, y)
+def same(ours, theirs, *, rtol=0.0, atol=0.0):
+    """Two trees have one structure and hold the same numbers, none of them NaN."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(
+            plain(x), plain(y), rtol=rtol, atol=atol, equal_nan=False, strict=True
+        )
 
 
 def differ(x, y):
+    """Whether two trees of arrays hold any different numbers."""
     return any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), x, y)))
 
 
@@ -34,86 +37,157 @@ def begun(environment, key):
 
 
 def stepped(environment, running, actions, key):
-    """The states before each step, and the transitions."""
-    step, states, transitions = jax.jit(environment.step), [], []
+    """The states before each step and after the last, and the transitions."""
+    step, states, transitions = jax.jit(environment.step), [running], []
+    like = environment.spaces.action
     for i, action in enumerate(actions):
+        action = jnp.broadcast_to(jnp.asarray(action, like.dtype), like.shape)
+        running, transition = step(jax.random.fold_in(key, i), running, action)
         states.append(running)
-        running, transition = step(jax.random.fold_in(key, i), running, jnp.int32(action))
         transitions.append(transition)
     return states, transitions
 
 
-def cuts_by_time(make, action, part=lambda observation: observation):
-    """An episode of 3 steps is truncated; it ends as a longer one goes on, and a new one begins.
+class Always(NamedTuple):
+    """A distribution of one action."""
 
-    `make` takes `max_steps` and `reset_interval`; `action` ends no episode within 3 steps; `part`
-    of an observation does not depend on the time limit.
-    """
-    short, long = make(max_steps=3, reset_interval=2), make(max_steps=30, reset_interval=2)
-    key = jax.random.key(0)
-    running = jax.jit(short.refresh)(jax.random.key(7), begun(short, key))
-    states, cut = stepped(short, running, [action] * 4, key)  # one more, to see where it begins
-    _, whole = stepped(long, running, [action] * 3, key)
-    assert [bool(t.truncated) for t in cut] == [False, False, True, False]
-    assert not any(bool(t.terminated) for t in cut[:3] + whole)
-    assert not any(bool(t.truncated) for t in whole)
-    for ours, theirs in zip(cut, whole, strict=False):
-        same(part(ours.final_observation), part(theirs.observation))
-        assert float(ours.reward) == float(theirs.reward)
-    fresh, state = states[0].start
-    same(cut[2].observation, fresh)
-    same(states[3].state, state)
-    assert int(states[3].length) == 0
-    assert differ(cut[2].observation, cut[2].final_observation)
-    return fresh
+    action: jax.Array
+
+    def mode(self):
+        return self.action
 
 
-def begins_alike_within_an_interval(make):
-    """Episodes of one step, a new starting state every 4: the same in between, others after."""
-    environment = make(max_steps=1, reset_interval=4)
-    actions = environment.spaces.num_actions
-
-    def policy(memory, observation):
-        rows = jax.tree.leaves(observation)[0].shape[0]
-        return memory, Categorical(jnp.zeros((rows, actions)))
+def play(environment, key, action, *, num_envs, num_steps):
+    """A trajectory under one constant action."""
+    like = environment.spaces.action
+    actions = jnp.full((num_envs, *like.shape), action, like.dtype)
 
     @jax.jit
-    def run(key):
-        envs = unroll.start(environment, key, jnp.arange(3))
-        trajectory = unroll.unroll(environment, policy, envs, key, num_steps=12)[1]
-        return trajectory.transition.observation
+    def run(start_key, key):
+        return unroll.unroll(
+            environment,
+            lambda memory, _: (memory, Always(actions)),
+            unroll.start(environment, start_key, jnp.arange(num_envs)),
+            key,
+            num_steps=num_steps,
+            greedy=True,
+        )[1]
 
-    seen = jax.tree.map(lambda x: np.asarray(x).reshape(3, 3, 4, -1), run(jax.random.key(3)))
-    same(seen, jax.tree.map(lambda x: np.broadcast_to(x[:, :, :1], x.shape), seen))
-    first = jax.tree.map(lambda x: x[:, :, 0], seen)
-    for i in range(3):
-        assert differ(*(jax.tree.map(lambda x, i=i, j=j: x[i, j], first) for j in (0, 1)))
+    return run(*jax.random.split(key))
 
 
-def learns(environment, **options):
-    """Two iterations of PPO are finite and compiled once; an evaluation ends within the limit."""
-    problem = control.make_problem(environment, **({"num_envs": 2, "num_steps": 8} | options))
-    learner = ppo.make(as_arrays(ppo.Config(num_epochs=1, num_minibatches=1)), problem)
+def follows(environment, own, choose, reset=None):
+    """Steps our environment and the suite's own side by side, 20 times.
+
+    Args:
+      environment: ours.
+      own: the suite's step, `own(key, state, action) -> (state, what it says)`.
+      choose: `choose(t, running)`, the action of step t.
+      reset: the suite's `reset(key) -> state`; without it, its state begins as a copy of ours.
+
+    Yields:
+      Our state after each step, our transition, and what `own` says.
+    """
+    running = begun(environment, jax.random.key(0))
+    theirs = running.state if reset is None else reset(jax.random.split(jax.random.key(0))[0])
+    step = jax.jit(environment.step)
+    for t in range(20):
+        key, action = jax.random.key(t), choose(t, running)
+        running, transition = step(key, running, action)
+        theirs, said = own(jax.random.split(key)[0], theirs, action)
+        yield running, transition, said
+
+
+def ends_by_itself(environment, running, actions):
+    """The last of the actions ends the episode, not the time limit, and the next one begins."""
+    states, transitions = stepped(environment, running, actions, jax.random.key(1))
+    last = len(actions) - 1
+    assert [bool(t.terminated) for t in transitions] == [i == last for i in range(len(actions))]
+    assert not any(bool(t.truncated) for t in transitions)
+    assert int(states[-1].length) == 0
+    same((transitions[-1].observation, states[-1].state), states[-2].start)
+    return states, transitions
+
+
+def cuts_by_time(make, action, part=lambda seen: seen, *, reset_interval=2, atol=0.0):
+    """An episode of 3 steps is truncated; it ends as a longer one goes on, and a new one begins.
+
+    Args:
+      make: takes `max_steps` and `reset_interval`.
+      action: ends no episode within 3 steps.
+      part: what does not depend on the time limit, of an observation.
+      reset_interval: of the environments.
+      atol: of the comparison with the longer episode.
+
+    Returns:
+      The key of the draw with which the next episode begins; its observation and state.
+    """
+    short, long = (make(max_steps=n, reset_interval=reset_interval) for n in (3, 30))
+    key, drawn = jax.random.key(0), jax.random.key(7)
+    running = begun(short, key)
+    if short.refresh is None:
+        drawn = jax.random.split(jax.random.fold_in(key, 2))[1]  # in the last step
+    else:
+        running = jax.jit(short.refresh)(drawn, running)
+    states, cut = stepped(short, running, [action] * 3, key)
+    _, whole = stepped(long, running, [action] * 3, key)
+    assert [bool(t.truncated) for t in cut] == [False, False, True]
+    assert not any(bool(t.terminated) for t in cut + whole)
+    assert not any(bool(t.truncated) for t in whole)
+    for ours, theirs in zip(cut, whole, strict=True):
+        same(part(ours.final_observation), part(theirs.observation), atol=atol)
+        same(ours.reward, theirs.reward, atol=atol)
+    fresh = cut[2].observation, states[3].state
+    if short.refresh is not None:
+        same(fresh, states[0].start)
+    assert int(states[3].length) == 0
+    assert differ(cut[2].observation, cut[2].final_observation)
+    return drawn, fresh
+
+
+def begins_alike_within_an_interval(make, action):
+    """Episodes of one step, a new starting state every 4: the same in between, else all differ."""
+    environment = make(max_steps=1, reset_interval=4)
+    seen = play(environment, jax.random.key(3), action, num_envs=2, num_steps=12).transition
+    assert (seen.terminated | seen.truncated).all()
+    rows = [plain(x).reshape(6, 4, -1) for x in jax.tree.leaves(seen.observation)]
+    windows = np.concatenate(rows, axis=-1)
+    np.testing.assert_array_equal(windows, np.broadcast_to(windows[:, :1], windows.shape))
+    assert len(np.unique(windows[:, 0], axis=0)) == 6
+
+
+def keeps_its_structure(environment):
+    """A state has the same structure, shapes and types before a step and after it."""
+    before = jax.eval_shape(environment.reset, jax.random.key(0))[1]
+    action = environment.spaces.action
+    after, transition = jax.eval_shape(environment.step, jax.random.key(1), before, action)
+    assert transition.observation == transition.final_observation == environment.spaces.observation
+    # By leaves: fields outside the tree are arrays of numpy in places, which `==` refuses.
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)
+
+
+def learns(environment):
+    """Two iterations of PPO are finite and compiled once; an evaluation ends within the limit.
+
+    Returns:
+      The problem, the learner's state, and the lengths of the evaluation's episodes.
+    """
+    problem = control.make_problem(environment, num_envs=4, num_steps=4)
+    learner = ppo.make(ppo.Config(num_epochs=1, num_minibatches=2), problem)
     state = jax.jit(learner.init)(jax.random.key(0))
     step = jax.jit(learner.step)
     before = state.params
     for _ in range(2):
-        state, _ = step(state)
+        state, metrics = step(state)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(metrics))
     assert step._cache_size() == 1
-    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.params))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     assert differ(before, state.params)
-    evaluate = jax.jit(control.make_evaluate(environment, problem, num_episodes=3))
-    result = evaluate(state.params, state.collector, jax.random.key(1))
+    evaluate = jax.jit(control.make_evaluate(environment, problem, num_episodes=4))
+    result = evaluate(state.params, state.collector, jax.random.key(5))
     assert (result["length"] >= 1).all()
     assert (result["length"] <= environment.max_steps).all()
-    assert jnp.isfinite(result["return"]).all()
-    return problem, state
-
-
-def samples_legal_actions(problem, state, legal_of):
-    """Every sampled action is legal, and some are not; `legal_of(mask, action)` says which."""
-    batch = jax.jit(problem.collect)(state.params, state.collector, jax.random.key(2))[1]
-    assert isinstance(batch.inputs, Observation)
-    allowed = jax.vmap(jax.vmap(functools.partial(legal_of)))(batch.inputs.legal, batch.action)
-    assert allowed.all()
-    assert not batch.inputs.legal.all()
+    assert np.isfinite(result["return"]).all()
+    return problem, state, result["length"]

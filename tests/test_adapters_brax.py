@@ -1,12 +1,13 @@
 """Brax's environments, stepped beside brax itself."""
 
+import functools
 import warnings
 
+import adapter_laws as laws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from adapted import begins_afresh, distinct, follows, is_constant, learns, lengths, play, starts
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
@@ -34,33 +35,35 @@ def raw():
 
 def test_a_step_is_braxs_own():
     # 3.0 is outside the box, and is clipped.
-    actions = [jnp.array([x]) for x in (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))]
-    steps = list(follows(brax.make(NAME, reset_interval=1), raw(), actions))
-    assert len(steps) == 20
-    assert not steps[-1][0].truncated
-    for ours, theirs, reward in steps:
+    actions = (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))
+    environment, theirs = brax.make(NAME, reset_interval=1), raw()
+    step = jax.jit(theirs.step)
+
+    def own(_, state, action):
+        return (step(state, jnp.clip(action, -1.0, 1.0)),) * 2
+
+    steps = laws.follows(
+        environment, own, lambda t, _: jnp.array([actions[t]]), jax.jit(theirs.reset)
+    )
+    for t, (_, ours, state) in enumerate(steps):
+        assert not ours.truncated
         assert ours.final_observation.dtype == ours.reward.dtype == jnp.float32
         # Two programs, compiled apart, of a system that doubles an error in 20 steps.
-        np.testing.assert_allclose(ours.final_observation, theirs.obs, atol=1e-5)
-        assert float(ours.reward) == reward
-        assert bool(ours.terminated) == bool(theirs.done)
+        laws.same(ours.final_observation, state.obs, atol=1e-6 if t < 4 else 1e-5)
+        assert float(ours.reward) == float(state.reward)
+        assert bool(ours.terminated) == bool(state.done)
 
 
-def test_the_time_limit_truncates():
-    *before, (ours, theirs, _) = follows(
-        brax.make(NAME, max_steps=4, reset_interval=1), raw(), [jnp.array([0.5])] * 4
-    )
-    assert not any(ours.truncated or ours.terminated for ours, _, _ in before)
-    assert ours.truncated
-    assert not ours.terminated
-    np.testing.assert_allclose(ours.final_observation, theirs.obs, atol=1e-6)
-    # Four pushes give a speed; a starting state has at most 0.01.
-    assert abs(ours.final_observation[2]) > 0.1
-    assert abs(ours.observation).max() <= 0.01
+@pytest.mark.parametrize("interval", [1, 2])
+def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset(interval):
+    make = functools.partial(brax.make, NAME)
+    key, fresh = laws.cuts_by_time(make, 0.5, reset_interval=interval, atol=1e-6)
+    theirs = jax.jit(raw().reset)(key)
+    laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)  # another program
 
 
 def test_a_fall_terminates():
-    trajectory = play(brax.make(NAME), jax.random.key(0), num_envs=3, num_steps=48, size=1.0)
+    trajectory = laws.play(brax.make(NAME), jax.random.key(0), 1.0, num_envs=3, num_steps=48)
     over = trajectory.transition.terminated
     assert over.any(axis=1).all()
     assert not trajectory.transition.truncated.any()
@@ -71,26 +74,14 @@ def test_a_fall_terminates():
     np.testing.assert_array_equal(trajectory.episode_length[np.arange(3), first + 1], 1)
 
 
-def test_an_episode_begins_at_a_draw_of_reset():
-    environment = brax.make(NAME, max_steps=1, reset_interval=1)
-    _, running = jax.jit(environment.reset)(jax.random.key(0))
-    assert begins_afresh(environment, raw(), running, jnp.array([0.0]), jax.random.key(7))
-
-
-@pytest.mark.parametrize(("interval", "different"), [(1, 6), (3, 2)])
-def test_starting_states_change_with_the_interval(interval, different):
-    drawn = starts(brax.make(NAME, max_steps=1, reset_interval=interval), 2, 6)
-    assert [distinct(rows) for rows in drawn] == [different] * 2
-    assert distinct(drawn.reshape(12, -1)) == 2 * different
-    for rows in drawn:
-        changes = (rows[1:] != rows[:-1]).any(axis=1)
-        np.testing.assert_array_equal(changes, np.arange(1, 6) % interval == 0)
+def test_starting_states_change_with_the_interval():
+    laws.begins_alike_within_an_interval(functools.partial(brax.make, NAME), 0.0)
 
 
 def test_ppo_trains_and_is_evaluated():
-    learns(brax.make(NAME))
-    endless = brax.make("fast", max_steps=7)
-    np.testing.assert_array_equal(lengths(endless, *learns(endless)), 7)
+    laws.learns(brax.make(NAME))
+    _, _, lengths = laws.learns(brax.make("fast", max_steps=7))  # it never ends by itself
+    np.testing.assert_array_equal(lengths, 7)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +94,7 @@ def test_ppo_trains_and_is_evaluated():
     ],
 )
 def test_a_state_keeps_its_structure(name, backend):
-    assert is_constant(brax.make(name, backend=backend, reset_interval=1))
+    laws.keeps_its_structure(brax.make(name, backend=backend, reset_interval=1))
 
 
 def test_the_critic_sees_what_is_privileged():

@@ -15,36 +15,42 @@ jumanji = pytest.importorskip("jumanji")
 adapter = pytest.importorskip("jaxrl_po.control.adapters.jumanji")
 
 UP, DOWN = 0, 2
+SNAKE = functools.partial(adapter.make, "Snake-v1")
 
 
-def raw_step(env, running, action, key):
-    """The suite's own step from the same state, with the key that `with_episodes` gives it."""
-    return env.step(running.state.replace(key=jax.random.split(key)[0]), action)
+def own_step(name):
+    """The suite's own step, with the key that `with_episodes` gives it."""
+    env = jumanji.make(name)
+    return jax.jit(lambda key, state, action: env.step(state.replace(key=key), action))
+
+
+def samples_legal_actions(problem, state, legal_of):
+    """Every sampled action is legal, and some are not; `legal_of(mask, action)` says which."""
+    batch = jax.jit(problem.collect)(state.params, state.collector, jax.random.key(2))[1]
+    assert isinstance(batch.inputs, control.Observation)
+    assert jax.vmap(jax.vmap(legal_of))(batch.inputs.legal, batch.action).all()
+    assert not batch.inputs.legal.all()
 
 
 def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
-    fresh = laws.cuts_by_time(
-        functools.partial(adapter.make, "Snake-v1"), DOWN, lambda seen: seen.policy["grid"]
-    )
-    _, timestep = jax.jit(jumanji.make("Snake-v1").reset)(jax.random.key(7))
+    key, (fresh, _) = laws.cuts_by_time(SNAKE, DOWN, lambda seen: seen.policy["grid"])
+    _, timestep = jax.jit(jumanji.make("Snake-v1").reset)(key)
     laws.same(fresh.policy["grid"], timestep.observation.grid)
     laws.same(fresh.legal, timestep.observation.action_mask)
 
 
 def test_starting_states_change_every_reset_interval():
-    laws.begins_alike_within_an_interval(functools.partial(adapter.make, "Snake-v1"))
+    laws.begins_alike_within_an_interval(SNAKE, DOWN)
 
 
 def test_running_into_a_wall_is_an_end_by_itself_also_in_the_last_step():
-    environment = adapter.make("Snake-v1", num_rows=4, num_cols=4)
+    environment = SNAKE(num_rows=4, num_cols=4)
     running = laws.begun(environment, jax.random.key(0))
     rows_above = int(running.state.head_position.row)
     walk = [UP] * (rows_above + 1)
     for max_steps in (rows_above + 1, 100):
-        environment = adapter.make("Snake-v1", num_rows=4, num_cols=4, max_steps=max_steps)
-        _, transitions = laws.stepped(environment, running, walk, jax.random.key(1))
-        assert [bool(t.terminated) for t in transitions] == [False] * rows_above + [True]
-        assert not any(bool(t.truncated) for t in transitions)
+        environment = SNAKE(num_rows=4, num_cols=4, max_steps=max_steps)
+        laws.ends_by_itself(environment, running, walk)
 
 
 def test_the_time_limit_is_the_suites_or_bounds_what_has_none():
@@ -65,20 +71,18 @@ def test_a_truncated_maze_is_not_terminated():
 
 
 def test_observations_rewards_and_masks_are_the_suites():
-    environment, env = adapter.make("Game2048-v1"), jumanji.make("Game2048-v1")
-    running = laws.begun(environment, jax.random.key(0))
-    step, raw = jax.jit(environment.step), jax.jit(functools.partial(raw_step, env))
-    legal, total = running.state.action_mask, 0.0
-    for i in range(20):
-        key = jax.random.key(i)
-        action = jnp.int32(np.flatnonzero(legal)[i % int(legal.sum())])
-        _, timestep = raw(running, action, key)
-        running, transition = step(key, running, action)
-        seen, legal = transition.final_observation, timestep.observation.action_mask
+    environment, total = adapter.make("Game2048-v1"), 0.0
+
+    def choose(t, running):
+        legal = running.state.action_mask
+        return jnp.int32(np.flatnonzero(legal)[t % int(legal.sum())])
+
+    for _, transition, timestep in laws.follows(environment, own_step("Game2048-v1"), choose):
+        seen = transition.final_observation
         assert set(seen.policy) == {"board"}
         assert seen.policy["board"].dtype == jnp.float32
         laws.same(seen.policy["board"], timestep.observation.board.astype(float))
-        laws.same(seen.legal, legal)
+        laws.same(seen.legal, timestep.observation.action_mask)
         assert float(transition.reward) == float(timestep.reward)
         total += float(transition.reward)
     assert total > 0
@@ -96,7 +100,7 @@ def test_steps_after_the_same_state_depend_on_the_key():
 
 @pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # of the suite
 def test_a_flat_action_of_bin_pack_is_a_space_and_an_item():
-    environment, env = adapter.make("BinPack-v2"), jumanji.make("BinPack-v2")
+    environment = adapter.make("BinPack-v2")
     assert environment.spaces.num_actions == 40 * 20
     running = laws.begun(environment, jax.random.key(0))
     mask = running.state.action_mask
@@ -106,8 +110,8 @@ def test_a_flat_action_of_bin_pack_is_a_space_and_an_item():
     action = jnp.int32(space * 20 + item)
     assert environment.spaces.to_action(action).tolist() == [space, item]
     key = jax.random.key(1)
-    _, timestep = jax.jit(functools.partial(raw_step, env))(
-        running, jnp.array([space, item], jnp.int32), key
+    _, timestep = own_step("BinPack-v2")(
+        jax.random.split(key)[0], running.state, jnp.array([space, item], jnp.int32)
     )
     seen = jax.jit(environment.step)(key, running, action)[1].final_observation
     assert bool(timestep.observation.items_placed[item])
@@ -116,16 +120,16 @@ def test_a_flat_action_of_bin_pack_is_a_space_and_an_item():
 
 
 def test_ppo_learns_from_one_choice_and_samples_legal_actions():
-    problem, state = laws.learns(adapter.make("Snake-v1", num_rows=4, num_cols=4, max_steps=20))
-    laws.samples_legal_actions(problem, state, lambda legal, action: legal[action])
+    problem, state, _ = laws.learns(SNAKE(num_rows=4, num_cols=4, max_steps=20))
+    samples_legal_actions(problem, state, lambda legal, action: legal[action])
 
 
 @pytest.mark.slow
 def test_ppo_learns_from_several_choices_and_samples_legal_actions():
     environment = adapter.make("JobShop-v0", max_steps=20)
     assert environment.spaces.choices == (21,) * 10
-    problem, state = laws.learns(environment)
-    laws.samples_legal_actions(
+    problem, state, _ = laws.learns(environment)
+    samples_legal_actions(
         problem, state, lambda legal, action: legal.reshape(10, 21)[jnp.arange(10), action].all()
     )
 
@@ -168,14 +172,14 @@ def test_a_city_is_one_hot():
 
 def test_what_cannot_work_is_refused():
     with pytest.raises(ConfigError, match="max_steps must lie"):
-        adapter.make("Snake-v1", max_steps=0)
+        SNAKE(max_steps=0)
     with pytest.raises(TypeError, match="colour"):
-        adapter.make("Snake-v1", colour=1)
+        SNAKE(colour=1)
 
 
 def test_a_snake_that_has_enclosed_itself_may_do_anything():
     """The suite's mask allows nothing there, though the episode goes on."""
-    environment = adapter.make("Snake-v1", num_rows=3, num_cols=3)
+    environment = SNAKE(num_rows=3, num_cols=3)
     observation, running = jax.jit(jax.vmap(environment.reset))(
         jax.random.split(jax.random.key(0), 64)
     )

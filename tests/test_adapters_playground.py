@@ -4,20 +4,11 @@ import functools
 import subprocess
 import warnings
 
+import adapter_laws as laws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from adapted import (
-    begins_afresh,
-    distinct,
-    follows,
-    is_constant,
-    learns,
-    lengths,
-    numbers,
-    starts,
-)
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
@@ -49,66 +40,61 @@ def raw(name=NAME):
 
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_a_step_is_playgrounds_own(repeat):
-    # 3.0 is outside the box, and is clipped.
-    actions = [jnp.array([x]) for x in (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))]
     environment = playground.make(NAME, action_repeat=repeat, reset_interval=1)
     assert environment.max_steps == 1000 // repeat
-    steps = list(follows(environment, raw(), actions, repeat=repeat))
-    assert len(steps) == 20
-    for ours, theirs, reward in steps:
+    # 3.0 is outside the box, and is clipped.
+    actions = (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))
+    step = jax.jit(raw().step)
+
+    def own(_, state, action):
+        reward = 0.0
+        for _ in range(repeat):
+            state = step(state, jnp.clip(action, -1.0, 1.0))
+            reward += float(state.reward)
+        return state, (state.obs, reward)
+
+    steps = laws.follows(
+        environment, own, lambda t, _: jnp.array([actions[t]]), jax.jit(raw().reset)
+    )
+    for t, (_, ours, (observation, reward)) in enumerate(steps):
         assert ours.final_observation.dtype == ours.reward.dtype == jnp.float32
         # Two programs, compiled apart.
-        np.testing.assert_allclose(ours.final_observation, theirs.obs, atol=1e-5)
+        laws.same(ours.final_observation, observation, atol=1e-6 if t < 4 else 1e-5)
         np.testing.assert_allclose(ours.reward, reward, atol=1e-6)
         assert not ours.terminated
         assert not ours.truncated
 
 
-def test_the_time_limit_truncates():
-    *before, (ours, theirs, _) = follows(
-        playground.make(NAME, max_steps=4, reset_interval=1), raw(), [jnp.array([1.0])] * 4
-    )
-    assert not any(ours.truncated or ours.terminated for ours, _, _ in before)
-    assert ours.truncated
-    assert not ours.terminated
-    np.testing.assert_allclose(ours.final_observation, theirs.obs, atol=1e-6)
-    # Four pushes give a speed; that of a starting state has the standard deviation 0.01.
-    assert ours.final_observation[3] > 0.1
-    assert abs(ours.observation[3]) < 0.05
+@pytest.mark.parametrize("interval", [1, 2])
+def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset(interval):
+    make = functools.partial(playground.make, NAME)
+    key, fresh = laws.cuts_by_time(make, 1.0, reset_interval=interval, atol=1e-6)
+    theirs = jax.jit(raw().reset)(key)
+    laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)  # another program
 
 
 def test_what_the_physics_cannot_go_on_from_terminates():
-    environment = playground.make(NAME, reset_interval=1)
-    _, running = jax.jit(environment.reset)(jax.random.key(0))
+    environment = playground.make(NAME)
+    running = laws.begun(environment, jax.random.key(0))
     broken = running.state.data.replace(qpos=jnp.full_like(running.state.data.qpos, jnp.nan))
     running = running._replace(state=running.state.replace(data=broken))
-    key, action = jax.random.key(7), jnp.array([0.0])
-    following, transition = jax.jit(environment.step)(key, running, action)
-    assert transition.terminated
-    assert not transition.truncated
+    (_, following), (transition,) = laws.ends_by_itself(environment, running, [0.0])
     assert np.isnan(transition.final_observation).any()
-    assert all(np.isfinite(numbers(x)).all() for x in jax.tree.leaves(following.state.data))
-    assert begins_afresh(environment, raw(), running, action, key)
+    assert all(np.isfinite(laws.plain(x)).all() for x in jax.tree.leaves(following.state.data))
 
 
-@pytest.mark.parametrize(("interval", "different"), [(1, 6), (3, 2)])
-def test_starting_states_change_with_the_interval(interval, different):
-    drawn = starts(playground.make(SMALLEST, max_steps=1, reset_interval=interval), 2, 6)
-    assert [distinct(rows) for rows in drawn] == [different] * 2
-    assert distinct(drawn.reshape(12, -1)) == 2 * different
-    for rows in drawn:
-        changes = (rows[1:] != rows[:-1]).any(axis=1)
-        np.testing.assert_array_equal(changes, np.arange(1, 6) % interval == 0)
+def test_starting_states_change_with_the_interval():
+    laws.begins_alike_within_an_interval(functools.partial(playground.make, SMALLEST), 0.0)
 
 
 def test_ppo_trains_and_is_evaluated():
-    environment = playground.make(SMALLEST, max_steps=7)
-    np.testing.assert_array_equal(lengths(environment, *learns(environment)), 7)
+    _, _, lengths = laws.learns(playground.make(SMALLEST, max_steps=7))
+    np.testing.assert_array_equal(lengths, 7)
 
 
 @pytest.mark.parametrize("name", [NAME, "PendulumSwingup", "ReacherEasy"])
 def test_a_state_keeps_its_structure(name):
-    assert is_constant(playground.make(name))
+    laws.keeps_its_structure(playground.make(name))
 
 
 class Asymmetric(cartpole.Balance):

@@ -14,6 +14,7 @@ xminigrid = pytest.importorskip("xminigrid")
 adapter = pytest.importorskip("jaxrl_po.control.adapters.xminigrid")
 
 FORWARD, CLOCKWISE = 0, 1
+RANDOM = functools.partial(adapter.make, "MiniGrid-EmptyRandom-8x8")
 TO_THE_GOAL = [FORWARD, FORWARD, CLOCKWISE, FORWARD, FORWARD]  # of Empty-5x5, from its start
 
 
@@ -24,27 +25,21 @@ def test_names_are_those_of_the_suite_and_memory_is_among_them():
 
 
 def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
-    fresh = laws.cuts_by_time(
-        functools.partial(adapter.make, "MiniGrid-EmptyRandom-8x8"), action=CLOCKWISE
-    )
+    key, (fresh, _) = laws.cuts_by_time(RANDOM, CLOCKWISE)
     env, params = xminigrid.make("MiniGrid-EmptyRandom-8x8")
-    raw = jax.jit(env.reset)(params, jax.random.key(7)).observation
+    raw = jax.jit(env.reset)(params, key).observation
     np.testing.assert_array_equal(fresh["image"][..., :13].argmax(-1), raw[..., 0])
 
 
 def test_starting_states_change_every_reset_interval():
-    laws.begins_alike_within_an_interval(
-        functools.partial(adapter.make, "MiniGrid-EmptyRandom-8x8")
-    )
+    laws.begins_alike_within_an_interval(RANDOM, CLOCKWISE)
 
 
 @pytest.mark.parametrize("max_steps", [5, 100])
 def test_reaching_the_goal_is_an_end_by_itself_also_in_the_last_step(max_steps):
     environment = adapter.make("MiniGrid-Empty-5x5", max_steps=max_steps)
     running = laws.begun(environment, jax.random.key(0))
-    states, transitions = laws.stepped(environment, running, TO_THE_GOAL, jax.random.key(1))
-    assert [bool(t.terminated) for t in transitions] == [False] * 4 + [True]
-    assert not any(bool(t.truncated) for t in transitions)
+    states, transitions = laws.ends_by_itself(environment, running, TO_THE_GOAL)
     assert int(states[4].state.state.step_num) == 4
     # The reward of the paper: 1 − 0.9 · steps / limit.
     np.testing.assert_allclose(transitions[-1].reward, 1 - 0.9 * 5 / max_steps, rtol=1e-6)
@@ -55,13 +50,16 @@ def test_images_and_directions_are_the_suites():
     name = "MiniGrid-DoorKey-5x5"
     environment = adapter.make(name, view_size=5)
     env, params = xminigrid.make(name, view_size=5)
-    running = laws.begun(environment, jax.random.key(0))
-    timestep, step = running.state, jax.jit(env.step)
+    step = jax.jit(env.step)
     assert environment.spaces.observation["image"].shape == (5, 5, 13 + 12)
     actions = np.random.default_rng(0).integers(0, 6, size=20)
-    _, transitions = laws.stepped(environment, running, actions, jax.random.key(1))
-    for action, transition in zip(actions, transitions, strict=True):
-        timestep = step(params, timestep, jnp.int32(action))
+
+    def own(_, timestep, action):
+        return (step(params, timestep, action),) * 2
+
+    for _, transition, timestep in laws.follows(
+        environment, own, lambda t, _: jnp.int32(actions[t])
+    ):
         image = transition.final_observation["image"]
         np.testing.assert_array_equal(image[..., :13].argmax(-1), timestep.observation[..., 0])
         np.testing.assert_array_equal(image[..., 13:].argmax(-1), timestep.observation[..., 1])
