@@ -145,8 +145,12 @@ class DiagonalGaussian:
 
 
 # Nodes and weights of Gauss–Hermite quadrature: E f(x) ≈ Σ w f(x) for a standard normal x.
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 _WEIGHTS = _WEIGHTS / math.sqrt(2 * math.pi)
+# ∫ f(u) log(1 + e^(−2u)) du over [0, 8] ≈ Σ w f(u), by Gauss and Legendre.
+_PLACES, _BEND = np.polynomial.legendre.leggauss(20)
+_PLACES = 4.0 * (_PLACES + 1.0)
+_BEND = 4.0 * _BEND * np.log1p(np.exp(-2.0 * _PLACES))
 
 
 @jax.tree_util.register_dataclass
@@ -187,10 +191,20 @@ class TanhGaussian:
         return self.gaussian().log_prob(action) - jnp.sum(_log_slope(_wide(action)), axis=-1)
 
     def entropy(self) -> jax.Array:
-        """Differential entropy of tanh(u), `E*`, in nats: by quadrature with 32 nodes."""
-        spread = jnp.exp(_wide(self.log_std))
-        u = _wide(self.mean)[..., None] + jnp.multiply.outer(spread, _NODES.astype(spread.dtype))
-        slope = _log_slope(u) @ _WEIGHTS.astype(spread.dtype)
+        """Differential entropy of tanh(u), `E*`, in nats, by quadrature: to about 1e-3."""
+        mean, std = _wide(self.mean), jnp.exp(_wide(self.log_std))
+        # A narrow Gaussian: E log(1 − tanh²(u)) at Gauss and Hermite's nodes.
+        u = mean[..., None] + jnp.multiply.outer(std, _NODES.astype(std.dtype))
+        narrow = _log_slope(u) @ _WEIGHTS.astype(std.dtype)
+        # A wide one would miss the bend at 0: 2 log 2 − 2 E|u| in closed form, and the rest,
+        # −2 log(1 + e^(−2|u|)), at Gauss and Legendre's nodes.
+        distance = (jnp.subtract.outer(mean, side * _PLACES.astype(std.dtype)) for side in (-1, 1))
+        density = sum(jnp.exp(-0.5 * jnp.square(x / std[..., None])) for x in distance)
+        bend = (density @ _BEND.astype(std.dtype)) / (std * math.sqrt(2 * math.pi))
+        folded = std * math.sqrt(2 / math.pi) * jnp.exp(-0.5 * jnp.square(mean / std))
+        folded += mean * jax.scipy.special.erf(mean / (std * math.sqrt(2)))
+        wide = 2.0 * (math.log(2.0) - folded) - 2.0 * bend
+        slope = jnp.where(std < 1.0, narrow, wide)
         return self.gaussian().entropy() + jnp.sum(slope, axis=-1)
 
     def kl(self, other: "TanhGaussian") -> jax.Array:

@@ -10,6 +10,8 @@ import pytest
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run import suites
+from jaxrl_po.run.flags import UsageError
 
 jumanji = pytest.importorskip("jumanji")
 adapter = pytest.importorskip("jaxrl_po.control.adapters.jumanji")
@@ -40,7 +42,7 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
 
 
 def test_starting_states_change_every_reset_interval():
-    laws.begins_alike_within_an_interval(SNAKE, DOWN)
+    laws.begins_never_twice_alike(SNAKE, DOWN)
 
 
 def test_running_into_a_wall_is_an_end_by_itself_also_in_the_last_step():
@@ -171,7 +173,7 @@ def test_a_city_is_one_hot():
 
 
 def test_what_cannot_work_is_refused():
-    with pytest.raises(ConfigError, match="max_steps must lie"):
+    with pytest.raises(ConfigError, match="max_steps must be a whole number"):
         SNAKE(max_steps=0)
     with pytest.raises(TypeError, match="colour"):
         SNAKE(colour=1)
@@ -210,3 +212,12 @@ def test_without_its_mask_the_policy_may_do_what_is_illegal():
     _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
     assert bool(batch.terminated.any())
     assert "frac_no_action" not in batch.metrics
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"num_rows": 0}', '{"num_rows": "x"}', '{"time_limit": 0}', '{"colour": 1}']
+)
+def test_arguments_that_cannot_work_are_one_line(arguments):
+    with pytest.raises((UsageError, ConfigError), match="jumanji:Snake-v1") as caught:
+        suites.make("jumanji:Snake-v1", arguments)
+    assert "\n" not in str(caught.value)

@@ -84,7 +84,7 @@ def test_what_the_physics_cannot_go_on_from_terminates():
 
 
 def test_starting_states_change_with_the_interval():
-    laws.begins_alike_within_an_interval(functools.partial(playground.make, SMALLEST), 0.0)
+    laws.begins_never_twice_alike(functools.partial(playground.make, SMALLEST), 0.0)
 
 
 def test_ppo_trains_and_is_evaluated():

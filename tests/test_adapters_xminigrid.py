@@ -32,7 +32,7 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
 
 
 def test_starting_states_change_every_reset_interval():
-    laws.begins_alike_within_an_interval(RANDOM, CLOCKWISE)
+    laws.begins_never_twice_alike(RANDOM, CLOCKWISE)
 
 
 @pytest.mark.parametrize("max_steps", [5, 100])
@@ -113,7 +113,7 @@ def test_xland_draws_a_task_for_each_episode_and_shows_it(tmp_path):
         ("XLand-MiniGrid-R1-9x9", {"benchmark": "/nowhere/x"}, "cannot be read"),
         ("MiniGrid-Empty-5x5", {"benchmark": "trivial-21k"}, "benchmark must be empty"),
         ("MiniGrid-Empty-5x5", {"view_size": 4}, "view_size must be odd"),
-        ("MiniGrid-Empty-5x5", {"max_steps": 0}, "max_steps must lie"),
+        ("MiniGrid-Empty-5x5", {"max_steps": 0}, "max_steps must be a whole number"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(name, arguments, words):

@@ -128,7 +128,7 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_ru
     del programs_run[:]
     assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
     (group,) = programs_run
-    assert {records["problem"].width for records in group} == {8}
+    assert {records["network"].width for records in group} == {8}
     assert all(records["config"].num_epochs == 1 for records in group)
     assert json.loads((out / "sweep.json").read_text()) == rows
 

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from probes import Params, Probe
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import spaces, unroll
-from jaxrl_po.control.adapters import older_gymnax
+from jaxrl_po.control.adapters import older_gymnax, states
 from jaxrl_po.control.adapters.episodes import Dynamics, with_episodes
 from jaxrl_po.distributions import Categorical
 
@@ -34,11 +35,13 @@ def dynamics(ends_at):
     return Dynamics(reset, step, actions)
 
 
-def played(environment, num_steps=24, num_envs=50, key=1):
+def played(environment, num_steps=24, num_envs=50, key=1, envs=None):
     def uniform(memory, observation):
         return memory, Categorical(jnp.zeros((observation.shape[0], 2)))
 
-    envs = unroll.start(environment, jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
+    if envs is None:
+        index = jnp.arange(num_envs, dtype=jnp.int32)
+        envs = unroll.start(environment, jax.random.key(0), index)
     run = jax.jit(
         lambda envs, key: unroll.unroll(environment, uniform, envs, key, num_steps=num_steps)
     )
@@ -79,37 +82,56 @@ def test_each_step_draws_its_own_start_by_default():
 
 
 @pytest.mark.parametrize("interval", [6, 7])
-def test_starts_are_drawn_anew_once_in_an_interval(interval):
+def test_no_two_episodes_begin_with_the_same_start(interval):
     environment = with_episodes("e", dynamics(3), max_steps=9, reset_interval=interval)
     envs, trajectory = played(environment)
     drawn = starts(trajectory)
-    # Episode i > 0 begins after step 3 i − 1, in window (3 i − 1) // interval.
-    window = (3 * np.arange(1, 8) - 1) // interval
-    for row in drawn[:, 1:]:
-        for w in set(window):
-            assert len(np.unique(row[window == w])) == 1
-        assert len(np.unique(row)) == len(set(window))
-    # Not shared among environments, and not repeated by the next rollout.
-    assert len(np.unique(drawn[:, 1:])) == 50 * len(set(window))
-    _, again = jax.jit(
-        lambda envs: unroll.unroll(
-            environment,
-            lambda memory, seen: (memory, Categorical(jnp.zeros((50, 2)))),
-            envs,
-            jax.random.key(2),
-            num_steps=24,
-        )
-    )(envs)
+    assert len(np.unique(drawn)) == drawn.size
+    _, again = played(environment, key=2, envs=envs)
     assert not set(starts(again)[:, 1:].ravel().tolist()) & set(drawn.ravel().tolist())
 
 
-@pytest.mark.parametrize("interval", [1, 6])
+def test_a_start_is_drawn_once_in_an_interval_where_episodes_are_long():
+    """Each fifth step ends an episode; starts are drawn at steps 0, 4 and 8 and no others."""
+    drawn = []
+    plain = dynamics(5)
+
+    def reset(key):
+        jax.debug.callback(lambda key: drawn.append(key), jax.random.key_data(key))
+        return plain.reset(key)
+
+    environment = with_episodes("e", plain._replace(reset=reset), max_steps=9, reset_interval=4)
+    _, trajectory = played(environment, num_steps=12, num_envs=3)
+    jax.block_until_ready(trajectory)
+    jax.effects_barrier()
+    # Two of each environment at the beginning, three in the rollout.
+    assert len(drawn) == 3 * (2 + 3)
+
+
+@pytest.mark.parametrize("interval", [1, 6, 16])
 def test_the_law_of_the_starts_is_that_of_reset(interval):
-    environment = with_episodes("e", dynamics(3), max_steps=9, reset_interval=interval)
-    drawn = np.sort(np.unique(starts(played(environment, num_envs=1000)[1])[:, 1:]))
-    # Kolmogorov and Smirnov's distance to the uniform law; 1.95 / √n in one case of a thousand.
-    distance = np.abs(drawn - (np.arange(drawn.size) + 0.5) / drawn.size).max()
-    assert distance < 1.95 / np.sqrt(drawn.size)
+    """Also where the start decides how long the episode lasts: 1 step or 32."""
+
+    def reset(key):
+        lasts = jnp.where(jax.random.bernoulli(key), 1, 32)
+        return jnp.stack([lasts, 0]).astype(float), (lasts, jnp.int32(0))
+
+    def step(key, state, action):
+        lasts, time = state[0], state[1] + 1
+        return jnp.stack([lasts, time]).astype(float), (lasts, time), action * 1.0, time >= lasts
+
+    environment = with_episodes(
+        "e",
+        Dynamics(reset, step, spaces.Spaces(None, num_actions=2)),
+        max_steps=99,
+        reset_interval=interval,
+    )
+    _, trajectory = played(environment, num_steps=512, num_envs=100)
+    ended = np.asarray(trajectory.transition.terminated)
+    short = np.asarray(trajectory.transition.observation[..., 0])[ended] == 1.0
+    # Those that begin in the rollout: half of them are short, 33 steps for two.
+    assert abs(short.mean() - 0.5) < 4.0 * 0.5 / np.sqrt(short.size)
+    assert short.size > 100 * 512 / 33 * 1.5
 
 
 def test_an_evaluation_and_groups_play_such_environments():
@@ -127,9 +149,50 @@ def test_an_evaluation_and_groups_play_such_environments():
     assert len(np.unique(first)) == 3
 
 
+def test_a_vine_of_one_step_needs_no_start():
+    environment = with_episodes("e", dynamics(5), max_steps=9, reset_interval=4)
+    vine = control.make_vine(environment, num_envs=2, num_steps=8, num_states=2, horizon=1)
+    _, batch = jax.jit(vine.collect)(*vine.init(jax.random.key(0)), jax.random.key(1))
+    assert batch.score.shape == (4, 2)
+
+
+def test_noise_of_a_state_with_a_key_follows_the_key_of_the_step():
+    class Noisy:
+        """In brax's interface."""
+
+        action_size = 1
+
+        def reset(self, rng):
+            return State(jnp.zeros(1), jnp.zeros(()), jnp.zeros(()), {"rng": rng})
+
+        def step(self, state, action):
+            rng, noise = jax.random.split(state.info["rng"])
+            reward = jax.random.normal(noise)
+            return state.replace(reward=reward, info={"rng": rng})
+
+    environment = with_episodes("n", states.dynamics_of(Noisy()), max_steps=9, reset_interval=4)
+    _, running = environment.reset(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), 3)
+    step = jax.vmap(environment.step, in_axes=(0, None, None))
+    assert len(set(step(keys, running, jnp.zeros(1))[1].reward.tolist())) == 3
+
+
+@struct.dataclass
+class State:
+    obs: jax.Array
+    reward: jax.Array
+    done: jax.Array
+    info: dict
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"max_steps": 0}, "max_steps must lie in"), ({"reset_interval": 0}, "reset_interval must")],
+    [
+        ({"max_steps": 0}, "max_steps must be a whole number in"),
+        ({"max_steps": 10.5}, r"max_steps must be .*got 10\.5"),
+        ({"max_steps": True}, "max_steps must be .*got True"),
+        ({"reset_interval": 0}, "reset_interval must be"),
+    ],
 )
 def test_counts_below_one_are_named(changes, message):
     with pytest.raises(ConfigError, match=message):

@@ -337,6 +337,81 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_masks_and_what_is_privileged_are_entries_of_the_observation_itself():
+    box = gymnasium.spaces.Box(0.0, 1.0, (2,))
+    for inner in ("action_mask", "privileged_state"):
+        nested = gymnasium.spaces.Dict({"agent": gymnasium.spaces.Dict({"o": box, inner: box})})
+        with pytest.raises(ConfigError, match="must be entries of the observation itself"):
+            read_spaces("nested", nested, gymnasium.spaces.Discrete(2))
+
+
+def test_a_vine_tries_illegal_actions_and_its_kl_is_a_number():
+    env = Structured()
+    problem = control.make_vine(env, num_envs=2, num_steps=4, num_states=2, horizon=3)
+    _, metrics = trained(trpo, problem, 2)
+    for name in ("kl", "exact_kl"):
+        assert np.isfinite(metrics[name].metric())
+    empty = control.make_vine(NoneLegal(), num_envs=2, num_steps=5, num_states=2, horizon=3)
+    _, batch = jax.jit(empty.collect)(*empty.init(jax.random.key(0)), jax.random.key(1))
+    assert float(batch.metrics["frac_no_action"].metric()) == pytest.approx(1 / 5)
+
+
+def test_tanh_is_refused_where_it_would_bound_what_is_unbounded():
+    class Free(MatchCueContinuous):
+        def action_space(self, params=None):
+            return Box(-jnp.inf, jnp.inf, (1,))
+
+    with pytest.raises(ConfigError, match="squash must be off where actions are unbounded"):
+        problem_of(Free(), control.NetworkSettings(squash=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "message"),
+    [
+        ("policy", {"squash": True}, "squash has no effect unless the policy is made here"),
+        ("policy", {"initial_log_std": 1.0}, "initial_log_std has no effect unless the policy"),
+        ("critic", {"critic_width": 7}, "critic_width has no effect unless the critic is made"),
+        ("critic", {"shared_torso": True}, "shared_torso has no effect unless the critic"),
+    ],
+)
+def test_settings_for_which_a_module_stands_are_refused(given, settings, message):
+    module = {
+        "policy": networks.Policy(networks.Torso((4,)), networks.GaussianHead(1)),
+        "critic": networks.Critic(networks.Torso((4,))),
+    }[given]
+    with pytest.raises(ConfigError, match=message):
+        control.from_settings(
+            MatchCueContinuous(),
+            control.Settings(),
+            control.NetworkSettings(**settings),
+            **{given: module},
+        )
+
+
+def test_networks_of_ones_own_leave_out_what_was_tuned_for_others(tmp_path):
+    options = command.Options(env="Breakout-MinAtar")
+    assert any(name.startswith("network.") for name in command.tuned(options))
+    own = command.Options(env="Breakout-MinAtar", policy="own.py:actor")
+    assert command.tuned(own)
+    assert not any(name.startswith("network.") for name in command.tuned(own))
+
+
+@pytest.mark.parametrize(
+    ("spaces", "message"),
+    [
+        ({"num_actions": 0}, "spaces must have one of num_actions"),
+        ({"choices": (2, 2)}, "spaces must have one of num_actions"),
+        ({"observation": jax.ShapeDtypeStruct((9,), jnp.float32)}, r"that of reset, \[1\], got"),
+        ({"observation": None}, "spaces.observation must be that of reset"),
+    ],
+)
+def test_an_environment_must_be_what_its_spaces_say(spaces, message):
+    environment = control.adapt(AlwaysTruncated())
+    broken = environment._replace(spaces=environment.spaces._replace(**spaces))
+    with pytest.raises(ConfigError, match=message):
+        control.adapt(broken)
+
+
 @pytest.mark.parametrize(
     ("env", "head", "message"),
     [

@@ -98,18 +98,25 @@ WRONG = [
         ("test_memory.py::test_a_host_environment_replays_what_acted",),
     ),
     Wrong(
-        "no new starting states are drawn",
+        "no new starting states are drawn before they are needed",
         "control.unroll",
         "envs._replace(state=jax.vmap(refresh)(draw, envs.state))",
         "envs",
-        ("test_episodes.py::test_starts_are_drawn_anew_once_in_an_interval[6]",),
+        ("test_episodes.py::test_a_start_is_drawn_once_in_an_interval_where_episodes_are_long",),
     ),
     Wrong(
         "the same starting states in every window of a rollout",
         "control.unroll",
         "jax.random.fold_in(key, times[0] + num_steps)",
         "jax.random.fold_in(key, num_steps)",
-        ("test_episodes.py::test_starts_are_drawn_anew_once_in_an_interval[6]",),
+        ("test_episodes.py::test_no_two_episodes_begin_with_the_same_start[6]",),
+    ),
+    Wrong(
+        "a start serves every episode that ends before the next is drawn",
+        "control.adapters.episodes",
+        "(ended & running.used, running.start)",
+        "(ended & False, running.start)",
+        ("test_episodes.py::test_the_law_of_the_starts_is_that_of_reset[16]",),
     ),
     Wrong(
         "an episode that ends by itself at its limit counts as cut",

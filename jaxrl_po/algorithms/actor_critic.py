@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxrl_po import (
@@ -295,7 +296,9 @@ def update_kl(
     def total(part: Samples) -> Mean:
         kl = divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
         if not problem.on_policy:
-            kl = ratio(part.log_prob, part.sampler_log_prob) * kl
+            # An action that the policy cannot take, which a vine may try, counts 0 · log 0 = 0.
+            weighted = ratio(part.log_prob, part.sampler_log_prob) * kl
+            kl = jnp.where(part.log_prob == -jnp.inf, 0.0, weighted)
         return masked.total(kl, part.mask if part.sampled is None else part.sampled)
 
     # The parts one after another, their totals and counts added up.

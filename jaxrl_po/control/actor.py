@@ -141,7 +141,7 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     remembers = [isinstance(module, Recurrent) for module in modules.values() if module is not None]
     if not any(remembers):
         return _memoryless(modules, spaces)
-    if not all(remembers):
+    if not all(remembers) or "policy" not in modules:
         raise ConfigError("policy and critic must both be networks.Recurrent, or neither")
     return _recurrent(modules["policy"], modules["critic"], spaces)
 
@@ -341,9 +341,10 @@ def require_value(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     Raises:
       ConfigError: it has another shape, such as a last axis of one.
     """
-    if value.shape != shape:
+    if not isinstance(value, jax.Array) or value.shape != shape:
+        got = list(value.shape) if isinstance(value, jax.Array) else type(value).__name__
         raise ConfigError(
             f"critic must return one value for each observation, shape {list(shape)}, got "
-            f"{list(value.shape)}: drop a last axis of 1 by [..., 0]"
+            f"{got}: drop a last axis of 1 by [..., 0]"
         )
     return value

@@ -80,6 +80,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
     if isinstance(env, Environment):
         if env_params is not None:
             raise ConfigError("env_params must be None for an Environment, which holds its own")
+        _require_whole(env)
         return env
     if isinstance(env, tuple):
         raise ConfigError(
@@ -138,6 +139,24 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         spaces._replace(observation=seen),
         None if limit is None else int(limit),
     )
+
+
+def _require_whole(env: Environment) -> None:
+    """Raises ConfigError if the spaces of an `Environment` are not those of its functions."""
+    spaces = env.spaces
+    kinds = bool(spaces.num_actions) + bool(spaces.action_size) + bool(spaces.choices)
+    if kinds != 1:
+        raise ConfigError(
+            "spaces must have one of num_actions, action_size and choices, got "
+            f"{(spaces.num_actions, spaces.action_size, spaces.choices)}"
+        )
+    seen = jax.eval_shape(env.reset, jax.random.key(0))[0]
+    if not jax.tree.leaves(spaces.observation) or shapes(seen) != shapes(spaces.observation):
+        raise ConfigError(
+            f"spaces.observation must be that of reset, {shapes(seen)}, got "
+            f"{shapes(spaces.observation)}"
+        )
+    require_mask("Environment", seen, spaces)
 
 
 def shapes(tree: PyTree) -> Any:

@@ -97,6 +97,8 @@ def default_modules(spaces: Spaces, settings: NetworkSettings) -> dict[str, Any]
                     f"{name} applies to continuous actions only; this environment's actions are "
                     "discrete"
                 )
+    if settings.squash and not spaces.bounded:
+        raise ConfigError("squash must be off where actions are unbounded: tanh would bound them")
     if settings.shared_torso and judged is not seen:
         raise ConfigError(
             "shared_torso must be off where the critic sees more than the policy (privileged_state)"
@@ -125,15 +127,12 @@ def policy_module(
       ConfigError: as `default_modules`, or for a setting of the critic.
     """
     settings = settings or NetworkSettings()
-    names = (
-        ("shared_torso", "critic_width")
-        if policy is None
-        else [field.name for field in dataclasses.fields(NetworkSettings)]
-    )
-    for name in names:
-        why = "there is no critic" if policy is None else "the policy is given"
-        require_unset(settings, name, f"{why}; leave it out")
-    return default_modules(spaces, settings)["policy"] if policy is None else policy
+    if policy is not None:
+        _require_default(settings)
+        return policy
+    for name in ("shared_torso", "critic_width"):
+        require_unset(settings, name, "there is a critic; leave it out")
+    return default_modules(spaces, settings)["policy"]
 
 
 def choose_modules(
@@ -161,12 +160,18 @@ def choose_modules(
     }
     settings = settings or NetworkSettings()
     if len(given) == 2:
-        for field in dataclasses.fields(NetworkSettings):
-            require_unset(settings, field.name, "policy and critic are given; leave it out")
+        _require_default(settings)
         return given
-    if given:
-        require_unset(settings, "shared_torso", "policy or critic is given; leave it out")
+    of_given = {"policy": ("initial_log_std", "std", "squash"), "critic": ("critic_width",)}
+    for role in given:
+        for name in (*of_given[role], "shared_torso"):
+            require_unset(settings, name, f"the {role} is made here, not given; leave it out")
     return default_modules(spaces, settings) | given
+
+
+def _require_default(settings: NetworkSettings) -> None:
+    for field in dataclasses.fields(NetworkSettings):
+        require_unset(settings, field.name, "the networks are made here, not given; leave it out")
 
 
 def _head(spaces: Spaces, settings: NetworkSettings) -> Any:

@@ -44,6 +44,7 @@ class Spaces(NamedTuple):
       choices: options of each of several discrete choices made at once, or ().
       observe: the environment's observation to the policy's: float32, bytes kept.
       to_action: the policy's action to the environment's own.
+      bounded: whether a continuous action has bounds, all of them finite.
     """
 
     observation: PyTree
@@ -52,6 +53,7 @@ class Spaces(NamedTuple):
     choices: tuple[int, ...] = ()
     observe: Callable[[Any], PyTree] = lambda observation: observation
     to_action: Callable[[jax.Array], PyTree] = lambda action: action
+    bounded: bool = True
 
     @property
     def action(self) -> jax.ShapeDtypeStruct:
@@ -72,6 +74,7 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
     Discrete observations become one-hot vectors; images of bytes stay bytes, which the network
     scales; everything else is float32 (float64 where JAX has it on). In a dictionary, `action_mask`
     are the legal actions and `privileged_state` is for the critic alone; the policy reads the rest.
+    Neither name may be used further inside.
 
     A continuous action is in units of the box's half range around its centre. It is clipped to the
     box here, after the policy: the stored action stays unclipped.
@@ -128,7 +131,13 @@ def box_actions(low: Any, high: Any, shape: tuple[int, ...]) -> Spaces:
     def to_action(action: jax.Array) -> jax.Array:
         return jnp.clip(centre + half_range * action.reshape(shape), low, high)
 
-    return Spaces(None, action_size=math.prod(shape), to_action=to_action)
+    known = not isinstance(bounded, jax.core.Tracer)
+    return Spaces(
+        None,
+        action_size=math.prod(shape),
+        to_action=to_action,
+        bounded=bool(bounded.all()) if known else True,
+    )
 
 
 def require_mask(name: str, observation: PyTree, spaces: Spaces) -> None:
@@ -149,14 +158,19 @@ def _parts(space: Any) -> Any:
     return inner if isinstance(inner, Mapping | tuple | list) else None
 
 
-def _reader(name: str, space: Any) -> Callable[[Any], PyTree]:
+def _reader(name: str, space: Any, inside: bool = False) -> Callable[[Any], PyTree]:
     parts = _parts(space)
     if parts is None:
         return _leaf_reader(name, space)
     if not isinstance(parts, Mapping):
-        readers = tuple(_reader(name, part) for part in parts)
+        readers = tuple(_reader(name, part, True) for part in parts)
         return lambda raw: tuple(read(x) for read, x in zip(readers, raw, strict=True))
-    of = {key: _reader(name, part) for key, part in parts.items() if key != LEGAL}
+    if inside and {LEGAL, PRIVILEGED} & set(parts):
+        raise ConfigError(
+            f"env {name}: {LEGAL} and {PRIVILEGED} must be entries of the observation itself, not "
+            "of a part of it"
+        )
+    of = {key: _reader(name, part, True) for key, part in parts.items() if key != LEGAL}
     if not set(of) - {PRIVILEGED}:
         raise ConfigError(f"env {name}: the policy must see something beside {', '.join(parts)}")
 

@@ -146,7 +146,7 @@ def unroll(
     # Random numbers and initial states are computed before the loop: drawn in each step, they cost
     # more than the environment itself.
     run = functools.partial(hoisting.scan, step)
-    if environment.refresh is None:
+    if environment.refresh is None or not num_steps:
         envs, trajectory = run(envs, jnp.arange(num_steps))
     else:
         envs, trajectory = _with_refresh(environment, run, envs, keys, num_steps)

@@ -12,7 +12,7 @@ from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import build_networks, has_memory, play, problem_of, require_fit
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
-from jaxrl_po.control.problem import ENVIRONMENTS
+from jaxrl_po.control.problem import ENVIRONMENTS, without_action
 from jaxrl_po.control.unroll import EnvState
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
@@ -249,6 +249,7 @@ def make_vine(
             metrics={
                 "episode_return": masked.total(trunk.episode_return, trunk_ended),
                 "episode_length": masked.total(trunk.episode_length, trunk_ended),
+                **without_action(environment.spaces, trunk.observation),
             },
             sampler_log_prob=proposal,
         )

@@ -14,6 +14,7 @@ from jaxrl_po.run.flags import UsageError
 
 Combination = dict[str, str]
 OF_A_START = ("resume", "overwrite", "processes")
+SWEPT = ("config.", "problem.", "network.")  # flags that may have several values
 MAY_DIFFER = ("out", "devices", "mesh", "save", *OF_A_START)
 
 
@@ -50,7 +51,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
     kept = []
     for argument in argv:
         name, equals, value = argument.lstrip("-").partition("=")
-        if equals and "," in value and name.startswith(("config.", "problem.")):
+        if equals and "," in value and name.startswith(SWEPT):
             swept[name] = value.split(",")
         else:
             kept.append(argument)

@@ -114,7 +114,7 @@ def _acting(records: dict[str, Any], state: TrainState) -> tuple[Any, Any, Any]:
         seen = environment.shapes(jax.eval_shape(spaces.observe, observation))
         expected = environment.shapes(spaces.observation)
         if seen != expected:
-            given = jax.tree.map(lambda x: list(np.shape(x)), observation)
+            given = environment.shapes(jax.tree.map(np.asarray, observation))
             if isinstance(expected, list) and isinstance(given, list):
                 expected = expected[: len(expected) - (len(seen) - len(given))]
             raise ConfigError(

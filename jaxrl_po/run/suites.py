@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.control.environment import Environment
 from jaxrl_po.run import extras
 from jaxrl_po.run.flags import UsageError
@@ -77,6 +78,9 @@ def make(name: str, env_params: str = "") -> Environment:
     require_known(name, adapter.names())
     try:
         made: Environment = adapter.make(inner, **arguments)
-    except TypeError as error:
-        raise UsageError(f"--env_params for {name}: {' '.join(str(error).split())}") from None
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, IndexError, AssertionError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"--env_params for {name}: {why}") from None
     return made

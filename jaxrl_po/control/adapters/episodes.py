@@ -39,11 +39,13 @@ class Running(NamedTuple):
       length: `[]`, int32, steps of the episode so far.
       start: observation and state with which the next episode begins; () where each step draws
         its own.
+      used: `[]`, bool, whether an episode has begun with it.
     """
 
     state: PyTree
     length: jax.Array
     start: PyTree
+    used: jax.Array
 
 
 def with_episodes(
@@ -56,15 +58,18 @@ def with_episodes(
       dynamics: see `Dynamics`.
       max_steps: time limit; an episode that reaches it without ending is truncated.
       reset_interval: 1 draws a starting state in every step, needed or not. n > 1 draws one for
-        each environment every n steps of a rollout: each is a draw of `reset`, and episodes of one
-        environment that end within the same n steps begin alike.
+        each environment every n steps of a rollout and holds it ready. No episode begins with one
+        that another began with: where an environment needs a second one within n steps, all
+        environments draw one in that step, which costs as much as n = 1 does.
 
     Raises:
       ConfigError: a count below 1, or legal actions that do not fit the actions.
     """
     for field, value in (("max_steps", max_steps), ("reset_interval", reset_interval)):
-        if value not in COUNT:
-            raise ConfigError(f"env {name}: {field} must lie in {COUNT}, got {value}")
+        if not isinstance(value, int) or isinstance(value, bool) or value not in COUNT:
+            raise ConfigError(
+                f"env {name}: {field} must be a whole number in {COUNT}, got {value!r}"
+            )
     held = reset_interval > 1
 
     def begin(key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -73,7 +78,8 @@ def with_episodes(
     def reset(key: jax.Array) -> tuple[PyTree, Running]:
         now, later = jax.random.split(key)
         observation, state = begin(now)
-        return observation, Running(state, jnp.int32(0), begin(later) if held else ())
+        start = begin(later) if held else ()
+        return observation, Running(state, jnp.int32(0), start, jnp.bool_(False))
 
     def step(key: jax.Array, running: Running, action: jax.Array) -> tuple[Running, Transition]:
         step_key, reset_key = jax.random.split(key)
@@ -84,16 +90,29 @@ def with_episodes(
         terminated = jnp.asarray(terminated, bool).reshape(())
         truncated = (length >= max_steps) & ~terminated
         ended = terminated | truncated
-        start = running.start if held else begin(reset_key)
+        start = held_start(reset_key, running, ended) if held else begin(reset_key)
         observation, state = jax.tree.map(
             lambda new, old: jnp.where(ended, new, old), start, (final, state)
         )
-        following = Running(state, jnp.where(ended, 0, length), start if held else ())
+        used = ended | running.used if held else running.used
+        following = Running(state, jnp.where(ended, 0, length), start if held else (), used)
         reward = jnp.asarray(reward, float).reshape(())
         return following, Transition(observation, reward, terminated, truncated, final)
 
+    def held_start(key: jax.Array, running: Running, ended: jax.Array) -> PyTree:
+        """The start held ready; a new one where an episode needs it and it was used.
+
+        A loop of at most one round: vmapped, it draws only in steps in which some environment needs
+        it, where a `cond` would draw in every step.
+        """
+        return jax.lax.while_loop(
+            lambda carry: carry[0],
+            lambda carry: (jnp.bool_(False), begin(key)),
+            (ended & running.used, running.start),
+        )[1]
+
     def refresh(key: jax.Array, running: Running) -> Running:
-        return running._replace(start=begin(key))
+        return running._replace(start=begin(key), used=jnp.bool_(False))
 
     seen = jax.eval_shape(begin, jax.random.key(0))[0]
     require_mask(name, seen, dynamics.actions)

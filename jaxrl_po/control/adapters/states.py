@@ -34,6 +34,11 @@ def dynamics_of(env: Any, *, action_repeat: int = 1) -> Dynamics:
     ) -> tuple[PyTree, Any, jax.Array, jax.Array]:
         # A copy of its dictionaries, which some environments write into.
         state, reward = jax.tree.map(lambda x: x, state), jnp.zeros(())
+        if "rng" in state.info:
+            # Its state holds the key of all steps to come, with which episodes that begin alike,
+            # and all members of a group, would draw the same noise.
+            typed = jnp.issubdtype(state.info["rng"].dtype, jax.dtypes.prng_key)
+            state.info["rng"] = key if typed else jax.random.key_data(key)
         for _ in range(action_repeat):
             state = env.step(state, action)
             reward = reward + state.reward

@@ -138,13 +138,15 @@ def tuned(options: Options) -> Mapping[str, Any]:
     if user_code.is_source(options.env) or not path.exists():
         return {}
     flags_of_sweep: dict[str, Any] = json.loads(path.read_text())["flags"]
+    if options.policy or options.critic:  # what was found for other networks does not apply
+        return {k: v for k, v in flags_of_sweep.items() if not k.startswith("network.")}
     return flags_of_sweep
 
 
 def tuned_file(options: Options) -> Path:
     """Where those are kept; the environments of MuJoCo share one file."""
     name = pools.family(options.env) if pools.is_host(options.env) else options.env
-    return CONFIGS / options.algorithm / f"{name}.json"
+    return CONFIGS / options.algorithm / f"{name.replace(':', '-')}.json"
 
 
 def defaults(options: Options) -> Mapping[str, Any]:
@@ -281,9 +283,8 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
     environment, notes = control.adapt(built.env), tuple[str, ...]()
     if environment.refresh is not None:
         notes = (
-            "a starting state for each environment is drawn every "
-            f"{environment.reset_interval} steps, not in each "
-            '(--env_params={"reset_interval": 1})',
+            f"starting states are drawn every {environment.reset_interval} steps, and where needed, "
+            'not in each step (--env_params={"reset_interval": 1})',
         )
     return jobs.Experiment(learner, greedy(evaluate), score="greedy_return", notes=notes)
 

@@ -3,13 +3,13 @@
 `jaxrl-po sweep --algorithm=ppo --env=Pendulum-v1 --seeds=4 --config.learning_rate=3e-4,1e-3
 --config.gamma=0.9,0.95`
 
-A `--config.*` or `--problem.*` flag of `jaxrl-po control` with several comma-separated values is
-swept over; with several such flags, so are all combinations of their values. Combinations that
-differ only in numeric settings of the method train side by side in one program; different sizes or
-switches need separate programs, of which `--processes` train at a time. Writes `sweep.json` (after
-each program: an interrupted sweep resumes with `--out=… --resume` alone), `table.txt` and
-`sweep.png` to `--out`, and prints the flags of the best combination. The files in
-`jaxrl_po/run/configs/` were found in this way.
+A `--config.*`, `--problem.*` or `--network.*` flag of `jaxrl-po control` with several
+comma-separated values is swept over; with several such flags, so are all combinations of their
+values. Combinations that differ only in numeric settings of the method train side by side in one
+program; different sizes or switches need separate programs, of which `--processes` train at a time.
+Writes `sweep.json` (after each program: an interrupted sweep resumes with `--out=… --resume`
+alone), `table.txt` and `sweep.png` to `--out`, and prints the flags of the best combination. The
+files in `jaxrl_po/run/configs/` were found in this way.
 """
 
 import contextlib
@@ -350,9 +350,7 @@ def main(argv: Sequence[str]) -> int:
         )
         print(text, end="")
         best = flags.flatten(asked.records(rows[0]["flags"], sections))
-        tunable = [
-            name for name in asked.flags | asked.swept if name.startswith(("config.", "problem."))
-        ]
+        tunable = [name for name in asked.flags | asked.swept if name.startswith(grid.SWEPT)]
         chosen = {
             name: best[name] for name in dict.fromkeys([*asked.tuned, *tunable]) if name in best
         }
