@@ -24,8 +24,11 @@ WRONG = [
     Wrong(
         "the KL of a vine is that from the proposal",
         "algorithms.actor_critic",
-        "kl = ratio(part.log_prob, part.sampler_log_prob) * kl",
-        "kl = divergences.k3(part.sampler_log_prob, policy(params, part).log_prob(part.action))",
+        "weighted = ratio(part.log_prob, part.sampler_log_prob) * kl",
+        (
+            "weighted = divergences.k3("
+            "part.sampler_log_prob, policy(params, part).log_prob(part.action))"
+        ),
         (
             "test_groups_and_vines.py::test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal",
         ),
