@@ -74,7 +74,7 @@ def test_a_fall_terminates():
     np.testing.assert_array_equal(trajectory.episode_length[np.arange(3), first + 1], 1)
 
 
-def test_starting_states_change_with_the_interval():
+def test_no_two_episodes_begin_alike():
     laws.begins_never_twice_alike(functools.partial(brax.make, NAME), 0.0)
 
 

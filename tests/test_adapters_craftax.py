@@ -35,7 +35,7 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
 
 
 @pytest.mark.slow
-def test_starting_states_change_every_reset_interval():
+def test_no_two_episodes_begin_alike():
     laws.begins_never_twice_alike(MAKE, LEFT)
 
 

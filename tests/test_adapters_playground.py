@@ -83,7 +83,7 @@ def test_what_the_physics_cannot_go_on_from_terminates():
     assert all(np.isfinite(laws.plain(x)).all() for x in jax.tree.leaves(following.state.data))
 
 
-def test_starting_states_change_with_the_interval():
+def test_no_two_episodes_begin_alike():
     laws.begins_never_twice_alike(functools.partial(playground.make, SMALLEST), 0.0)
 
 

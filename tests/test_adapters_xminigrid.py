@@ -31,8 +31,9 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
     np.testing.assert_array_equal(fresh["image"][..., :13].argmax(-1), raw[..., 0])
 
 
-def test_starting_states_change_every_reset_interval():
-    laws.begins_never_twice_alike(RANDOM, CLOCKWISE)
+def test_no_two_episodes_begin_alike():
+    # A draw in each window of 4 steps would show 4 at most; several places look alike.
+    laws.begins_never_twice_alike(RANDOM, CLOCKWISE, least=5)
 
 
 @pytest.mark.parametrize("max_steps", [5, 100])
