@@ -10,6 +10,7 @@ import gymnax
 import jax
 import numpy as np
 import pytest
+from benchmarks import suites
 
 from jaxrl_po import control as control_lib
 from jaxrl_po.run import flags as flags_lib
@@ -369,3 +370,31 @@ def test_tuned_settings_are_valid(path):
     assert saved["score"]["seeds"] >= 2
     assert saved["found_by"].startswith("jaxrl-po sweep ")
     control_lib.adapt(gymnax.make(options.env)[0])
+
+
+def test_the_table_of_a_suite_is_printed_and_goes_on(tmp_path, monkeypatch, capsys):
+    small = (
+        "--problem.num_envs=4",
+        "--problem.num_steps=8",
+        "--network.width=4",
+        "--config.value_minibatches=2",
+    )
+    rows = (
+        suites.Row("CartPole-v1", 64, small, {"trpo": 500.0}),
+        suites.Row("CartPole-v1", 64, (*small, "--network.memory=gru"), {}, "memory"),
+    )
+    monkeypatch.setitem(suites.SUITES, "brax", rows)
+    arguments = ["--suite=brax", "--seeds=2", "--eval_episodes=2", f"--out={tmp_path}"]
+    assert suites.main([*arguments, "--methods=trpo", "--envs=memory"]) == 0
+    begun = (tmp_path / "trpo-CartPole-v1-memory" / "metrics.jsonl").read_text()
+    assert suites.main([*arguments, "--methods=trpo,npg"]) == 0
+    assert (tmp_path / "trpo-CartPole-v1-memory" / "metrics.jsonl").read_text() == begun
+    table = (tmp_path / "table.txt").read_text().splitlines()
+    assert [line.split()[0] for line in table[-4:]] == ["CartPole-v1"] * 2 + ["CartPole-v1,"] * 2
+    assert "500.0" in table[-4]
+    assert "–" in table[-3]
+    assert (tmp_path / "brax.png").stat().st_size > 5000
+    with pytest.raises(UsageError, match="--envs=Snake must hold a word of CartPole-v1; CartPole"):
+        suites.main([*arguments, "--envs=Snake"])
+    with pytest.raises(UsageError, match="--methods has no .dqn"):
+        suites.main([*arguments, "--methods=dqn"])

@@ -146,7 +146,7 @@ def largest_mean(result: Result) -> float:
     return float(np.nanmax(values.mean(axis=0)))
 
 
-def table(results: Mapping[tuple[Row, str], Result]) -> str:
+def table(results: Sequence[tuple[Row, str, Result]]) -> str:
     """One line for each environment and method; KL is the largest that a line of a run logged."""
     lines = [
         (
@@ -154,7 +154,7 @@ def table(results: Mapping[tuple[Row, str], Result]) -> str:
             f"{'worst':>8} {'KL':>7} {'steps/s':>8}"
         )
     ]
-    for (row, method), result in results.items():
+    for row, method, result in results:
         final = np.asarray(result.summary["greedy_return"], np.float64)
         low, high = metrics.bootstrap_interval([final], statistic=lambda x: x.mean(axis=0))
         measured = "exact_kl" if "exact_kl" in result.rows[-1] else "kl"
@@ -196,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
         for row in rows
     ]
     heading = f"{options.seeds} seeds, {options.eval_episodes} episodes"
-    shown = {(row, method): results[row.name, method] for row in rows for method in methods}
+    shown = [(row, method, results[row.name, method]) for row in rows for method in methods]
     comparison.leave(out, options.suite, panels, heading, table(shown))
     return 0
 
