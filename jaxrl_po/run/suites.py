@@ -1,8 +1,11 @@
 """Environments of other suites by name: `brax:hopper`, `jumanji:Snake-v1`."""
 
+import contextlib
 import difflib
 import importlib
+import io
 import json
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,11 +76,14 @@ def make(name: str, env_params: str = "") -> Environment:
     suite, _, inner = name.partition(":")
     arguments = arguments_of(env_params)
     extras.require(f"env={name}", SUITES[suite], suite)
-    # Imported here, and by its name: the module imports the suite.
-    adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
+    # Imported here, and by its name: the module imports the suite. What suites print and warn of
+    # when they are imported and made (optional packages, versions) is not for the user.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+        adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
     require_known(name, adapter.names())
     try:
-        made: Environment = adapter.make(inner, **arguments)
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+            made: Environment = adapter.make(inner, **arguments)
     except ConfigError:
         raise
     except (TypeError, ValueError, IndexError, AssertionError) as error:
