@@ -17,6 +17,7 @@ from jaxrl_po.run import flags as flags_lib
 from jaxrl_po.run import methods
 from jaxrl_po.run.commands import control, sweep
 from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.suites import SUITES, is_suite, make
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 SMALL = [
@@ -347,6 +348,12 @@ def test_unknown_methods_are_named(tmp_path):
 FAMILIES = {"MuJoCo": "envpool:HalfCheetah-v4"}
 
 
+def env_of(stem):
+    """The environment of a file: that of a suite has its colon as a hyphen."""
+    suite, _, name = stem.partition("-")
+    return f"{suite}:{name}" if suite in SUITES else FAMILIES.get(stem, stem)
+
+
 def configs():
     return sorted(control.CONFIGS.glob("*/*.json"))
 
@@ -355,7 +362,7 @@ def configs():
 def test_tuned_settings_are_valid(path):
     """Every file names a method and an environment that exist, and flags that they have."""
     saved = json.loads(path.read_text())
-    env = FAMILIES.get(path.stem, path.stem)
+    env = env_of(path.stem)
     options = flags_lib.parse(
         [f"--algorithm={path.parent.name}", f"--env={env}"], {"": control.Options}
     )[""]
@@ -369,7 +376,12 @@ def test_tuned_settings_are_valid(path):
         return
     assert saved["score"]["seeds"] >= 2
     assert saved["found_by"].startswith("jaxrl-po sweep ")
-    control_lib.adapt(gymnax.make(options.env)[0])
+    if is_suite(env):
+        pytest.importorskip(SUITES[env.partition(":")[0]])
+        with jax.numpy_rank_promotion("allow"):  # suites rely on it
+            make(env)
+    else:
+        control_lib.adapt(gymnax.make(options.env)[0])
 
 
 def test_the_table_of_a_suite_is_printed_and_goes_on(tmp_path, monkeypatch, capsys):
