@@ -1,11 +1,9 @@
 """Environments with known values in gymnax's interface, and training on them."""
 
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
@@ -96,41 +94,6 @@ class MatchCueContinuous(AlwaysTerminated):
 
     def action_space(self, params=None):
         return spaces.Box(-1.0, 1.0, (1,))
-
-
-class Everything(Probe):
-    """A structured observation, legal actions, two choices at once, what only the critic sees.
-
-    Reward 1 for each choice that names the cue, which is shown at the start alone; the second of
-    its three options is never legal.
-    """
-
-    def observation(self, state):
-        first = jnp.asarray(state.time) == 0
-        return {
-            "cue": jnp.where(first, state.cue, 0.0)[None],
-            "board": jnp.full((4, 4, 1), 51 * (1 + state.time), jnp.uint8),
-            "privileged_state": jnp.stack([state.cue, state.time + 0.0]),
-            "action_mask": jnp.array([True, True, True, False, True]),
-        }
-
-    def reward(self, state, action):
-        cue = state.cue > 0
-        right = jnp.stack([action[0] == cue, action[1] == 2 * cue])
-        return right.sum(dtype=jnp.float32)
-
-    def action_space(self, params=None):
-        return types.SimpleNamespace(nvec=np.array([2, 3]), shape=(2,))
-
-    def observation_space(self, params=None):
-        return spaces.Dict(
-            {
-                "cue": spaces.Box(-1.0, 1.0, (1,)),
-                "board": spaces.Box(0, 255, (4, 4, 1), jnp.uint8),
-                "privileged_state": spaces.Box(-1.0, 5.0, (2,)),
-                "action_mask": spaces.Box(0, 1, (5,), jnp.bool_),
-            }
-        )
 
 
 class NanReward(Probe):

@@ -180,7 +180,7 @@ def test_what_cannot_work_is_refused():
 
 
 def test_a_snake_that_has_enclosed_itself_may_do_anything():
-    """The suite's mask allows nothing there, though the episode goes on."""
+    """Where the suite allows no action before the episode has ended, ours allows all."""
     environment = SNAKE(num_rows=3, num_cols=3)
     observation, running = jax.jit(jax.vmap(environment.reset))(
         jax.random.split(jax.random.key(0), 64)

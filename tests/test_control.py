@@ -1,5 +1,6 @@
 """The adapter, the unroll, normalisation and evaluation of control problems."""
 
+import chex
 import gymnax
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import pytest
 from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous, NanReward, Params
 
 from jaxrl_po import control
+from jaxrl_po.algorithms import ppo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import normalizer
 from jaxrl_po.control.unroll import episodes
@@ -331,9 +333,27 @@ def test_an_entry_of_the_collector_is_added_once():
         state.add(sharded={"c": 0})
 
 
-def test_what_is_not_finite_is_counted():
+class InfiniteView(AlwaysTruncated):
+    """From the third step of an episode on, what is seen is infinite."""
+
+    def observation(self, state):
+        return jnp.where(jnp.asarray(state.time) < 3, state.cue, jnp.inf)[None]
+
+
+def test_what_is_not_finite_is_counted_and_its_update_skipped():
     problem = control.make_problem(NanReward(), num_envs=4, num_steps=8)
     _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
     assert float(batch.metrics["frac_nonfinite"].metric()) == 1.0
-    problem, *_, batch = one_batch(AlwaysTruncated())
+    *_, batch = one_batch(AlwaysTruncated())
     assert float(batch.metrics["frac_nonfinite"].metric()) == 0.0
+    # Normalising would clip it to 10.
+    problem = control.make_problem(
+        InfiniteView(), num_envs=4, num_steps=10, normalize_observations=True
+    )
+    learner = ppo.make(ppo.Config(num_minibatches=1), problem)
+    before = jax.jit(learner.init)(jax.random.key(0))
+    after, metrics = jax.jit(learner.step)(before)
+    # Steps 3, 4 and 5 of each episode of five lead there.
+    assert float(metrics["frac_nonfinite"].metric()) == pytest.approx(3 / 5)
+    assert float(metrics["skipped"].metric()) == 1.0
+    chex.assert_trees_all_equal(before.params, after.params)

@@ -193,6 +193,24 @@ def squashed(mean, log_std):
     return TanhGaussian(jnp.asarray(mean, jnp.float32), jnp.asarray(log_std, jnp.float32))
 
 
+@pytest.mark.parametrize(
+    ("mean", "log_std"),
+    [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5), (0.3, -0.01), (1.0, 1.0), (0.0, 2.0), (3.0, 3.0)],
+)
+def test_the_entropy_of_a_squashed_gaussian_and_its_gradient_are_exact(mean, log_std):
+    z = np.linspace(-12.0, 12.0, 200_001)
+    weight = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+    u = np.abs(mean + np.exp(log_std) * z)
+    slope = 2.0 * (np.log(2.0) - u - np.log1p(np.exp(-2.0 * u)))
+    exact = np.trapezoid(weight * slope, z) + log_std + 0.5 * np.log(2 * np.pi * np.e)
+    of_mean = np.trapezoid(weight * -2.0 * np.tanh(mean + np.exp(log_std) * z), z)
+    entropy, gradient = jax.value_and_grad(lambda m: squashed(m, [[log_std]]).entropy()[0])(
+        jnp.array([[mean]])
+    )
+    assert float(entropy) == pytest.approx(exact, abs=1e-3)
+    assert float(gradient[0, 0]) == pytest.approx(of_mean, abs=1e-3)
+
+
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
 def test_density_of_a_squashed_gaussian_integrates_to_one(mean, log_std):
     # Over actions a = tanh(u): ∫ p(a) da, with da = (1 − a²) du.

@@ -108,6 +108,33 @@ def test_a_start_is_drawn_once_in_an_interval_where_episodes_are_long():
     assert len(drawn) == 3 * (2 + 3)
 
 
+def test_a_step_that_ends_no_episode_draws_no_start():
+    """In the compiled program too, which may move what is always the same out of a loop."""
+
+    def reset(key):
+        # A sort, which nothing else in a step is.
+        state = jnp.sort(jax.random.uniform(key, (4096,)))
+        return state[:2], state
+
+    def step(key, state, action):
+        return state[:2], state + 1.0, action * 1.0, state[0] > 9.0
+
+    environment = with_episodes(
+        "e",
+        Dynamics(reset, step, spaces.Spaces(None, num_actions=2)),
+        max_steps=9,
+        reset_interval=4,
+    )
+    keys = jax.random.split(jax.random.key(0), 3)
+    _, running = jax.eval_shape(jax.vmap(environment.reset), keys)
+    compiled = jax.jit(jax.vmap(environment.step)).lower(keys, running, jnp.zeros(3, int)).compile()
+    computations = compiled.as_text().split("\n\n")
+    (entry,) = [text for text in computations if text.lstrip().startswith("ENTRY")]
+    assert any(" sort(" in text for text in computations)
+    assert " sort(" not in entry
+    assert " while(" in entry
+
+
 @pytest.mark.parametrize("interval", [1, 6, 16])
 def test_the_law_of_the_starts_is_that_of_reset(interval):
     """Also where the start decides how long the episode lasts: 1 step or 32."""

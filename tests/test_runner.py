@@ -1,117 +1,20 @@
-"""The loop, on a learner that compiles in a second; as a script, this file is one run of it."""
+"""The loop: chunks, lines, checkpoints, resume."""
 
-import json
 import os
-import random
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import one_piece
+from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import memory, programs, runner
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.metrics import read
-from jaxrl_po.run.programs import Job
 from jaxrl_po.run.runner import Diverged
-from jaxrl_po.types import ActorCritic, CollectorState, TrainState
-
-SEEDS = 3
-
-
-def toy(poison=None, work=0):
-    """A random walk whose metrics show its steps; `poison(step, seed)` marks skipped updates."""
-
-    def init(key):
-        params = ActorCritic(jax.random.normal(key, (4,)))
-        return TrainState(
-            params,
-            None,
-            None,
-            jnp.float32(0.0),
-            CollectorState({}),
-            jax.random.fold_in(key, 1),
-            jnp.int32(0),
-        )
-
-    def step(state, seed):
-        key, noise_key = jax.random.split(state.key)
-        params = ActorCritic(0.9 * state.params.policy + jax.random.normal(noise_key, (4,)))
-        busy = jax.lax.fori_loop(0, work, lambda i, x: jnp.sin(x + i), jnp.ones(64)).sum()
-        skipped = (
-            jnp.float32(0.0) if poison is None else poison(state.step, seed).astype(jnp.float32)
-        )
-        metrics = {
-            "size": Mean(jnp.square(params.policy).sum() + 0.0 * busy, jnp.float32(4.0)),
-            # The line's own field of this name takes precedence.
-            "step": Mean(-jnp.ones(()), jnp.float32(1.0)),
-            "skipped": Mean(2.0 * skipped, jnp.float32(2.0)),
-        }
-        return state._replace(params=params, key=key, step=state.step + 1), metrics
-
-    return one_piece(jax.vmap(init), lambda state: jax.vmap(step)(state, jnp.arange(SEEDS)))
-
-
-def greedy(state):
-    return {"greedy_return": state.params.policy.mean(axis=1)}
-
-
-def job(**changes):
-    defaults = {
-        "learner": toy(),
-        "keys": jax.random.split(jax.random.key(0), SEEDS),
-        "iterations": 23,
-        "steps_per_iteration": 10,
-        "log_every": 5,
-        "eval_every": 2,
-        "checkpoint_every": 1,
-        "evaluate": greedy,
-        "score": "greedy_return",
-    }
-    return Job(**(defaults | changes))
-
-
-class Silent:
-    """A reporter that records its calls."""
-
-    def __init__(self, hook=lambda row: None):
-        self.reported, self.phases, self.rows, self.hook = [], [], [], hook
-
-    def report(self, line):
-        self.reported.append(line)
-
-    def phase(self, name):
-        self.phases.append(name)
-
-    def update(self, row, seconds_left):
-        self.rows.append(row)
-        self.hook(row)
-
-
-def run(path, reporter=None, resume=False, **changes):
-    path.mkdir(exist_ok=True)
-    return runner.run(job(**changes), path, reporter or Silent(), resume=resume)
-
-
-def lines(path):
-    """The lines without timings."""
-    rows = read(path / "metrics.jsonl")
-    return [
-        {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
-    ]
-
-
-def bits(state):
-    words = state._replace(key=jax.random.key_data(state.key))
-    return jax.tree.map(lambda x: np.asarray(x).tobytes(), words)
 
 
 @pytest.fixture(scope="module")
@@ -349,109 +252,3 @@ def test_one_program_serves_every_chunk_and_every_length(tmp_path):
     traced.clear()
     run(tmp_path / "b", learner=one_piece(toy().init, step), iterations=23)
     assert 1 <= len(traced) <= short
-
-
-def test_handlers_are_put_back(tmp_path):
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    run(tmp_path, iterations=5)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-
-
-def start(path, *flags):
-    command = [sys.executable, __file__, str(path), *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def final(path):
-    rows = lines(path)
-    with Store(path / "checkpoints" / "latest") as latest:
-        iteration, state = latest.load(jax.eval_shape(toy().init, job().keys))
-    return rows, iteration, bits(state)
-
-
-def test_kill_at_any_moment_then_resume_equals_the_uninterrupted_run(tmp_path):
-    with start(tmp_path / "whole") as process:
-        assert process.wait(240) == 0
-    expected = final(tmp_path / "whole")
-    assert expected[1] == 400
-    generator, path, kills = random.Random(0), tmp_path / "killed", 0
-    while True:
-        with start(path, "--resume") as process:
-            lines_wanted = len(read(path / "metrics.jsonl")) + generator.randint(6, 20)
-            while process.poll() is None and len(read(path / "metrics.jsonl")) < lines_wanted:
-                time.sleep(0.002)
-            if process.poll() is None:
-                time.sleep(generator.random() * 0.05)
-                process.kill()
-                kills += 1
-            elif process.wait() == 0:
-                break
-    assert kills >= 2
-    assert final(path) == expected
-
-
-def test_interrupt_finishes_the_chunk_saves_and_says_so(tmp_path):
-    with start(tmp_path, "--slow") as process:
-        while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 2:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=240)
-    assert process.returncode == 0
-    assert "interrupt again to quit without saving" in errors
-    stopped = json.loads(output.splitlines()[-1])
-    assert stopped["interrupted"]
-    with Store(tmp_path / "checkpoints" / "latest") as latest:
-        assert latest.iterations()[-1] == stopped["iteration"] == lines(tmp_path)[-1]["iteration"]
-
-
-def test_a_second_interrupt_leaves_at_once(tmp_path):
-    with start(tmp_path, "--slow") as process:
-        while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 2:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        process.stderr.readline()
-        process.stderr.readline()  # the message is out, so the handler has run
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == -signal.SIGINT
-
-
-def test_an_interrupt_while_compiling_is_heard_at_once(tmp_path):
-    with start(tmp_path, "--stuck") as process:
-        while process.poll() is None and "compiling" not in process.stdout.readline():
-            pass
-        begun = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert time.monotonic() - begun < 5.0
-    assert process.returncode == 128 + signal.SIGINT
-    assert errors.strip() == "interrupted before the first iteration: nothing new to save"
-    assert "Traceback" not in errors
-
-
-class Aloud(Silent):
-    def phase(self, name):
-        print(name, flush=True)
-
-
-def stuck():
-    """A learner whose tracing never ends, as a long compilation or warm start does not."""
-    return toy()._replace(init=lambda keys: time.sleep(600))
-
-
-if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    out.mkdir(exist_ok=True)
-    sizes = (
-        {"iterations": 10**6, "work": 30_000}
-        if "--slow" in sys.argv
-        else {"iterations": 400, "work": 2_000}
-    )
-    learner = stuck() if "--stuck" in sys.argv else toy(work=sizes["work"])
-    outcome = runner.run(
-        job(learner=learner, iterations=sizes["iterations"], log_every=10),
-        out,
-        Aloud() if "--stuck" in sys.argv else Silent(),
-        resume="--resume" in sys.argv,
-        leave_early=True,
-    )
-    print(json.dumps({"iteration": outcome.iteration, "interrupted": outcome.interrupted}))

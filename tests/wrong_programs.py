@@ -154,8 +154,8 @@ WRONG = [
     Wrong(
         "the value of this state for that of the next",
         "control.problem",
-        "nets.judge(params, critic_memory, seen, begins, final)",
-        "nets.judge(params, critic_memory, seen, begins, seen)",
+        "nets.values(params, steps, final)",
+        "nets.values(params, steps, seen)",
         ("test_control.py::test_values_and_log_probs_are_those_of_apply",),
     ),
     Wrong(
@@ -294,7 +294,7 @@ WRONG = [
     ),
     Wrong(
         "the policy acts on raw observations",
-        "control.problem",
+        "control.actor",
         "nets.act(params, memory, normalize(collector, observation))",
         "nets.act(params, memory, observation)",
         ("test_control.py::test_values_and_log_probs_are_those_of_apply",),
@@ -394,9 +394,9 @@ WRONG = [
     ),
     Wrong(
         "on the host, the value of this observation for that of the next",
-        "control.recorded",
-        "params, critic_memory, seen[:, :-1], begins, seen[:, 1:]",
-        "params, critic_memory, seen[:, :-1], begins, seen[:, :-1]",
+        "control.actor",
+        "of_steps[:, :-1], of_steps[:, 1:]",
+        "of_steps[:, :-1], of_steps[:, :-1]",
         ("test_host.py::test_the_batch_bootstraps_from_the_true_final_observation[True]",),
     ),
     Wrong(

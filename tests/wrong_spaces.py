@@ -69,8 +69,8 @@ WRONG = [
     Wrong(
         "every segment begins with an empty memory",
         "control.problem",
-        "nets.inputs(seen, begins, before.memory, critic_memory)",
-        "nets.inputs(seen, begins, 0.0 * before.memory, critic_memory)",
+        "Sequences(seen, begins, before.memory, critic_memory)",
+        "Sequences(seen, begins, 0.0 * before.memory, critic_memory)",
         ("test_memory.py::test_what_is_replayed_is_what_acted",),
     ),
     Wrong(
@@ -112,10 +112,17 @@ WRONG = [
         ("test_episodes.py::test_no_two_episodes_begin_with_the_same_start[6]",),
     ),
     Wrong(
+        "the compiler draws a start in every step",
+        "control.adapters.episodes",
+        "return jnp.bool_(False), jax.random.fold_in(key, 1), new(key)",
+        "return jnp.bool_(False), key, new(key)",
+        ("test_episodes.py::test_a_step_that_ends_no_episode_draws_no_start",),
+    ),
+    Wrong(
         "a start serves every episode that ends before the next is drawn",
         "control.adapters.episodes",
-        "(ended & running.used, running.start)",
-        "(ended & False, running.start)",
+        "where_ended(ended & running.used, begin, key, running.start)",
+        "where_ended(ended & False, begin, key, running.start)",
         ("test_episodes.py::test_the_law_of_the_starts_is_that_of_reset[16]",),
     ),
     Wrong(
@@ -131,5 +138,12 @@ WRONG = [
         "Transition(observation, reward, terminated, truncated, final)",
         "Transition(observation, reward, terminated, truncated, observation)",
         ("test_episodes.py::test_ends_by_itself_and_by_the_limit_are_told_apart[4]",),
+    ),
+    Wrong(
+        "an infinite observation is clipped to a number and used",
+        "control.problem",
+        "jnp.where(seen | ~used, reward, jnp.nan)",
+        "reward",
+        ("test_control.py::test_what_is_not_finite_is_counted_and_its_update_skipped",),
     ),
 ]

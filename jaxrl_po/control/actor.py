@@ -1,5 +1,6 @@
 """Actor and critic as functions of their parameters, with memory or without."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -25,34 +26,35 @@ class Networks(NamedTuple):
       init: `init(key, observation) -> ActorCritic` from one observation; consumes `key`.
       start: `start(B) -> (memory, critic_memory)`.
       act: `act(params, memory, observation) -> (memory, distribution)`: one step of B rows.
-      judge: `judge(params, critic_memory, observation, begins, final_observation) ->
-        (critic_memory, value, next_value)`: T steps of B rows, see `Sequences`; zeros without a
-        critic.
-      inputs: `inputs(observation, begins, memory, critic_memory)`: what `apply` reads.
+      values: `values(params, steps, final_observation) -> (critic_memory, value, next_value)`, the
+        memory after T steps of B rows and two values `[B, T]`; zeros without a critic. With None
+        for `final_observation` the observations of `steps` are `[B, T + 1, …]`, each the true next
+        one of that before it.
+      inputs: `inputs(steps)`: what `apply` reads, see `Sequences`.
       apply: `apply(params, inputs) -> (distribution, value)`, as `Problem.apply`.
     """
 
     init: Callable[[jax.Array, PyTree], ActorCritic]
     start: Callable[[int], tuple[PyTree, PyTree]]
     act: Callable[[ActorCritic, PyTree, PyTree], tuple[PyTree, Distribution]]
-    judge: Callable[..., tuple[PyTree, jax.Array, jax.Array]]
-    inputs: Callable[[PyTree, jax.Array, PyTree, PyTree], PyTree]
+    values: Callable[[ActorCritic, "Sequences", PyTree | None], tuple[PyTree, jax.Array, jax.Array]]
+    inputs: Callable[["Sequences"], PyTree]
     apply: Callable[[ActorCritic, PyTree], tuple[Distribution, jax.Array]]
 
 
 class Sequences(NamedTuple):
-    """What networks with memory read: T steps of B rows.
+    """T steps of B rows. Networks with memory read all of it, others the observations alone.
 
     Attributes:
       observation: leaves `[B, T, …]`.
       begins: `[B, T]`, bool, whether an episode begins with the step: the memories before it are 0.
-      memory: `[B, H]`, the actor's before the first step.
+      memory: `[B, H]`, the actor's before the first step; () without one.
       critic_memory: `[B, H]`, the critic's; () without one.
     """
 
     observation: PyTree
     begins: jax.Array
-    memory: jax.Array
+    memory: PyTree
     critic_memory: PyTree
 
 
@@ -87,12 +89,6 @@ def problem_of(
     nets: Networks, init: Callable[..., Any], collect: Callable[..., Any], *, on_policy: bool = True
 ) -> Problem:
     """The control problem of these networks, with its `rows` and, with memory, its `actor`."""
-
-    def act(
-        params: ActorCritic, collector: CollectorState, memory: PyTree, observation: PyTree
-    ) -> tuple[PyTree, Distribution]:
-        return nets.act(params, memory, normalize(collector, observation))
-
     remembers = has_memory(nets)
     return Problem(
         init,
@@ -101,8 +97,23 @@ def problem_of(
         rows=whole_sequences if remembers else merge_time,
         on_policy=on_policy,
         truncated_is_overlong=False,
-        actor=Actor(lambda rows: nets.start(rows)[0], act) if remembers else None,
+        actor=(
+            Actor(lambda rows: nets.start(rows)[0], functools.partial(act_normalized, nets))
+            if remembers
+            else None
+        ),
     )
+
+
+def act_normalized(
+    nets: Networks,
+    params: ActorCritic,
+    collector: CollectorState,
+    memory: PyTree,
+    observation: PyTree,
+) -> tuple[PyTree, Distribution]:
+    """`Networks.act` on raw observations, normalised by the statistics in the collector."""
+    return nets.act(params, memory, normalize(collector, observation))
 
 
 def has_memory(nets: Networks) -> bool:
@@ -161,7 +172,7 @@ def require_fit(nets: Networks, spaces: Spaces) -> None:
         memory, critic_memory = nets.start(2)
         _, distribution = nets.act(params, memory, two)
         row = jax.tree.map(lambda x: x[:, None], two)
-        inputs = nets.inputs(row, jnp.zeros((2, 1), bool), memory, critic_memory)
+        inputs = nets.inputs(Sequences(row, jnp.zeros((2, 1), bool), memory, critic_memory))
         return distribution.sample(key), distribution, nets.apply(params, inputs)[1]
 
     drawn, distribution, _ = jax.eval_shape(draw, jax.random.key(0))
@@ -212,21 +223,20 @@ def _memoryless(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
             return jnp.zeros(shape)
         return require_value(critic.apply(params.value, judged), shape)
 
-    def judge(
-        params: ActorCritic,
-        memory: PyTree,
-        observation: PyTree,
-        begins: jax.Array,
-        final_observation: PyTree,
+    def values(
+        params: ActorCritic, steps: Sequences, final_observation: PyTree | None
     ) -> tuple[PyTree, jax.Array, jax.Array]:
-        return memory, value(params, observation), value(params, final_observation)
+        of_steps = value(params, steps.observation)
+        if final_observation is None:
+            return (), of_steps[:, :-1], of_steps[:, 1:]
+        return (), of_steps, value(params, final_observation)
 
     return Networks(
         init,
         start=lambda rows: ((), ()),
         act=lambda params, memory, observation: (memory, policy(params, observation)),
-        judge=judge,
-        inputs=lambda observation, begins, memory, critic_memory: observation,
+        values=values,
+        inputs=lambda steps: steps.observation,
         apply=lambda params, inputs: (policy(params, inputs), value(params, inputs)),
     )
 
@@ -237,11 +247,11 @@ def _recurrent(actor: Recurrent, critic: Recurrent | None, spaces: Spaces) -> Ne
         seen, judged = _parts(row)
         begins = jnp.zeros((1, 1), bool)
         policy_key, critic_key = jax.random.split(key)
-        policy = actor.init(policy_key, jnp.zeros((1, actor.size)), seen, begins)
+        of_policy = actor.init(policy_key, jnp.zeros((1, actor.size)), seen, begins)
         if critic is None:
-            return ActorCritic(policy)
-        value = critic.init(critic_key, jnp.zeros((1, critic.size)), judged, begins)
-        return ActorCritic(policy, value)
+            return ActorCritic(of_policy)
+        of_value = critic.init(critic_key, jnp.zeros((1, critic.size)), judged, begins)
+        return ActorCritic(of_policy, of_value)
 
     def start(rows: int) -> tuple[PyTree, PyTree]:
         of_critic = () if critic is None else jnp.zeros((rows, critic.size))
@@ -254,7 +264,7 @@ def _recurrent(actor: Recurrent, critic: Recurrent | None, spaces: Spaces) -> Ne
         memories, distribution = actor.apply(params.policy, memory, seen, begins)
         return memories, _legal(distribution, observation)
 
-    def values(
+    def value(
         params: ActorCritic, memory: jax.Array, observation: PyTree, begins: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         _, judged = _parts(observation)
@@ -268,31 +278,31 @@ def _recurrent(actor: Recurrent, critic: Recurrent | None, spaces: Spaces) -> Ne
         memories, distribution = policy(params, memory, step, jnp.zeros((memory.shape[0], 1), bool))
         return jax.tree.map(lambda x: x[:, 0], (memories, distribution))
 
-    def judge(
-        params: ActorCritic,
-        memory: PyTree,
-        observation: PyTree,
-        begins: jax.Array,
-        final_observation: PyTree,
+    def values(
+        params: ActorCritic, steps: Sequences, final_observation: PyTree | None
     ) -> tuple[PyTree, jax.Array, jax.Array]:
+        observation, begins, _, memory = steps
         if params.value is None:
             return memory, jnp.zeros(begins.shape), jnp.zeros(begins.shape)
-        memories, value = values(params, memory, observation, begins)
+        if final_observation is None:
+            final_observation = jax.tree.map(lambda x: x[:, 1:], observation)
+            observation = jax.tree.map(lambda x: x[:, :-1], observation)
+        memories, of_steps = value(params, memory, observation, begins)
         # One step on from the memory after each step, before any reset.
         flat = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), final_observation)
         after = memories.reshape(-1, memories.shape[-1])
-        _, next_value = values(params, after, flat, jnp.zeros((after.shape[0], 1), bool))
-        return memories[:, -1], value, next_value.reshape(begins.shape)
+        _, next_value = value(params, after, flat, jnp.zeros((after.shape[0], 1), bool))
+        return memories[:, -1], of_steps, next_value.reshape(begins.shape)
 
-    def apply(params: ActorCritic, inputs: PyTree) -> tuple[Distribution, jax.Array]:
+    def apply(params: ActorCritic, inputs: Sequences) -> tuple[Distribution, jax.Array]:
         observation, begins, memory, critic_memory = inputs
         chex.assert_rank(begins, 2)
         _, distribution = policy(params, memory, observation, begins)
         if params.value is None:
             return distribution, jnp.zeros(begins.shape)
-        return distribution, values(params, critic_memory, observation, begins)[1]
+        return distribution, value(params, critic_memory, observation, begins)[1]
 
-    return Networks(init, start, act, judge, Sequences, apply)
+    return Networks(init, start, act, values, inputs=lambda steps: steps, apply=apply)
 
 
 def _parts(observation: PyTree) -> tuple[PyTree, PyTree]:

@@ -10,7 +10,7 @@ from jaxrl_po import masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import build_networks, problem_of, require_fit
+from jaxrl_po.control.actor import Sequences, build_networks, problem_of, require_fit
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
 from jaxrl_po.control.problem import without_action
@@ -131,16 +131,15 @@ def make_groups(
         }
         # What follows a row's end is masked, so no episode begins within a row.
         begins, observation = jnp.zeros(mask.shape, bool), trajectory.observation
-        _, value, next_value = nets.judge(
-            params, critic_memory, observation, begins, transition.final_observation
-        )
-        inputs = jax.tree.map(lambda x: masked.zero(x, mask), observation)
+        steps = Sequences(observation, begins, memory, critic_memory)
+        _, value, next_value = nets.values(params, steps, transition.final_observation)
+        shown = jax.tree.map(lambda x: masked.zero(x, mask), observation)
         metrics |= without_action(environment.spaces, observation, mask)
         score = score.reshape(-1, group_size)
         if group_size > 1:
             metrics["dead_groups"] = masked.total(~informative(score))
         batch = Batch(
-            inputs=nets.inputs(inputs, begins, memory, critic_memory),
+            inputs=nets.inputs(steps._replace(observation=shown)),
             action=trajectory.action,
             log_prob=trajectory.distribution.log_prob(trajectory.action),
             reward=transition.reward,

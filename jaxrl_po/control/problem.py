@@ -1,5 +1,6 @@
 """Control as a `Problem`: vectorised environments, an unroll, and the critic after it."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,12 +9,18 @@ import jax.numpy as jnp
 from jaxrl_po import distributions, masked
 from jaxrl_po.config import COUNT, UNIT, check, record, require_effect, static
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import build_networks, problem_of, require_fit
+from jaxrl_po.control.actor import (
+    Sequences,
+    act_normalized,
+    build_networks,
+    problem_of,
+    require_fit,
+)
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.modules import NetworkSettings, choose_modules
 from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
-from jaxrl_po.distributions import Distribution
+from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree
 
 
@@ -41,10 +48,9 @@ class Settings:
         require_effect(self, "reward_discount", self.scale_rewards, "scale_rewards is on")
 
 
-ENVIRONMENTS = "environments"  # entry of the collector's sharded state: `EnvState`
-
-
-CRITIC_MEMORY = "critic_memory"  # and of the critic's memory `[B, H]`, where it has one
+# Entries of the collector's sharded state: `EnvState`, and where the critic has memory, that,
+# `[B, H]`.
+ENVIRONMENTS, CRITIC_MEMORY = "environments", "critic_memory"
 
 
 def from_settings(
@@ -143,11 +149,7 @@ def make_problem(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
         before: Any = collector.sharded[ENVIRONMENTS]
-        critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
-
-        def act(memory: PyTree, observation: PyTree) -> tuple[PyTree, Distribution]:
-            return nets.act(params, memory, normalize(collector, observation))
-
+        act = functools.partial(act_normalized, nets, params, collector)
         envs, trajectory = unroll.unroll(environment, act, before, key, num_steps=num_steps)
         transition = trajectory.transition
         ended = transition.terminated | transition.truncated
@@ -155,16 +157,17 @@ def make_problem(
         final = normalize(collector, transition.final_observation)
         # The memories before the first step are zero already where an episode begins there.
         begins = jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
-        inputs = nets.inputs(seen, begins, before.memory, critic_memory)
-        after, value, next_value = nets.judge(params, critic_memory, seen, begins, final)
+        critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
+        steps = Sequences(seen, begins, before.memory, critic_memory)
+        after, value, next_value = nets.values(params, steps, final)
+        reward, frac_nonfinite = mark_nonfinite(
+            transition.final_observation, transition.reward, transition.terminated
+        )
         collector, reward = statistics.update(
-            collector.remove(ENVIRONMENTS, CRITIC_MEMORY),
-            trajectory.observation,
-            transition.reward,
-            ended,
+            collector.remove(ENVIRONMENTS, CRITIC_MEMORY), trajectory.observation, reward, ended
         )
         batch = Batch(
-            inputs=inputs,
+            inputs=nets.inputs(steps),
             action=trajectory.action,
             log_prob=trajectory.distribution.log_prob(trajectory.action),
             reward=reward,
@@ -177,7 +180,7 @@ def make_problem(
             metrics={
                 "episode_return": masked.total(trajectory.episode_return, ended),
                 "episode_length": masked.total(trajectory.episode_length, ended),
-                "frac_nonfinite": nonfinite(transition.final_observation, transition.reward),
+                "frac_nonfinite": frac_nonfinite,
                 **without_action(spaces, trajectory.observation),
             },
         )
@@ -190,12 +193,24 @@ def make_problem(
     return problem_of(nets, init, collect)
 
 
-def nonfinite(observation: PyTree, reward: jax.Array, mask: jax.Array | None = None) -> masked.Mean:
-    """The share of the steps `[B, T]` whose reward or next observation is not finite."""
-    finite = jnp.isfinite(reward)
-    for leaf in jax.tree.leaves(observation):
-        finite &= jnp.isfinite(leaf).reshape(*reward.shape, -1).all(axis=-1)
-    return masked.total(~finite, mask)
+def mark_nonfinite(
+    final_observation: PyTree,
+    reward: jax.Array,
+    terminated: jax.Array,
+    mask: jax.Array | None = None,
+) -> tuple[jax.Array, Mean]:
+    """Rewards `[B, T]`, NaN where the next observation is not finite, and the share of such steps.
+
+    So the observation spoils its update, which is then skipped, though normalising would clip it to
+    a number; not that of a terminal state, whose value is not used. Masked slots are left alone.
+    The share counts rewards that are not finite too.
+    """
+    seen = jnp.ones(reward.shape, bool)
+    for leaf in jax.tree.leaves(final_observation):
+        seen &= jnp.isfinite(leaf).reshape(*reward.shape, -1).all(axis=-1)
+    used = ~terminated if mask is None else ~terminated & mask
+    share = masked.total(~(seen & jnp.isfinite(reward)), mask)
+    return jnp.where(seen | ~used, reward, jnp.nan), share
 
 
 def without_action(spaces: Spaces, observation: PyTree, mask: jax.Array | None = None) -> Metrics:

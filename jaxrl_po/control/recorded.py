@@ -12,9 +12,16 @@ import jax.numpy as jnp
 from jaxrl_po import masked
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import actor_of, build_networks, play, problem_of, require_fit
+from jaxrl_po.control.actor import (
+    Sequences,
+    actor_of,
+    build_networks,
+    play,
+    problem_of,
+    require_fit,
+)
 from jaxrl_po.control.modules import NetworkSettings, choose_modules
-from jaxrl_po.control.problem import CRITIC_MEMORY, Settings, nonfinite
+from jaxrl_po.control.problem import CRITIC_MEMORY, Settings, mark_nonfinite
 from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
@@ -77,8 +84,7 @@ def recorded_from_settings(
       critic: likewise.
 
     Returns:
-      The `Problem`. Its metrics are those of `make_problem`, and `frac_nonfinite`: the share of the
-      steps whose reward or next observation is not finite.
+      The `Problem`. Its metrics are those of `make_problem`.
 
     Raises:
       ConfigError: for a setting out of its range or without effect.
@@ -116,14 +122,12 @@ def recorded_from_settings(
         inputs = masked.zero(seen[:, :-1], mask)
         # An episode begins after a masked slot; before the first one, the memories are zero.
         begins = jnp.pad(~mask[:, :-1], ((0, 0), (1, 0)))
-        after, value, next_value = nets.judge(
-            params, critic_memory, seen[:, :-1], begins, seen[:, 1:]
+        steps = Sequences(seen, begins, recording.memory, critic_memory)
+        after, value, next_value = nets.values(params, steps, None)
+        replayed = nets.inputs(steps._replace(observation=inputs))
+        reward, frac_nonfinite = mark_nonfinite(
+            observation[:, 1:], recording.reward, recording.terminated, mask
         )
-        replayed = nets.inputs(inputs, begins, recording.memory, critic_memory)
-        finite = jnp.isfinite(observation[:, 1:]).reshape(*mask.shape, -1).all(axis=-1)
-        # An observation that is not finite spoils its update, though normalising would clip it;
-        # not that of a terminal state, whose value is not used.
-        reward = jnp.where(finite | recording.terminated | ~mask, recording.reward, jnp.nan)
         collector, reward = statistics.update(collector, observation[:, :-1], reward, ended, mask)
         batch = Batch(
             inputs=replayed,
@@ -139,7 +143,7 @@ def recorded_from_settings(
             metrics={
                 "episode_return": masked.total(recording.episode_return, ended),
                 "episode_length": masked.total(recording.episode_length, ended),
-                "frac_nonfinite": nonfinite(observation[:, 1:], recording.reward, mask),
+                "frac_nonfinite": frac_nonfinite,
             },
         )
         if jax.tree.leaves(after):

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import masked
+from jaxrl_po.config import ConfigError
 from jaxrl_po.control import hoisting
 from jaxrl_po.control.actor import play
-from jaxrl_po.control.environment import Environment, Transition
+from jaxrl_po.control.environment import Environment, Transition, shapes
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.types import PyTree
 
@@ -71,8 +72,18 @@ def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
 def start(
     environment: Environment, key: jax.Array, index: jax.Array, memory: PyTree = ()
 ) -> EnvState:
-    """Resets one environment per entry of `index` `[B]`; consumes `key`."""
+    """Resets one environment per entry of `index` `[B]`; consumes `key`.
+
+    Raises:
+      ConfigError: the observation has not the shapes that the spaces say.
+    """
     observation, state = jax.vmap(environment.reset)(row_keys(key, index))
+    seen = shapes(jax.tree.map(lambda x: x[0], observation))
+    if seen != shapes(environment.spaces.observation):
+        raise ConfigError(
+            f"spaces.observation must have the shapes of what reset returns, {seen}, got "
+            f"{shapes(environment.spaces.observation)}"
+        )
     zeros = jnp.zeros(index.shape)
     return EnvState(index, state, observation, zeros, zeros, memory)
 

@@ -5,13 +5,11 @@ When to evaluate and save depends on the iteration alone, never on the clock. So
 killed and resumed equals an uninterrupted one, bit for bit.
 """
 
-import contextlib
 import math
-import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +23,7 @@ from jaxrl_po.run import metrics as metrics_lib
 from jaxrl_po.run import processes, warm
 from jaxrl_po.run import programs as programs_lib
 from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.interrupts import hear_signals
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.pools import PoolError
 from jaxrl_po.run.programs import Job, RolloutsFailed
@@ -34,9 +33,6 @@ SKIPPED = "skipped"
 SIGNAL = "signal"
 NO_ACTION, NONFINITE = "frac_no_action", "frac_nonfinite"
 METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
-NOTHING_NEW = b"\ninterrupted before the first iteration: nothing new to save\n"
-SHOW_CURSOR = b"\x1b[?25h"
-SAVING = b"\nfinishing this chunk, then saving; interrupt again to quit without saving\n"
 
 
 class Diverged(Exception):
@@ -372,39 +368,3 @@ def first_above_zero(share: Mean | None) -> tuple[int, int] | None:
     if share is None or not (found := np.argwhere(np.asarray(share.total) > 0)).size:
         return None
     return int(found[0][0]), int(found[0][1])
-
-
-@contextlib.contextmanager
-def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[threading.Event]:
-    """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler.
-
-    Before `started`, while programs compile and the state is initialised, there is nothing to save:
-    a single process then ends immediately (`leave_early`), or a signal is a KeyboardInterrupt; of
-    several, all end together.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may set handlers
-        return
-
-    def hear(number: int, frame: Any) -> None:
-        if not started.is_set() and not processes.several():
-            if not leave_early:
-                raise KeyboardInterrupt
-            # Printing is not safe in a handler, and a compiler in another thread cannot be ended.
-            for stream in (1, 2):
-                if os.isatty(stream):
-                    os.write(stream, SHOW_CURSOR)  # the progress bar hides it
-            os.write(2, NOTHING_NEW)
-            os._exit(128 + number)
-        stop.set()
-        for each in handlers:
-            signal.signal(each, signal.SIG_DFL)
-        os.write(2, SAVING if started.is_set() else NOTHING_NEW)
-
-    handlers = {each: signal.signal(each, hear) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for each, before in handlers.items():
-            signal.signal(each, before)

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import importlib
 import io
 import json
@@ -61,8 +62,9 @@ def require_known(name: str, known: Sequence[str]) -> None:
         raise UsageError(f"--env={name}: {suite} has no environment {inner!r}{hint}")
 
 
+@functools.cache
 def make(name: str, env_params: str = "") -> Environment:
-    """The environment of `suite:Name`.
+    """The environment of `suite:Name`, made once: a suite may take seconds to make one.
 
     Args:
       name: see above.

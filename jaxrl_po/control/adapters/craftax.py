@@ -29,7 +29,8 @@ def make(
     Args:
       name: one of `names()`.
       max_steps: time limit; None takes the suite's, 100,000, and 10,000 of Craftax-Classic.
-      reset_interval: see `with_episodes`. A new world costs as much as a hundred steps.
+      reset_interval: see `with_episodes`. 1 costs nine tenths of the speed of a rollout
+        (64 environments, two cores).
       arguments: fields of the environment's `EnvParams`, such as `day_length`.
 
     Raises:

@@ -31,6 +31,23 @@ class Dynamics(NamedTuple):
     actions: Spaces
 
 
+def where_ended(
+    ended: jax.Array, new: Callable[[jax.Array], PyTree], key: jax.Array, old: PyTree
+) -> PyTree:
+    """`new(key)` where the episode ended, else `old`, as a loop of at most one round.
+
+    Vmapped over environments, it computes and copies only in steps in which one of them has ended,
+    where `cond` and `where` would in every step. The loop carries the key and changes it: else the
+    compiler would see that no round alters `new(key)`, and compute it before the loop, always.
+    """
+
+    def renew(carry: tuple[jax.Array, jax.Array, PyTree]) -> tuple[jax.Array, jax.Array, PyTree]:
+        _, key, _ = carry
+        return jnp.bool_(False), jax.random.fold_in(key, 1), new(key)
+
+    return jax.lax.while_loop(lambda carry: carry[0], renew, (ended, key, old))[2]
+
+
 class Running(NamedTuple):
     """The state of one environment.
 
@@ -90,26 +107,22 @@ def with_episodes(
         terminated = jnp.asarray(terminated, bool).reshape(())
         truncated = (length >= max_steps) & ~terminated
         ended = terminated | truncated
-        start = held_start(reset_key, running, ended) if held else begin(reset_key)
-        observation, state = jax.tree.map(
-            lambda new, old: jnp.where(ended, new, old), start, (final, state)
-        )
-        used = ended | running.used if held else running.used
-        following = Running(state, jnp.where(ended, 0, length), start if held else (), used)
+        if held:
+            observation, state = where_ended(
+                ended, lambda key: held_start(key, running, ended), reset_key, (final, state)
+            )
+        else:
+            observation, state = jax.tree.map(
+                lambda new, old: jnp.where(ended, new, old), begin(reset_key), (final, state)
+            )
+        used = running.used | ended if held else running.used
+        following = Running(state, jnp.where(ended, 0, length), running.start, used)
         reward = jnp.asarray(reward, float).reshape(())
         return following, Transition(observation, reward, terminated, truncated, final)
 
     def held_start(key: jax.Array, running: Running, ended: jax.Array) -> PyTree:
-        """The start held ready; a new one where an episode needs it and it was used.
-
-        A loop of at most one round: vmapped, it draws only in steps in which some environment needs
-        it, where a `cond` would draw in every step.
-        """
-        return jax.lax.while_loop(
-            lambda carry: carry[0],
-            lambda carry: (jnp.bool_(False), begin(key)),
-            (ended & running.used, running.start),
-        )[1]
+        """The start held ready; a new one where an episode needs it and it was used."""
+        return where_ended(ended & running.used, begin, key, running.start)
 
     def refresh(key: jax.Array, running: Running) -> Running:
         return running._replace(start=begin(key), used=jnp.bool_(False))

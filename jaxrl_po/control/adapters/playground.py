@@ -27,7 +27,7 @@ def make(
       name: one of `names()`.
       max_steps: time limit of an episode; None takes `episode_length` of the environment's config,
         divided by its `action_repeat`.
-      reset_interval: see `with_episodes`. 1 costs two fifths of the speed of a rollout of
+      reset_interval: see `with_episodes`. 1 costs half of the speed of a rollout of
         CartpoleBalance (64 environments, two cores).
       **config_overrides: values of the environment's config; nested ones as "reward_config.scales".
         `impl`, the implementation of the physics, is `jax` where they do not say `warp`.
@@ -57,7 +57,7 @@ def make(
             f"env {of_suite} needs robots of MuJoCo Menagerie, which Playground downloads by git "
             f"into its own folder, and they cannot be had: {_one_line(error)}"
         ) from error
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError) as error:  # the latter by MuJoCo, of physics it lacks
         raise ConfigError(f"env {of_suite}: {_one_line(error)}") from error
     return with_episodes(
         of_suite,

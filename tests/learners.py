@@ -1,0 +1,225 @@
+"""Every algorithm on every kind of problem; a new one is a line of `ALGORITHMS` and `CASES`."""
+
+import dataclasses
+from functools import cache
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import ppo_reference
+from probes import tabular_problem
+from structured import Everything
+
+from jaxrl_po import control, language
+from jaxrl_po.algorithms import (
+    a2c,
+    cispo,
+    dapo,
+    dr_grpo,
+    grpo,
+    gspo,
+    npg,
+    ppo,
+    ppo_penalty,
+    reinforce,
+    reinforce_pp,
+    rloo,
+    trpo,
+)
+from jaxrl_po.config import as_arrays
+
+NUM_ROWS = 8
+
+
+def control_problem(name, axis_name):
+    return control.make_problem(
+        gymnax.make(name)[0],
+        num_envs=NUM_ROWS,
+        num_steps=16,
+        normalize_observations=True,
+        scale_rewards=True,
+        axis_name=axis_name,
+    )
+
+
+def everything_problem(axis_name):
+    """Memory, masks, two choices at once, images of bytes, and a critic that sees more."""
+    return control.from_settings(
+        Everything(),
+        control.Settings(num_envs=NUM_ROWS, num_steps=8, normalize_observations=True),
+        control.NetworkSettings(width=8, depth=1, channels=2, memory="gru"),
+        axis_name=axis_name,
+    )
+
+
+def language_problem():
+    task = language.tasks.addition(1, zero_pad=False)
+    sizes = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
+    dtype = jnp.zeros(()).dtype  # float32, or float64 where it is on
+    model, critic = (
+        sizes.build(task.tokenizer.size, outputs=outputs).clone(dtype=dtype) for outputs in (0, 1)
+    )
+    # Credit for each right token: a random policy gets no whole answer right, and no group would be
+    # informative.
+    return language.make_problem(
+        task,
+        model,
+        num_prompts=NUM_ROWS,
+        group_size=4,
+        critic=critic,
+        process_reward=True,
+        max_new_tokens=4,
+    )
+
+
+def learned_problem():
+    """All four models: actor, critic, reward model, and with `ppo-reference` the reference."""
+    task = language.tasks.addition(1, zero_pad=False)
+    sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
+    dtype = jnp.zeros(()).dtype
+    model, critic, judge = (
+        sizes.build(task.tokenizer.size, outputs=outputs).clone(dtype=dtype)
+        for outputs in (0, 1, 1)
+    )
+    problem = language.make_problem(
+        task,
+        model,
+        num_prompts=NUM_ROWS,
+        group_size=1,
+        critic=critic,
+        max_new_tokens=4,
+    )
+
+    def fitted_before(params, key):
+        judged = judge.init(
+            jax.random.key(5), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+        )
+        return language.RewardModel(judged, jnp.zeros(()), jnp.full((), 0.1), jnp.ones(()))
+
+    return language.learned_reward(problem, task, judge, fitted_before)
+
+
+PROBLEMS = {
+    "CartPole": lambda axis_name: control_problem("CartPole-v1", axis_name),
+    "Pendulum": lambda axis_name: control_problem("Pendulum-v1", axis_name),
+    "everything": everything_problem,
+    "addition": lambda axis_name: language_problem(),
+    "learned": lambda axis_name: learned_problem(),
+    "groups": lambda axis_name: control.make_groups(
+        gymnax.make("CartPole-v1")[0],
+        num_prompts=NUM_ROWS,
+        group_size=2,
+        num_steps=24,
+    ),
+    "vine": lambda axis_name: control.make_vine(
+        gymnax.make("CartPole-v1")[0],
+        num_envs=NUM_ROWS,
+        num_steps=8,
+        num_states=2,
+        horizon=8,
+    ),
+    "table": lambda axis_name: tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False),
+}
+FIT = {"value_epochs": 1, "value_minibatches": 2}
+ALGORITHMS = {
+    "ppo": (ppo, ppo.Config(num_epochs=2, num_minibatches=2, entropy_coefficient=0.01)),
+    "ppo-all-switches": (
+        ppo,
+        ppo.Config(
+            num_epochs=2,
+            num_minibatches=2,
+            num_microbatches=2,
+            clip_value=True,
+            early_stop=True,
+            decay_iterations=5,
+        ),
+    ),
+    "ppo-penalty": (
+        ppo_penalty,
+        ppo_penalty.Config(num_epochs=2, num_minibatches=2, penalty="satisfied"),
+    ),
+    "ppo-reference": (
+        ppo_reference,
+        ppo_reference.Config(num_epochs=2, num_minibatches=2, adapt_reference_kl=True),
+    ),
+    "reinforce": (reinforce, reinforce.Config(**FIT)),
+    "a2c": (a2c, a2c.Config(n=3)),
+    "npg": (npg, npg.Config(**FIT)),
+    "trpo": (trpo, trpo.Config(**FIT, cg_iterations=5)),
+    "grpo": (grpo, grpo.Config(num_epochs=2, num_minibatches=2)),
+    "grpo-process": (
+        grpo,
+        grpo.Config(
+            supervision="process", dual_clip=True, reset_iterations=1, warm_up_iterations=3
+        ),
+    ),
+    "grpo-statistics": (
+        grpo,
+        grpo.Config(running_statistics=True, extra_samples=1, group_divisor="root_size"),
+    ),
+    "dapo": (dapo, dapo.Config(num_epochs=2, train_prompts=4, max_generation_batches=40)),
+    "dapo-carry": (
+        dapo,
+        dapo.Config(
+            carry_surplus=True, train_prompts=4, use_reference=True, overlong_filtering=False
+        ),
+    ),
+    "dapo-reweight": (
+        dapo,
+        dapo.Config(dynamic_sampling="reweight", clip_higher=False, token_level_loss=False),
+    ),
+    "dr_grpo": (dr_grpo, dr_grpo.Config()),
+    "rloo": (rloo, rloo.Config()),
+    "reinforce_pp": (reinforce_pp, reinforce_pp.Config()),
+    "reinforce_pp-baseline": (reinforce_pp, reinforce_pp.Config(group_baseline=True)),
+    "gspo": (gspo, gspo.Config(num_epochs=2)),
+    "cispo": (cispo, cispo.Config(num_epochs=2)),
+}
+CASES = [
+    ("ppo", "CartPole"),
+    ("ppo", "addition"),
+    ("ppo-all-switches", "table"),
+    ("ppo", "everything"),
+    ("trpo", "everything"),
+    ("ppo-penalty", "table"),
+    ("ppo-reference", "learned"),
+    ("reinforce", "CartPole"),
+    ("a2c", "CartPole"),
+    ("npg", "Pendulum"),
+    ("trpo", "CartPole"),
+    ("trpo", "addition"),
+    ("trpo", "vine"),
+    ("grpo", "groups"),
+    ("grpo", "addition"),
+    ("grpo-process", "table"),
+    ("grpo-statistics", "table"),
+    ("dapo", "addition"),
+    ("dapo-carry", "groups"),
+    ("dapo-carry", "table"),
+    ("dapo-reweight", "table"),
+    ("dr_grpo", "table"),
+    ("rloo", "table"),
+    ("reinforce_pp", "table"),
+    ("reinforce_pp-baseline", "table"),
+    ("gspo", "table"),
+    ("cispo", "table"),
+]
+
+
+def make(algorithm, problem, axis_name=None, **changes):
+    module, config = ALGORITHMS[algorithm]
+    config = dataclasses.replace(as_arrays(config), axis_name=axis_name, **changes)
+    return module.make(config, PROBLEMS[problem](axis_name))
+
+
+@cache
+def jitted(algorithm, problem):
+    """`init(key)` and `step(config, state)`; with numbers traced, so that tests share programs."""
+    module, _ = ALGORITHMS[algorithm]
+    instance = PROBLEMS[problem](None)
+
+    @jax.jit
+    def step(config, state):
+        return module.make(config, instance).step(state)
+
+    return jax.jit(make(algorithm, problem).init), step

@@ -1,0 +1,144 @@
+"""Networks by their flags, and Flax modules of one's own: what is made, what is refused."""
+
+import flax.linen as nn
+import gymnax
+import jax
+import jax.numpy as jnp
+import pytest
+from probes import MatchCueContinuous
+from structured import Structured, TwoChoices, problem_of
+
+from jaxrl_po import control
+from jaxrl_po import run as runs
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control import networks
+from jaxrl_po.run.commands import control as command
+from jaxrl_po.run.flags import UsageError
+
+
+@pytest.mark.parametrize(
+    ("env", "network", "message"),
+    [
+        ("CartPole-v1", {"squash": True}, "squash applies to continuous actions only"),
+        ("CartPole-v1", {"std": "dependent"}, "std applies to continuous actions only"),
+        ("CartPole-v1", {"shared_torso": True, "memory": "gru"}, "shared_torso must be off"),
+        ("CartPole-v1", {"shared_torso": True, "critic_width": 8}, "critic_width must be 0"),
+        ("CartPole-v1", {"memory": "lstm"}, "memory must be one of"),
+    ],
+)
+def test_networks_that_cannot_work_are_named(env, network, message):
+    with pytest.raises(ConfigError, match=message):
+        problem_of(gymnax.make(env)[0], control.NetworkSettings(**network))
+
+
+def test_a_body_for_both_is_refused_where_the_critic_sees_more():
+    with pytest.raises(ConfigError, match="shared_torso must be off where the critic sees more"):
+        problem_of(Structured(), control.NetworkSettings(shared_torso=True))
+
+
+def test_the_critic_may_be_wider_and_normalised_by_layer():
+    network = control.NetworkSettings(width=8, critic_width=16, layer_norm=True)
+    params, _ = problem_of(gymnax.make("CartPole-v1")[0], network).init(jax.random.key(0))
+    policy, value = (p["params"]["torso"] for p in (params.policy, params.value))
+    assert policy["Dense_0"]["kernel"].shape == (4, 8)
+    assert value["Dense_0"]["kernel"].shape == (4, 16)
+    assert policy["LayerNorm_0"]["scale"].shape == (8,)
+
+
+OWN = """
+import flax.linen as nn
+from jaxrl_po.control.networks import Critic, CategoricalHead, Policy, Torso
+
+class Three(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return CategoricalHead(3)(x)
+
+def actor():
+    return Policy(Torso((5,)), CategoricalHead(2))
+
+def critic():
+    return Critic(Torso((6,)))
+"""
+
+
+def test_networks_of_ones_own_come_from_a_file(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    arguments = [
+        "--problem.num_envs=4",
+        "--problem.num_steps=8",
+        "--total_steps=32",
+        "--seeds=1",
+        "--eval_episodes=2",
+        f"--policy={tmp_path}/own.py:actor",
+    ]
+    out = tmp_path / "run"
+    critic = f"--critic={tmp_path}/own.py:critic"
+    assert command.main([*arguments, critic, f"--out={out}", "--config.num_minibatches=2"]) == 0
+    policy = runs.load(out)
+    torso = policy.params.policy["params"]["torso"]
+    assert torso["Dense_0"]["kernel"].shape == (4, 5)
+    assert policy.params.value["params"]["torso"]["Dense_0"]["kernel"].shape == (4, 6)
+    assert int(policy.act(jnp.zeros(4))) in (0, 1)
+    for flags, message in (
+        ([critic, "--network.width=8"], "width has no effect"),
+        ([critic, "--algorithm=grpo"], "--critic must be left out"),
+        (["--policy=mlp"], "policy must be a file and a name"),
+        ([f"--policy={tmp_path}/own.py:Three"], r"one of 2 options.*a Categorical over 3 options"),
+        ([f"--policy={tmp_path}/own.py:Four"], "policy.*Four"),
+    ):
+        with pytest.raises((UsageError, ConfigError), match=message):
+            command.main([*arguments, *flags, f"--out={tmp_path / 'other'}"])
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "message"),
+    [
+        ("policy", {"squash": True}, "squash has no effect unless the policy is made here"),
+        ("policy", {"initial_log_std": 1.0}, "initial_log_std has no effect unless the policy"),
+        ("critic", {"critic_width": 7}, "critic_width has no effect unless the critic is made"),
+        ("critic", {"shared_torso": True}, "shared_torso has no effect unless the critic"),
+    ],
+)
+def test_settings_for_which_a_module_stands_are_refused(given, settings, message):
+    module = {
+        "policy": networks.Policy(networks.Torso((4,)), networks.GaussianHead(1)),
+        "critic": networks.Critic(networks.Torso((4,))),
+    }[given]
+    with pytest.raises(ConfigError, match=message):
+        control.from_settings(
+            MatchCueContinuous(),
+            control.Settings(),
+            control.NetworkSettings(**settings),
+            **{given: module},
+        )
+
+
+def test_networks_of_ones_own_leave_out_what_was_tuned_for_others(tmp_path):
+    options = command.Options(env="Breakout-MinAtar")
+    assert any(name.startswith("network.") for name in command.tuned(options))
+    own = command.Options(env="Breakout-MinAtar", policy="own.py:actor")
+    assert command.tuned(own)
+    assert not any(name.startswith("network.") for name in command.tuned(own))
+
+
+@pytest.mark.parametrize(
+    ("env", "head", "message"),
+    [
+        (Structured(), networks.CategoricalHead(3), r"each of the 4 flags .*over 3 options"),
+        (TwoChoices(), networks.CategoricalHead(2), "one of 2 and one of 3 options"),
+        (TwoChoices(), networks.MultiCategoricalHead((3, 2)), "over 3 and 2 options"),
+        (MatchCueContinuous(), networks.GaussianHead(2), "1 continuous components, .* got a Diag"),
+        (MatchCueContinuous(), networks.CategoricalHead(1), "1 continuous components"),
+    ],
+)
+def test_a_policy_must_fit_the_actions(env, head, message):
+    class Last(nn.Module):
+        inner: nn.Module
+
+        def __call__(self, x):
+            return self.inner(jax.tree.leaves(x)[-1])
+
+    with pytest.raises(ConfigError, match=message):
+        control.make_problem(env, policy=Last(head))

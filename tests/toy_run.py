@@ -1,0 +1,135 @@
+"""A run of a learner that compiles in a second; as a script, this file is one such run."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from probes import one_piece
+
+from jaxrl_po.masked import Mean
+from jaxrl_po.run import runner
+from jaxrl_po.run.metrics import read
+from jaxrl_po.run.programs import Job
+from jaxrl_po.types import ActorCritic, CollectorState, TrainState
+
+SEEDS = 3
+
+
+def toy(poison=None, work=0):
+    """A random walk whose metrics show its steps; `poison(step, seed)` marks skipped updates."""
+
+    def init(key):
+        params = ActorCritic(jax.random.normal(key, (4,)))
+        return TrainState(
+            params,
+            None,
+            None,
+            jnp.float32(0.0),
+            CollectorState({}),
+            jax.random.fold_in(key, 1),
+            jnp.int32(0),
+        )
+
+    def step(state, seed):
+        key, noise_key = jax.random.split(state.key)
+        params = ActorCritic(0.9 * state.params.policy + jax.random.normal(noise_key, (4,)))
+        busy = jax.lax.fori_loop(0, work, lambda i, x: jnp.sin(x + i), jnp.ones(64)).sum()
+        skipped = (
+            jnp.float32(0.0) if poison is None else poison(state.step, seed).astype(jnp.float32)
+        )
+        metrics = {
+            "size": Mean(jnp.square(params.policy).sum() + 0.0 * busy, jnp.float32(4.0)),
+            # The line's own field of this name takes precedence.
+            "step": Mean(-jnp.ones(()), jnp.float32(1.0)),
+            "skipped": Mean(2.0 * skipped, jnp.float32(2.0)),
+        }
+        return state._replace(params=params, key=key, step=state.step + 1), metrics
+
+    return one_piece(jax.vmap(init), lambda state: jax.vmap(step)(state, jnp.arange(SEEDS)))
+
+
+def greedy(state):
+    return {"greedy_return": state.params.policy.mean(axis=1)}
+
+
+def job(**changes):
+    defaults = {
+        "learner": toy(),
+        "keys": jax.random.split(jax.random.key(0), SEEDS),
+        "iterations": 23,
+        "steps_per_iteration": 10,
+        "log_every": 5,
+        "eval_every": 2,
+        "checkpoint_every": 1,
+        "evaluate": greedy,
+        "score": "greedy_return",
+    }
+    return Job(**(defaults | changes))
+
+
+class Silent:
+    """A reporter that records its calls."""
+
+    def __init__(self, hook=lambda row: None):
+        self.reported, self.phases, self.rows, self.hook = [], [], [], hook
+
+    def report(self, line):
+        self.reported.append(line)
+
+    def phase(self, name):
+        self.phases.append(name)
+
+    def update(self, row, seconds_left):
+        self.rows.append(row)
+        self.hook(row)
+
+
+def run(path, reporter=None, resume=False, **changes):
+    path.mkdir(exist_ok=True)
+    return runner.run(job(**changes), path, reporter or Silent(), resume=resume)
+
+
+def lines(path):
+    """The lines without timings."""
+    rows = read(path / "metrics.jsonl")
+    return [
+        {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
+    ]
+
+
+def bits(state):
+    words = state._replace(key=jax.random.key_data(state.key))
+    return jax.tree.map(lambda x: np.asarray(x).tobytes(), words)
+
+
+class Aloud(Silent):
+    def phase(self, name):
+        print(name, flush=True)
+
+
+def stuck():
+    """A learner whose tracing never ends, as a long compilation or warm start does not."""
+    return toy()._replace(init=lambda keys: time.sleep(600))
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1])
+    out.mkdir(exist_ok=True)
+    sizes = (
+        {"iterations": 10**6, "work": 30_000}
+        if "--slow" in sys.argv
+        else {"iterations": 400, "work": 2_000}
+    )
+    learner = stuck() if "--stuck" in sys.argv else toy(work=sizes["work"])
+    outcome = runner.run(
+        job(learner=learner, iterations=sizes["iterations"], log_every=10),
+        out,
+        Aloud() if "--stuck" in sys.argv else Silent(),
+        resume="--resume" in sys.argv,
+        leave_early=True,
+    )
+    print(json.dumps({"iteration": outcome.iteration, "interrupted": outcome.interrupted}))
