@@ -1,11 +1,12 @@
 # `make demo`, `make test`, `make coverage` and `make docs`, each of which sets up its own environment
-# first; `make extras` tests the environments of every suite.
+# first; `make extras` tests the environments of every suite, `make parity` pretrained models beside
+# transformers.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check slow extras coverage docs clean
+.PHONY: demo test check slow extras parity coverage docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/python experiments/demo.py
@@ -23,6 +24,9 @@ slow: $(VENV)/extras
 
 extras: $(VENV)/suites
 	$(BIN)/python -m pytest -n $(WORKERS) -m '' tests/test_adapters_*.py
+
+parity: $(VENV)/transformers
+	cd tests && JAX_PLATFORMS=cpu ../$(BIN)/python parity.py
 
 coverage: $(VENV)/extras
 	$(BIN)/coverage erase
@@ -43,12 +47,17 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 # Environments that only the tests need.
 $(VENV)/extras: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,brax,envpool,jumanji]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,brax,envpool,jumanji,pretrained]'
 	touch $@
 
 # What `make test` does without: large, or slow to compile.
 $(VENV)/suites: $(VENV)/extras
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[craftax,playground,xminigrid]'
+	touch $@
+
+# PyTorch and transformers, which nothing but the comparison needs.
+$(VENV)/transformers: $(VENV)/extras
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 transformers==5.23.0
 	touch $@
 
 clean:

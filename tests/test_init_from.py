@@ -80,7 +80,7 @@ def test_every_seed_starts_where_the_earlier_run_stopped(earlier, tmp_path):
         (
             ["--task=sorting"],
             (
-                r"--init_from=.* must have the vocabulary of --task=sorting, '.*'; "
+                r"--init_from=.* must have the vocabulary of --task=sorting, .*; "
                 r"it was trained on addition, "
             ),
         ),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from probes import AlwaysTruncated, MatchCueContinuous
 from structured import NoneLegal, Structured, TwoChoices, problem_of
 
@@ -17,6 +18,9 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control.spaces import read_spaces
 from jaxrl_po.control.statistics import normalize
 from jaxrl_po.distributions import MultiCategorical, TanhGaussian
+from jaxrl_po.run.commands import control as command
+from jaxrl_po.run.commands import sweep
+from jaxrl_po.run.flags import UsageError
 
 Box = spaces_of_gymnax.Box
 
@@ -118,6 +122,16 @@ def test_a_state_without_a_legal_action_is_counted():
     # The second of five steps, in rows of eight: 2 of 8.
     assert float(batch.metrics["frac_no_action"].metric()) == pytest.approx(2 / 8)
     assert np.isfinite(batch.log_prob).all()
+
+
+def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys):
+    (tmp_path / "stuck.py").write_text("from structured import NoneLegal\n")
+    arguments = [*tiny.CONTROL, f"--env={tmp_path}/stuck.py:NoneLegal"]
+    assert command.main([*arguments, f"--out={tmp_path}/run"]) != 0
+    assert "seed 0: no action was legal in some state of iteration 1 " in capsys.readouterr().err
+    swept = [*arguments, "--config.learning_rate=1e-3,1e-2", "--evaluations=1"]
+    with pytest.raises(UsageError, match="no action was legal in some state of 4 of 4 runs"):
+        sweep.main([*swept, f"--out={tmp_path}/sweep"])
 
 
 def test_groups_and_vines_take_masks():

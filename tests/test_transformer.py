@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po.language import Transformer
-from jaxrl_po.language.transformer import rotate, turns
+from jaxrl_po.language.rope import rotate, turns
 
 VOCABULARY, LENGTH = 7, 6
 PAD = jnp.array([0, 2, 1])

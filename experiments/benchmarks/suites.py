@@ -57,6 +57,7 @@ def mujoco(name: str, *tianshou: float) -> Row:
 
 
 SMALL = ("--problem.num_envs=64", "--problem.num_steps=32", "--problem.normalize_observations")
+SCALED = (*SMALL, "--problem.scale_rewards", "--config.gamma=0.997")
 BOARD = ("--problem.num_envs=64", "--problem.num_steps=32")
 NO_MASK = '--env_params={"mask": false}'
 GRU = "--network.memory=gru"
@@ -73,8 +74,8 @@ SUITES = {
     ),
     "brax": (
         Row("brax:inverted_pendulum", 2_000_000, SMALL),
-        Row("brax:inverted_double_pendulum", 3_000_000, SMALL),
-        Row("brax:hopper", 3_000_000, SMALL),
+        Row("brax:inverted_double_pendulum", 3_000_000, SCALED),
+        Row("brax:hopper", 3_000_000, SCALED),
     ),
     "playground": (Row("playground:CartpoleBalance", 3_000_000, SMALL),),
     "jumanji": (

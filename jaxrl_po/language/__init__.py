@@ -1,6 +1,6 @@
 """Language problems: small transformers, sampling, and tasks with jittable verifiers."""
 
-from jaxrl_po.language import reward_model, rewards, tasks
+from jaxrl_po.language import pretrained, reward_model, rewards, tasks
 from jaxrl_po.language.evaluation import make_describe, make_evaluate, render
 from jaxrl_po.language.problem import ModelSettings, Sequences, Settings, give_reward, make_problem
 from jaxrl_po.language.reward_model import Preferences, RewardModel, learned_reward
@@ -28,6 +28,7 @@ __all__ = [
     "make_evaluate",
     "make_problem",
     "make_tokenizer",
+    "pretrained",
     "render",
     "reward_model",
     "rewards",

@@ -77,7 +77,7 @@ def make_answer(
             keys[:, 1],
             group_size=max(n, 1),
             decoding=budgeted,
-            eos=task.tokenizer.eos,
+            eos=task.tokenizer.ends,
             pad_token=task.tokenizer.pad,
             greedy=n == 0,
         )

@@ -272,7 +272,7 @@ def make_problem(
             keys[:, 1],
             group_size=group_size,
             decoding=sampling.Decoding(budget, temperature, top_k, top_p),
-            eos=task.tokenizer.eos,
+            eos=task.tokenizer.ends,
             pad_token=task.tokenizer.pad,
         )
         members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)

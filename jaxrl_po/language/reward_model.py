@@ -126,7 +126,7 @@ def compare(
       The comparisons.
     """
     budget = check_budget(task, max_new_tokens)
-    pad_token, eos = task.tokenizer.pad, task.tokenizer.eos
+    pad_token, ends = task.tokenizer.pad, task.tokenizer.ends
     prompt_key, sample_key, demonstration_key, flip_key = jax.random.split(key, 4)
     prompts = jax.vmap(lambda key: task.sample(key, False))(jax.random.split(prompt_key, num_pairs))
     sampled = sampling.generate(
@@ -137,7 +137,7 @@ def compare(
         jax.random.split(sample_key, num_pairs),
         group_size=2,
         decoding=sampling.Decoding(budget, temperature),
-        eos=eos,
+        eos=ends,
         pad_token=pad_token,
     ).tokens.reshape(num_pairs, 2, budget)
     answers = jax.vmap(task.demonstrate)(prompts.problem)
@@ -152,7 +152,7 @@ def compare(
     pairs = jnp.where(swap[:, None, None], pairs[:, ::-1], pairs)
     prompt, pad = (jnp.repeat(x[:, None], 2, axis=1) for x in (prompts.tokens, prompts.pad))
     # True up to and including the first EOS.
-    is_eos = pairs == eos
+    is_eos = jnp.isin(pairs, jnp.array(ends))
     mask = jnp.cumsum(is_eos, axis=-1) - is_eos == 0
     return Comparisons(
         Sequences(jnp.concatenate([prompt, pairs], axis=-1), pad), mask, score[:, 0] != score[:, 1]

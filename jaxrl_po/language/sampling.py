@@ -1,5 +1,6 @@
 """Sampling completions under jit: one prefill per group, and a loop until all rows have ended."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -91,7 +92,7 @@ def generate(
     *,
     group_size: int,
     decoding: Decoding,
-    eos: int,
+    eos: int | Sequence[int],
     pad_token: int,
     greedy: bool = False,
 ) -> Completions:
@@ -115,7 +116,7 @@ def generate(
         `fold_in(fold_in(key, g), t)`.
       group_size: G.
       decoding: see `Decoding`; its budget is above 0.
-      eos: id that ends a completion.
+      eos: id that ends a completion, or several of which each does.
       pad_token: id that fills the rest.
       greedy: take the most likely token; `log_prob` is still at the temperature.
 
@@ -124,6 +125,7 @@ def generate(
     """
     chex.assert_rank([prompt, pad, keys], [2, 1, 1])
     groups, prompt_length = prompt.shape
+    ends = jnp.atleast_1d(jnp.asarray(eos, jnp.int32))
     rows = groups * group_size
     # The last token is never fed back, so it needs no column.
     cache = model.empty_cache(groups, prompt_length + decoding.max_new_tokens - 1)
@@ -165,7 +167,7 @@ def generate(
                 loop.log_prob, log_prob[:, None], loop.t, axis=1
             ),
             length=loop.length + ~loop.ended,
-            ended=loop.ended | (token == eos),
+            ended=loop.ended | jnp.isin(token, ends),
         )
 
     def unfinished(loop: Loop) -> jax.Array:

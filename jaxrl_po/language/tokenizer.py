@@ -1,6 +1,6 @@
-"""A character tokenizer: one token per character, besides PAD and EOS."""
+"""What a tokenizer is, and one with a token per character, besides PAD and EOS."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +8,35 @@ import numpy.typing as npt
 from jaxrl_po.config import ConfigError
 
 PAD = "□"
+
+
+class AnyTokenizer(Protocol):
+    """What a task needs of its tokenizer: this module's, or that of a pretrained model."""
+
+    @property
+    def size(self) -> int:
+        """Size of the vocabulary of the model."""
+
+    @property
+    def pad(self) -> int:
+        """Id that fills rows; it may be one of `ends`."""
+
+    @property
+    def eos(self) -> int:
+        """Id that ends a demonstration, one of `ends`."""
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids of which each ends a completion."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without EOS."""
+
+    def decode(self, tokens: list[int], *, pad: str = "") -> str:
+        """Text up to the first end, with `pad` in place of each PAD before it."""
+
+    def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
+        """Texts of all rows, `[B, T]`: the unmasked tokens without ends."""
 
 
 class Tokenizer(NamedTuple):
@@ -27,6 +56,11 @@ class Tokenizer(NamedTuple):
     def size(self) -> int:
         """Size of the vocabulary, PAD and EOS included."""
         return len(self.characters) + 2
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids that end a completion: that of EOS."""
+        return (self.eos,)
 
     @property
     def ids(self) -> dict[str, int]:

@@ -1,4 +1,6 @@
-"""A small decoder-only transformer: RMSNorm, RoPE, gated MLP, grouped queries and a static cache.
+"""A decoder-only transformer: RMSNorm, RoPE, gated MLP, grouped queries and a static cache.
+
+The defaults are those of our small models; `architectures` sets what pretrained families differ in.
 
 Shape suffixes: B rows, N new positions, R ≤ N of them with outputs, M = B·N or B·R, S positions in
 all, D width, H query heads, K key/value heads, G = H / K, C head size, F MLP width, V vocabulary.
@@ -15,9 +17,13 @@ import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from jaxrl_po.language.rope import PLAIN, Rope, rotate, turns
 from jaxrl_po.types import PyTree
+
+ONE_HOT = 1024
+"""Vocabularies up to this are embedded by a product: the gradient of a lookup is a scatter, which
+is slow on a CPU."""
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...]
 """Keys and values `[B, K, S, C]` of each layer.
@@ -31,6 +37,9 @@ LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("query", "kernel"): ("embed", "heads"),
     ("key", "kernel"): ("embed", "kv_heads"),
     ("value", "kernel"): ("embed", "kv_heads"),
+    ("query", "bias"): ("heads",),
+    ("key", "bias"): ("kv_heads",),
+    ("value", "bias"): ("kv_heads",),
     ("out", "kernel"): ("heads", "embed"),
     ("up", "kernel"): ("embed", "mlp"),
     ("gate", "kernel"): ("embed", "mlp"),
@@ -48,11 +57,24 @@ class Transformer(nn.Module):
       outputs: size of the output; 0 takes the vocabulary.
       width: D.
       layers: number of blocks.
-      heads: H query heads; width / heads is the head size C, an even number.
+      heads: H query heads.
       kv_heads: K key/value heads, a divisor of H; 0 takes H.
+      head_size: C, an even number; 0 takes width / heads.
       mlp_width: F; 0 takes 4·D.
-      gated: SwiGLU, else GELU.
+      gated: a gated MLP, W₃(f(W₁x) ∘ W₂x), in place of W₃f(W₂x).
+      activation: f; None takes SiLU where the MLP is gated and else GELU, by its tanh formula.
       tied: the output reuses the embedding.
+      tied_scale: of the logits where it does; 0 takes 1/√D.
+      embedding_scale: of the embedded tokens.
+      qkv_bias: biases on queries, keys and values.
+      qk_norm: RMSNorm of each head's queries and keys, before they are rotated.
+      query_scale: of the scores; 0 takes 1/√C.
+      post_norms: RMSNorm after attention and MLP too, before they are added to the stream.
+      epsilon: of every RMSNorm.
+      rope: the rotary positions.
+      windows: for each layer, how many positions it sees, its own included; 0 for all of them.
+        Empty for all in every layer.
+      window_rope: the rotary positions of layers with a window; None for `rope`.
       dtype: of the matrix products: float32, bfloat16, or float64 where JAX has it on.
       remat: recompute the activations inside blocks in the backward pass: less memory, more time.
         On a CPU XLA's default schedule undoes most of the saving; without
@@ -67,9 +89,21 @@ class Transformer(nn.Module):
     layers: int = 2
     heads: int = 4
     kv_heads: int = 0
+    head_size: int = 0
     mlp_width: int = 0
     gated: bool = True
+    activation: Callable[[jax.Array], jax.Array] | None = None
     tied: bool = False
+    tied_scale: float = 0.0
+    embedding_scale: float = 1.0
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    query_scale: float = 0.0
+    post_norms: bool = False
+    epsilon: float = 1e-6
+    rope: Rope = PLAIN
+    windows: tuple[int, ...] = ()
+    window_rope: Rope | None = None
     dtype: jnp.dtype = jnp.dtype("float32")
     remat: bool = False
     constrain: Callable[[jax.Array], jax.Array] = lambda x_MxD: x_MxD
@@ -105,51 +139,68 @@ class Transformer(nn.Module):
         embedding_VxD = self.param(
             "embedding", nn.initializers.normal(1.0), (self.vocabulary, self.width)
         )
-        # One-hot times embedding: the gradient of a lookup is a scatter, which is slow on a CPU.
-        x_MxD = jax.nn.one_hot(
-            tokens.reshape(-1), self.vocabulary, dtype=self.dtype
-        ) @ embedding_VxD.astype(self.dtype)
-        x_MxD = self.constrain(x_MxD)
-        columns_N = start + jnp.arange(new)
+        x_MxD = self.constrain(_embed(embedding_VxD.astype(self.dtype), tokens.reshape(-1)))
+        if self.embedding_scale != 1.0:
+            x_MxD = x_MxD * jnp.asarray(self.embedding_scale, self.dtype)
         total = new if cache is None else cache[0][0].shape[2]
-        keys_S = jnp.arange(total)
-        mask_BxNxS = (keys_S[None, None, :] <= columns_N[None, :, None]) & (
-            keys_S[None, None, :] >= pad[:, None, None]
-        )
+        columns_N, keys_S = start + jnp.arange(new), jnp.arange(total)
+        behind_NxS = columns_N[:, None] - keys_S[None, :]
+        mask_BxNxS = (behind_NxS >= 0)[None] & (keys_S[None, None, :] >= pad[:, None, None])
+        rope_of = {window: self.window_rope or self.rope for window in self.windows if window}
         # A constant of the program: fused into it, sines would be recomputed for every element that
         # they rotate.
-        turns_Nxh = [
-            jax.lax.dynamic_slice_in_dim(table, start, new)
-            for table in turns(total, self.width // self.heads)
-        ]
+        turns_Nxh = {
+            rope: [
+                jax.lax.dynamic_slice_in_dim(table, start, new)
+                for table in turns(total, self.size, rope)
+            ]
+            for rope in {self.rope, *rope_of.values()}
+        }
 
         attention, mlp = (nn.remat(Attention), nn.remat(Mlp)) if self.remat else (Attention, Mlp)
         layer_caches: list[Any] = []
         for layer in range(self.layers):
             read = new if layer < self.layers - 1 else last or new
             layer_cache = None if cache is None else cache[layer]
+            window = self.windows[layer] if self.windows else 0
+            seen_BxNxS = mask_BxNxS & (behind_NxS < window)[None] if window else mask_BxNxS
             attend = attention(
-                self.heads, self.kv_heads or self.heads, self.dtype, name=f"attention_{layer}"
+                self.heads,
+                self.kv_heads or self.heads,
+                self.size,
+                self.dtype,
+                self.qkv_bias,
+                self.epsilon if self.qk_norm else None,
+                self.query_scale or 1 / math.sqrt(self.size),
+                name=f"attention_{layer}",
             )
             feed_forward = mlp(
-                self.mlp_width or 4 * self.width, self.gated, self.dtype, name=f"mlp_{layer}"
+                self.mlp_width or 4 * self.width,
+                self.gated,
+                self.activation or (nn.silu if self.gated else nn.gelu),
+                self.dtype,
+                name=f"mlp_{layer}",
             )
-            h_MxD = nn.RMSNorm(dtype=self.dtype, name=f"attention_norm_{layer}")(x_MxD)
             h_MxD, layer_cache = attend(
-                h_MxD, turns_Nxh, mask_BxNxS[:, new - read :], layer_cache, start
+                self._norm(f"attention_norm_{layer}")(x_MxD),
+                turns_Nxh[rope_of.get(window, self.rope)],
+                seen_BxNxS[:, new - read :],
+                layer_cache,
+                start,
             )
+            if self.post_norms:
+                h_MxD = self._norm(f"attention_post_norm_{layer}")(h_MxD)
             x_MxD = self.constrain(_last(x_MxD, batch, read) + h_MxD)
-            x_MxD = self.constrain(
-                x_MxD + feed_forward(nn.RMSNorm(dtype=self.dtype, name=f"mlp_norm_{layer}")(x_MxD))
-            )
+            h_MxD = feed_forward(self._norm(f"mlp_norm_{layer}")(x_MxD))
+            if self.post_norms:
+                h_MxD = self._norm(f"mlp_post_norm_{layer}")(h_MxD)
+            x_MxD = self.constrain(x_MxD + h_MxD)
             layer_caches.append(layer_cache)
 
-        x_MxD = nn.RMSNorm(dtype=_wide(self.dtype), name="final_norm")(
-            _last(x_MxD, batch, last or new)
-        )
+        x_MxD = self._norm("final_norm", _wide(self.dtype))(_last(x_MxD, batch, last or new))
         outputs = self.outputs or self.vocabulary
         if self.tied and outputs == self.vocabulary:
-            logits_MxV = x_MxD @ embedding_VxD.T / math.sqrt(self.width)
+            logits_MxV = x_MxD @ embedding_VxD.T * (self.tied_scale or 1 / math.sqrt(self.width))
         else:
             logits_MxV = nn.Dense(
                 outputs, use_bias=False, kernel_init=_scaled(0.1, self.width), name="output"
@@ -157,6 +208,14 @@ class Transformer(nn.Module):
         return logits_MxV.reshape(batch, -1, outputs), None if cache is None else tuple(
             layer_caches
         )
+
+    @property
+    def size(self) -> int:
+        """The head size C."""
+        return self.head_size or self.width // self.heads
+
+    def _norm(self, name: str, dtype: jnp.dtype | None = None) -> nn.RMSNorm:
+        return nn.RMSNorm(epsilon=self.epsilon, dtype=dtype or self.dtype, name=name)
 
     def parameter_shapes(self) -> PyTree:
         """Shape and type of each parameter; nothing is computed."""
@@ -166,18 +225,30 @@ class Transformer(nn.Module):
 
     def empty_cache(self, batch: int, length: int) -> Cache:
         """A cache for `batch` rows of `length` columns."""
-        zeros = jnp.zeros(
-            (batch, self.kv_heads or self.heads, length, self.width // self.heads), self.dtype
-        )
+        zeros = jnp.zeros((batch, self.kv_heads or self.heads, length, self.size), self.dtype)
         return ((zeros, zeros),) * self.layers
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions and grouped queries."""
+    """Causal self-attention with rotary positions and grouped queries.
+
+    Attributes:
+      heads: H.
+      kv_heads: K.
+      size: C.
+      dtype: of the matrix products.
+      bias: on queries, keys and values.
+      norm_epsilon: of RMSNorm over each head's queries and keys; None for no such norm.
+      scale: of the scores.
+    """
 
     heads: int
     kv_heads: int
+    size: int
     dtype: jnp.dtype
+    bias: bool
+    norm_epsilon: float | None
+    scale: float
 
     @nn.compact
     def __call__(
@@ -190,37 +261,45 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """Attends from the last R new tokens to cached and new ones; caches all new ones."""
         (batch, read, _), width, new = mask_BxRxS.shape, x_MxD.shape[-1], turns_Nxh[0].shape[0]
-        heads, kv_heads, size = self.heads, self.kv_heads, width // self.heads
-        q_MxHC = _dense(self.dtype, heads * size, "query")(_last(x_MxD, batch, read))
-        k_MxKC = _dense(self.dtype, kv_heads * size, "key")(x_MxD)
-        v_MxKC = _dense(self.dtype, kv_heads * size, "value")(x_MxD)
-        q_BxRxHxC = rotate(
-            q_MxHC.reshape(batch, read, heads, size), *(turn[new - read :] for turn in turns_Nxh)
-        )
-        k_BxKxSxC = rotate(k_MxKC.reshape(batch, new, kv_heads, size), *turns_Nxh).transpose(
-            0, 2, 1, 3
-        )
+        heads, kv_heads, size = self.heads, self.kv_heads, self.size
+        q_MxHC = self._project(heads, "query")(_last(x_MxD, batch, read))
+        k_MxKC, v_MxKC = (self._project(kv_heads, name)(x_MxD) for name in ("key", "value"))
+        q_BxRxHxC = self._normed(q_MxHC.reshape(batch, read, heads, size), "query_norm")
+        k_BxNxKxC = self._normed(k_MxKC.reshape(batch, new, kv_heads, size), "key_norm")
+        q_BxRxHxC = rotate(q_BxRxHxC, *(turn[new - read :] for turn in turns_Nxh))
+        k_BxKxSxC = rotate(k_BxNxKxC, *turns_Nxh).transpose(0, 2, 1, 3)
         v_BxKxSxC = v_MxKC.reshape(batch, new, kv_heads, size).transpose(0, 2, 1, 3)
         if cache is not None:
             k_BxKxSxC = jax.lax.dynamic_update_slice_in_dim(cache[0], k_BxKxSxC, start, axis=2)
             v_BxKxSxC = jax.lax.dynamic_update_slice_in_dim(cache[1], v_BxKxSxC, start, axis=2)
             cache = (k_BxKxSxC, v_BxKxSxC)
         q_BxRxKxGxC = q_BxRxHxC.reshape(batch, read, kv_heads, heads // kv_heads, size)
-        scores_BxKxGxRxS = jnp.einsum("brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC).astype(
-            _wide(self.dtype)
-        ) / math.sqrt(size)
+        scores_BxKxGxRxS = self.scale * jnp.einsum(
+            "brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC
+        ).astype(_wide(self.dtype))
         # Finite: a padding row is masked throughout and would give NaN with −∞.
         scores_BxKxGxRxS = jnp.where(mask_BxRxS[:, None, None], scores_BxKxGxRxS, -1e30)
         weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(self.dtype)
         out_BxRxKxGxC = jnp.einsum("bkgrs,bksc->brkgc", weights_BxKxGxRxS, v_BxKxSxC)
-        return _dense(self.dtype, width, "out")(out_BxRxKxGxC.reshape(batch * read, width)), cache
+        out_MxHC = out_BxRxKxGxC.reshape(batch * read, heads * size)
+        return _dense(self.dtype, width, "out")(out_MxHC), cache
+
+    def _project(self, heads: int, name: str) -> nn.Dense:
+        return _dense(self.dtype, heads * self.size, name, bias=self.bias)
+
+    def _normed(self, x_BxNxHxC: jax.Array, name: str) -> jax.Array:
+        if self.norm_epsilon is None:
+            return x_BxNxHxC
+        normed: jax.Array = nn.RMSNorm(self.norm_epsilon, dtype=self.dtype, name=name)(x_BxNxHxC)
+        return normed
 
 
 class Mlp(nn.Module):
-    """SwiGLU or GELU of width `hidden`."""
+    """A hidden layer of width `hidden`, gated or not."""
 
     hidden: int
     gated: bool
+    activation: Callable[[jax.Array], jax.Array]
     dtype: jnp.dtype
 
     @nn.compact
@@ -228,32 +307,19 @@ class Mlp(nn.Module):
         """Maps `[M, D]` to itself through width F."""
         up_MxF = _dense(self.dtype, self.hidden, "up")(x_MxD)
         h_MxF = (
-            nn.silu(_dense(self.dtype, self.hidden, "gate")(x_MxD)) * up_MxF
+            self.activation(_dense(self.dtype, self.hidden, "gate")(x_MxD)) * up_MxF
             if self.gated
-            else nn.gelu(up_MxF)
+            else self.activation(up_MxF)
         )
         return _dense(self.dtype, x_MxD.shape[-1], "down")(h_MxF)
 
 
-def turns(positions: int, size: int, *, base: float = 10_000.0) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of `position · base^(−2i/C)`, `[positions, C/2]` each, for head size C."""
-    half = size // 2
-    angle_Nxh = np.arange(positions)[:, None] * base ** (-np.arange(half) / half)
-    return jnp.asarray(np.cos(angle_Nxh)), jnp.asarray(np.sin(angle_Nxh))
-
-
-def rotate(x_BxNxHxC: jax.Array, cos_Nxh: jax.Array, sin_Nxh: jax.Array) -> jax.Array:
-    """Rotary position embedding, with the angles of `turns`.
-
-    Su et al. 2021 (arXiv:2104.09864), eq. 34, but pairing component i with i + C/2, not with its
-    neighbour.
-    """
-    half = x_BxNxHxC.shape[-1] // 2
-    cos, sin = (
-        turn_Nxh[None, :, None, :].astype(x_BxNxHxC.dtype) for turn_Nxh in (cos_Nxh, sin_Nxh)
-    )
-    a, b = x_BxNxHxC[..., :half], x_BxNxHxC[..., half:]
-    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+def _embed(embedding_VxD: jax.Array, tokens_M: jax.Array) -> jax.Array:
+    """The row of each token, `[M, D]`."""
+    vocabulary = embedding_VxD.shape[0]
+    if vocabulary > ONE_HOT:
+        return embedding_VxD[tokens_M]
+    return jax.nn.one_hot(tokens_M, vocabulary, dtype=embedding_VxD.dtype) @ embedding_VxD
 
 
 def _last(x_MxD: jax.Array, batch: int, count: int) -> jax.Array:
@@ -271,7 +337,7 @@ def _scaled(scale: float, fan_in: int) -> nn.initializers.Initializer:
     return nn.initializers.normal(scale / math.sqrt(fan_in))
 
 
-def _dense(dtype: jnp.dtype, outputs: int, name: str) -> nn.Dense:
+def _dense(dtype: jnp.dtype, outputs: int, name: str, *, bias: bool = False) -> nn.Dense:
     return nn.Dense(
-        outputs, use_bias=False, dtype=dtype, kernel_init=nn.initializers.lecun_normal(), name=name
+        outputs, use_bias=bias, dtype=dtype, kernel_init=nn.initializers.lecun_normal(), name=name
     )

@@ -92,7 +92,7 @@ def greedy_accuracy(model: Transformer, params: Any, task: Task, key: jax.Array)
         keys,
         group_size=1,
         decoding=sampling.Decoding(task.answer_length),
-        eos=task.tokenizer.eos,
+        eos=task.tokenizer.ends,
         pad_token=task.tokenizer.pad,
         greedy=True,
     )

@@ -130,8 +130,7 @@ def initial_policy(
     if tokenizer != task.tokenizer:
         raise UsageError(
             f"--init_from={run} must have the vocabulary of --task={records[''].task}, "
-            f"{task.tokenizer.characters!r}; it was trained on {settings[''].task}, "
-            f"{tokenizer.characters!r}"
+            f"{task.tokenizer}; it was trained on {settings[''].task}, {tokenizer}"
         )
     for name, mine in vars(records["model"]).items():
         its = vars(settings["model"])[name]

@@ -150,7 +150,7 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
             jax.random.split(jax.random.key(0) if key is None else key, prompt.shape[0]),
             group_size=1,
             decoding=settings.decoding._replace(max_new_tokens=budget),
-            eos=task.tokenizer.eos,
+            eos=task.tokenizer.ends,
             pad_token=task.tokenizer.pad,
             greedy=key is None,
         )

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.tasks.types import Prompt, Task
-from jaxrl_po.language.tasks.verify import one_answer
-from jaxrl_po.language.tokenizer import Tokenizer
+from jaxrl_po.language.tasks.verify import exact_match, token_match
+from jaxrl_po.language.tokenizer import AnyTokenizer
 
 
 class Example(NamedTuple):
@@ -21,7 +21,7 @@ class Example(NamedTuple):
 
 
 def table(
-    name: str, tokenizer: Tokenizer, train: Sequence[Example], test: Sequence[Example]
+    name: str, tokenizer: AnyTokenizer, train: Sequence[Example], test: Sequence[Example]
 ) -> Task:
     """A task over two lists of prompts, drawn uniformly; only the exact answer is correct.
 
@@ -30,7 +30,8 @@ def table(
 
     Args:
       name: for logs and plots.
-      tokenizer: has every character of them.
+      tokenizer: see `make_tokenizer`, which has every character of them, or that of a pretrained
+        model.
       train: at least one example.
       test: at least one example, held out.
 
@@ -78,6 +79,13 @@ def table(
         return jnp.asarray(answers)[row]
 
     # Any text may be an answer: none is malformed.
-    return one_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)._replace(
-        parses=None
+    return Task(
+        name,
+        tokenizer,
+        prompt_length,
+        answer_length,
+        sample,
+        demonstrate,
+        score=lambda row, tokens: exact_match(demonstrate(row), tokens, tokenizer.pad),
+        credit=lambda row, tokens: token_match(demonstrate(row), tokens, tokenizer.pad),
     )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_po.config import ConfigError, Interval
-from jaxrl_po.language.tokenizer import Tokenizer
+from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
 
 
@@ -29,7 +29,7 @@ class Task(NamedTuple):
 
     Attributes:
       name: for logs and plots.
-      tokenizer: its alphabet.
+      tokenizer: of prompts and answers.
       prompt_length: L, tokens of a prompt, padding included.
       answer_length: tokens of the longest demonstration, EOS included.
       sample: `sample(key, held_out) -> Prompt`; consumes `key`. The splits share no problem.
@@ -53,7 +53,7 @@ class Task(NamedTuple):
     """
 
     name: str
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     prompt_length: int
     answer_length: int
     sample: Callable[[jax.Array, bool], Prompt]

@@ -29,7 +29,17 @@ import numpy as np
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.control.recorded import Recording, with_recording
-from jaxrl_po.run import flags, folder, grid, launch, methods, parallel, plotting, user_code
+from jaxrl_po.run import (
+    flags,
+    folder,
+    grid,
+    launch,
+    methods,
+    parallel,
+    plotting,
+    runner,
+    user_code,
+)
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.compilation import keep_programs
 from jaxrl_po.run.flags import UsageError
@@ -195,25 +205,36 @@ def train_in_program(
 ) -> Trained:
     """Trains all combinations and seeds in one program; `key` is that of every evaluation."""
 
-    def train(settings: Any, training_key: jax.Array) -> jax.Array:
+    def train(settings: Any, training_key: jax.Array) -> tuple[jax.Array, jax.Array]:
         method = training.learner(settings)
 
-        def stretch(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
-            state, _ = jax.lax.scan(
-                lambda state, _: (method.step(state)[0], None), state, None, length=training.every
-            )
+        def iterate(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
+            state, metrics = method.step(state)
+            missing = metrics.get(runner.NO_ACTION)
+            return state, jnp.float32(0) if missing is None else missing.metric()
+
+        def stretch(state: TrainState, _: None) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
+            state, no_action = jax.lax.scan(iterate, state, None, length=training.every)
             scores = measure(state.params, state.collector, key)
-            return state, scores["greedy_return"].mean()
+            return state, (scores["greedy_return"].mean(), no_action.max())
 
         evaluations = training.iterations // training.every
-        return jax.lax.scan(stretch, method.init(training_key), None, length=evaluations)[1]
+        scored: tuple[jax.Array, jax.Array]
+        _, scored = jax.lax.scan(stretch, method.init(training_key), None, length=evaluations)
+        return scored
 
     program = parallel.spread(jax.vmap(train), training.placement)
     begun = time.perf_counter()
     compiled = jax.jit(program).lower(training.configs, training.keys).compile()
     compile_seconds = time.perf_counter() - begun
     begun = time.perf_counter()
-    scores = np.asarray(compiled(training.configs, training.keys))
+    scores, no_action = jax.tree.map(np.asarray, compiled(training.configs, training.keys))
+    if no_action.any():
+        raise UsageError(
+            f"--env: no action was legal in some state of {int(no_action.any(axis=1).sum())} of "
+            f"{len(no_action)} runs: the action_mask of the environment must allow one in every "
+            "state that is not the last of an episode"
+        )
     return Trained(scores, time.perf_counter() - begun, compile_seconds)
 
 

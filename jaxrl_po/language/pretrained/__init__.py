@@ -1,0 +1,106 @@
+"""Pretrained transformers: folders that `transformers` and vLLM read and write too.
+
+`load` needs the extra `jaxrl_po[pretrained]`: safetensors, tokenizers and jinja2.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language.pretrained import architectures, text, weights
+from jaxrl_po.language.pretrained.architectures import FAMILIES
+from jaxrl_po.language.pretrained.text import ChatTemplate, TextTokenizer
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.types import PyTree
+
+__all__ = ["FAMILIES", "ChatTemplate", "Pretrained", "TextTokenizer", "load", "save"]
+
+
+class Pretrained(NamedTuple):
+    """What a folder holds.
+
+    Attributes:
+      model: `model.apply(params, tokens, pad)[0]` are the logits.
+      params: its parameters.
+      tokenizer: see `TextTokenizer`.
+      chat_template: see `ChatTemplate`; None where there is none.
+    """
+
+    model: Transformer
+    params: PyTree
+    tokenizer: TextTokenizer
+    chat_template: ChatTemplate | None
+
+
+def load(
+    folder: str | Path,
+    *,
+    dtype: Any = "float32",
+    param_dtype: Any = "float32",
+    remat: bool = False,
+    place: weights.Place | None = None,
+) -> Pretrained:
+    """A pretrained model: Llama, Qwen 2 and 3, and Gemma 3 for text.
+
+    Args:
+      folder: with `config.json`, `model.safetensors` or its index and shards, `tokenizer.json`,
+        and `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` where the model
+        has them.
+      dtype: of the matrix products.
+      param_dtype: of the parameters; None keeps that of each tensor.
+      remat: see `Transformer`.
+      place: puts a parameter, given its path and value, on its devices; None takes the default one.
+
+    Raises:
+      ConfigError: a file is missing or not what it should be; names it. Weights are read last.
+
+    Example:
+      >>> loaded = load("path/to/Qwen3-0.6B")  # doctest: +SKIP
+      >>> prompt = loaded.chat_template.render([{"role": "user", "content": "1 + 1?"}])
+      >>> tokens = loaded.tokenizer.encode(prompt)
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} must be a folder with a pretrained model")
+    model = architectures.read(text.read_json(folder / text.CONFIG), dtype=dtype, remat=remat)
+    try:
+        tokenizer, template = text.read_tokenizer(folder, model.vocabulary)
+        params = weights.read(folder, model, dtype=param_dtype, place=place)
+    except ImportError as error:
+        raise ConfigError(
+            f"pretrained models need {error.name}: pip install 'jaxrl_po[pretrained]'"
+        ) from None
+    return Pretrained(model, params, tokenizer, template)
+
+
+def save(
+    folder: str | Path,
+    model: Transformer,
+    params: PyTree,
+    tokenizer: TextTokenizer,
+    chat_template: ChatTemplate | None = None,
+    *,
+    dtype: Any = None,
+) -> None:
+    """Writes a folder that `load`, `transformers` and vLLM read.
+
+    Args:
+      folder: new or empty.
+      model: of a pretrained family, or with the same formulas, as our own are without `tied`.
+      params: of one seed.
+      tokenizer: see `TextTokenizer`.
+      chat_template: see `ChatTemplate`.
+      dtype: of the tensors; None keeps that of each parameter.
+
+    Raises:
+      ConfigError: the folder holds files, or no family computes what the model does.
+    """
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} must be new or empty")
+    config = architectures.write(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights.write(folder, model, params, dtype=dtype)
+    text.write_tokenizer(folder, tokenizer, chat_template)
+    ends = {"eos_token_id": list(tokenizer.ends), "pad_token_id": tokenizer.pad}
+    text.write_json(folder / text.CONFIG, config | ends)

@@ -1,0 +1,274 @@
+"""What pretrained families are, in the settings of one `Transformer`, and the names of their files.
+
+A family is read from the `config.json` of a checkpoint. Whatever of it the transformer does not
+compute exactly is refused.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language.rope import Rope
+from jaxrl_po.language.transformer import Transformer
+
+LLAMA, QWEN2, QWEN3, GEMMA = FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text")
+ARCHITECTURES = {
+    LLAMA: "LlamaForCausalLM",
+    QWEN2: "Qwen2ForCausalLM",
+    QWEN3: "Qwen3ForCausalLM",
+    GEMMA: "Gemma3ForCausalLM",
+}
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_pytorch_tanh": jax.nn.gelu,
+}
+WINDOWED, WHOLE = "sliding_attention", "full_attention"
+
+
+class Tensor(NamedTuple):
+    """One tensor of a checkpoint and one parameter of ours.
+
+    Attributes:
+      name: in the file.
+      path: of the parameter.
+      transposed: the file holds `[outputs, inputs]`, the parameter `[inputs, outputs]`.
+      offset: the parameter is the tensor plus this.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    transposed: bool = False
+    offset: float = 0.0
+
+
+def read(
+    settings: Mapping[str, Any], *, dtype: Any = "float32", remat: bool = False
+) -> Transformer:
+    """The transformer that a `config.json` describes.
+
+    Args:
+      settings: its content.
+      dtype: of the matrix products.
+      remat: see `Transformer`.
+
+    Raises:
+      ConfigError: an unknown family, a missing entry, or one that asks for something else than the
+        transformer computes.
+    """
+    family = settings.get("model_type")
+    if family not in FAMILIES:
+        raise ConfigError(f"model_type must be one of {', '.join(FAMILIES)}, got {family!r}")
+    try:
+        return _read(family, settings, jnp.dtype(dtype), remat)
+    except KeyError as missing:
+        raise ConfigError(f"config.json of {family} must have {missing.args[0]!r}") from None
+
+
+def _read(family: str, settings: Mapping[str, Any], dtype: Any, remat: bool) -> Transformer:
+    gemma = family == GEMMA
+    _require(settings, "attention_bias", False)
+    _require(settings, "mlp_bias", False)
+    _require(settings, "use_sliding_window", False)
+    _require(settings, "use_bidirectional_attention", False)
+    _require(settings, "attn_logit_softcapping", None)
+    _require(settings, "final_logit_softcapping", None)
+    name = settings["hidden_activation" if gemma else "hidden_act"]
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"hidden_act must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    width, heads, layers = (
+        settings[key] for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
+    size = settings.get("head_dim") or width // heads
+    windows = _windows(settings, layers) if gemma else ()
+    rope, window_rope = _ropes(settings, gemma)
+    return Transformer(
+        vocabulary=settings["vocab_size"],
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=settings.get("num_key_value_heads") or heads,
+        head_size=size,
+        mlp_width=settings["intermediate_size"],
+        activation=ACTIVATIONS[name],
+        # The entry is left out where it is the family's default.
+        tied=settings.get("tie_word_embeddings", gemma),
+        tied_scale=1.0,
+        embedding_scale=math.sqrt(width) if gemma else 1.0,
+        qkv_bias=family == QWEN2,
+        qk_norm=family in (QWEN3, GEMMA),
+        query_scale=settings["query_pre_attn_scalar"] ** -0.5 if gemma else 0.0,
+        post_norms=gemma,
+        epsilon=settings["rms_norm_eps"],
+        rope=rope,
+        windows=windows,
+        window_rope=window_rope,
+        dtype=dtype,
+        remat=remat,
+    )
+
+
+def _require(settings: Mapping[str, Any], name: str, value: Any) -> None:
+    given = settings.get(name, value)
+    if given != value:
+        raise ConfigError(f"{name} must be {value} or left out, got {given}")
+
+
+def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """The window of each layer, 0 for none."""
+    period = settings.get("sliding_window_pattern", settings.get("_sliding_window_pattern", 6))
+    kinds = settings.get("layer_types") or [
+        WHOLE if (layer + 1) % period == 0 else WINDOWED for layer in range(layers)
+    ]
+    if len(kinds) != layers or not set(kinds) <= {WHOLE, WINDOWED}:
+        raise ConfigError(f"layer_types must be {layers} of {WINDOWED} and {WHOLE}, got {kinds}")
+    return tuple(settings["sliding_window"] if kind == WINDOWED else 0 for kind in kinds)
+
+
+def _ropes(settings: Mapping[str, Any], gemma: bool) -> tuple[Rope, Rope | None]:
+    """Rotary positions of layers without and with a window, in the old spelling or the new."""
+    new = settings.get("rope_parameters")
+    if not gemma:
+        both = dict(new or settings.get("rope_scaling") or {})
+        return _rope({"rope_theta": settings.get("rope_theta", 10_000.0), **both}), None
+    if new:
+        return _rope(new[WHOLE]), _rope(new[WINDOWED])
+    scaling = dict(settings.get("rope_scaling") or {})
+    theta, local = settings.get("rope_theta", 1e6), settings.get("rope_local_base_freq", 1e4)
+    return _rope({"rope_theta": theta, **scaling}), _rope({"rope_theta": local})
+
+
+def _rope(settings: Mapping[str, Any]) -> Rope:
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    theta = float(settings["rope_theta"])
+    if kind == "default":
+        return Rope(theta)
+    if kind == "linear":
+        return Rope(theta, float(settings["factor"]))
+    if kind == "llama3":
+        return Rope(
+            theta,
+            float(settings["factor"]),
+            settings["original_max_position_embeddings"],
+            float(settings["low_freq_factor"]),
+            float(settings["high_freq_factor"]),
+        )
+    raise ConfigError(f"rope_type must be default, linear or llama3, got {kind!r}")
+
+
+def tensors(model: Transformer) -> Iterator[Tensor]:
+    """Each tensor of a checkpoint of this model, and the parameter that it is."""
+    # Gemma's norms hold w of 1 + w, and it alone has a second pair of them in a block.
+    gemma = model.post_norms
+    norm = functools.partial(Tensor, offset=1.0 if gemma else 0.0)
+    yield Tensor("model.embed_tokens.weight", ("embedding",))
+    for layer in range(model.layers):
+        block = f"model.layers.{layer}"
+        attention, mlp = f"attention_{layer}", f"mlp_{layer}"
+        yield norm(f"{block}.input_layernorm.weight", (f"attention_norm_{layer}", "scale"))
+        for short, long in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "out")):
+            linear = f"{block}.self_attn.{short}_proj"
+            yield Tensor(f"{linear}.weight", (attention, long, "kernel"), transposed=True)
+            if model.qkv_bias and short != "o":
+                yield Tensor(f"{linear}.bias", (attention, long, "bias"))
+        if model.qk_norm:
+            for short, long in (("q", "query"), ("k", "key")):
+                name = f"{block}.self_attn.{short}_norm.weight"
+                yield norm(name, (attention, f"{long}_norm", "scale"))
+        before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
+        yield norm(f"{block}.{before}.weight", (f"mlp_norm_{layer}", "scale"))
+        if gemma:
+            after = ("post_attention_layernorm", "post_feedforward_layernorm")
+            for name, place in zip(after, ("attention", "mlp"), strict=True):
+                yield norm(f"{block}.{name}.weight", (f"{place}_post_norm_{layer}", "scale"))
+        for name in ("gate", "up", "down"):
+            yield Tensor(f"{block}.mlp.{name}_proj.weight", (mlp, name, "kernel"), transposed=True)
+    yield norm("model.norm.weight", ("final_norm", "scale"))
+    if not model.tied:
+        yield Tensor("lm_head.weight", ("output", "kernel"), transposed=True)
+
+
+def write(model: Transformer) -> dict[str, Any]:
+    """The entries of a `config.json` of which `read` makes this model again.
+
+    Raises:
+      ConfigError: no family computes what the model does; names the first setting that differs.
+    """
+    family = LLAMA
+    if model.qk_norm:
+        family = GEMMA if model.post_norms else QWEN3
+    elif model.qkv_bias:
+        family = QWEN2
+    meant = _meaning(model)
+    names = {function: name for name, function in ACTIVATIONS.items()}
+    settings: dict[str, Any] = {
+        "model_type": family,
+        "architectures": [ARCHITECTURES[family]],
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": meant["kv_heads"],
+        "head_dim": model.size,
+        "intermediate_size": meant["mlp_width"],
+        "hidden_activation" if family == GEMMA else "hidden_act": names.get(
+            meant["activation"], "silu"
+        ),
+        "tie_word_embeddings": model.tied,
+        "rms_norm_eps": model.epsilon,
+        "rope_parameters": _rope_settings(model.rope),
+    }
+    if family == GEMMA:
+        settings |= {
+            "query_pre_attn_scalar": round(meant["query_scale"] ** -2),
+            "sliding_window": max(model.windows, default=0) or 1,
+            "layer_types": [WINDOWED if window else WHOLE for window in meant["windows"]],
+            "rope_parameters": {
+                WHOLE: _rope_settings(model.rope),
+                WINDOWED: _rope_settings(model.window_rope or model.rope),
+            },
+        }
+    for name, value in _meaning(read(settings)).items():
+        if meant[name] != value:
+            raise ConfigError(
+                f"model must be one of {', '.join(FAMILIES)} to be written; it is nearest to "
+                f"{family}, where {name} is {value}, got {meant[name]}"
+            )
+    return settings
+
+
+def _meaning(model: Transformer) -> dict[str, Any]:
+    """The settings on which the outputs depend, with defaults filled in."""
+    return {
+        "kv_heads": model.kv_heads or model.heads,
+        "mlp_width": model.mlp_width or 4 * model.width,
+        "gated": model.gated,
+        "activation": model.activation or (jax.nn.silu if model.gated else jax.nn.gelu),
+        "tied_scale": (model.tied_scale or model.width**-0.5) if model.tied else 1.0,
+        "embedding_scale": model.embedding_scale,
+        "qkv_bias": model.qkv_bias,
+        "qk_norm": model.qk_norm,
+        "query_scale": model.query_scale or model.size**-0.5,
+        "post_norms": model.post_norms,
+        "rope": model.rope,
+        "windows": model.windows or (0,) * model.layers,
+        "window_rope": (model.window_rope or model.rope) if any(model.windows) else None,
+    }
+
+
+def _rope_settings(rope: Rope) -> dict[str, Any]:
+    settings: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
+    if rope.factor != 1.0 or rope.context:
+        settings |= {"rope_type": "llama3" if rope.context else "linear", "factor": rope.factor}
+    if rope.context:
+        settings |= {
+            "original_max_position_embeddings": rope.context,
+            "low_freq_factor": rope.low,
+            "high_freq_factor": rope.high,
+        }
+    return settings

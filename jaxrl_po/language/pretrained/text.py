@@ -1,0 +1,234 @@
+"""The tokenizer and the chat template of a pretrained model."""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.config import ConfigError
+
+TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+GENERATION, CONFIG = "generation_config.json", "config.json"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+
+
+class ChatTemplate(NamedTuple):
+    """Messages to the text of a prompt, by a template in Jinja.
+
+    Attributes:
+      source: of the template.
+      special: names such as `eos_token` to the text of a special token.
+    """
+
+    source: str
+    special: Mapping[str, str]
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **arguments: Any,
+    ) -> str:
+        """The text, which begins the assistant's answer unless told otherwise.
+
+        Args:
+          messages: each with `role` and `content`.
+          add_generation_prompt: end with what opens an answer.
+          **arguments: others of the template, such as `enable_thinking`.
+
+        Raises:
+          ConfigError: the template is not valid, or refuses the messages.
+        """
+        import jinja2
+
+        try:
+            return (
+                _environment()
+                .from_string(self.source)
+                .render(
+                    messages=messages,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.special,
+                    **arguments,
+                )
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ConfigError(f"chat template: {error}") from None
+
+
+def _environment() -> Any:
+    """Jinja as `transformers` sets it up: templates can neither change objects nor reach files."""
+    import jinja2
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}` marks what an assistant says, which does not change the text."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
+
+
+class TextTokenizer(NamedTuple):
+    """Text to ids and back, by `tokenizers`.
+
+    Attributes:
+      rules: the `tokenizers.Tokenizer`.
+      size: V of the model, which may be larger than the number of tokens.
+      pad: id of the padding token; it may be one of `ends`, so that masks must go by length.
+      ends: ids of which each ends a completion.
+      settings: the content of `tokenizer_config.json`.
+    """
+
+    rules: Any
+    size: int
+    pad: int
+    ends: tuple[int, ...]
+    settings: Mapping[str, Any]
+
+    @property
+    def eos(self) -> int:
+        """Id of the token that ends a text of ours."""
+        return self.ends[0]
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of `text`; with `special` the tokenizer adds its own, such as BOS."""
+        ids: list[int] = self.rules.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, tokens: list[int], *, pad: str = "") -> str:
+        """Text up to the first end, without special tokens; PAD is one, and `pad` unused."""
+        del pad
+        end = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
+        text: str = self.rules.decode(tokens[:end], skip_special_tokens=True)
+        return text
+
+    def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
+        """Texts of all rows, `[B, T]`: the unmasked tokens without special ones."""
+        rows = [row[keep].tolist() for row, keep in zip(tokens, mask, strict=True)]
+        texts: list[str] = self.rules.decode_batch(rows, skip_special_tokens=True)
+        return texts
+
+
+def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTemplate | None]:
+    """The tokenizer of a folder and its chat template, None without one.
+
+    Args:
+      folder: of the checkpoint.
+      vocabulary: V of the model.
+
+    Raises:
+      ConfigError: no tokenizer, one with ids outside the vocabulary, or one without an EOS.
+    """
+    from tokenizers import Tokenizer
+
+    if not (folder / TOKENIZER).exists():
+        raise ConfigError(f"{folder} must hold {TOKENIZER}")
+    try:
+        rules = Tokenizer.from_file(str(folder / TOKENIZER))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{folder / TOKENIZER} must be a tokenizer: {error}") from None
+    rules.no_padding()
+    rules.no_truncation()
+    largest = max(rules.get_vocab(with_added_tokens=True).values())
+    if largest >= vocabulary:
+        raise ConfigError(
+            f"{folder / TOKENIZER} must have ids below {vocabulary}, the vocabulary of the model, "
+            f"got {largest}"
+        )
+    settings = read_json(folder / SETTINGS, optional=True)
+    special = {name: _text(settings[name]) for name in SPECIAL if settings.get(name)}
+    ends = _ends(folder, rules, special)
+    pad = rules.token_to_id(special["pad_token"]) if "pad_token" in special else None
+    tokenizer = TextTokenizer(rules, vocabulary, ends[0] if pad is None else pad, ends, settings)
+    source = _template(folder, settings)
+    return tokenizer, None if source is None else ChatTemplate(source, special)
+
+
+def _ends(folder: Path, rules: Any, special: Mapping[str, str]) -> tuple[int, ...]:
+    """Ids of which each ends a completion, from the first file that names any."""
+    for name in (GENERATION, CONFIG):
+        ends = read_json(folder / name, optional=True).get("eos_token_id")
+        if ends is not None:
+            return tuple(ends) if isinstance(ends, list) else (ends,)
+    end = rules.token_to_id(special.get("eos_token", ""))
+    if end is None:
+        raise ConfigError(
+            f"{folder} must name a token that ends a text: eos_token_id in {GENERATION} or "
+            f"{CONFIG}, or eos_token in {SETTINGS}"
+        )
+    return (end,)
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    if (folder / TEMPLATE).exists():
+        return (folder / TEMPLATE).read_text()
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        source = {each["name"]: each["template"] for each in source}.get("default")
+    return source
+
+
+def _text(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, Mapping) else str(token)
+
+
+def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTemplate | None) -> None:
+    """Writes what `read_tokenizer` and `transformers` read."""
+    tokenizer.rules.save(str(folder / TOKENIZER))
+    settings = {
+        name: value for name, value in tokenizer.settings.items() if name != "chat_template"
+    }
+    write_json(folder / SETTINGS, settings)
+    write_json(
+        folder / GENERATION,
+        {"eos_token_id": list(tokenizer.ends), "pad_token_id": tokenizer.pad},
+    )
+    if template is not None:
+        (folder / TEMPLATE).write_text(template.source)
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The content of a JSON file, empty where it may be missing and is.
+
+    Raises:
+      ConfigError: it is missing or not a JSON object.
+    """
+    if not path.exists():
+        if optional:
+            return {}
+        raise ConfigError(f"{path.parent} must hold {path.name}")
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} must be JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must be a JSON object")
+    return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON file."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")

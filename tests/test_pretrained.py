@@ -1,0 +1,352 @@
+"""Pretrained models: the numbers of `transformers`, files written and read, and what is refused."""
+
+import functools
+import json
+from pathlib import Path
+
+import families
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxrl_po import language
+from jaxrl_po.algorithms import grpo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.language import Transformer, pretrained, sampling
+from jaxrl_po.language.pretrained import architectures
+from jaxrl_po.language.rope import Rope
+
+GOLDEN = json.loads((Path(__file__).parent / "golden_pretrained.json").read_text())["families"]
+EVERY_FAMILY = pytest.mark.parametrize("name", families.CONFIGS)
+# What `tests/parity.py` gives to `transformers`.
+LENGTH, NEW = 70, 64
+MESSAGES = [
+    {"role": "system", "content": "w8 w9"},
+    {"role": "user", "content": " w4 w5 "},
+    {"role": "assistant", "content": "w6"},
+    {"role": "user", "content": "w7"},
+]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """Family to what `load` makes of its checkpoint."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    return functools.cache(lambda name: pretrained.load(families.write(folder / name, name)))
+
+
+def tokens_and_pad():
+    tokens = np.random.default_rng(0).integers(4, 97, size=(2, LENGTH))
+    tokens[1, :9] = 2
+    return jnp.asarray(tokens, jnp.int32), jnp.array([0, 9])
+
+
+def last_logits(model, params):
+    """Those that are kept, `[2, 40]`."""
+    return jax.jit(functools.partial(model.apply, last=1))(params, *tokens_and_pad())[0][:, 0, :40]
+
+
+@EVERY_FAMILY
+def test_logits_are_those_of_transformers(loaded, name):
+    model = loaded(name)
+    found = last_logits(model.model, model.params)
+    np.testing.assert_allclose(found, GOLDEN[name]["logits"], atol=1e-4)
+
+
+def generated(model, tokens, pad, *, greedy, new=NEW):
+    return jax.jit(
+        lambda: sampling.generate(
+            model.model,
+            model.params,
+            tokens,
+            pad,
+            jax.random.split(jax.random.key(0), len(tokens)),
+            group_size=1,
+            decoding=sampling.Decoding(new),
+            eos=model.tokenizer.ends,
+            pad_token=model.tokenizer.pad,
+            greedy=greedy,
+        )
+    )()
+
+
+@EVERY_FAMILY
+def test_greedy_tokens_are_those_of_transformers(loaded, name):
+    tokens, _ = tokens_and_pad()
+    short = tokens[:, :12].at[1, :5].set(2)
+    found = generated(loaded(name), short, jnp.array([0, 5]), greedy=True)
+    np.testing.assert_array_equal(found.tokens, GOLDEN[name]["greedy"])
+
+
+@EVERY_FAMILY
+def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
+    model, (tokens, pad) = loaded(name), tokens_and_pad()
+    found = generated(model, tokens[:, -12:], pad * 0, greedy=False, new=10)
+    whole = jnp.concatenate([tokens[:, -12:], found.tokens], axis=1)
+    logits = model.model.apply(model.params, whole[:, :-1], pad * 0, last=10)[0]
+    kept = jnp.arange(10)[None] < found.length[:, None]
+    again = jnp.where(kept, Categorical(logits).log_prob(found.tokens), 0.0)
+    np.testing.assert_allclose(found.log_prob, again, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("llama", {"rope": Rope(5e3, 8.0, 64)}),
+        ("llama", {"rope": Rope(5e4)}),
+        ("llama", {"rope": Rope(5e4, 8.0)}),
+        ("qwen3", {"rope": Rope(5e5)}),
+        ("qwen3", {"qk_norm": False}),
+        ("qwen3", {"epsilon": 1e-2}),
+        ("smollm2", {"tied_scale": 0.0}),
+        ("gemma3", {"activation": functools.partial(nn.gelu, approximate=False)}),
+        ("gemma3", {"query_scale": 0.0}),
+        ("gemma3", {"embedding_scale": 1.0}),
+        ("gemma3", {"window_rope": None}),
+        ("gemma3", {"windows": ()}),
+        ("gemma3", {"windows": (5, 5, 5, 5, 5, 0, 5)}),
+    ],
+)
+def test_every_setting_of_a_family_is_in_its_logits(loaded, name, changed):
+    model = loaded(name)
+    found = last_logits(model.model.clone(**changed), model.params)
+    assert np.abs(found - np.array(GOLDEN[name]["logits"])).max() > 2e-4
+
+
+@pytest.mark.parametrize("layer", ["query", "key", "value"])
+def test_biases_are_in_the_logits(loaded, layer):
+    model = loaded("qwen2")
+    params = jax.tree.map(lambda x: x, model.params)
+    params["params"]["attention_1"][layer]["bias"] *= 0.5
+    found = last_logits(model.model, params)
+    assert np.abs(found - np.array(GOLDEN["qwen2"]["logits"])).max() > 1e-3
+
+
+@EVERY_FAMILY
+def test_chat_is_rendered_as_transformers_does(loaded, name):
+    template = loaded(name).chat_template
+    assert template.render(MESSAGES, tools=[{"é": 1}]) == GOLDEN[name]["chat"]
+    assert not template.render(MESSAGES, add_generation_prompt=False).endswith("assistant: ")
+
+
+@EVERY_FAMILY
+def test_what_is_saved_is_loaded_again(loaded, name, tmp_path):
+    first = loaded(name)
+    pretrained.save(tmp_path / "again", *first)
+    again = pretrained.load(tmp_path / "again")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-7),
+        first.params,
+        again.params,
+    )
+    np.testing.assert_allclose(last_logits(*again[:2]), last_logits(*first[:2]), atol=1e-5)
+    assert again.chat_template == first.chat_template
+    assert again.tokenizer.ends == (1, 2)
+    assert again.tokenizer.pad == 2
+    text = "w4 w5"
+    assert again.tokenizer.encode(text) == first.tokenizer.encode(text) == [4, 5]
+    with pytest.raises(ConfigError, match="again must be new or empty"):
+        pretrained.save(tmp_path / "again", *first)
+
+
+def test_a_completion_ends_at_any_of_the_ends(loaded):
+    tokenizer = loaded("llama").tokenizer
+    assert tokenizer.decode([4, 5, 2, 6]) == tokenizer.decode([4, 5, 1, 6]) == "w4 w5"
+    assert tokenizer.eos == 1
+    one = loaded("llama")._replace(tokenizer=tokenizer._replace(ends=(1,)))
+    tokens, pad = tokens_and_pad()
+    both = generated(loaded("llama"), tokens, pad, greedy=False)
+    cut = generated(one, tokens, pad, greedy=False)
+    last = both.tokens[jnp.arange(2), both.length - 1]
+    assert set(np.asarray(last)[np.asarray(both.ended)].tolist()) <= {1, 2}
+    assert (cut.length >= both.length).all()
+
+
+def test_a_model_of_ours_is_written_as_a_llama(loaded, tmp_path):
+    model = Transformer(97, width=12, layers=1, heads=2, mlp_width=20)
+    params = model.init(jax.random.key(0), *tokens_and_pad())
+    pretrained.save(tmp_path / "ours", model, params, loaded("llama").tokenizer)
+    again = pretrained.load(tmp_path / "ours")
+    np.testing.assert_allclose(last_logits(*again[:2]), last_logits(model, params), atol=1e-6)
+    assert again.chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"gated": False}, "nearest to llama, where gated is True, got False"),
+        ({"tied": True}, "where tied_scale is 1.0, got 0.28"),
+        ({"embedding_scale": 2.0}, "where embedding_scale is 1.0, got 2.0"),
+        ({"qkv_bias": True, "qk_norm": True}, "nearest to qwen3, where qkv_bias is False"),
+    ],
+)
+def test_a_model_of_no_family_is_not_written(loaded, tmp_path, changed, message):
+    model = Transformer(97, width=12, layers=1, heads=2, **changed)
+    with pytest.raises(ConfigError, match=message):
+        pretrained.save(tmp_path / "ours", model, {}, loaded("llama").tokenizer)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_old_and_new_spellings_of_rope_are_one():
+    new = families.CONFIGS["gemma3"]
+    whole = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}
+    old = {
+        key: value for key, value in new.items() if key not in ("rope_parameters", "layer_types")
+    }
+    old |= whole | {"rope_scaling": {"type": "linear", "factor": 8.0}}
+    assert architectures.read(old) == architectures.read(new)
+    llama = families.CONFIGS["llama"]
+    scaling = llama["rope_scaling"] | {"rope_theta": llama["rope_theta"]}
+    spelt = {key: value for key, value in llama.items() if not key.startswith("rope_")}
+    assert architectures.read(spelt | {"rope_parameters": scaling}) == architectures.read(llama)
+
+
+def test_each_parameter_is_placed_once_in_the_type_asked_for(tmp_path):
+    folder, placed = families.write(tmp_path / "qwen3", "qwen3"), []
+
+    def place(path, array):
+        placed.append(path)
+        return jnp.asarray(array)
+
+    params = pretrained.load(folder, param_dtype=None, place=place).params
+    assert len(placed) == len(set(placed)) == len(jax.tree.leaves(params))
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"bfloat16", "float32"}
+    half = pretrained.load(folder, dtype="bfloat16", param_dtype="bfloat16")
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(half.params)} == {"bfloat16"}
+    found = last_logits(half.model, half.params)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, GOLDEN["qwen3"]["logits"], atol=0.5)
+
+
+def rewrite(folder, **changed):
+    path = folder / "config.json"
+    settings = json.loads(path.read_text()) | changed
+    path.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+
+
+def drop(folder, name):
+    (folder / name).unlink()
+
+
+def tensors(folder, change):
+    path = folder / "model.safetensors"
+    held = load_file(path)
+    change(held)
+    save_file(held, path)
+
+
+def pickled(folder):
+    drop(folder, "model.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+
+
+def truncated(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def without_end(folder):
+    drop(folder, "generation_config.json")
+    rewrite(folder, eos_token_id=None)
+    (folder / "tokenizer_config.json").write_text("{}")
+
+
+BAD = {
+    "no config": (lambda f: drop(f, "config.json"), "must hold config.json"),
+    "config of another kind": (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
+    "config that is no JSON": (lambda f: (f / "config.json").write_text("{"), "must be JSON"),
+    "unknown family": (
+        lambda f: rewrite(f, model_type="mamba"),
+        "model_type must be one of llama, qwen2, qwen3, gemma3_text, got 'mamba'",
+    ),
+    "missing entry": (lambda f: rewrite(f, hidden_size=None), "llama must have 'hidden_size'"),
+    "bias": (lambda f: rewrite(f, mlp_bias=True), "mlp_bias must be False or left out, got True"),
+    "rope": (
+        lambda f: rewrite(f, rope_scaling={"rope_type": "yarn", "factor": 2.0}),
+        "rope_type must be default, linear or llama3, got 'yarn'",
+    ),
+    "activation": (lambda f: rewrite(f, hidden_act="relu"), "hidden_act must be one of silu, gelu"),
+    "missing tensor": (
+        lambda f: tensors(f, lambda held: held.pop("model.norm.weight")),
+        "tensor model.norm.weight is missing",
+    ),
+    "misshaped tensor": (
+        lambda f: tensors(f, lambda held: held.update({"lm_head.weight": np.ones((97, 3))})),
+        r"tensor lm_head.weight must be \[97, 24\] by config.json, got \[97, 3\]",
+    ),
+    "unknown tensor": (
+        lambda f: tensors(f, lambda held: held.update(extra=np.ones(2))),
+        "tensor extra has no place",
+    ),
+    "pickle": (pickled, "must hold model.safetensors or .* pytorch_model.bin is not read"),
+    "truncated": (truncated, "must hold whole safetensors files"),
+    "no tokenizer": (lambda f: drop(f, "tokenizer.json"), "must hold tokenizer.json"),
+    "no real tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text("{}"),
+        "tokenizer.json must be a tokenizer",
+    ),
+    "vocabulary": (
+        lambda f: rewrite(f, vocab_size=50),
+        "must have ids below 50, the vocabulary of the model, got 96",
+    ),
+    "no end": (without_end, "must name a token that ends a text"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_folder_is_named(tmp_path, bad):
+    spoil, message = BAD[bad]
+    folder = families.write(tmp_path / "llama", "llama")
+    spoil(folder)
+    with pytest.raises(ConfigError, match=message):
+        pretrained.load(folder)
+
+
+def test_a_bad_index_is_named(tmp_path):
+    folder = families.write(tmp_path / "qwen3", "qwen3")
+    drop(folder, "model-00002-of-00003.safetensors")
+    with pytest.raises(ConfigError, match=r"model-00002-of-00003.safetensors is missing"):
+        pretrained.load(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ConfigError, match="must be JSON with a weight_map"):
+        pretrained.load(folder)
+    with pytest.raises(ConfigError, match="nowhere must be a folder"):
+        pretrained.load(folder / "nowhere")
+
+
+def test_templates_cannot_reach_out_and_their_errors_are_named(loaded):
+    template = loaded("llama").chat_template
+    with pytest.raises(ConfigError, match="chat template: role tool is unknown"):
+        template.render([{"role": "tool", "content": ""}])
+    for source in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% if %}"):
+        with pytest.raises(ConfigError, match="chat template: "):
+            template._replace(source=source).render(MESSAGES)
+
+
+def test_a_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
+    """Prompts by the chat template, EOS of the model; the answer is learned from rewards alone."""
+    model = loaded("smollm2")
+    asked = [[{"role": "user", "content": f"w{i}"}] for i in range(20, 30)]
+    rows = [language.tasks.Example(model.chat_template.render(each), "w7") for each in asked]
+    task = language.tasks.table("seven", model.tokenizer, rows[:8], rows[8:])
+    assert task.prompt_length == len(model.tokenizer.encode(rows[0].prompt))
+    problem = language.make_problem(
+        task, model.model, num_prompts=8, group_size=16, initial=model.params, process_reward=True
+    )
+    learner = grpo.make(grpo.Config(learning_rate=1e-2, num_minibatches=2), problem)
+    state = learner.init(jax.random.key(0))
+    step = jax.jit(learner.step)
+    accuracy = []
+    for _ in range(25):
+        state, metrics = step(state)
+        accuracy.append(float(metrics["accuracy"].metric()))
+    assert accuracy[0] < 0.1
+    assert np.mean(accuracy[-3:]) > 0.9
+    params = state.params.policy
+    pretrained.save(tmp_path / "trained", model.model, params, model.tokenizer)
+    again = pretrained.load(tmp_path / "trained")
+    np.testing.assert_array_equal(last_logits(*again[:2]), last_logits(model.model, params))
