@@ -35,7 +35,7 @@ def trained():
 @functools.cache
 def answers(n, num_prompts=PROMPTS, **options):
     return jax.jit(make_answer(TASK, MODEL, num_prompts=num_prompts, **options), static_argnums=2)(
-        trained()[0].policy, KEY, n
+        trained()[0], KEY, n
     )
 
 
@@ -119,7 +119,7 @@ def test_what_is_asked_is_held_out():
         return ADDITION.sample(key, held_out)
 
     answer = make_answer(ADDITION._replace(sample=sample), MODEL, num_prompts=2)
-    jax.eval_shape(lambda policy, key: answer(policy, key, 0), trained()[0].policy, KEY)
+    jax.eval_shape(lambda params, key: answer(params, key, 0), trained()[0], KEY)
     assert asked == [True]
 
 
@@ -152,7 +152,7 @@ def test_samples_differ_among_themselves_and_not_from_time_to_time():
         make_answer(TASK, MODEL, num_prompts=PROMPTS, decoding=Decoding(temperature=1.3)),
         static_argnums=2,
     )
-    jax.tree.map(np.testing.assert_array_equal, again(trained()[0].policy, KEY, SAMPLES), first)
+    jax.tree.map(np.testing.assert_array_equal, again(trained()[0], KEY, SAMPLES), first)
     tokens = np.asarray(first.tokens)
     assert any(len(np.unique(group, axis=0)) > 1 for group in tokens)
 

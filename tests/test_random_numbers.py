@@ -141,7 +141,7 @@ def test_the_noise_of_completions_is_not_that_of_prompts():
         params, collector = problem.init(key)
         indifferent = jax.tree.map(jnp.zeros_like, params)
         return problem.collect(indifferent, collector, key)[1].score, answer(
-            indifferent.policy, key, 2
+            indifferent, key, 2
         ).score
 
     for score in scores(jax.random.key(1)):

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check
-from jaxrl_po.language import sampling
+from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.problem import Settings, check_budget, check_top_k, check_vocabulary
 from jaxrl_po.language.sampling import PLAIN, Decoding
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import ActorCritic, CollectorState, PyTree
+from jaxrl_po.types import ActorCritic, CollectorState
 
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
 Describe = Callable[[ActorCritic, CollectorState, jax.Array], "dict[str, Answers]"]
@@ -45,8 +45,8 @@ def make_answer(
     *,
     num_prompts: int,
     decoding: Decoding = PLAIN,
-) -> Callable[[PyTree, jax.Array, int], Answers]:
-    """Builds `answer(policy, key, n) -> Answers`: n samples per held-out prompt; n = 0 is greedy.
+) -> Callable[[ActorCritic, jax.Array, int], Answers]:
+    """Builds `answer(params, key, n) -> Answers`: n samples per held-out prompt; n = 0 is greedy.
 
     Args:
       task: see `Task`.
@@ -66,12 +66,12 @@ def make_answer(
     check_top_k(decoding.top_k, model)
     budgeted = decoding._replace(max_new_tokens=check_budget(task, decoding.max_new_tokens))
 
-    def answer(policy: PyTree, key: jax.Array, n: int) -> Answers:
+    def answer(params: ActorCritic, key: jax.Array, n: int) -> Answers:
         keys = jax.vmap(jax.random.split)(jax.random.split(key, num_prompts))
         prompts = jax.vmap(lambda key: task.sample(key, True))(keys[:, 0])
         completions = sampling.generate(
-            model,
-            policy,
+            lora.over(model, params.frozen),
+            params.policy,
             prompts.tokens,
             prompts.pad,
             keys[:, 1],
@@ -125,10 +125,10 @@ def make_evaluate(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> dict[str, jax.Array]:
         del collector
-        greedy = answer(params.policy, key, 0)
+        greedy = answer(params, key, 0)
         values = {"greedy_accuracy": greedy.score[:, 0], "greedy_length": greedy.length[:, 0]}
         if num_samples:
-            score = answer(params.policy, key, num_samples).score
+            score = answer(params, key, num_samples).score
             correct = jnp.sum(score >= 1.0, axis=1)
             values[f"avg@{num_samples}"] = score.mean(axis=1)
             for k in (2**i for i in range(num_samples.bit_length())):
@@ -197,7 +197,7 @@ def make_describe(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> dict[str, Answers]:
         del collector
-        return {"greedy": answer(params.policy, key, 0), "sampled": answer(params.policy, key, 1)}
+        return {"greedy": answer(params, key, 0), "sampled": answer(params, key, 1)}
 
     return describe
 

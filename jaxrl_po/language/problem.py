@@ -20,7 +20,7 @@ from jaxrl_po.config import (
     static,
 )
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.language import sampling
+from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.tasks.types import check_lengths
 from jaxrl_po.language.transformer import Transformer
@@ -180,7 +180,8 @@ def make_problem(
       old_log_prob: see `Settings`; groups that dynamic sampling carries over always keep the
         sampler's.
       critic: transformer with one output, or None for no critic (values are then zeros).
-      initial: initial parameters of the policy, the same for every key; None draws them.
+      initial: initial parameters of the policy, the same for every key; None draws them. Where the
+        model has adapters (`lora`), they are the base, which is frozen, and the adapters are drawn.
       warm: supervised warm start from the initial parameters, part of `init`, or a function in its
         place, from these and a key to other parameters; None for none.
 
@@ -222,8 +223,14 @@ def make_problem(
     source = finite(task, prompt_set) if prompt_set else task
     check_vocabulary(task, model)
     check_lengths(task)
+    # A custom module need not know of adapters either.
+    adapters: lora.Lora | None = getattr(model, "lora", None)
+    if adapters is not None:
+        adapters.validate()
     if initial is not None:
         check_parameters(model, initial)
+    elif adapters is not None:
+        raise ConfigError("initial must be given where the model has adapters: it is their base")
     if critic is not None:
         check_vocabulary(task, critic)
         if critic.outputs != 1:
@@ -237,18 +244,24 @@ def make_problem(
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         policy_key, critic_key, warm_key = jax.random.split(key, 3)
         tokens, pad = jnp.zeros((1, task.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
-        policy = model.init(policy_key, tokens, pad) if initial is None else initial
+        policy: PyTree = initial
+        base: PyTree = None
+        if initial is None or adapters is not None:
+            policy = model.init(policy_key, tokens, pad)
+        if adapters is not None:
+            policy, base = {lora.ADAPTERS: policy[lora.ADAPTERS]}, initial
         if isinstance(warm, WarmStart):
-            policy = warm_start(model, policy, task, warm, warm_key)
+            policy = warm_start(lora.over(model, base), policy, task, warm, warm_key)
         elif warm is not None:
             policy = warm(policy, warm_key)
         value = None if critic is None else critic.init(critic_key, tokens, pad)
-        return ActorCritic(policy, value), CollectorState(
+        return ActorCritic(policy, value, base), CollectorState(
             {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
         )
 
     def apply(params: ActorCritic, inputs: Sequences) -> tuple[Categorical, jax.Array]:
-        logits, _ = model.apply(params.policy, inputs.tokens[:, :-1], inputs.pad, last=budget)
+        policy = lora.over(model, params.frozen)
+        logits, _ = policy.apply(params.policy, inputs.tokens[:, :-1], inputs.pad, last=budget)
         return Categorical(logits / temperature), value(params, inputs)
 
     def value(params: ActorCritic, inputs: Sequences) -> jax.Array:
@@ -265,7 +278,7 @@ def make_problem(
         )
         prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
-            model,
+            lora.over(model, params.frozen),
             params.policy,
             prompts.tokens,
             prompts.pad,
@@ -374,12 +387,14 @@ def check_vocabulary(task: Task, model: Transformer, name: str = "") -> None:
 
 def check_parameters(model: Transformer, params: PyTree, name: str = "initial") -> None:
     """Raises ConfigError if parameters, given as argument `name`, do not fit the model."""
+    expected_shapes = dict(model.parameter_shapes())
+    expected_shapes.pop(lora.ADAPTERS, None)
     shapes = [
         {
             jax.tree_util.keystr(path): leaf.shape
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         }
-        for tree in (params, model.parameter_shapes())
+        for tree in (params, expected_shapes)
     ]
     for path in sorted(shapes[0].keys() | shapes[1].keys()):
         given, expected = (shape.get(path, "nothing") for shape in shapes)

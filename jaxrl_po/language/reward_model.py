@@ -23,7 +23,7 @@ from jaxrl_po.config import (
     record,
     static,
 )
-from jaxrl_po.language import sampling
+from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.problem import Sequences, check_budget, check_parameters, check_vocabulary
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
@@ -223,7 +223,7 @@ def fit(
         key, flip = key_and_flip
         return compare(
             task,
-            policy,
+            lora.over(policy, params.frozen),
             params.policy,
             key,
             settings.batch_size,

@@ -18,6 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import PLAIN, Rope, rotate, turns
 from jaxrl_po.types import PyTree
 
@@ -75,6 +76,7 @@ class Transformer(nn.Module):
       windows: for each layer, how many positions it sees, its own included; 0 for all of them.
         Empty for all in every layer.
       window_rope: the rotary positions of layers with a window; None for `rope`.
+      lora: adapters, in a collection of their own beside `params`; None for none.
       dtype: of the matrix products: float32, bfloat16, or float64 where JAX has it on.
       remat: recompute the activations inside blocks in the backward pass: less memory, more time.
         On a CPU XLA's default schedule undoes most of the saving; without
@@ -104,6 +106,7 @@ class Transformer(nn.Module):
     rope: Rope = PLAIN
     windows: tuple[int, ...] = ()
     window_rope: Rope | None = None
+    lora: Lora | None = None
     dtype: jnp.dtype = jnp.dtype("float32")
     remat: bool = False
     constrain: Callable[[jax.Array], jax.Array] = lambda x_MxD: x_MxD
@@ -172,6 +175,7 @@ class Transformer(nn.Module):
                 self.qkv_bias,
                 self.epsilon if self.qk_norm else None,
                 self.query_scale or 1 / math.sqrt(self.size),
+                self.lora,
                 name=f"attention_{layer}",
             )
             feed_forward = mlp(
@@ -179,6 +183,7 @@ class Transformer(nn.Module):
                 self.gated,
                 self.activation or (nn.silu if self.gated else nn.gelu),
                 self.dtype,
+                self.lora,
                 name=f"mlp_{layer}",
             )
             h_MxD, layer_cache = attend(
@@ -240,6 +245,7 @@ class Attention(nn.Module):
       bias: on queries, keys and values.
       norm_epsilon: of RMSNorm over each head's queries and keys; None for no such norm.
       scale: of the scores.
+      lora: see `Transformer`.
     """
 
     heads: int
@@ -249,6 +255,7 @@ class Attention(nn.Module):
     bias: bool
     norm_epsilon: float | None
     scale: float
+    lora: Lora | None
 
     @nn.compact
     def __call__(
@@ -282,10 +289,10 @@ class Attention(nn.Module):
         weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(self.dtype)
         out_BxRxKxGxC = jnp.einsum("bkgrs,bksc->brkgc", weights_BxKxGxRxS, v_BxKxSxC)
         out_MxHC = out_BxRxKxGxC.reshape(batch * read, heads * size)
-        return _dense(self.dtype, width, "out")(out_MxHC), cache
+        return Linear(width, self.dtype, self.lora, name="out")(out_MxHC), cache
 
-    def _project(self, heads: int, name: str) -> nn.Dense:
-        return _dense(self.dtype, heads * self.size, name, bias=self.bias)
+    def _project(self, heads: int, name: str) -> "Linear":
+        return Linear(heads * self.size, self.dtype, self.lora, self.bias, name=name)
 
     def _normed(self, x_BxNxHxC: jax.Array, name: str) -> jax.Array:
         if self.norm_epsilon is None:
@@ -301,17 +308,52 @@ class Mlp(nn.Module):
     gated: bool
     activation: Callable[[jax.Array], jax.Array]
     dtype: jnp.dtype
+    lora: Lora | None
 
     @nn.compact
     def __call__(self, x_MxD: jax.Array) -> jax.Array:
         """Maps `[M, D]` to itself through width F."""
-        up_MxF = _dense(self.dtype, self.hidden, "up")(x_MxD)
+        up_MxF = self._linear(self.hidden, "up")(x_MxD)
         h_MxF = (
-            self.activation(_dense(self.dtype, self.hidden, "gate")(x_MxD)) * up_MxF
+            self.activation(self._linear(self.hidden, "gate")(x_MxD)) * up_MxF
             if self.gated
             else self.activation(up_MxF)
         )
-        return _dense(self.dtype, x_MxD.shape[-1], "down")(h_MxF)
+        return self._linear(x_MxD.shape[-1], "down")(h_MxF)
+
+    def _linear(self, outputs: int, name: str) -> "Linear":
+        return Linear(outputs, self.dtype, self.lora, name=name)
+
+
+class Linear(nn.Module):
+    """A matrix, with a bias and a low-rank adapter where asked for."""
+
+    outputs: int
+    dtype: jnp.dtype
+    lora: Lora | None = None
+    bias: bool = False
+
+    @nn.compact
+    def __call__(self, x_MxI: jax.Array) -> jax.Array:
+        """Maps `[M, inputs]` to `[M, outputs]`."""
+        x_MxI, inputs = x_MxI.astype(self.dtype), x_MxI.shape[-1]
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (inputs, self.outputs))
+        y_MxO = x_MxI @ kernel.astype(self.dtype)
+        if self.bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.outputs,))
+            y_MxO += bias.astype(self.dtype)[None]
+        if self.lora is None or self.name not in self.lora.targets:
+            return y_MxO
+        rank = self.lora.rank
+        # In a collection of their own, so that the base can be held apart and left untrained.
+        a_IxR = self.variable(
+            ADAPTERS,
+            "a",
+            lambda: _scaled(1.0, inputs)(self.make_rng("params"), (inputs, rank), jnp.float32),
+        ).value
+        b_RxO = self.variable(ADAPTERS, "b", jnp.zeros, (rank, self.outputs), jnp.float32).value
+        change_MxO = (x_MxI @ a_IxR.astype(self.dtype)) @ b_RxO.astype(self.dtype)
+        return y_MxO + self.lora.scale * change_MxO
 
 
 def _embed(embedding_VxD: jax.Array, tokens_M: jax.Array) -> jax.Array:
@@ -335,9 +377,3 @@ def _wide(dtype: jnp.dtype) -> jnp.dtype:
 
 def _scaled(scale: float, fan_in: int) -> nn.initializers.Initializer:
     return nn.initializers.normal(scale / math.sqrt(fan_in))
-
-
-def _dense(dtype: jnp.dtype, outputs: int, name: str, *, bias: bool = False) -> nn.Dense:
-    return nn.Dense(
-        outputs, use_bias=bias, dtype=dtype, kernel_init=nn.initializers.lecun_normal(), name=name
-    )

@@ -13,7 +13,7 @@ from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
-from jaxrl_po.language import sampling
+from jaxrl_po.language import lora, sampling
 from jaxrl_po.run import earlier, flags, tasks
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.commands import language as language_command
@@ -143,7 +143,7 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
     @jax.jit
     def complete(prompt: jax.Array, pad: jax.Array, key: jax.Array | None) -> sampling.Completions:
         return sampling.generate(
-            model,
+            lora.over(model, state.params.frozen),
             state.params.policy,
             prompt,
             pad,

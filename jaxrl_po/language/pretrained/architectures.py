@@ -84,6 +84,8 @@ def _read(family: str, settings: Mapping[str, Any], dtype: Any, remat: bool) -> 
     width, heads, layers = (
         settings[key] for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
+    if not gemma and set(settings.get("layer_types") or [WHOLE]) != {WHOLE}:
+        raise ConfigError(f"layer_types of {family} must all be {WHOLE}")
     size = settings.get("head_dim") or width // heads
     windows = _windows(settings, layers) if gemma else ()
     rope, window_rope = _ropes(settings, gemma)
@@ -144,6 +146,7 @@ def _ropes(settings: Mapping[str, Any], gemma: bool) -> tuple[Rope, Rope | None]
 
 
 def _rope(settings: Mapping[str, Any]) -> Rope:
+    _require(settings, "partial_rotary_factor", 1.0)
     kind = settings.get("rope_type", settings.get("type", "default"))
     theta = float(settings["rope_theta"])
     if kind == "default":

@@ -1,0 +1,226 @@
+"""Adapters: what they compute, that they alone are trained, and one base for all seeds."""
+
+import families
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import language
+from jaxrl_po.algorithms import grpo, ppo, trpo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import Transformer, pretrained, sampling
+from jaxrl_po.language.lora import EVERY, Lora, merge, over
+from jaxrl_po.language.pretrained import architectures
+from jaxrl_po.run.seeds import over_seeds
+
+TASK = language.tasks.addition(1)
+SMALL = Transformer(TASK.tokenizer.size, width=16, layers=2, heads=2, mlp_width=24)
+LORA = Lora(rank=3, alpha=6.0)
+
+
+def drawn(tree, scale):
+    generator = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: jnp.asarray(scale * generator.normal(size=x.shape), x.dtype), tree
+    )
+
+
+def split(model):
+    """Base and adapters, both of order one."""
+    shapes = model.parameter_shapes()
+    base = {"params": drawn(shapes["params"], 0.3)}
+    return base, {"lora": drawn(shapes["lora"], 0.3)}
+
+
+TOKENS = jnp.asarray(np.random.default_rng(1).integers(2, 12, size=(2, 7)), jnp.int32)
+PAD = jnp.array([0, 2])
+
+
+@pytest.mark.parametrize("name", families.CONFIGS)
+def test_adapters_equal_the_merged_matrices(name):
+    model = architectures.read(families.CONFIGS[name]).clone(lora=LORA)
+    base, adapters = split(model)
+    whole = model.apply({**base, **adapters}, TOKENS, PAD)[0]
+    merged = merge(model, base, adapters)
+    found = model.clone(lora=None).apply(merged, TOKENS, PAD)[0]
+    np.testing.assert_allclose(whole, found, rtol=1e-4, atol=2e-4)
+    without = model.clone(lora=None).apply(base, TOKENS, PAD)[0]
+    assert np.abs(whole - without).max() > 0.1
+    bare = jax.tree.map(jnp.zeros_like, adapters)
+    np.testing.assert_allclose(model.apply({**base, **bare}, TOKENS, PAD)[0], without, atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", [("query", "value"), ("down",), EVERY])
+def test_only_the_targets_have_adapters(targets):
+    model = SMALL.clone(lora=Lora(2, targets=targets))
+    shapes = model.parameter_shapes()["lora"]
+    found = {target for module in shapes.values() for target in module}
+    assert found == set(targets)
+    for module in shapes.values():
+        for pair in module.values():
+            assert pair["a"].shape[1] == pair["b"].shape[0] == 2
+
+
+def test_scale_is_alpha_over_rank():
+    base, adapters = split(SMALL.clone(lora=LORA))
+    for alpha, ratio in ((6.0, 1.0), (12.0, 2.0)):
+        model = SMALL.clone(lora=Lora(3, alpha))
+        merged = merge(model, base, adapters)["params"]["mlp_0"]["up"]["kernel"]
+        pair = adapters["lora"]["mlp_0"]["up"]
+        np.testing.assert_allclose(
+            merged - base["params"]["mlp_0"]["up"]["kernel"],
+            2.0 * ratio * pair["a"] @ pair["b"],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def problem_of(*, critic=False, **options):
+    base = {"params": drawn(SMALL.parameter_shapes()["params"], 0.3)}
+    return language.make_problem(
+        TASK,
+        SMALL.clone(lora=LORA),
+        num_prompts=4,
+        group_size=1 if critic else 4,
+        initial=base,
+        critic=SMALL.clone(outputs=1) if critic else None,
+        **options,
+    ), base
+
+
+METHODS = {
+    "grpo": lambda problem: grpo.make(grpo.Config(kl_coefficient=0.1), problem),
+    "ppo": lambda problem: ppo.make(ppo.Config(num_minibatches=2), problem),
+    "trpo": lambda problem: trpo.make(trpo.Config(value_minibatches=2, value_epochs=1), problem),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_adapters_are_trained(name):
+    problem, base = problem_of(critic=name != "grpo", process_reward=True)
+    learner = METHODS[name](problem)
+    state = learner.init(jax.random.key(0))
+    assert set(state.params.policy) == {"lora"}
+    begun = problem.apply(state.params, problem.collect(*problem.init(KEY), KEY)[1].inputs)[0]
+    assert np.isfinite(begun.logits).all()
+    after, metrics = jax.jit(learner.step)(state)
+    jax.tree.map(np.testing.assert_array_equal, after.params.frozen, base)
+    moved = [
+        float(jnp.abs(a - b).max())
+        for a, b in zip(
+            jax.tree.leaves(after.params.policy), jax.tree.leaves(state.params.policy), strict=True
+        )
+    ]
+    assert max(moved) > 0
+    assert float(metrics["skipped"].value()) == 0.0
+    # No matrix of the base has a moment: adapters, and the critic's parameters, have.
+    count = sum(x.size for x in jax.tree.leaves(state.params.trained()))
+    held = sum(x.size for x in jax.tree.leaves(state.opt_state))
+    assert held <= 2 * count + 8
+    if state.reference_params is not None:
+        assert set(state.reference_params) == {"lora"}
+
+
+KEY = jax.random.key(0)
+
+
+def test_the_first_policy_is_the_base():
+    problem, base = problem_of()
+    params, collector = problem.init(jax.random.key(3))
+    _, batch = jax.jit(problem.collect)(params, collector, KEY)
+    distribution = problem.apply(params, batch.inputs)[0]
+    logits = SMALL.apply(base, batch.inputs.tokens[:, :-1], batch.inputs.pad, last=3)[0]
+    np.testing.assert_allclose(distribution.logits, logits[:, -distribution.logits.shape[1] :])
+    np.testing.assert_allclose(
+        jnp.where(batch.mask, distribution.log_prob(batch.action), 0.0),
+        jnp.where(batch.mask, batch.log_prob, 0.0),
+        atol=1e-5,
+    )
+
+
+def test_seeds_share_the_base():
+    problem, base = problem_of()
+    learner = over_seeds(METHODS["grpo"](problem), 3)
+    states = jax.jit(learner.init)(jax.random.split(KEY, 3))
+    after, _ = jax.jit(learner.step)(states)
+    kernel = base["params"]["mlp_0"]["up"]["kernel"]
+    assert after.params.frozen["params"]["mlp_0"]["up"]["kernel"].shape == kernel.shape
+    pair = after.params.policy["lora"]["mlp_0"]["up"]
+    assert pair["a"].shape == (3, kernel.shape[0], 3)
+    alone, _ = jax.jit(METHODS["grpo"](problem).step)(
+        METHODS["grpo"](problem).init(jax.random.split(KEY, 3)[1])
+    )
+    np.testing.assert_allclose(
+        pair["b"][1], alone.params.policy["lora"]["mlp_0"]["up"]["b"], atol=2e-5
+    )
+
+
+def test_sampling_and_evaluation_read_the_adapters():
+    problem, base = problem_of()
+    model = SMALL.clone(lora=LORA)
+    _, adapters = split(model)
+    params = problem.init(KEY)[0]._replace(policy=adapters)
+    tokens = TASK.sample(KEY, False)
+
+    def greedy(model, params):
+        return sampling.generate(
+            model,
+            params,
+            tokens.tokens[None],
+            tokens.pad[None],
+            jax.random.split(KEY, 1),
+            group_size=1,
+            decoding=sampling.Decoding(5),
+            eos=1,
+            pad_token=0,
+            greedy=True,
+        ).log_prob
+
+    merged = merge(model, base, adapters)
+    np.testing.assert_allclose(
+        greedy(over(model, base), adapters), greedy(SMALL, merged), atol=1e-4
+    )
+    evaluate = language.make_evaluate(TASK, model, num_prompts=8, num_samples=2)
+    plain = language.make_evaluate(TASK, SMALL, num_prompts=8, num_samples=2)
+    found = evaluate(params, None, KEY)
+    expected = plain(params._replace(policy=merged, frozen=None), None, KEY)
+    np.testing.assert_array_equal(found["greedy_length"], expected["greedy_length"])
+
+
+def test_a_warm_start_moves_the_adapters():
+    warm = language.WarmStart(steps=20, batch_size=16, learning_rate=1e-2)
+    problem, base = problem_of(warm=warm)
+    params, _ = jax.jit(problem.init)(KEY)
+    assert float(jnp.abs(params.policy["lora"]["mlp_0"]["up"]["b"]).max()) > 0
+    jax.tree.map(np.testing.assert_array_equal, params.frozen, base)
+
+
+def test_a_merged_model_is_saved(tmp_path):
+    loaded = pretrained.load(families.write(tmp_path / "qwen3", "qwen3"))
+    model = loaded.model.clone(lora=Lora(2))
+    adapters = {"lora": drawn(model.parameter_shapes()["lora"], 0.3)}
+    merged = merge(model, loaded.params, adapters)
+    pretrained.save(tmp_path / "merged", loaded.model, merged, loaded.tokenizer)
+    again = pretrained.load(tmp_path / "merged")
+    found = model.apply({**loaded.params, **adapters}, TOKENS, PAD)[0]
+    np.testing.assert_allclose(again.model.apply(again.params, TOKENS, PAD)[0], found, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, r"rank must lie in \[1, inf\), got 0"),
+        ({"alpha": 0.0}, "alpha must lie in"),
+        ({"targets": ("embedding",)}, "targets must be some of query, .* got embedding"),
+        ({"targets": ()}, "targets must be some of query, .* got nothing"),
+    ],
+)
+def test_bad_adapters_are_named(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        language.make_problem(TASK, SMALL.clone(lora=Lora(**settings)), initial={"params": {}})
+
+
+def test_adapters_need_a_base():
+    with pytest.raises(ConfigError, match="initial must be given where the model has adapters"):
+        language.make_problem(TASK, SMALL.clone(lora=LORA))
