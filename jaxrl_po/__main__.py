@@ -16,7 +16,8 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
   evaluate   evaluate the policies of a finished run again
   plot       compare runs in a figure and a table
   report     write an HTML page about one or several runs
-  render     show an episode of a run as a GIF"""
+  render     show an episode of a run as a GIF
+  parity     compare a pretrained model with transformers"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,7 +30,16 @@ def main(argv: Sequence[str]) -> int:
         print(SUMMARY)
         return 0 if argv else 2
     from jaxrl_po.run import flags
-    from jaxrl_po.run.commands import control, evaluate, language, plot, render, report, sweep
+    from jaxrl_po.run.commands import (
+        control,
+        evaluate,
+        language,
+        parity,
+        plot,
+        render,
+        report,
+        sweep,
+    )
 
     commands = {
         "control": control.main,
@@ -39,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
         "plot": plot.main,
         "report": report.main,
         "render": render.main,
+        "parity": parity.main,
     }
     name, *arguments = argv
     if name not in commands:

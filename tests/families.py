@@ -85,6 +85,14 @@ CONFIGS = {
         "tie_word_embeddings": True,
     },
 }
+# What both are asked: rows of random words, the second with padding on the left, and a chat.
+LENGTH, NEW = 70, 64
+MESSAGES = [
+    {"role": "system", "content": "w8 w9"},
+    {"role": "user", "content": " w4 w5 "},
+    {"role": "assistant", "content": "w6"},
+    {"role": "user", "content": "w7"},
+]
 SHARDED, HALF = ("qwen3",), ("qwen2", "qwen3")
 TEMPLATE = (
     "{%- if messages[0].role == 'system' %}{{ '<s> ' + messages[0].content + '\\n' }}{% endif %}\n"

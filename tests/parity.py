@@ -10,114 +10,38 @@ import tempfile
 from pathlib import Path
 
 import families
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
 
-from jaxrl_po.language import pretrained, sampling
+from jaxrl_po.language import pretrained
+from jaxrl_po.run.commands import parity
 
 GOLDEN = Path(__file__).parent / "golden_pretrained.json"
-LENGTH, NEW = 70, 64
-MESSAGES = [
-    {"role": "system", "content": "w8 w9"},
-    {"role": "user", "content": " w4 w5 "},
-    {"role": "assistant", "content": "w6"},
-    {"role": "user", "content": "w7"},
-]
+LENGTH, NEW = families.LENGTH, families.NEW
 
 
-def tokens_of(vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two rows, the second with padding on the left."""
-    drawn = np.random.default_rng(0).integers(4, min(vocabulary, 97), size=(2, LENGTH))
-    pad = np.array([0, 9])
-    drawn[1, :9] = 2
-    return drawn.astype(np.int32), pad.astype(np.int32)
-
-
-def theirs(folder: Path):
-    """The model of `transformers`, of which no tensor may be missing or left over."""
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-    )
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    return model.eval()
-
-
-def their_logits(model, tokens: np.ndarray, pad: np.ndarray) -> np.ndarray:
-    """`[B, N, V]`."""
-    seen = np.arange(tokens.shape[1])[None] >= pad[:, None]
-    with torch.no_grad():
-        mask = torch.tensor(seen.astype(np.int64))
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        out = model(torch.tensor(tokens).long(), attention_mask=mask, position_ids=positions)
-    return out.logits.float().numpy()
-
-
-def greatest(ours, others, pad) -> float:
-    """The largest difference of two logits outside the padding."""
-    seen = np.arange(LENGTH)[None] >= pad[:, None]
-    return float(np.abs(np.asarray(ours) - others)[seen].max())
-
-
-def greedy(loaded, prompt: np.ndarray, pad: np.ndarray) -> np.ndarray:
-    """`[B, NEW]`."""
-    return np.asarray(
-        sampling.generate(
-            loaded.model,
-            loaded.params,
-            jnp.asarray(prompt),
-            jnp.asarray(pad),
-            jax.random.split(jax.random.key(0), len(prompt)),
-            group_size=1,
-            decoding=sampling.Decoding(NEW),
-            eos=loaded.tokenizer.ends,
-            pad_token=loaded.tokenizer.pad,
-            greedy=True,
-        ).tokens
-    )
-
-
-def compare(name: str, folder: Path) -> dict:
+def held(name: str, folder: Path) -> dict:
     """Asserts parity; returns what `make test` compares with."""
     families.write(folder, name)
-    loaded, model = pretrained.load(folder), theirs(folder)
-    tokens, pad = tokens_of(loaded.model.vocabulary)
-    logits = their_logits(model, tokens, pad)
-    ours = loaded.model.apply(loaded.params, tokens, pad)[0]
-    difference = greatest(ours, logits, pad)
-    assert difference < 1e-4, (name, difference)
-    short, short_pad = tokens[:, :12], np.minimum(pad, 5)
-    short = np.where(np.arange(12)[None] < short_pad[:, None], 2, short)
-    mask = torch.tensor((np.arange(12)[None] >= short_pad[:, None]).astype(np.int64))
-    generated = model.generate(
-        torch.tensor(short).long(),
-        attention_mask=mask,
-        max_new_tokens=NEW,
-        do_sample=False,
-        eos_token_id=[1, 2],
-        pad_token_id=2,
-    ).numpy()[:, 12:]
-    whole = np.full((2, NEW), 2)
-    whole[:, : generated.shape[1]] = generated
-    mine = greedy(loaded, short, short_pad)
-    assert (mine == whole).all(), (name, mine, whole)
-    again = folder.parent / f"{name}-again"
+    found = parity.compare(folder, length=LENGTH, new_tokens=NEW)
+    assert found.difference < 1e-4, (name, found.difference)
+    np.testing.assert_array_equal(found.greedy, found.their_greedy, name)
+    loaded, again = pretrained.load(folder), folder.parent / f"{name}-again"
     pretrained.save(again, *loaded)
-    exported = their_logits(theirs(again), tokens, pad)
-    assert greatest(exported, logits, pad) < 1e-5, name
+    exported = parity.compare(again, length=LENGTH, new_tokens=1)
+    np.testing.assert_allclose(exported.theirs[exported.seen], found.theirs[found.seen], atol=1e-5)
     reader = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    rendered = loaded.chat_template.render(MESSAGES, tools=[{"é": 1}])
+    rendered = loaded.chat_template.render(families.MESSAGES, tools=[{"é": 1}])
     expected = reader.apply_chat_template(
-        MESSAGES, tools=[{"é": 1}], tokenize=False, add_generation_prompt=True
+        families.MESSAGES, tools=[{"é": 1}], tokenize=False, add_generation_prompt=True
     )
     assert rendered == expected, (rendered, expected)
     assert loaded.tokenizer.encode(rendered) == reader.encode(rendered, add_special_tokens=False)
-    print(f"{name}: logits within {difference:.1e}, {NEW} greedy tokens, export, template")
+    print(f"{name}: logits within {found.difference:.1e}, {NEW} greedy tokens, export, template")
     return {
-        "logits": np.round(logits[:, -1, :40].astype(float), 6).tolist(),
-        "greedy": whole.tolist(),
+        "logits": np.round(found.theirs[:, -1, :40].astype(float), 6).tolist(),
+        "greedy": found.their_greedy.tolist(),
         "chat": expected,
     }
 
@@ -128,7 +52,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--write", action="store_true", help="keep the logits for make test")
     write = parser.parse_args(argv).write
     with tempfile.TemporaryDirectory() as temporary:
-        kept = {name: compare(name, Path(temporary) / name) for name in families.CONFIGS}
+        kept = {name: held(name, Path(temporary) / name) for name in families.CONFIGS}
+        for name in kept:
+            assert parity.main([f"--model={Path(temporary) / name}", "--length=20"]) == 0
     if write:
         source = f"transformers {transformers.__version__}, torch {torch.__version__}"
         GOLDEN.write_text(json.dumps({"source": source, "families": kept}, indent=1) + "\n")

@@ -18,7 +18,16 @@ import pytest
 
 from jaxrl_po import __main__ as command_line
 from jaxrl_po.run import flags, launch, methods, tasks
-from jaxrl_po.run.commands import control, evaluate, language, plot, render, report, sweep
+from jaxrl_po.run.commands import (
+    control,
+    evaluate,
+    language,
+    parity,
+    plot,
+    render,
+    report,
+    sweep,
+)
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -97,7 +106,7 @@ def flags_of():
         f"jaxrl-po {name}": training_flags(globals()[name]) for name in ("control", "language")
     }
     found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweep.Options)
-    for command in (evaluate, plot, render, report):
+    for command in (evaluate, parity, plot, render, report):
         found[f"jaxrl-po {command.__name__.rpartition('.')[2]}"] = fields_of(command.Options)
     for path in SCRIPTS:
         spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)

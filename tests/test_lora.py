@@ -37,7 +37,7 @@ TOKENS = jnp.asarray(np.random.default_rng(1).integers(2, 12, size=(2, 7)), jnp.
 PAD = jnp.array([0, 2])
 
 
-@pytest.mark.parametrize("name", families.CONFIGS)
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
 def test_adapters_equal_the_merged_matrices(name):
     model = architectures.read(families.CONFIGS[name]).clone(lora=LORA)
     base, adapters = split(model)
