@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.tasks.types import Prompt, Task
-from jaxrl_po.language.tasks.verify import exact_match, token_match
+from jaxrl_po.language.tasks.verify import exact_answer
 from jaxrl_po.language.tokenizer import AnyTokenizer
 
 
@@ -79,13 +79,4 @@ def table(
         return jnp.asarray(answers)[row]
 
     # Any text may be an answer: none is malformed.
-    return Task(
-        name,
-        tokenizer,
-        prompt_length,
-        answer_length,
-        sample,
-        demonstrate,
-        score=lambda row, tokens: exact_match(demonstrate(row), tokens, tokenizer.pad),
-        credit=lambda row, tokens: token_match(demonstrate(row), tokens, tokenizer.pad),
-    )
+    return exact_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)
