@@ -5,6 +5,7 @@ that a change of the program breaks the table and no mistake drops out of it unn
 """
 
 import wrong_coefficients
+import wrong_pretrained
 import wrong_regressions
 import wrong_spaces
 from wrong import Wrong
@@ -427,6 +428,7 @@ WRONG = [
         "blocks = blocks.reshape",
         ("test_networks.py::test_convolution_equals_xlas[4-2-size1]",),
     ),
+    *wrong_pretrained.WRONG,
     *wrong_regressions.WRONG,
     *wrong_spaces.WRONG,
 ]

@@ -120,6 +120,7 @@ class Transformer(nn.Module):
         start: jax.Array | int = 0,
         *,
         last: int = 0,
+        unembed: bool = True,
     ) -> tuple[jax.Array, Cache | None]:
         """Logits after each new token.
 
@@ -132,6 +133,8 @@ class Transformer(nn.Module):
           start: column of the first new token, 0 without a cache.
           last: number of last tokens to compute outputs for; 0 for all. For the others the last
             block computes keys and values only.
+          unembed: compute the outputs; otherwise the vectors `[…, D]` are returned of which they
+            are the product with `unembedding`.
 
         Returns:
           Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without
@@ -204,15 +207,30 @@ class Transformer(nn.Module):
 
         x_MxD = self._norm("final_norm", _wide(self.dtype))(_last(x_MxD, batch, last or new))
         outputs = self.outputs or self.vocabulary
-        if self.tied and outputs == self.vocabulary:
-            logits_MxV = x_MxD @ embedding_VxD.T * (self.tied_scale or 1 / math.sqrt(self.width))
+        if self.ties_output:
+            x_MxD = x_MxD * (self.tied_scale or 1 / math.sqrt(self.width))
+        if not unembed:
+            out_MxV = x_MxD
+        elif self.ties_output:
+            out_MxV = x_MxD @ embedding_VxD.T
         else:
-            logits_MxV = nn.Dense(
+            out_MxV = nn.Dense(
                 outputs, use_bias=False, kernel_init=_scaled(0.1, self.width), name="output"
             )(x_MxD)
-        return logits_MxV.reshape(batch, -1, outputs), None if cache is None else tuple(
+        return out_MxV.reshape(batch, -1, out_MxV.shape[-1]), None if cache is None else tuple(
             layer_caches
         )
+
+    @property
+    def ties_output(self) -> bool:
+        """Whether the outputs are read off the embedding."""
+        return self.tied and self.outputs in (0, self.vocabulary)
+
+    def unembedding(self, params: PyTree) -> jax.Array:
+        """The matrix `[D, V]` of the outputs, from `{"params": …}`."""
+        own = params["params"]
+        matrix: jax.Array = own["embedding"].T if self.ties_output else own["output"]["kernel"]
+        return matrix
 
     @property
     def size(self) -> int:

@@ -1,0 +1,113 @@
+"""The distribution over a large vocabulary, whose logits are never held for all tokens at once."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.distributions import Categorical
+
+AT_ONCE = 2**24
+"""Logits that are held at a time: 64 MiB in float32."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Unembedded:
+    """Categorical over V tokens with logits `hidden @ matrix`, computed a few rows at a time.
+
+    Values and gradients are those of `Categorical(hidden @ matrix)`. A backward pass computes the
+    logits again, so that it holds no more of them than a forward pass: a product with the matrix
+    more in exchange for `[E*, V]` numbers, several times over.
+
+    Attributes:
+      hidden: `[E*, D]`, float32 at least.
+      matrix: `[D, V]`.
+      at_once: logits that are held at a time.
+    """
+
+    hidden: jax.Array
+    matrix: jax.Array
+    at_once: int = dataclasses.field(default=AT_ONCE, metadata={"static": True})
+
+    @property
+    def logits(self) -> jax.Array:
+        """All of them, `[E*, V]`, float32 at least."""
+        return _logits(self.hidden, self.matrix)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One int32 token per batch element, `E*`; consumes `key`."""
+        keys = jax.random.split(key, self.hidden.shape[:-1])
+        return self._by_rows(
+            lambda hidden, matrices, key: jax.vmap(jax.random.categorical)(
+                key, _logits(hidden, matrices[0])
+            ).astype(jnp.int32),
+            keys,
+        )
+
+    def mode(self) -> jax.Array:
+        """The most likely token, `E*`; the lowest id wins a tie."""
+        return self._by_rows(lambda hidden, m: Categorical(_logits(hidden, m[0])).mode())
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-probability of `action` `E*`, in nats."""
+        chex.assert_shape(action, self.hidden.shape[:-1])
+
+        def of_rows(hidden: jax.Array, matrices: Any, action: jax.Array) -> jax.Array:
+            logits = _logits(hidden, matrices[0])
+            chosen = jnp.take_along_axis(logits, action[:, None], axis=1)[:, 0]
+            return chosen - jax.nn.logsumexp(logits, axis=1)
+
+        return self._by_rows(of_rows, action)
+
+    def entropy(self) -> jax.Array:
+        """`−Σ_a p log p`, `E*`, in nats."""
+        return self._by_rows(lambda hidden, m: Categorical(_logits(hidden, m[0])).entropy())
+
+    def kl(self, other: "Unembedded") -> jax.Array:
+        """Exact KL(self ‖ other), `E*`, in nats."""
+        chex.assert_equal_shape([self.hidden, other.hidden])
+
+        def of_rows(hidden: jax.Array, matrices: Any, others: jax.Array) -> jax.Array:
+            mine, its = (
+                Categorical(_logits(*each)) for each in zip((hidden, others), matrices, strict=True)
+            )
+            return mine.kl(its)
+
+        return self._by_rows(of_rows, other.hidden, matrices=(self.matrix, other.matrix))
+
+    def _by_rows(
+        self, function: Callable[..., jax.Array], *arrays: jax.Array, matrices: Any = None
+    ) -> jax.Array:
+        """`function(hidden [C, D], matrices, *rows [C, …]) -> [C]` over C rows at a time, `E*`."""
+        shape = self.hidden.shape[:-1]
+        matrices = (self.matrix,) if matrices is None else matrices
+        rows = [array.reshape(-1, *array.shape[len(shape) :]) for array in (self.hidden, *arrays)]
+        recomputed = jax.checkpoint(function)
+        return _map_rows(
+            lambda hidden, *arrays: recomputed(hidden, matrices, *arrays),
+            rows,
+            max(1, self.at_once // self.matrix.shape[1]),
+        ).reshape(shape)
+
+
+def _logits(hidden: jax.Array, matrix: jax.Array) -> jax.Array:
+    """`[C, V]`, in float32 at least."""
+    logits = hidden @ matrix
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
+def _map_rows(function: Callable[..., jax.Array], rows: list[jax.Array], at_once: int) -> jax.Array:
+    """A function of parts of `at_once` rows, and of the shorter last one."""
+    count = rows[0].shape[0]
+    whole = count // at_once
+    found = []
+    if whole:
+        parts = [row[: whole * at_once].reshape(whole, at_once, *row.shape[1:]) for row in rows]
+        found.append(jax.lax.map(lambda part: function(*part), parts).reshape(-1))
+    if whole * at_once < count:
+        found.append(function(*(row[whole * at_once :] for row in rows)))
+    return jnp.concatenate(found)

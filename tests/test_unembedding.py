@@ -1,0 +1,126 @@
+"""The distribution over a large vocabulary equals the plain one, and holds few logits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import language
+from jaxrl_po.algorithms import grpo
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.language import Transformer, lora
+from jaxrl_po.language.unembedding import Unembedded
+from jaxrl_po.trust_region import fisher
+
+ROWS, WIDTH, VOCABULARY = (3, 7), 5, 11
+AT_ONCE = [4 * VOCABULARY, VOCABULARY - 1, 100 * VOCABULARY]  # parts of 4, 1 and all 21 rows
+
+
+def drawn(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+HIDDEN, MATRIX = drawn(*ROWS, WIDTH), drawn(WIDTH, VOCABULARY, seed=1)
+OTHER = drawn(*ROWS, WIDTH, seed=2), drawn(WIDTH, VOCABULARY, seed=3)
+ACTION = jnp.asarray(np.random.default_rng(4).integers(VOCABULARY, size=ROWS), jnp.int32)
+WEIGHT = drawn(*ROWS, seed=5)
+QUANTITIES = {
+    "log_prob": lambda distribution, other: distribution.log_prob(ACTION),
+    "entropy": lambda distribution, other: distribution.entropy(),
+    "kl": lambda distribution, other: distribution.kl(other),
+    "kl to it": lambda distribution, other: other.kl(distribution),
+}
+
+
+@pytest.mark.parametrize("at_once", AT_ONCE)
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_values_and_gradients_are_those_of_the_plain_one(name, at_once):
+    def total(build, hidden, matrix, other):
+        return jnp.sum(WEIGHT * QUANTITIES[name](build(hidden, matrix), build(*other)))
+
+    def plain(hidden, matrix):
+        return Categorical(hidden @ matrix)
+
+    def few(hidden, matrix):
+        return Unembedded(hidden, matrix, at_once)
+
+    found, expected = (
+        jax.jit(jax.value_and_grad(lambda *a, build=build: total(build, *a), argnums=(0, 1, 2)))(
+            HIDDEN, MATRIX, OTHER
+        )
+        for build in (few, plain)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected
+    )
+
+
+def test_tokens_are_drawn_and_the_mode_found():
+    few = Unembedded(HIDDEN, MATRIX, 4 * VOCABULARY)
+    np.testing.assert_array_equal(few.mode(), Categorical(few.logits).mode())
+    many = jax.vmap(few.sample)(jax.random.split(jax.random.key(0), 4000))
+    share = jax.nn.one_hot(many, VOCABULARY).mean(axis=0)
+    np.testing.assert_allclose(share, jax.nn.softmax(few.logits), atol=0.05)
+
+
+def test_fisher_products_are_those_of_the_plain_one():
+    weight = jnp.full(ROWS, 1 / 21)
+    vector = drawn(WIDTH, WIDTH, seed=6)
+    found, expected = (
+        fisher(lambda change, build=build: build(HIDDEN @ change), jnp.eye(WIDTH), weight)(vector)
+        for build in (
+            lambda hidden: Unembedded(hidden, MATRIX, 4 * VOCABULARY),
+            lambda hidden: Categorical(hidden @ MATRIX),
+        )
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_logits_of_all_rows_are_never_held():
+    rows, vocabulary = 64, 700
+
+    def loss(hidden, matrix):
+        distribution = Unembedded(hidden, matrix, 8 * vocabulary)
+        return jnp.sum(distribution.log_prob(jnp.zeros(rows, jnp.int32)) + distribution.entropy())
+
+    arguments = drawn(rows, WIDTH), drawn(WIDTH, vocabulary)
+    program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*arguments).compile().as_text()
+    for shape in (f"[{rows},{vocabulary}]", f"[8,8,{vocabulary}]"):
+        assert shape not in program
+    assert f"[8,{vocabulary}]" in program
+
+
+TASK = language.tasks.addition(1)
+PAIR = jnp.array([[2, 3, 4, 5, 6, 7, 8]]), jnp.array([1])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("adapters", [None, lora.Lora(2)])
+def test_a_large_vocabulary_trains_like_a_small_one(monkeypatch, tied, adapters):
+    model = Transformer(TASK.tokenizer.size, width=16, layers=1, heads=2, tied=tied, mlp_width=24)
+    base = model.init(jax.random.key(7), *PAIR)
+
+    def stepped(held):
+        monkeypatch.setattr(language.problem, "HELD", held)
+        problem = language.make_problem(
+            TASK,
+            model.clone(lora=adapters),
+            num_prompts=4,
+            group_size=4,
+            temperature=0.7,
+            initial=base,
+            process_reward=True,
+        )
+        learner = grpo.make(grpo.Config(num_minibatches=2, entropy_coefficient=0.01), problem)
+        state = learner.init(jax.random.key(0))
+        params, batch = state.params, problem.collect(*problem.init(KEY), KEY)[1]
+        return type(problem.apply(params, batch.inputs)[0]), jax.jit(learner.step)(state)[0].params
+
+    (plain, expected), (few, found) = stepped(100), stepped(1)
+    assert (plain, few) == (Categorical, Unembedded)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found.policy, expected.policy
+    )
+
+
+KEY = jax.random.key(1)

@@ -1,0 +1,79 @@
+"""Wrong programs of pretrained models, adapters and large vocabularies."""
+
+from wrong import Wrong
+
+LOGITS = "test_pretrained.py::test_logits_are_those_of_transformers"
+MERGED = "test_lora.py::test_adapters_equal_the_merged_matrices"
+
+WRONG = [
+    Wrong(
+        "norms of queries and keys after they are rotated",
+        "language.transformer",
+        "k_BxKxSxC = rotate(k_BxNxKxC, *turns_Nxh)",
+        "k_BxKxSxC = rotate(self._normed(k_BxNxKxC, 'query_norm'), *turns_Nxh)",
+        (f"{LOGITS}[qwen3]",),
+    ),
+    Wrong(
+        "Gemma's norms without the 1 of 1 + w",
+        "language.pretrained.architectures",
+        "offset=1.0 if gemma else 0.0",
+        "offset=0.0",
+        (f"{LOGITS}[gemma3]",),
+    ),
+    Wrong(
+        "the slow frequencies of Llama 3 are not stretched",
+        "language.rope",
+        "stretched_h = (1 - kept_h) * stretched_h + kept_h * frequency_h",
+        "stretched_h = frequency_h",
+        (f"{LOGITS}[llama]",),
+    ),
+    Wrong(
+        "a window of one position more",
+        "language.transformer",
+        "(behind_NxS < window)",
+        "(behind_NxS <= window)",
+        (f"{LOGITS}[gemma3]",),
+    ),
+    Wrong(
+        "the first of several ends alone",
+        "language.sampling",
+        "ends = jnp.atleast_1d(jnp.asarray(eos, jnp.int32))",
+        "ends = jnp.atleast_1d(jnp.asarray(eos, jnp.int32))[:1]",
+        ("test_pretrained.py::test_a_completion_ends_at_any_of_the_ends",),
+    ),
+    Wrong(
+        "a template may reach objects of Python",
+        "language.pretrained.text",
+        "environment = ImmutableSandboxedEnvironment(",
+        "environment = jinja2.Environment(",
+        ("test_pretrained.py::test_templates_cannot_reach_out_and_their_errors_are_named",),
+    ),
+    Wrong(
+        "adapters are scaled by α",
+        "language.transformer",
+        "self.lora.scale * change_MxO",
+        "self.lora.alpha * change_MxO",
+        (f"{MERGED}[qwen2]",),
+    ),
+    Wrong(
+        "the completions are sampled without the adapters' base",
+        "language.problem",
+        "{lora.ADAPTERS: policy[lora.ADAPTERS]}, initial",
+        "{lora.ADAPTERS: policy[lora.ADAPTERS]}, jax.tree.map(jnp.zeros_like, initial)",
+        ("test_lora.py::test_the_first_policy_is_the_base",),
+    ),
+    Wrong(
+        "the KL of a large vocabulary is to itself",
+        "language.unembedding",
+        "matrices=(self.matrix, other.matrix)",
+        "matrices=(self.matrix, self.matrix)",
+        ("test_unembedding.py::test_values_and_gradients_are_those_of_the_plain_one[kl-44]",),
+    ),
+    Wrong(
+        "the logits of all rows are kept for the backward pass",
+        "language.unembedding",
+        "recomputed = jax.checkpoint(function)",
+        "recomputed = function",
+        ("test_unembedding.py::test_the_logits_of_all_rows_are_never_held",),
+    ),
+]
