@@ -8,7 +8,7 @@ import pytest
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.language import Transformer, lora
+from jaxrl_po.language import Transformer, lora, unembedding
 from jaxrl_po.language.unembedding import Unembedded
 from jaxrl_po.trust_region import fisher
 
@@ -101,7 +101,8 @@ def test_a_large_vocabulary_trains_like_a_small_one(monkeypatch, tied, adapters)
     base = model.init(jax.random.key(7), *PAIR)
 
     def stepped(held):
-        monkeypatch.setattr(language.problem, "HELD", held)
+        monkeypatch.setattr(unembedding, "HELD", held)
+        warm = language.WarmStart(steps=3, batch_size=8)
         problem = language.make_problem(
             TASK,
             model.clone(lora=adapters),
@@ -110,6 +111,7 @@ def test_a_large_vocabulary_trains_like_a_small_one(monkeypatch, tied, adapters)
             temperature=0.7,
             initial=base,
             process_reward=True,
+            warm=warm,
         )
         learner = grpo.make(grpo.Config(num_minibatches=2, entropy_coefficient=0.01), problem)
         state = learner.init(jax.random.key(0))

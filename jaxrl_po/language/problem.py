@@ -24,7 +24,7 @@ from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.tasks.types import check_lengths
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.language.unembedding import Unembedded
+from jaxrl_po.language.unembedding import Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
 
@@ -33,9 +33,6 @@ DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
 NUCLEUS = Interval(0.0, 1.0, open_low=True)
 
 AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
-
-# Vocabularies up to this have their logits held for a whole batch, which is faster.
-HELD = 4096
 
 # Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
 PROMPT_NUMBER = "prompt_number"
@@ -264,14 +261,15 @@ def make_problem(
         )
 
     def apply(params: ActorCritic, inputs: Sequences) -> tuple[Categorical | Unembedded, jax.Array]:
-        policy = lora.over(model, params.frozen)
-        read = inputs.tokens[:, :-1], inputs.pad
-        if model.vocabulary <= HELD or not isinstance(model, Transformer):
-            logits, _ = policy.apply(params.policy, *read, last=budget)
-            return Categorical(logits / temperature), value(params, inputs)
-        hidden, _ = policy.apply(params.policy, *read, last=budget, unembed=False)
-        matrix = model.unembedding(params.policy if params.frozen is None else params.frozen)
-        return Unembedded(hidden / temperature, matrix), value(params, inputs)
+        distribution = next_tokens(
+            lora.over(model, params.frozen),
+            params.policy,
+            inputs.tokens[:, :-1],
+            inputs.pad,
+            last=budget,
+            temperature=temperature,
+        )
+        return distribution, value(params, inputs)
 
     def value(params: ActorCritic, inputs: Sequences) -> jax.Array:
         if critic is None or params.value is None:

@@ -9,9 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.distributions import Categorical
+from jaxrl_po.language.lora import Adapted
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.types import PyTree
 
+HELD = 4096
+"""Vocabularies up to this have their logits held for a whole batch, which is faster."""
 AT_ONCE = 2**24
-"""Logits that are held at a time: 64 MiB in float32."""
+"""Logits that are held at a time above that: 64 MiB in float32."""
 
 
 @jax.tree_util.register_dataclass
@@ -92,6 +97,35 @@ class Unembedded:
             rows,
             max(1, self.at_once // self.matrix.shape[1]),
         ).reshape(shape)
+
+
+def next_tokens(
+    model: Any,
+    params: PyTree,
+    tokens: jax.Array,
+    pad: jax.Array,
+    *,
+    last: int,
+    temperature: float = 1.0,
+) -> Categorical | Unembedded:
+    """The distribution of the token after each of the last ones, `[B, last]`.
+
+    Args:
+      model: a `Transformer`, one over a base (`lora.over`), or a custom module.
+      params: what it is applied to.
+      tokens: `[B, N]`, int32, left-padded.
+      pad: `[B]`, int32.
+      last: how many.
+      temperature: divides the logits.
+    """
+    whole, core = params, model
+    if isinstance(model, Adapted):
+        whole, core = model.base, model.model
+    if not isinstance(core, Transformer) or core.vocabulary <= HELD:
+        logits, _ = model.apply(params, tokens, pad, last=last)
+        return Categorical(logits / temperature)
+    hidden, _ = model.apply(params, tokens, pad, last=last, unembed=False)
+    return Unembedded(hidden / temperature, core.unembedding(whole))
 
 
 def _logits(hidden: jax.Array, matrix: jax.Array) -> jax.Array:

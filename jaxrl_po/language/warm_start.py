@@ -17,10 +17,10 @@ from jaxrl_po.config import (
     require_effect,
     static,
 )
-from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import sampling
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.unembedding import next_tokens
 
 MEASURED = 256  # prompts per measurement of the accuracy
 BETWEEN = 20  # steps between measurements
@@ -69,11 +69,11 @@ def demonstration_loss(
     prompts = jax.vmap(lambda key: task.sample(key, False))(jax.random.split(key, batch_size))
     answers = jax.vmap(task.demonstrate)(prompts.problem)
     tokens = jnp.concatenate([prompts.tokens, answers], axis=1)
-    logits, _ = model.apply(params, tokens[:, :-1], prompts.pad, last=task.answer_length)
+    distribution = next_tokens(model, params, tokens[:, :-1], prompts.pad, last=task.answer_length)
     # EOS is a target, the padding after it is not.
     length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
     mask = jnp.arange(task.answer_length)[None, :] < length[:, None]
-    return masked.mean(-Categorical(logits).log_prob(answers), mask)
+    return masked.mean(-distribution.log_prob(answers), mask)
 
 
 def greedy_accuracy(model: Transformer, params: Any, task: Task, key: jax.Array) -> jax.Array:
