@@ -56,8 +56,9 @@ def load(
 
     Example:
       >>> loaded = load("path/to/Qwen3-0.6B")  # doctest: +SKIP
-      >>> prompt = loaded.chat_template.render([{"role": "user", "content": "1 + 1?"}])
-      >>> tokens = loaded.tokenizer.encode(prompt)
+      >>> messages = [{"role": "user", "content": "1 + 1?"}]
+      >>> prompt = loaded.chat_template.render(messages)  # doctest: +SKIP
+      >>> tokens = loaded.tokenizer.encode(prompt)  # doctest: +SKIP
     """
     folder = Path(folder)
     if not folder.is_dir():
