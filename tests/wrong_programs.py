@@ -201,7 +201,7 @@ WRONG = [
     ),
     Wrong(
         "the learner at another temperature than the sampler",
-        "language.problem",
+        "language.unembedding",
         "Categorical(logits / temperature)",
         "Categorical(logits)",
         ("test_language_problem.py::test_sampler_and_learner_agree",),
