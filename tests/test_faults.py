@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 from probes import NanReward, one_piece
 from scripts import everything, lines
+from toy_run import start_of
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
@@ -36,7 +37,7 @@ from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import read
 from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.run.script import Script
-from jaxrl_po.types import ActorCritic, CollectorState, TrainState
+from jaxrl_po.types import ActorCritic
 
 SIZE = 8_000  # floats that do not compress: a checkpoint's file is larger than any other
 FLAGS = ["--seeds=2", "--devices=1", "--total_steps=230", "--log_every=5", "--eval_every=2"]
@@ -65,18 +66,6 @@ def started_backend():
 def walk(poison=lambda step: False):
     """One seed of a random walk; `poison` marks the updates that are skipped."""
 
-    def init(key):
-        params = ActorCritic(jax.random.normal(key, (SIZE,)))
-        return TrainState(
-            params,
-            None,
-            None,
-            jnp.float32(0.0),
-            CollectorState({}),
-            jax.random.fold_in(key, 1),
-            jnp.int32(0),
-        )
-
     def step(state):
         key, noise_key = jax.random.split(state.key)
         params = ActorCritic(0.9 * state.params.policy + jax.random.normal(noise_key, (SIZE,)))
@@ -86,7 +75,7 @@ def walk(poison=lambda step: False):
         }
         return state._replace(params=params, key=key, step=state.step + 1), metrics
 
-    return one_piece(init, step)
+    return one_piece(lambda key: start_of(key, SIZE), step)
 
 
 SCRIPT = Script(

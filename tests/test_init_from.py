@@ -103,6 +103,9 @@ def test_a_folder_without_a_run_is_named(tmp_path):
         r"it holds no config.json",
     ):
         script.main([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UsageError, match=r"; its config.json is that of something else$"):
+        script.main([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
 
 
 def test_a_run_without_an_intact_checkpoint_is_named(earlier, tmp_path):

@@ -47,6 +47,8 @@ def test_adapters_equal_the_merged_matrices(name):
     np.testing.assert_allclose(whole, found, rtol=1e-4, atol=2e-4)
     without = model.clone(lora=None).apply(base, TOKENS, PAD)[0]
     assert np.abs(whole - without).max() > 0.1
+    again = model.clone(remat=True).apply({**base, **adapters}, TOKENS, PAD)[0]
+    np.testing.assert_allclose(again, whole, atol=1e-5)
     bare = jax.tree.map(jnp.zeros_like, adapters)
     np.testing.assert_allclose(model.apply({**base, **bare}, TOKENS, PAD)[0], without, atol=1e-6)
 

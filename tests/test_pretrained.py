@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxrl_po import language
+from jaxrl_po import language, types
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
@@ -164,6 +164,44 @@ def test_a_completion_ends_at_any_of_the_ends(loaded):
     assert both.ended.all()
     assert cut.length[0] == both.length[0]
     assert cut.length[1] > both.length[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "ends", "pad"),
+    [
+        ({"pad_token": "<end>"}, [1], 0),  # as in many fine-tuned Llamas: PAD is EOS
+        ({}, [1, 2], 2),
+        ({}, [0], 1),
+        ({"pad_token": "<pad>"}, [1], 2),
+    ],
+)
+def test_pad_is_never_the_eos_of_a_demonstration(tmp_path, settings, ends, pad):
+    folder = families.write(tmp_path / "llama", "llama")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    tokenizer = pretrained.load(folder).tokenizer
+    assert (tokenizer.pad, tokenizer.eos) == (pad, ends[0])
+    row = language.tasks.Example("w4", "w5 w6")
+    task = language.tasks.table("one", tokenizer, [row], [row._replace(prompt="w7 w8")])
+    answer = task.demonstrate(jnp.int32(0))
+    whole = jnp.append(answer, jnp.full(2, pad))
+    assert float(task.score(jnp.int32(0), whole)) == 1.0
+    np.testing.assert_allclose(task.credit(jnp.int32(0), whole), [1 / 3] * 3 + [0, 0])
+
+
+def test_a_chat_is_shown_whole(loaded):
+    """Each of its messages ends with an end, and PAD on the left is one as well."""
+    model = loaded("smollm2")
+    ask = model.chat_template.render
+    rows = [
+        language.tasks.Example(ask([*MESSAGES[1:3], {"role": "user", "content": text}]), "w7")
+        for text in ("w4", "w4 w5")
+    ]
+    task = language.tasks.table("chat", model.tokenizer, rows[:1], rows[1:])
+    describe = language.make_describe(task, model.model, num_prompts=1)
+    params = types.ActorCritic(model.params)
+    shown = language.render(task, describe(params, None, jax.random.key(0)))
+    assert [row["prompt"] for row in shown] == ["w4 w5 w6 w4 w5"] * 2
 
 
 def test_a_model_of_ours_is_written_as_a_llama(loaded, tmp_path):

@@ -19,20 +19,21 @@ from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 SEEDS = 3
 
 
+def start_of(key, size):
+    """The state before a random walk of `size` numbers."""
+    return TrainState(
+        ActorCritic(jax.random.normal(key, (size,))),
+        None,
+        None,
+        jnp.float32(0.0),
+        CollectorState({}),
+        jax.random.fold_in(key, 1),
+        jnp.int32(0),
+    )
+
+
 def toy(poison=None, work=0):
     """A random walk whose metrics show its steps; `poison(step, seed)` marks skipped updates."""
-
-    def init(key):
-        params = ActorCritic(jax.random.normal(key, (4,)))
-        return TrainState(
-            params,
-            None,
-            None,
-            jnp.float32(0.0),
-            CollectorState({}),
-            jax.random.fold_in(key, 1),
-            jnp.int32(0),
-        )
 
     def step(state, seed):
         key, noise_key = jax.random.split(state.key)
@@ -49,7 +50,10 @@ def toy(poison=None, work=0):
         }
         return state._replace(params=params, key=key, step=state.step + 1), metrics
 
-    return one_piece(jax.vmap(init), lambda state: jax.vmap(step)(state, jnp.arange(SEEDS)))
+    return one_piece(
+        jax.vmap(lambda key: start_of(key, 4)),
+        lambda state: jax.vmap(step)(state, jnp.arange(SEEDS)),
+    )
 
 
 def greedy(state):

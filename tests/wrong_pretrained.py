@@ -76,4 +76,18 @@ WRONG = [
         "recomputed = function",
         ("test_unembedding.py::test_the_logits_of_all_rows_are_never_held",),
     ),
+    Wrong(
+        "PAD is the EOS of demonstrations",
+        "language.pretrained.text",
+        "if token not in (None, ends[0])",
+        "if token is not None",
+        ("test_pretrained.py::test_pad_is_never_the_eos_of_a_demonstration[settings0-ends0-0]",),
+    ),
+    Wrong(
+        "a prompt is shown up to its first end",
+        "language.evaluation",
+        "task.tokenizer.decode_rows(tokens, tokens != task.tokenizer.pad)",
+        "[decode(row.tolist()) for row in tokens]",
+        ("test_pretrained.py::test_a_chat_is_shown_whole",),
+    ),
 ]

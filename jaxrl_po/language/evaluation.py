@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check
 from jaxrl_po.language import lora, sampling
-from jaxrl_po.language.problem import Settings, check_budget, check_top_k, check_vocabulary
+from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
+from jaxrl_po.language.problem import Settings
 from jaxrl_po.language.sampling import PLAIN, Decoding
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.tokenizer import PAD
@@ -212,18 +214,20 @@ def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
       answers: name of the decoding to the answers.
     """
     decode = task.tokenizer.decode
-    num_prompts = len(next(iter(answers.values())).prompt)
+    tokens = np.asarray(next(iter(answers.values())).prompt)
+    # Not up to its first end: a chat has one after each message.
+    prompts = task.tokenizer.decode_rows(tokens, tokens != task.tokenizer.pad)
     return [
         {
             "decoding": decoding,
-            "prompt": decode(answer.prompt[p].tolist()),
+            "prompt": prompt,
             "completion": decode(answer.tokens[p, i].tolist(), pad=PAD),
             "expected": decode(answer.expected[p].tolist()),
             "length": int(answer.length[p, i]),
             "score": float(answer.score[p, i]),
             "ended": bool(answer.ended[p, i]),
         }
-        for p in range(num_prompts)
+        for p, prompt in enumerate(prompts)
         for decoding, answer in answers.items()
         for i in range(answer.tokens.shape[1])
     ]

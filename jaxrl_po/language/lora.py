@@ -1,6 +1,5 @@
 """Low-rank adapters of a transformer's matrices (Hu et al. 2021, arXiv:2106.09685)."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -61,18 +60,13 @@ class Adapted(NamedTuple):
     model: Any
     base: PyTree
 
-    @property
-    def apply(self) -> Callable[..., Any]:
+    def apply(self, adapters: PyTree, *arguments: Any, **options: Any) -> Any:
         """As `Transformer.apply`, of the adapters `{"lora": …}`."""
-        return lambda adapters, *args, **options: self.model.apply(
-            {**self.base, **adapters}, *args, **options
-        )
+        return self.model.apply({**self.base, **adapters}, *arguments, **options)
 
-    @property
-    def empty_cache(self) -> Callable[[int, int], Any]:
+    def empty_cache(self, batch: int, length: int) -> Any:
         """As `Transformer.empty_cache`."""
-        empty: Callable[[int, int], Any] = self.model.empty_cache
-        return empty
+        return self.model.empty_cache(batch, length)
 
 
 def over(model: Any, base: PyTree) -> Any:
@@ -91,8 +85,9 @@ def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
     Returns:
       `{"params": …}`; leaves keep their types.
     """
-    params = {name: dict(module) for name, module in _modules(base["params"]).items()}
+    params = dict(base["params"])
     for name, module in adapters[ADAPTERS].items():
+        params[name] = dict(params[name])
         for target, pair in module.items():
             kernel = params[name][target]["kernel"]
             change = model.lora.scale * jnp.matmul(
@@ -100,9 +95,4 @@ def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
             )
             merged = (kernel.astype(change.dtype) + change).astype(kernel.dtype)
             params[name][target] = params[name][target] | {"kernel": merged}
-    rest = {name: leaf for name, leaf in base["params"].items() if name not in params}
-    return {"params": rest | params}
-
-
-def _modules(params: PyTree) -> dict[str, Any]:
-    return {name: module for name, module in params.items() if isinstance(module, dict)}
+    return {"params": params}

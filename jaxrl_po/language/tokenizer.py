@@ -19,7 +19,7 @@ class AnyTokenizer(Protocol):
 
     @property
     def pad(self) -> int:
-        """Id that fills rows; it may be one of `ends`."""
+        """Id that fills rows, not `eos`; it may be another of `ends`."""
 
     @property
     def eos(self) -> int:

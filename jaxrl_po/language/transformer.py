@@ -145,7 +145,7 @@ class Transformer(nn.Module):
         embedding_VxD = self.param(
             "embedding", nn.initializers.normal(1.0), (self.vocabulary, self.width)
         )
-        x_MxD = self.constrain(_embed(embedding_VxD.astype(self.dtype), tokens.reshape(-1)))
+        x_MxD = self.constrain(_embed(embedding_VxD, tokens.reshape(-1), self.dtype))
         if self.embedding_scale != 1.0:
             x_MxD = x_MxD * jnp.asarray(self.embedding_scale, self.dtype)
         total = new if cache is None else cache[0][0].shape[2]
@@ -374,12 +374,12 @@ class Linear(nn.Module):
         return y_MxO + self.lora.scale * change_MxO
 
 
-def _embed(embedding_VxD: jax.Array, tokens_M: jax.Array) -> jax.Array:
+def _embed(embedding_VxD: jax.Array, tokens_M: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """The row of each token, `[M, D]`."""
     vocabulary = embedding_VxD.shape[0]
     if vocabulary > ONE_HOT:
-        return embedding_VxD[tokens_M]
-    return jax.nn.one_hot(tokens_M, vocabulary, dtype=embedding_VxD.dtype) @ embedding_VxD
+        return embedding_VxD[tokens_M].astype(dtype)
+    return jax.nn.one_hot(tokens_M, vocabulary, dtype=dtype) @ embedding_VxD.astype(dtype)
 
 
 def _last(x_MxD: jax.Array, batch: int, count: int) -> jax.Array:

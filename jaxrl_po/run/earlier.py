@@ -68,7 +68,9 @@ def read_any(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, di
         if stored.get("script") == script.name:
             with blame(flag, run):
                 return script, launch.parse(script, [], stored)
-    raise UsageError(f"{wanted}, not of jaxrl-po {stored.get('script')}")
+    if "script" not in stored:
+        raise UsageError(f"{wanted}; its {folder.CONFIG} is that of something else")
+    raise UsageError(f"{wanted}, not of jaxrl-po {stored['script']}")
 
 
 def state(

@@ -103,5 +103,4 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     weights.write(folder, model, params, dtype=dtype)
     text.write_tokenizer(folder, tokenizer, chat_template)
-    ends = {"eos_token_id": list(tokenizer.ends), "pad_token_id": tokenizer.pad}
-    text.write_json(folder / text.CONFIG, config | ends)
+    text.write_json(folder / text.CONFIG, config | {"eos_token_id": list(tokenizer.ends)})

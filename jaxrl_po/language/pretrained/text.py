@@ -97,7 +97,8 @@ class TextTokenizer(NamedTuple):
     Attributes:
       rules: the `tokenizers.Tokenizer`.
       size: V of the model, which may be larger than the number of tokens.
-      pad: id of the padding token; it may be one of `ends`, so that masks must go by length.
+      pad: id that fills rows, never `eos`; it may be another of `ends`, so that masks must go by
+        length. Any other id, where the tokenizer has no such token.
       ends: ids of which each ends a completion.
       settings: the content of `tokenizer_config.json`.
     """
@@ -161,8 +162,10 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
     settings = read_json(folder / SETTINGS, optional=True)
     special = {name: _text(settings[name]) for name in SPECIAL if settings.get(name)}
     ends = _ends(folder, rules, special)
-    pad = rules.token_to_id(special["pad_token"]) if "pad_token" in special else None
-    tokenizer = TextTokenizer(rules, vocabulary, ends[0] if pad is None else pad, ends, settings)
+    # A demonstration ends with the first end, from which PAD must be told.
+    pads = (rules.token_to_id(special.get("pad_token", "")), *ends, *range(len(ends) + 1))
+    pad = next(token for token in pads if token not in (None, ends[0]))
+    tokenizer = TextTokenizer(rules, vocabulary, pad, ends, settings)
     source = _template(folder, settings)
     return tokenizer, None if source is None else ChatTemplate(source, special)
 
@@ -202,10 +205,7 @@ def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTempla
         name: value for name, value in tokenizer.settings.items() if name != "chat_template"
     }
     write_json(folder / SETTINGS, settings)
-    write_json(
-        folder / GENERATION,
-        {"eos_token_id": list(tokenizer.ends), "pad_token_id": tokenizer.pad},
-    )
+    write_json(folder / GENERATION, {"eos_token_id": list(tokenizer.ends)})
     if template is not None:
         (folder / TEMPLATE).write_text(template.source)
 

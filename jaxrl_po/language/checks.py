@@ -1,0 +1,58 @@
+"""Whether a task, a model and its parameters fit each other."""
+
+import jax
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import lora
+from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.types import PyTree
+
+
+def check_budget(task: Task, max_new_tokens: int) -> int:
+    """The token budget; 0 takes the length of the task's longest answer.
+
+    Raises:
+      ConfigError: a budget below that length.
+    """
+    budget = max_new_tokens or task.answer_length
+    if budget < task.answer_length:
+        raise ConfigError(
+            f"max_new_tokens must be at least {task.answer_length}, the longest answer of "
+            f"{task.name} with its EOS, got {budget}"
+        )
+    return budget
+
+
+def check_vocabulary(task: Task, model: Transformer, name: str = "") -> None:
+    """Raises ConfigError unless the vocabulary of the model, called `name`, is the tokenizer's."""
+    if model.vocabulary != task.tokenizer.size:
+        field = f"{name}: vocabulary" if name else "vocabulary"
+        raise ConfigError(
+            f"{field} must be {task.tokenizer.size}, that of {task.name}, got {model.vocabulary}"
+        )
+
+
+def check_parameters(model: Transformer, params: PyTree, name: str = "initial") -> None:
+    """Raises ConfigError if parameters, given as argument `name`, do not fit the model."""
+    expected_shapes = dict(model.parameter_shapes())
+    expected_shapes.pop(lora.ADAPTERS, None)
+    shapes = [
+        {
+            jax.tree_util.keystr(path): leaf.shape
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (params, expected_shapes)
+    ]
+    for path in sorted(shapes[0].keys() | shapes[1].keys()):
+        given, expected = (shape.get(path, "nothing") for shape in shapes)
+        if given != expected:
+            raise ConfigError(
+                f"{name} must be parameters of the model: {path} must be {expected}, got {given}"
+            )
+
+
+def check_top_k(top_k: int, model: Transformer) -> None:
+    """Raises ConfigError if `top_k` exceeds the vocabulary."""
+    if top_k > model.vocabulary:
+        raise ConfigError(f"top_k must be at most {model.vocabulary}, the vocabulary, got {top_k}")
