@@ -1,4 +1,4 @@
-"""Pretrained transformers: folders that `transformers` and vLLM read and write too.
+"""Pretrained transformers: folders that `transformers` reads and writes too.
 
 `load` needs the extra `jaxrl_po[pretrained]`: safetensors, tokenizers and jinja2.
 """
@@ -83,7 +83,7 @@ def save(
     *,
     dtype: Any = None,
 ) -> None:
-    """Writes a folder that `load`, `transformers` and vLLM read.
+    """Writes a folder that `load` and `transformers` read.
 
     Args:
       folder: new or empty.
