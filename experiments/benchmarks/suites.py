@@ -79,10 +79,10 @@ SUITES = {
     ),
     "playground": (Row("playground:CartpoleBalance", 3_000_000, SMALL),),
     "jumanji": (
-        Row("jumanji:Snake-v1", 1_000_000, BOARD),
-        Row("jumanji:Snake-v1", 1_000_000, (*BOARD, NO_MASK), {}, "no masks"),
-        Row("jumanji:Game2048-v1", 1_000_000, BOARD),
-        Row("jumanji:Game2048-v1", 1_000_000, (*BOARD, NO_MASK), {}, "no masks"),
+        Row("jumanji:Snake-v1", 3_000_000, BOARD),
+        Row("jumanji:Snake-v1", 3_000_000, (*BOARD, NO_MASK), {}, "no masks"),
+        Row("jumanji:Game2048-v1", 3_000_000, BOARD),
+        Row("jumanji:Game2048-v1", 3_000_000, (*BOARD, NO_MASK), {}, "no masks"),
     ),
     "xminigrid": (
         Row("xminigrid:MiniGrid-Empty-8x8", 300_000, BOARD),
