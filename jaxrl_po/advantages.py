@@ -234,6 +234,72 @@ def process_relative(
     return jnp.where(mask & differ, to_go, 0.0)
 
 
+def turn_relative(
+    reward: jax.Array,
+    mask: jax.Array,
+    turn_end: jax.Array,
+    *,
+    scale: str = "std",
+    ddof: int = 0,
+    epsilon: Number = 1e-6,
+) -> jax.Array:
+    """`(R_k − mean(R_k)) / (std(R_k) + ε)`, R_k = Σ_{u ≥ k} r_u: rewards-to-go, turn by turn.
+
+    Turn k of a member is compared with turn k of the members of its group that have one: what they
+    were told before may differ, so that this is a baseline by time alone. Exactly 0 where all are
+    equal or one is alone.
+
+    Args:
+      reward: `[G, T]`, of which those of a turn's tokens are added up.
+      mask: `[G, T]`, bool.
+      turn_end: `[G, T]`, bool, the last token of each turn.
+      scale: `std`, or `none` for the centred rewards alone.
+      ddof: of the std.
+      epsilon: added to the std.
+
+    Returns:
+      `[G, T]`, the same for all tokens of a turn, 0 where masked.
+
+    Raises:
+      ValueError: an unknown scale.
+
+    Example:
+      >>> mask, end = jnp.array([[True, True], [True, False]]), jnp.ones((2, 2), bool)
+      >>> turn_relative(jnp.array([[0.0, 2.0], [1.0, 0.0]]), mask, end, epsilon=0.0).tolist()
+      [[1.0, 0.0], [-1.0, 0.0]]
+    """
+    chex.assert_rank([reward, mask, turn_end], 2)
+    chex.assert_equal_shape([reward, mask, turn_end])
+    if scale not in ("std", "none"):
+        raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
+    end = mask & turn_end
+    turn = jnp.cumsum(end, axis=1) - end  # k of each token
+    slots = reward.shape[1]
+
+    def by_turn(x: jax.Array) -> jax.Array:
+        """Sums over the tokens of each turn, `[G, turns]`."""
+        add = jax.vmap(lambda x, turn: jax.ops.segment_sum(x, turn, num_segments=slots))
+        summed: jax.Array = add(jnp.where(mask, x, 0.0), turn)
+        return summed
+
+    has = by_turn(jnp.ones_like(reward)) > 0
+    to_go = jnp.flip(jnp.cumsum(jnp.flip(by_turn(reward), axis=1), axis=1), axis=1)
+    count = has.sum(axis=0)
+    mean = jnp.where(has, to_go, 0.0).sum(axis=0) / jnp.maximum(count, 1)
+    centred = jnp.where(has, to_go - mean[None], 0.0)
+    # Compares the rewards, because rounding of the mean leaves a std above 0.
+    highest, lowest = (
+        jnp.where(has, to_go, -jnp.inf).max(axis=0),
+        jnp.where(has, to_go, jnp.inf).min(axis=0),
+    )
+    differ = highest > lowest
+    if scale == "std":
+        std = jnp.sqrt(jnp.square(centred).sum(axis=0) / jnp.maximum(count - ddof, 1))
+        centred = centred / jnp.where(differ, std + epsilon, 1.0)[None]
+    relative = jnp.where(differ[None], centred, 0.0)
+    return jnp.where(mask, jnp.take_along_axis(relative, turn, axis=1), 0.0)
+
+
 def leave_one_out(reward: jax.Array) -> jax.Array:
     """`r_i − mean_{j≠i} r_j = G/(G−1) · (r_i − mean(r))`: `[G]` to `[G]`, within one group.
 

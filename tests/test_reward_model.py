@@ -13,7 +13,7 @@ from jaxrl_po import language, losses
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import reward_model
-from jaxrl_po.language.problem import Sequences
+from jaxrl_po.language.networks import Sequences
 from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(2, zero_pad=False)

@@ -33,6 +33,8 @@ from jaxrl_po.types import (
 
 MONTE_CARLO, N_STEP, GAE = ESTIMATORS = ("monte_carlo", "n_step", "gae")
 
+STEP, TURN = PERIODS = ("step", "turn")
+
 Policy = Callable[[ActorCritic, Any], Distribution]
 
 
@@ -43,6 +45,12 @@ class Estimation:
     gamma: Number = number(0.99, "discount γ", within=UNIT)
     lambda_: Number = number(0.95, "λ of generalised advantage estimation", within=UNIT)
     estimator: str = static(GAE, "estimator of the advantage", choices=ESTIMATORS)
+    discount_per: str = static(
+        STEP,
+        "gamma and lambda_ apply at each step (of a transformer: token), or only where a turn of a "
+        "dialogue ends",
+        choices=PERIODS,
+    )
     n: int = static(5, "length of n-step returns; A3C(k) is n = k + 1", unit="steps", within=COUNT)
     normalize_advantage: bool = static(True, "whiten advantages over the whole batch")
     axis_name: str | None = static(None, "device axis over which rows are sharded")
@@ -107,14 +115,26 @@ def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Advantages, not whitened, and the critic's targets: both `[B, T]`, reward units.
 
     Raises:
-      ConfigError: n-step returns longer than the rollout.
+      ConfigError: n-step returns longer than the rollout, or turns where there are none.
     """
     ends = batch.terminated, batch.truncated
+    turn_end = None
+    if config.discount_per == TURN:
+        if batch.step_end is None:
+            raise ConfigError(f"discount_per must be {STEP}: the problem has no turns, got {TURN}")
+        turn_end = batch.step_end
+
+    def factor(number: Number, turn_end: jax.Array | None) -> Any:
+        """γ or λ of each step."""
+        return number if turn_end is None else jnp.where(turn_end, number, 1.0)
+
     if config.estimator == GAE:
         gae = jax.vmap(
-            lambda *stream: advantages.gae(*stream, gamma=config.gamma, lambda_=config.lambda_)
+            lambda end, *stream: advantages.gae(
+                *stream, gamma=factor(config.gamma, end), lambda_=factor(config.lambda_, end)
+            )
         )
-        advantage = gae(batch.reward, batch.value, batch.next_value, *ends)
+        advantage = gae(turn_end, batch.reward, batch.value, batch.next_value, *ends)
         return advantage, advantage + batch.value
     if config.estimator == N_STEP:
         if config.n > batch.reward.shape[1]:
@@ -123,13 +143,17 @@ def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
                 f"(num_steps), got {config.n}"
             )
         returns = jax.vmap(
-            lambda *stream: advantages.n_step_returns(*stream, gamma=config.gamma, n=config.n)
+            lambda end, *stream: advantages.n_step_returns(
+                *stream, gamma=factor(config.gamma, end), n=config.n
+            )
         )
     else:
         returns = jax.vmap(
-            lambda *stream: advantages.discounted_returns(*stream, gamma=config.gamma)
+            lambda end, *stream: advantages.discounted_returns(
+                *stream, gamma=factor(config.gamma, end)
+            )
         )
-    target = returns(batch.reward, batch.next_value, *ends)
+    target = returns(turn_end, batch.reward, batch.next_value, *ends)
     return target - batch.value, target
 
 

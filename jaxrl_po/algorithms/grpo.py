@@ -22,7 +22,7 @@ from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Number, number, sta
 from jaxrl_po.group_statistics import running_relative
 from jaxrl_po.types import Learner, Problem
 
-OUTCOME, PROCESS = SUPERVISIONS = ("outcome", "process")
+OUTCOME, PROCESS, TURN = SUPERVISIONS = ("outcome", "process", "turn")
 SIZE, ROOT = DIVISORS = ("size", "root_size")
 
 
@@ -32,8 +32,9 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
 
     supervision: str = static(
         OUTCOME,
-        "one advantage per response, or for each token the sum of the normalised step rewards that "
-        "follow it (section 4.1.3)",
+        "one advantage per response; for each token the sum of the normalised step rewards that "
+        "follow it (section 4.1.3); or in a dialogue for each turn the rewards from it on, "
+        "normalised over the group's turns of the same number",
         choices=SUPERVISIONS,
     )
     extra_samples: int = static(
@@ -65,10 +66,10 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
         config_lib.require_effect(
             self, "running_decay", self.running_statistics, "running_statistics is on"
         )
-        if self.running_statistics and self.supervision == PROCESS:
+        if self.running_statistics and self.supervision != OUTCOME:
             raise ConfigError(
                 f"supervision must be {OUTCOME} with running_statistics, which are of "
-                f"outcomes, got {PROCESS}"
+                f"outcomes, got {self.supervision}"
             )
 
 
@@ -107,11 +108,21 @@ def make(
             reward, mask, step_end
         )
 
+    def by_turn(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+        group_policy.require_group(reward)
+        return jax.vmap(lambda *group: advantages.turn_relative(*group, **settings))(
+            reward, mask, step_end
+        )
+
     def already_relative(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         del step_end
         return jnp.broadcast_to(reward.sum(axis=-1, keepdims=True), mask.shape)
 
-    relative = {PROCESS: process, OUTCOME: group_policy.group_relative(config)}[config.supervision]
+    relative = {
+        OUTCOME: group_policy.group_relative(config),
+        PROCESS: process,
+        TURN: by_turn,
+    }[config.supervision]
     relative = already_relative if config.running_statistics else relative
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:

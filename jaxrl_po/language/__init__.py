@@ -1,8 +1,10 @@
 """Language problems: small transformers, sampling, and tasks with jittable verifiers."""
 
-from jaxrl_po.language import pretrained, reward_model, rewards, tasks
+from jaxrl_po.language import dialogues, pretrained, reward_model, rewards, tasks
+from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.evaluation import make_describe, make_evaluate, render
-from jaxrl_po.language.problem import ModelSettings, Sequences, Settings, give_reward, make_problem
+from jaxrl_po.language.networks import Sequences
+from jaxrl_po.language.problem import ModelSettings, Settings, give_reward, make_problem
 from jaxrl_po.language.reward_model import Preferences, RewardModel, learned_reward
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.tasks import Prompt, Task
@@ -12,6 +14,7 @@ from jaxrl_po.language.warm_start import WarmStart
 
 __all__ = [
     "Decoding",
+    "Dialogue",
     "ModelSettings",
     "Preferences",
     "Prompt",
@@ -22,6 +25,7 @@ __all__ = [
     "Tokenizer",
     "Transformer",
     "WarmStart",
+    "dialogues",
     "give_reward",
     "learned_reward",
     "make_describe",

@@ -18,7 +18,7 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, CollectorState
 
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
-Describe = Callable[[ActorCritic, CollectorState, jax.Array], "dict[str, Answers]"]
+Describe = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, Any]]
 
 
 class Answers(NamedTuple):
@@ -130,14 +130,18 @@ def make_evaluate(
         greedy = answer(params, key, 0)
         values = {"greedy_accuracy": greedy.score[:, 0], "greedy_length": greedy.length[:, 0]}
         if num_samples:
-            score = answer(params, key, num_samples).score
-            correct = jnp.sum(score >= 1.0, axis=1)
-            values[f"avg@{num_samples}"] = score.mean(axis=1)
-            for k in (2**i for i in range(num_samples.bit_length())):
-                values[f"pass@{k}"] = pass_at_k(correct, num_samples, k)
+            values |= samples_metrics(answer(params, key, num_samples).score)
         return values
 
     return evaluate
+
+
+def samples_metrics(score: jax.Array) -> dict[str, jax.Array]:
+    """`avg@n` and `pass@k`, k = 1, 2, 4, … ≤ n, from scores `[P, n]`, of which 1 is correct."""
+    n = score.shape[1]
+    correct = jnp.sum(score >= 1.0, axis=1)
+    passed = {f"pass@{k}": pass_at_k(correct, n, k) for k in (2**i for i in range(n.bit_length()))}
+    return {f"avg@{n}": score.mean(axis=1), **passed}
 
 
 def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:

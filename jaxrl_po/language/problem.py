@@ -1,7 +1,7 @@
 """Language as a `Problem`: an episode is one completion, a step is one token."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,29 +19,27 @@ from jaxrl_po.config import (
     record,
     static,
 )
-from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import (
     check_budget,
-    check_parameters,
     check_top_k,
-    check_vocabulary,
+)
+from jaxrl_po.language.networks import (
+    AUTO,
+    OLD_LOG_PROBS,
+    Sequences,
+    make_networks,
+    prompt_keys,
 )
 from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.tasks.types import check_lengths
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.language.unembedding import Unembedded, next_tokens
-from jaxrl_po.language.warm_start import WarmStart, warm_start
+from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
 
 DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
 
 NUCLEUS = Interval(0.0, 1.0, open_low=True)
-
-AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
-
-# Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
-PROMPT_NUMBER = "prompt_number"
 
 
 @record
@@ -130,21 +128,6 @@ class ModelSettings:
         return Transformer(vocabulary=vocabulary, outputs=outputs, **sizes)
 
 
-class Sequences(NamedTuple):
-    """What `apply` reads.
-
-    Attributes:
-      tokens: `[B, L + T]`, int32: left-padded prompt, then the completion, from column L in every
-        row.
-      pad: `[B]`, int32, padding tokens on the left.
-      problem: `[B, …]`, see `Prompt`, where the reward is computed on the host; else None.
-    """
-
-    tokens: jax.Array
-    pad: jax.Array
-    problem: PyTree = None
-
-
 def make_problem(
     task: Task,
     model: Transformer,
@@ -220,75 +203,32 @@ def make_problem(
             old_log_prob=old_log_prob,
         )
     )
-    if old_log_prob == AUTO:
-        # Below float32 the cached and the whole forward pass round differently. A custom module
-        # need not have a dtype.
-        dtype = getattr(model, "dtype", jnp.float32)
-        old_log_prob = SAMPLER if jnp.promote_types(dtype, jnp.float32) == dtype else LEARNER
     check_top_k(top_k, model)
     budget = check_budget(task, max_new_tokens)
     source = finite(task, prompt_set) if prompt_set else task
-    check_vocabulary(task, model)
     check_lengths(task)
-    # A custom module need not know of adapters either.
-    adapters: lora.Lora | None = getattr(model, "lora", None)
-    if adapters is not None:
-        adapters.validate()
-    if initial is not None:
-        check_parameters(model, initial)
-    elif adapters is not None:
-        raise ConfigError("initial must be given where the model has adapters: it is their base")
-    if critic is not None:
-        check_vocabulary(task, critic)
-        if critic.outputs != 1:
-            raise ConfigError(f"critic must have outputs = 1, got {critic.outputs}")
     if process_reward and not verify:
         raise ConfigError(
             "process_reward has no effect unless verify is on: it is the verifier's credit "
             "for each token"
         )
 
-    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
-        policy_key, critic_key, warm_key = jax.random.split(key, 3)
-        tokens, pad = jnp.zeros((1, task.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
-        policy: PyTree = initial
-        base: PyTree = None
-        if initial is None or adapters is not None:
-            policy = model.init(policy_key, tokens, pad)
-        if adapters is not None:
-            policy, base = {lora.ADAPTERS: policy[lora.ADAPTERS]}, initial
-        if isinstance(warm, WarmStart):
-            policy = warm_start(lora.over(model, base), policy, task, warm, warm_key)
-        elif warm is not None:
-            policy = warm(policy, warm_key)
-        value = None if critic is None else critic.init(critic_key, tokens, pad)
-        return ActorCritic(policy, value, base), CollectorState(
-            {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
-        )
-
-    def apply(params: ActorCritic, inputs: Sequences) -> tuple[Categorical | Unembedded, jax.Array]:
-        distribution = next_tokens(
-            lora.over(model, params.frozen),
-            params.policy,
-            inputs.tokens[:, :-1],
-            inputs.pad,
-            last=budget,
-            temperature=temperature,
-        )
-        return distribution, value(params, inputs)
-
-    def value(params: ActorCritic, inputs: Sequences) -> jax.Array:
-        if critic is None or params.value is None:
-            return jnp.zeros((inputs.tokens.shape[0], budget))
-        return critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=budget)[0][..., 0]
+    networks = make_networks(
+        task,
+        model,
+        critic,
+        num_prompts=num_prompts,
+        columns=budget,
+        temperature=temperature,
+        old_log_prob=old_log_prob,
+        initial=initial,
+        warm=warm,
+    )
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
-        # Random numbers depend on the prompt's index over all devices, not on its device.
-        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(
-            collector.sharded[PROMPT_NUMBER]
-        )
+        keys = prompt_keys(collector, key)
         prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
             lora.over(model, params.frozen),
@@ -329,7 +269,7 @@ def make_problem(
         # The problem as the task knows it, without its number in the set.
         problem = members.problem[1] if prompt_set else members.problem
         inputs = Sequences(tokens, members.pad, None if verify else problem)
-        values = value(params, inputs)
+        values = networks.value(params, inputs)
         batch = Batch(
             inputs=inputs,
             action=completions.tokens,
@@ -343,12 +283,19 @@ def make_problem(
             score=score.reshape(-1, group_size),
             metrics=metrics,
             stratum=None if source.stratum is None else jax.vmap(source.stratum)(members.problem),
-            sampler_log_prob=completions.log_prob if old_log_prob == LEARNER else None,
+            sampler_log_prob=None if networks.exact_sampler else completions.log_prob,
             step_end=step_end,
         )
         return collector, batch
 
-    return Problem(init, collect, apply, rows, source.strata, exact_sampler=old_log_prob == SAMPLER)
+    return Problem(
+        networks.init,
+        collect,
+        networks.apply,
+        rows,
+        source.strata,
+        exact_sampler=networks.exact_sampler,
+    )
 
 
 def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:

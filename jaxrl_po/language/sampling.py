@@ -83,6 +83,63 @@ class Completions(NamedTuple):
     ended: jax.Array
 
 
+def member_keys(keys: jax.Array, group_size: int) -> jax.Array:
+    """Keys `[P·G]`, group-major, from those of P prompts: `fold_in(key, g)` for member g."""
+    chex.assert_rank(keys, 1)
+    fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
+    return fold(keys, jnp.arange(group_size)).reshape(-1)
+
+
+def prefill(
+    model: Transformer,
+    params: Any,
+    prompt: jax.Array,
+    pad: jax.Array,
+    columns: int,
+    *,
+    group_size: int,
+) -> tuple[jax.Array, Any, jax.Array]:
+    """Reads each prompt once and repeats the result for the members of its group.
+
+    Args:
+      model: the policy.
+      params: its parameters.
+      prompt: `[P, L]`, int32, left-padded.
+      pad: `[P]`, int32.
+      columns: of the cache.
+      group_size: G.
+
+    Returns:
+      Logits of the first token `[P·G, V]`, the cache, and `pad` `[P·G]`.
+    """
+    chex.assert_rank([prompt, pad], [2, 1])
+    cache = model.empty_cache(prompt.shape[0], columns)
+    logits, filled = model.apply(params, prompt, pad, cache, 0, last=1)
+    repeated: tuple[jax.Array, Any, jax.Array] = jax.tree.map(
+        lambda x: jnp.repeat(x, group_size, axis=0), (logits[:, 0], filled, pad)
+    )
+    return repeated
+
+
+def draw(
+    logits: jax.Array, keys: jax.Array, t: jax.Array, decoding: Decoding, *, greedy: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Token t of each row and its log-probability before top-k and top-p, both `[B]`.
+
+    `keys` `[B]` are folded with t and consumed; greedy draws nothing.
+    """
+    distribution = Categorical(logits / decoding.temperature)
+    if greedy:
+        token = distribution.mode()
+    else:
+        step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
+        kept = Categorical(
+            truncate(distribution.logits, top_k=decoding.top_k, top_p=decoding.top_p)
+        )
+        token = jax.vmap(lambda d, key: d.sample(key))(kept, step_keys)
+    return token, distribution.log_prob(token)
+
+
 def generate(
     model: Transformer,
     params: Any,
@@ -123,20 +180,13 @@ def generate(
     Returns:
       The completions.
     """
-    chex.assert_rank([prompt, pad, keys], [2, 1, 1])
-    groups, prompt_length = prompt.shape
+    prompt_length = prompt.shape[1]
     ends = jnp.atleast_1d(jnp.asarray(eos, jnp.int32))
-    rows = groups * group_size
+    rows = prompt.shape[0] * group_size
+    row_keys = member_keys(keys, group_size)
     # The last token is never fed back, so it needs no column.
-    cache = model.empty_cache(groups, prompt_length + decoding.max_new_tokens - 1)
-    logits, filled = model.apply(params, prompt, pad, cache, 0, last=1)
-    logits, filled, pad = jax.tree.map(
-        lambda x: jnp.repeat(x, group_size, axis=0), (logits[:, 0], filled, pad)
-    )
-    member_keys = jax.vmap(
-        lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(group_size))
-    )
-    row_keys = member_keys(keys).reshape(rows)
+    columns = prompt_length + decoding.max_new_tokens - 1
+    logits, filled, pad = prefill(model, params, prompt, pad, columns, group_size=group_size)
 
     class Loop(NamedTuple):
         t: jax.Array
@@ -149,16 +199,8 @@ def generate(
 
     def emit(loop: Loop) -> Loop:
         """Draws token t of every row that has not ended."""
-        distribution = Categorical(loop.logits / decoding.temperature)
-        if greedy:
-            token = distribution.mode()
-        else:
-            step_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, loop.t)
-            kept = Categorical(
-                truncate(distribution.logits, top_k=decoding.top_k, top_p=decoding.top_p)
-            )
-            token = jax.vmap(lambda d, key: d.sample(key))(kept, step_keys)
-        log_prob = jnp.where(loop.ended, 0.0, distribution.log_prob(token))
+        token, log_prob = draw(loop.logits, row_keys, loop.t, decoding, greedy=greedy)
+        log_prob = jnp.where(loop.ended, 0.0, log_prob)
         token = jnp.where(loop.ended, pad_token, token)
         return loop._replace(
             t=loop.t + 1,

@@ -107,8 +107,9 @@ def next_tokens(
     *,
     last: int,
     temperature: float = 1.0,
+    position: jax.Array | None = None,
 ) -> Categorical | Unembedded:
-    """The distribution of the token after each of the last ones, `[B, last]`.
+    """The distribution of the token after each of the last ones, `[B, last]`, or after some.
 
     Args:
       model: a `Transformer`, one over a base (`lora.over`), or a custom module.
@@ -117,15 +118,22 @@ def next_tokens(
       pad: `[B]`, int32.
       last: how many.
       temperature: divides the logits.
+      position: `[B, S]`, int32 below `last`: after which of them; None for all.
     """
+
+    def some(outputs: jax.Array) -> jax.Array:
+        if position is None:
+            return outputs
+        return jnp.take_along_axis(outputs, position[..., None], axis=1)
+
     whole, core = params, model
     if isinstance(model, Adapted):
         whole, core = model.base, model.model
     if not isinstance(core, Transformer) or core.vocabulary <= HELD:
         logits, _ = model.apply(params, tokens, pad, last=last)
-        return Categorical(logits / temperature)
+        return Categorical(some(logits) / temperature)
     hidden, _ = model.apply(params, tokens, pad, last=last, unembed=False)
-    return Unembedded(hidden / temperature, core.unembedding(whole))
+    return Unembedded(some(hidden) / temperature, core.unembedding(whole))
 
 
 def _logits(hidden: jax.Array, matrix: jax.Array) -> jax.Array:

@@ -17,7 +17,8 @@ from jaxrl_po.config import (
     require_effect,
     static,
 )
-from jaxrl_po.language import sampling
+from jaxrl_po.language import conversation, sampling
+from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import next_tokens
@@ -52,9 +53,11 @@ class WarmStart:
 
 
 def demonstration_loss(
-    model: Transformer, params: Any, task: Task, key: jax.Array, batch_size: int
+    model: Transformer, params: Any, task: Task | Dialogue, key: jax.Array, batch_size: int
 ) -> jax.Array:
     """Cross-entropy of answer tokens, EOS included, over fresh demonstrations of the train split.
+
+    In a dialogue these are the tokens of messages.
 
     Args:
       model: the policy.
@@ -66,23 +69,37 @@ def demonstration_loss(
     Returns:
       The mean over tokens, nats.
     """
-    prompts = jax.vmap(lambda key: task.sample(key, False))(jax.random.split(key, batch_size))
-    answers = jax.vmap(task.demonstrate)(prompts.problem)
+    keys = jax.random.split(key, batch_size)
+    if isinstance(task, Dialogue):
+        prompts, answers, mask = conversation.demonstrations(task, keys)
+    else:
+        prompts = jax.vmap(lambda key: task.sample(key, False))(keys)
+        answers = jax.vmap(task.demonstrate)(prompts.problem)
+        # EOS is a target, the padding after it is not.
+        length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
+        mask = jnp.arange(task.answer_length)[None, :] < length[:, None]
     tokens = jnp.concatenate([prompts.tokens, answers], axis=1)
-    distribution = next_tokens(model, params, tokens[:, :-1], prompts.pad, last=task.answer_length)
-    # EOS is a target, the padding after it is not.
-    length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
-    mask = jnp.arange(task.answer_length)[None, :] < length[:, None]
+    distribution = next_tokens(model, params, tokens[:, :-1], prompts.pad, last=answers.shape[1])
     return masked.mean(-distribution.log_prob(answers), mask)
 
 
-def greedy_accuracy(model: Transformer, params: Any, task: Task, key: jax.Array) -> jax.Array:
+def greedy_accuracy(
+    model: Transformer, params: Any, task: Task | Dialogue, key: jax.Array
+) -> jax.Array:
     """Mean score of the greedy answers to `MEASURED` fresh prompts of the train split.
 
-    Scored by the verifier, since a correct answer need not be the demonstrated one. Consumes `key`.
+    Scored by the verifier, since a correct answer need not be the demonstrated one. In a dialogue
+    it is the accuracy of its last state. Consumes `key`.
     """
     # Greedy decoding draws nothing, so that the keys of the prompts can be passed on.
     keys = jax.random.split(key, MEASURED)
+    decoding = sampling.Decoding(task.answer_length)
+    if isinstance(task, Dialogue):
+        prompt, state = jax.vmap(lambda key: task.reset(key, False))(keys)
+        held = conversation.converse(
+            model, params, task, prompt, state, keys, group_size=1, decoding=decoding, greedy=True
+        )
+        return jax.vmap(task.accuracy)(held.state).mean()
     prompts = jax.vmap(lambda key: task.sample(key, False))(keys)
     completions = sampling.generate(
         model,
@@ -91,7 +108,7 @@ def greedy_accuracy(model: Transformer, params: Any, task: Task, key: jax.Array)
         prompts.pad,
         keys,
         group_size=1,
-        decoding=sampling.Decoding(task.answer_length),
+        decoding=decoding,
         eos=task.tokenizer.ends,
         pad_token=task.tokenizer.pad,
         greedy=True,
@@ -130,7 +147,9 @@ def unfinished(settings: WarmStart, done: Any, accuracy: Any) -> Any:
     return (done < settings.steps) & (accuracy < settings.accuracy)
 
 
-def advance(model: Transformer, task: Task, settings: WarmStart, fit: Fit, done: Any) -> Fit:
+def advance(
+    model: Transformer, task: Task | Dialogue, settings: WarmStart, fit: Fit, done: Any
+) -> Fit:
     """Takes the `BETWEEN` steps after `done`, or as many as are left, and measures the accuracy.
 
     The accuracy is not measured if all steps are wanted. A fit that is accurate enough does not
@@ -170,7 +189,7 @@ def advance(model: Transformer, task: Task, settings: WarmStart, fit: Fit, done:
 
 
 def warm_start(
-    model: Transformer, params: Any, task: Task, settings: WarmStart, key: jax.Array
+    model: Transformer, params: Any, task: Task | Dialogue, settings: WarmStart, key: jax.Array
 ) -> Any:
     """Trains `params` on demonstrations with Adam until accurate enough; pure and jittable.
 

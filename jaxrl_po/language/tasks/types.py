@@ -16,12 +16,12 @@ class Prompt(NamedTuple):
     Attributes:
       tokens: `[L]`, int32, left-padded.
       pad: `[]`, int32, padding tokens on the left.
-      problem: what the verifier needs.
+      problem: what the verifier needs; None in a dialogue.
     """
 
     tokens: jax.Array
     pad: jax.Array
-    problem: PyTree
+    problem: PyTree = None
 
 
 class Task(NamedTuple):

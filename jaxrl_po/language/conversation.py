@@ -1,0 +1,299 @@
+"""Conversations under jit: one decode loop in which every row is at a place of its own."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.language import sampling
+from jaxrl_po.language.dialogue import Dialogue, Reply
+from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.tasks.types import Prompt
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.types import PyTree
+
+
+class Conversations(NamedTuple):
+    """B = P·G dialogues, group-major; N tokens after the prompt, S of them sampled at most.
+
+    Attributes:
+      tokens: `[B, N]`, int32: messages and replies in turn, without gaps; PAD after the end.
+      position: `[B, S]`, int32 below N: where each sampled token stands among them.
+      action: `[B, S]`, int32, the sampled tokens.
+      log_prob: `[B, S]`, nats, under the policy at its temperature, before top-k and top-p.
+      mask: `[B, S]`, bool, False after the last sampled token.
+      message_end: `[B, S]`, bool, the last token of each message.
+      reward: `[B, S]`, reward units, at the ends of messages.
+      state: the environment's last state, leaves `[B, …]`.
+      ended: `[B]`, bool, whether the dialogue was done within its turns.
+      turns: `[B]`, int32, messages.
+    """
+
+    tokens: jax.Array
+    position: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    mask: jax.Array
+    message_end: jax.Array
+    reward: jax.Array
+    state: PyTree
+    ended: jax.Array
+    turns: jax.Array
+
+
+class Turn(NamedTuple):
+    """Where each row stands, leaves `[B, …]`.
+
+    Attributes:
+      state: of the environment.
+      message: `[B, M]`, what the row has written of its message.
+      written: `[B]`, tokens of it.
+      reply: to the message before.
+      read: `[B]`, tokens of it that the policy has read.
+      turns: `[B]`, messages that are complete.
+      done: `[B]`, bool, as the environment says.
+    """
+
+    state: PyTree
+    message: jax.Array
+    written: jax.Array
+    reply: Reply
+    read: jax.Array
+    turns: jax.Array
+    done: jax.Array
+
+
+def converse(
+    model: Transformer,
+    params: Any,
+    dialogue: Dialogue,
+    prompt: Prompt,
+    state: PyTree,
+    keys: jax.Array,
+    *,
+    group_size: int,
+    decoding: Decoding,
+    greedy: bool = False,
+) -> Conversations:
+    """Holds `group_size` dialogues from each of P starting states.
+
+    Each step of the loop feeds every row one token: the next of its pending reply, or a sampled
+    one. No row waits for another to finish its turn, and a row that reads does not slow one that
+    writes.
+
+    Args:
+      model: the policy.
+      params: its parameters.
+      dialogue: see `Dialogue`.
+      prompt: tokens `[P, L]`, pad `[P]`.
+      state: leaves `[P, …]`, as `reset` gave them.
+      keys: `[P]`, typed, consumed; member g draws token t, counted from the end of the prompt with
+        replies, with `fold_in(fold_in(key, g), t)`, and the reply to the message that token t ends
+        with t + N in place of t.
+      group_size: G.
+      decoding: see `Decoding`; its budget, above 0, is that of a message.
+      greedy: write the most likely tokens.
+
+    Returns:
+      The conversations.
+    """
+    tokenizer, budget = dialogue.tokenizer, decoding.max_new_tokens
+    columns, prompt_length = dialogue.columns(budget), prompt.tokens.shape[1]
+    ends = jnp.asarray(tokenizer.ends, jnp.int32)
+    row_keys = sampling.member_keys(keys, group_size)
+    rows = row_keys.shape[0]
+    logits, filled, pad = sampling.prefill(
+        model,
+        params,
+        prompt.tokens,
+        prompt.pad,
+        prompt_length + columns - 1,
+        group_size=group_size,
+    )
+
+    class Loop(NamedTuple):
+        t: jax.Array
+        logits: jax.Array
+        cache: Any
+        turn: Turn
+        tokens: jax.Array  # the rest [B, N]
+        log_prob: jax.Array
+        sampled: jax.Array
+        message_end: jax.Array
+        reward: jax.Array
+
+    def over(turn: Turn) -> jax.Array:
+        return turn.done | (turn.turns >= dialogue.max_turns)
+
+    def emit(loop: Loop) -> Loop:
+        """Token t of every row: of its reply, sampled, or PAD once its dialogue is over."""
+        turn = loop.turn
+        token, log_prob = sampling.draw(loop.logits, row_keys, loop.t, decoding, greedy=greedy)
+        reads = turn.read < turn.reply.length
+        writes = ~reads & ~over(turn)
+        if dialogue.reply_length:
+            at = jnp.minimum(turn.read, dialogue.reply_length - 1)[:, None]
+            replied = jnp.take_along_axis(turn.reply.tokens, at, axis=1)[:, 0]
+            token = jnp.where(reads, replied, token)
+        token = jnp.where(over(turn), tokenizer.pad, token)
+        here = writes[:, None] & (jnp.arange(budget)[None] == turn.written[:, None])
+        written = turn.written + writes
+        complete = writes & (jnp.isin(token, ends) | (written == budget))
+        turn = turn._replace(
+            message=jnp.where(here, token[:, None], turn.message),
+            written=written,
+            read=turn.read + reads,
+        )
+        respond_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, columns + loop.t)
+        turn, reward = jax.lax.cond(
+            complete.any(),
+            answer,
+            lambda turn, complete, keys: (turn, jnp.zeros(rows)),
+            turn,
+            complete,
+            respond_keys,
+        )
+
+        def write(buffer: jax.Array, column: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, column[:, None], loop.t, axis=1)
+
+        return loop._replace(
+            t=loop.t + 1,
+            turn=turn,
+            tokens=write(loop.tokens, token),
+            log_prob=write(loop.log_prob, jnp.where(writes, log_prob, 0.0)),
+            sampled=write(loop.sampled, writes),
+            message_end=write(loop.message_end, complete),
+            reward=write(loop.reward, reward),
+        )
+
+    def answer(turn: Turn, complete: jax.Array, keys: jax.Array) -> tuple[Turn, jax.Array]:
+        """The environment's answer to the messages that are complete."""
+        state, reply, reward, done = jax.vmap(dialogue.respond)(
+            turn.state, turn.message, turn.written, keys
+        )
+        answered = Turn(
+            state=state,
+            message=jnp.full_like(turn.message, tokenizer.pad),
+            written=jnp.zeros_like(turn.written),
+            reply=reply,
+            read=jnp.zeros_like(turn.read),
+            turns=turn.turns + 1,
+            done=done,
+        )
+        turn = jax.tree.map(
+            lambda new, old: jnp.where(complete.reshape(-1, *[1] * (new.ndim - 1)), new, old),
+            answered,
+            turn,
+        )
+        # The last reply is not read.
+        unread = jnp.where(over(turn), 0, turn.reply.length)
+        turn = turn._replace(reply=turn.reply._replace(length=unread))
+        return turn, jnp.where(complete, reward, 0.0)
+
+    def unfinished(loop: Loop) -> jax.Array:
+        return (loop.t < columns) & ~over(loop.turn).all()
+
+    def step(loop: Loop) -> Loop:
+        previous = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.t - 1, 1, axis=1)
+        logits, cache = model.apply(params, previous, pad, loop.cache, prompt_length + loop.t - 1)
+        return emit(loop._replace(logits=logits[:, 0], cache=cache))
+
+    nothing = jnp.zeros(rows, jnp.int32)
+    begun = Turn(
+        state=jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), state),
+        message=jnp.full((rows, budget), tokenizer.pad, jnp.int32),
+        written=nothing,
+        reply=Reply(jnp.zeros((rows, dialogue.reply_length), jnp.int32), nothing),
+        read=nothing,
+        turns=nothing,
+        done=jnp.zeros(rows, bool),
+    )
+    empty = jnp.zeros((rows, columns))
+    loop = Loop(
+        t=jnp.int32(0),
+        logits=logits,
+        cache=filled,
+        turn=begun,
+        tokens=jnp.full((rows, columns), tokenizer.pad, jnp.int32),
+        log_prob=empty,
+        sampled=jnp.zeros((rows, columns), bool),
+        message_end=jnp.zeros((rows, columns), bool),
+        reward=empty,
+    )
+    loop = jax.lax.while_loop(unfinished, step, emit(loop))
+    # Sampled tokens to the front, in order, so that nothing that follows sees the gaps.
+    position = jnp.argsort(~loop.sampled, axis=1, stable=True)[:, : dialogue.max_turns * budget]
+    position = position.astype(jnp.int32)
+    action, log_prob, mask, message_end, reward = (
+        jnp.take_along_axis(x, position, axis=1)
+        for x in (loop.tokens, loop.log_prob, loop.sampled, loop.message_end, loop.reward)
+    )
+    turn = loop.turn
+    return Conversations(
+        tokens=loop.tokens,
+        position=position,
+        action=action,
+        log_prob=log_prob,
+        mask=mask,
+        message_end=message_end,
+        reward=reward,
+        state=turn.state,
+        ended=turn.done,
+        turns=turn.turns,
+    )
+
+
+def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
+    """Dialogues of the train split whose messages are demonstrated.
+
+    Args:
+      dialogue: with `demonstrate`.
+      keys: `[B]`, typed, consumed.
+
+    Returns:
+      Prompts, and tokens `[B, N]` of messages and replies with the mask `[B, N]` of the messages.
+    """
+    assert dialogue.demonstrate is not None
+    demonstrate = dialogue.demonstrate
+    length, pad = dialogue.message_length, dialogue.tokenizer.pad
+    ends = jnp.asarray(dialogue.tokenizer.ends, jnp.int32)
+    columns = dialogue.columns(length)
+    slots = jnp.arange(columns)
+
+    def put(tokens: jax.Array, piece: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
+        """`count` tokens of a piece from `start` on; a scatter, which drops what is outside."""
+        here = jnp.arange(piece.shape[0])
+        return tokens.at[jnp.where(here < count, start + here, columns)].set(piece, mode="drop")
+
+    def demonstrated(key: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
+        reset_key, key = jax.random.split(key)
+        prompt, state = dialogue.reset(reset_key, False)
+
+        def turn(carry: Any, key: jax.Array) -> tuple[Any, None]:
+            state, tokens, mask, used, done = carry
+            demonstrate_key, respond_key = jax.random.split(key)
+            message = demonstrate(state, demonstrate_key)
+            written = jnp.argmax(jnp.isin(message, ends)).astype(jnp.int32) + 1
+            state_after, reply, _, over = dialogue.respond(state, message, written, respond_key)
+            count = jnp.where(done, 0, written)
+            tokens = put(tokens, message, used, count)
+            mask = mask | ((slots >= used) & (slots < used + count))
+            used = used + count
+            heard = jnp.where(done | over, 0, reply.length)
+            tokens = put(tokens, reply.tokens, used, heard)
+            state = jax.tree.map(lambda new, old: jnp.where(done, old, new), state_after, state)
+            return (state, tokens, mask, used + heard, done | over), None
+
+        start = (
+            state,
+            jnp.full(columns, pad, jnp.int32),
+            jnp.zeros(columns, bool),
+            jnp.int32(0),
+            jnp.bool_(False),
+        )
+        turn_keys = jax.random.split(key, dialogue.max_turns)
+        (_, tokens, mask, _, _), _ = jax.lax.scan(turn, start, turn_keys)
+        return prompt, tokens, mask
+
+    return jax.vmap(demonstrated)(keys)

@@ -1,0 +1,119 @@
+"""What a dialogue is, and the check of its shapes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.language.tasks.types import Prompt, check_size
+from jaxrl_po.language.tokenizer import AnyTokenizer
+from jaxrl_po.types import PyTree
+
+
+class Reply(NamedTuple):
+    """What the environment answers to a message.
+
+    Attributes:
+      tokens: `[R]`, int32; read up to `length`.
+      length: `[]`, int32, in [0, R].
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+
+
+class Dialogue(NamedTuple):
+    """An episode of several turns, as pure functions of one row and static shapes.
+
+    In a turn the policy writes a message, which ends with one of the tokenizer's `ends` or at the
+    token budget; the environment replies. Replies are read by the policy and not trained on.
+
+    Attributes:
+      name: for logs and plots.
+      tokenizer: of prompts, messages and replies.
+      prompt_length: L, tokens of a prompt, padding included.
+      message_length: M, tokens of the longest message needed, its end included.
+      reply_length: R, tokens of the longest reply; 0 for none.
+      max_turns: K; a dialogue that is not done after K messages is cut, which is a truncation.
+      reset: `reset(key, held_out) -> (Prompt, state)`; consumes `key`. The prompt's `problem` is
+        not read.
+      respond: `respond(state, message [T], length [], key) -> (state, Reply, reward [], done [])`:
+        T ≥ M is the token budget of a message, PAD stands after `length` tokens. Consumes `key`.
+      accuracy: `accuracy(state) -> []` float32 in [0, 1]: whether the dialogue was won, from its
+        last state.
+      demonstrate: `demonstrate(state, key) -> tokens [M]`: a good message for a warm start, with
+        its end, then PAD. None where there is none.
+      score: `score(state) -> []` float32: the raw outcome that decides whether a group is
+        informative. None where that is the accuracy.
+      measures: name to `measure(state) -> []`, further metrics of the last state.
+    """
+
+    name: str
+    tokenizer: AnyTokenizer
+    prompt_length: int
+    message_length: int
+    reply_length: int
+    max_turns: int
+    reset: Callable[[jax.Array, bool], tuple[Prompt, PyTree]]
+    respond: Callable[
+        [PyTree, jax.Array, jax.Array, jax.Array], tuple[PyTree, Reply, jax.Array, jax.Array]
+    ]
+    accuracy: Callable[[PyTree], jax.Array]
+    demonstrate: Callable[[PyTree, jax.Array], jax.Array] | None = None
+    score: Callable[[PyTree], jax.Array] | None = None
+    measures: Mapping[str, Callable[[PyTree], jax.Array]] = {}
+
+    @property
+    def answer_length(self) -> int:
+        """M, as for a task: the least budget of a message."""
+        return self.message_length
+
+    def columns(self, budget: int) -> int:
+        """N, tokens of the longest dialogue after its prompt: the last reply is not read."""
+        return self.max_turns * budget + (self.max_turns - 1) * self.reply_length
+
+
+def check_contract(dialogue: Dialogue) -> None:
+    """Raises ConfigError where a function of a dialogue does not give what it must."""
+    for name, within in (
+        ("prompt_length", COUNT),
+        ("message_length", COUNT),
+        ("reply_length", NON_NEGATIVE),
+        ("max_turns", COUNT),
+    ):
+        check_size(name, getattr(dialogue, name), within)
+    key = jax.random.key(0)
+    prompt, state = jax.eval_shape(lambda key: dialogue.reset(key, False), key)
+    budget = jax.ShapeDtypeStruct((dialogue.message_length,), jnp.int32)
+    length = jax.ShapeDtypeStruct((), jnp.int32)
+    after, reply, reward, done = jax.eval_shape(dialogue.respond, state, budget, length, key)
+    tokens, number, flag = (
+        jax.ShapeDtypeStruct(*each)
+        for each in (((dialogue.reply_length,), jnp.int32), ((), jnp.float32), ((), bool))
+    )
+    scalars: list[tuple[str, Any, Any]] = [
+        ("accuracy", jax.eval_shape(dialogue.accuracy, state), number)
+    ]
+    if dialogue.score is not None:
+        scalars.append(("score", jax.eval_shape(dialogue.score, state), number))
+    if dialogue.demonstrate is not None:
+        message = jax.eval_shape(dialogue.demonstrate, state, key)
+        scalars.append(("demonstrate", message, budget))
+    prompt_tokens = jax.ShapeDtypeStruct((dialogue.prompt_length,), jnp.int32)
+    for name, given, wanted in (
+        ("reset: tokens of the prompt", prompt.tokens, prompt_tokens),
+        ("reset: pad of the prompt", prompt.pad, length),
+        ("respond: state", after, state),
+        ("respond: tokens of the reply", reply.tokens, tokens),
+        ("respond: length of the reply", reply.length, length),
+        ("respond: reward", reward, number),
+        ("respond: done", done, flag),
+        *scalars,
+    ):
+        got, expected = (
+            jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (given, wanted)
+        )
+        if got != expected:
+            raise ConfigError(f"{name} of dialogue {dialogue.name} must be {expected}, got {got}")

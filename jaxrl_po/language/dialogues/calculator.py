@@ -1,0 +1,166 @@
+"""A sum with a calculator: the policy may ask for values before it answers."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import Interval
+from jaxrl_po.language.dialogue import Dialogue, Reply
+from jaxrl_po.language.tasks.split import make_draw
+from jaxrl_po.language.tasks.types import Prompt, check_size
+from jaxrl_po.language.tokenizer import make_tokenizer
+
+MAX_DIGITS = 8  # a sum of two such numbers fits into int32
+
+
+class State(NamedTuple):
+    """A sum.
+
+    Attributes:
+      terms: `[2]`, int32.
+      turns: `[]`, int32, messages so far.
+      used: `[]`, bool, whether the calculator gave a value.
+      right: `[]`, bool, whether the answer was right.
+    """
+
+    terms: jax.Array
+    turns: jax.Array
+    used: jax.Array
+    right: jax.Array
+
+
+class Expression(NamedTuple):
+    """Numbers joined by `+`, as read so far.
+
+    Attributes:
+      total: `[]`, int32, of the numbers before the one being read.
+      number: `[]`, int32, being read.
+      digits: `[]`, int32, of that number.
+      plus: `[]`, int32, signs so far.
+      legal: `[]`, bool.
+    """
+
+    total: jax.Array
+    number: jax.Array
+    digits: jax.Array
+    plus: jax.Array
+    legal: jax.Array
+
+
+def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) -> Dialogue:
+    """The sum of two numbers, with a calculator at hand.
+
+    The prompt is `123456+654321?`. A message that begins with `=` is the answer and ends the
+    dialogue: `=777777` and EOS. Any other is an expression, one number or two joined by `+`, of at
+    most 8 digits each, and the reply is its value; `!` where it is none. The reward is 1 for the
+    right answer, at its end. One pair in ten, in either order, is held out.
+
+    Demonstrations ask for the sum and then answer with the reply.
+
+    Args:
+      num_digits: of a number, in [1, 8], padded with zeros; values and answers have one more.
+      tool: reply with values. False, to see what it is worth: the reply is always `!`, and
+        demonstrations answer at once.
+      max_turns: messages, the answer included.
+
+    Returns:
+      The dialogue; its metric is `calls`, the share of dialogues in which the calculator gave a
+      value.
+
+    Raises:
+      ConfigError: an argument outside its range.
+    """
+    check_size("num_digits", num_digits, Interval(1, MAX_DIGITS))
+    check_size("max_turns", max_turns, Interval(1, 64))
+    tokenizer = make_tokenizer("0123456789+=?!")
+    zero, plus, equals, wrong = (tokenizer.ids[c] for c in "0+=!")
+    places, size = num_digits + 1, 2 * num_digits + 2
+    draw = make_draw([(0, 10**num_digits)] * 2, canonical=jnp.sort, advice="raise num_digits")
+
+    def digits_of(value: jax.Array, count: int) -> jax.Array:
+        powers = 10 ** jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
+        digits: jax.Array = zero + value[..., None] // powers % 10
+        return digits
+
+    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
+        terms = draw(key, held_out).astype(jnp.int32)
+        signs = jnp.asarray(tokenizer.encode("+?"), jnp.int32)[:, None]
+        tokens = jnp.concatenate([digits_of(terms, num_digits), signs], axis=1).reshape(-1)
+        no = jnp.bool_(False)
+        return Prompt(tokens, jnp.int32(0)), State(terms, jnp.int32(0), no, no)
+
+    def evaluate(message: jax.Array, written: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The value of an expression, and whether it is one."""
+
+        def read(found: Expression, token: jax.Array) -> tuple[Expression, None]:
+            is_digit, is_plus = (token >= zero) & (token < zero + 10), token == plus
+            fits = jnp.where(is_digit, found.digits < MAX_DIGITS, found.digits > 0)
+            signs = found.plus + is_plus
+            return Expression(
+                total=jnp.where(is_plus, found.total + found.number, found.total),
+                number=jnp.where(is_digit, found.number * 10 + token - zero, 0),
+                digits=jnp.where(is_digit, found.digits + 1, 0),
+                plus=signs,
+                legal=found.legal & (is_digit | is_plus) & fits & (signs < 2),
+            ), None
+
+        def step(found: Expression, at: jax.Array) -> tuple[Expression, None]:
+            after, _ = read(found, message[at])
+            inside = at < written - 1  # the last token is the end
+            return jax.tree.map(lambda new, old: jnp.where(inside, new, old), after, found), None
+
+        none = jnp.int32(0)
+        start = Expression(none, none, none, none, jnp.bool_(True))
+        found, _ = jax.lax.scan(step, start, jnp.arange(message.shape[0]))
+        ended = message[jnp.maximum(written - 1, 0)] == tokenizer.eos
+        return found.total + found.number, found.legal & ended & (found.digits > 0)
+
+    def respond(
+        state: State, message: jax.Array, written: jax.Array, key: jax.Array
+    ) -> tuple[State, Reply, jax.Array, jax.Array]:
+        del key
+        answers = message[0] == equals
+        right_answer = jnp.concatenate(
+            [
+                jnp.asarray([equals]),
+                digits_of(state.terms.sum(), places),
+                jnp.asarray([tokenizer.eos]),
+            ]
+        )
+        right = (written == places + 2) & (message[: places + 2] == right_answer).all()
+        value, legal = evaluate(message, written)
+        legal = legal & (value < 10**places) & tool
+        reply = jnp.where(legal, digits_of(value, places), wrong).astype(jnp.int32)
+        turns = state.turns + 1
+        state = State(state.terms, turns, state.used | (legal & ~answers), right)
+        reward = right.astype(jnp.float32)
+        length = jnp.where(legal, places, 1).astype(jnp.int32)
+        return state, Reply(reply, length), reward, answers | (turns == max_turns)
+
+    def demonstrate(state: State, key: jax.Array) -> jax.Array:
+        del key
+        eos, pads = jnp.asarray([tokenizer.eos]), jnp.full(size, tokenizer.pad)
+        signs = jnp.asarray([plus, tokenizer.eos])[:, None]
+        terms = digits_of(state.terms, num_digits)
+        question = jnp.concatenate([terms, signs], axis=1).reshape(-1)
+        value = digits_of(state.terms.sum(), places)
+        answer = jnp.concatenate([jnp.asarray([equals]), value, eos, pads])[:size]
+        asks = (state.turns == 0) & tool & (max_turns > 1)
+        return jnp.where(asks, question, answer).astype(jnp.int32)
+
+    return Dialogue(
+        name=f"sums of {num_digits} digits with a calculator"
+        if tool
+        else f"sums of {num_digits} digits",
+        tokenizer=tokenizer,
+        prompt_length=size,
+        message_length=size,
+        reply_length=places,
+        max_turns=max_turns,
+        reset=reset,
+        respond=respond,
+        accuracy=lambda state: state.right.astype(jnp.float32),
+        demonstrate=demonstrate,
+        measures={"calls": lambda state: state.used.astype(jnp.float32)},
+    )

@@ -1,0 +1,113 @@
+"""Higher or lower: find a number by guesses, each answered with the direction."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import Interval
+from jaxrl_po.language.dialogue import Dialogue, Reply
+from jaxrl_po.language.tasks.types import Prompt, check_size
+from jaxrl_po.language.tokenizer import make_tokenizer
+
+DIGITS = 2
+
+
+class State(NamedTuple):
+    """A game.
+
+    Attributes:
+      number: `[]`, int32, to be found.
+      low: `[]`, int32, the smallest number that fits all replies.
+      high: `[]`, int32, the largest.
+      guesses: `[]`, int32.
+      won: `[]`, bool.
+    """
+
+    number: jax.Array
+    low: jax.Array
+    high: jax.Array
+    guesses: jax.Array
+    won: jax.Array
+
+
+def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
+    """Find a number from 0 to `numbers` − 1 in as few guesses as possible.
+
+    A guess is two digits and EOS; the reply is `<` if the number is lower, `>` if it is higher and
+    `!` after a message that is no number of two digits. The reward, at the end of a game that is
+    won after g guesses, is (max_turns + 1 − g) / max_turns: a lost game counts as one more than
+    `max_turns` and gives 0.
+
+    Numbers are not split: every game is drawn from all of them. Binary search takes 5.125 guesses
+    in the mean for 64 numbers, the right one included. Demonstrations guess a number that fits all
+    replies, at random.
+
+    Args:
+      numbers: in [2, 100].
+      max_turns: guesses.
+
+    Returns:
+      The dialogue; its metric is `guesses` (`max_turns` + 1 for a lost game).
+
+    Raises:
+      ConfigError: an argument outside its range.
+    """
+    check_size("numbers", numbers, Interval(2, 10**DIGITS))
+    check_size("max_turns", max_turns, Interval(1, 100))
+    tokenizer = make_tokenizer("0123456789?<>!")
+    zero, lower, higher, wrong = (tokenizer.ids[c] for c in "0<>!")
+    start = Prompt(jnp.asarray(tokenizer.encode("?"), jnp.int32), jnp.int32(0))
+
+    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
+        del held_out
+        none, last = jnp.int32(0), jnp.int32(numbers - 1)
+        number = jax.random.randint(key, (), 0, numbers)
+        return start, State(number, none, last, none, jnp.bool_(False))
+
+    def respond(
+        state: State, message: jax.Array, written: jax.Array, key: jax.Array
+    ) -> tuple[State, Reply, jax.Array, jax.Array]:
+        del key
+        digits = message[:DIGITS] - zero
+        legal = (
+            (written == DIGITS + 1)
+            & (message[DIGITS] == tokenizer.eos)
+            & ((digits >= 0) & (digits < 10)).all()
+        )
+        guess = 10 * digits[0] + digits[1]
+        is_lower, is_higher = legal & (state.number < guess), legal & (state.number > guess)
+        guesses = state.guesses + 1
+        won = legal & (guess == state.number)
+        state = State(
+            number=state.number,
+            low=jnp.where(is_higher, jnp.maximum(state.low, guess + 1), state.low),
+            high=jnp.where(is_lower, jnp.minimum(state.high, guess - 1), state.high),
+            guesses=guesses,
+            won=won,
+        )
+        said = jnp.where(is_lower, lower, jnp.where(is_higher, higher, wrong)).astype(jnp.int32)
+        reward = jnp.where(won, (max_turns + 1.0 - guesses) / max_turns, 0.0)
+        return state, Reply(said[None], jnp.int32(1)), reward, won | (guesses == max_turns)
+
+    def demonstrate(state: State, key: jax.Array) -> jax.Array:
+        guess = jax.random.randint(key, (), state.low, state.high + 1)
+        return jnp.stack([zero + guess // 10, zero + guess % 10, jnp.int32(tokenizer.eos)])
+
+    def counted(state: State) -> jax.Array:
+        return jnp.where(state.won, state.guesses, max_turns + 1).astype(jnp.float32)
+
+    return Dialogue(
+        name=f"higher or lower, {numbers} numbers",
+        tokenizer=tokenizer,
+        prompt_length=1,
+        message_length=DIGITS + 1,
+        reply_length=1,
+        max_turns=max_turns,
+        reset=reset,
+        respond=respond,
+        accuracy=lambda state: state.won.astype(jnp.float32),
+        demonstrate=demonstrate,
+        score=lambda state: -counted(state),
+        measures={"guesses": counted},
+    )

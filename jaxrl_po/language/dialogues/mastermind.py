@@ -1,0 +1,135 @@
+"""Mastermind: find a code by guesses, each answered with what is right about it."""
+
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.config import Interval
+from jaxrl_po.language.dialogue import Dialogue, Reply
+from jaxrl_po.language.tasks.types import Prompt, check_size
+from jaxrl_po.language.tokenizer import make_tokenizer
+
+ALPHABET = "0123456789"
+MAX_CODES = 4096
+
+
+class State(NamedTuple):
+    """A game.
+
+    Attributes:
+      code: `[]`, int32, index of the code to be found.
+      possible: `[C]`, bool, the codes that fit all replies.
+      guesses: `[]`, int32.
+      won: `[]`, bool.
+      malformed: `[]`, int32, messages that were no code.
+    """
+
+    code: jax.Array
+    possible: jax.Array
+    guesses: jax.Array
+    won: jax.Array
+    malformed: jax.Array
+
+
+def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dialogue:
+    """Find a code of `length` symbols, with repeats, in as few guesses as possible.
+
+    A guess is the symbols and EOS; the reply is two digits: how many symbols are right at their
+    place, and how many more are right at another. A message that is no code costs its turn, and the
+    reply is `!!`. The reward, at the end of a game that is won after g guesses, is
+    (max_turns + 1 − g) / max_turns: a lost game counts as one more than `max_turns` and gives 0.
+
+    Codes are not split: every game is drawn from all of them. The optimal mean number of guesses,
+    with repeats, is 2.333 for 2 symbols of 3, 2.813 for 2 of 4, 2.704 for 3 of 3 and 3.219 for 3
+    of 4 (exact search). Demonstrations guess at random among the codes that fit all replies.
+
+    Args:
+      length: symbols of a code, in [1, 6].
+      symbols: to choose from, in [2, 10]; at most 4,096 codes.
+      max_turns: guesses.
+
+    Returns:
+      The dialogue; its metrics are `guesses` (`max_turns` + 1 for a lost game) and `malformed`
+      (messages of a game that are no code).
+
+    Raises:
+      ConfigError: an argument outside its range.
+    """
+    check_size("length", length, Interval(1, 6))
+    check_size("symbols", symbols, Interval(2, 10))
+    check_size("max_turns", max_turns, Interval(1, 64))
+    check_size("symbols ** length", symbols**length, Interval(2, MAX_CODES))
+    tokenizer = make_tokenizer(ALPHABET + ">!")
+    zero, wrong = tokenizer.ids["0"], tokenizer.ids["!"]
+    codes = jnp.asarray(list(itertools.product(range(symbols), repeat=length)), jnp.int32)
+    places = jnp.asarray(symbols ** np.arange(length)[::-1], jnp.int32)
+    counts = (codes[:, :, None] == jnp.arange(symbols)[None, None]).sum(axis=1)  # [C, symbols]
+    start = Prompt(jnp.asarray(tokenizer.encode(">"), jnp.int32), jnp.int32(0))
+
+    def feedback(guess: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Right symbols at their place, and at another, if each code `[C]` was the one."""
+        at_place = (codes == codes[guess][None]).sum(axis=1)
+        shared = jnp.minimum(counts, counts[guess][None]).sum(axis=1)
+        return at_place, shared - at_place
+
+    def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
+        del held_out
+        none = jnp.int32(0)
+        code = jax.random.randint(key, (), 0, len(codes))
+        return start, State(code, jnp.ones(len(codes), bool), none, jnp.bool_(False), none)
+
+    def respond(
+        state: State, message: jax.Array, written: jax.Array, key: jax.Array
+    ) -> tuple[State, Reply, jax.Array, jax.Array]:
+        del key
+        digits = message[:length] - zero
+        legal = (
+            (written == length + 1)
+            & (message[length] == tokenizer.eos)
+            & ((digits >= 0) & (digits < symbols)).all()
+        )
+        guess = jnp.where(legal, digits @ places, 0)
+        at_place, elsewhere = feedback(guess)
+        heard = at_place[state.code], elsewhere[state.code]
+        fits = (at_place == heard[0]) & (elsewhere == heard[1])
+        guesses = state.guesses + 1
+        won = legal & (guess == state.code)
+        state = State(
+            code=state.code,
+            possible=state.possible & (fits | ~legal),
+            guesses=guesses,
+            won=won,
+            malformed=state.malformed + ~legal,
+        )
+        reply = Reply(jnp.where(legal, zero + jnp.stack(heard), wrong), jnp.int32(2))
+        reward = jnp.where(won, (max_turns + 1.0 - guesses) / max_turns, 0.0)
+        return state, reply, reward, won | (guesses == max_turns)
+
+    def demonstrate(state: State, key: jax.Array) -> jax.Array:
+        guess = jax.random.categorical(key, jnp.where(state.possible, 0.0, -jnp.inf))
+        eos = jnp.asarray([tokenizer.eos], jnp.int32)
+        return jnp.concatenate([zero + codes[guess], eos])
+
+    def counted(state: State) -> jax.Array:
+        return jnp.where(state.won, state.guesses, max_turns + 1).astype(jnp.float32)
+
+    return Dialogue(
+        name=f"Mastermind with {length} of {symbols} symbols",
+        tokenizer=tokenizer,
+        prompt_length=1,
+        message_length=length + 1,
+        reply_length=2,
+        max_turns=max_turns,
+        reset=reset,
+        respond=respond,
+        accuracy=lambda state: state.won.astype(jnp.float32),
+        demonstrate=demonstrate,
+        score=lambda state: -counted(state),
+        measures={
+            "guesses": counted,
+            "malformed": lambda state: state.malformed.astype(jnp.float32),
+        },
+    )

@@ -1,0 +1,146 @@
+"""Dialogues as a `Problem`: an episode is one dialogue, a step is one token of a message."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import masked
+from jaxrl_po.advantages import informative
+from jaxrl_po.config import check
+from jaxrl_po.language import conversation, lora
+from jaxrl_po.language.checks import check_budget, check_top_k
+from jaxrl_po.language.dialogue import Dialogue, check_contract
+from jaxrl_po.language.networks import AUTO, Sequences, make_networks, prompt_keys
+from jaxrl_po.language.problem import Settings, rows
+from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.warm_start import WarmStart
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree
+
+
+def make_problem(
+    dialogue: Dialogue,
+    model: Transformer,
+    *,
+    num_prompts: int = 64,
+    group_size: int = 8,
+    max_new_tokens: int = 0,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    old_log_prob: str = AUTO,
+    critic: Transformer | None = None,
+    initial: PyTree | None = None,
+    warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
+) -> Problem:
+    """A problem of dialogues: `num_prompts` starting states with `group_size` dialogues each.
+
+    A batch has the sampled tokens alone, `[B, S]`, S = K · T: replies are inputs, and neither an
+    advantage nor a return passes through them, so that they decay nothing. Rewards stand at the
+    ends of messages, which `Batch.step_end` marks. The last token terminates the episode; a
+    dialogue that was not done within its turns is marked as truncated too, and nothing is
+    bootstrapped.
+
+    Args:
+      dialogue: see `Dialogue`.
+      model: the policy.
+      num_prompts: P, over all devices.
+      group_size: G.
+      max_new_tokens: T, budget of a message, its end included; 0 takes the dialogue's.
+      temperature: see `language.make_problem`, as for the arguments that follow.
+      top_k: likewise.
+      top_p: likewise.
+      old_log_prob: likewise.
+      critic: likewise; its value before a token is that of the dialogue so far.
+      initial: likewise.
+      warm: likewise; demonstrations are the dialogue's.
+
+    Returns:
+      The `Problem`. Metrics: `accuracy`, in groups `dead_groups` (share of groups whose raw scores
+      are all equal), `response_length` (tokens of all messages), `turns`, `truncated` (share of
+      dialogues cut by the number of turns), and the dialogue's own.
+
+    Raises:
+      ConfigError: for an invalid argument, which the message names, or a dialogue that breaks its
+        contract.
+    """
+    check(
+        Settings(
+            num_prompts=num_prompts,
+            group_size=group_size,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            old_log_prob=old_log_prob,
+        )
+    )
+    check_top_k(top_k, model)
+    check_contract(dialogue)
+    budget = check_budget(dialogue, max_new_tokens)
+    columns = dialogue.columns(budget)
+    networks = make_networks(
+        dialogue,
+        model,
+        critic,
+        num_prompts=num_prompts,
+        columns=columns,
+        temperature=temperature,
+        old_log_prob=old_log_prob,
+        initial=initial,
+        warm=warm,
+    )
+
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
+        keys = prompt_keys(collector, key)
+        prompts, states = jax.vmap(lambda key: dialogue.reset(key, False))(keys[:, 0])
+        held = conversation.converse(
+            lora.over(model, params.frozen),
+            params.policy,
+            dialogue,
+            prompts,
+            states,
+            keys[:, 1],
+            group_size=group_size,
+            decoding=Decoding(budget, temperature, top_k, top_p),
+        )
+        accuracy = jax.vmap(dialogue.accuracy)(held.state)
+        score = accuracy if dialogue.score is None else jax.vmap(dialogue.score)(held.state)
+        score = score.reshape(-1, group_size)
+        metrics: Metrics = {
+            "accuracy": masked.total(accuracy),
+            "response_length": masked.total(held.mask.sum(axis=1)),
+            "turns": masked.total(held.turns),
+            "truncated": masked.total(~held.ended),
+        }
+        if group_size > 1:
+            metrics["dead_groups"] = masked.total(~informative(score))
+        for name, measure in dialogue.measures.items():
+            metrics[name] = masked.total(jax.vmap(measure)(held.state))
+        prompt, pad = (jnp.repeat(x, group_size, axis=0) for x in (prompts.tokens, prompts.pad))
+        tokens = jnp.concatenate([prompt, held.tokens], axis=1)
+        inputs = Sequences(tokens, pad, None, held.position)
+        values = networks.value(params, inputs)
+        is_last = held.mask & ~jnp.roll(held.mask, -1, axis=1).at[:, -1].set(False)
+        batch = Batch(
+            inputs=inputs,
+            action=held.action,
+            log_prob=held.log_prob,
+            reward=held.reward,
+            value=values,
+            next_value=jnp.where(is_last, 0.0, jnp.roll(values, -1, axis=1)),
+            terminated=is_last,
+            truncated=is_last & ~held.ended[:, None],
+            mask=held.mask,
+            score=score,
+            metrics=metrics,
+            sampler_log_prob=None if networks.exact_sampler else held.log_prob,
+            step_end=held.message_end,
+        )
+        return collector, batch
+
+    return Problem(
+        networks.init, collect, networks.apply, rows, exact_sampler=networks.exact_sampler
+    )

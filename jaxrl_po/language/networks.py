@@ -1,0 +1,154 @@
+"""What tasks and dialogues share of a problem: their parameters, the policy and the critic."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.language import lora
+from jaxrl_po.language.checks import check_parameters, check_vocabulary
+from jaxrl_po.language.dialogue import Dialogue
+from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.unembedding import Unembedded, next_tokens
+from jaxrl_po.language.warm_start import WarmStart, warm_start
+from jaxrl_po.types import ActorCritic, CollectorState, PyTree
+
+AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
+
+# Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
+PROMPT_NUMBER = "prompt_number"
+
+
+class Sequences(NamedTuple):
+    """What `apply` reads.
+
+    Attributes:
+      tokens: `[B, L + N]`, int32: left-padded prompt, then the completion, from column L in every
+        row.
+      pad: `[B]`, int32, padding tokens on the left.
+      problem: `[B, …]`, see `Prompt`, where the reward is computed on the host; else None.
+      position: `[B, S]`, int32 below N: where the sampled tokens stand in the completion; None
+        where it is all sampled.
+    """
+
+    tokens: jax.Array
+    pad: jax.Array
+    problem: PyTree = None
+    position: jax.Array | None = None
+
+
+class Networks(NamedTuple):
+    """Policy and critic on sequences.
+
+    Attributes:
+      init: see `Problem`.
+      apply: see `Problem`.
+      value: `value(params, inputs) -> [B, S]`; zeros without a critic.
+      exact_sampler: see `Problem`.
+    """
+
+    init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
+    apply: Callable[[ActorCritic, Sequences], tuple[Categorical | Unembedded, jax.Array]]
+    value: Callable[[ActorCritic, Sequences], jax.Array]
+    exact_sampler: bool
+
+
+def make_networks(
+    source: Task | Dialogue,
+    model: Transformer,
+    critic: Transformer | None,
+    *,
+    num_prompts: int,
+    columns: int,
+    temperature: float,
+    old_log_prob: str,
+    initial: PyTree | None,
+    warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None,
+) -> Networks:
+    """Checks the models against the task or dialogue, and makes the functions of a problem.
+
+    Args:
+      source: where prompts come from.
+      model: see `problem.make_problem`, as for all but `columns`.
+      critic: likewise.
+      num_prompts: likewise.
+      columns: N, tokens of a completion at most.
+      temperature: likewise.
+      old_log_prob: likewise.
+      initial: likewise.
+      warm: likewise.
+
+    Raises:
+      ConfigError: for an invalid argument, which the message names.
+    """
+    if old_log_prob == AUTO:
+        # Below float32 the cached and the whole forward pass round differently. A custom module
+        # need not have a dtype.
+        dtype = getattr(model, "dtype", jnp.float32)
+        old_log_prob = SAMPLER if jnp.promote_types(dtype, jnp.float32) == dtype else LEARNER
+    check_vocabulary(source, model)
+    # A custom module need not know of adapters either.
+    adapters: lora.Lora | None = getattr(model, "lora", None)
+    if adapters is not None:
+        adapters.validate()
+    if initial is not None:
+        check_parameters(model, initial)
+    elif adapters is not None:
+        raise ConfigError("initial must be given where the model has adapters: it is their base")
+    if critic is not None:
+        check_vocabulary(source, critic)
+        if critic.outputs != 1:
+            raise ConfigError(f"critic must have outputs = 1, got {critic.outputs}")
+
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
+        policy_key, critic_key, warm_key = jax.random.split(key, 3)
+        tokens, pad = jnp.zeros((1, source.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
+        policy: PyTree = initial
+        base: PyTree = None
+        if initial is None or adapters is not None:
+            policy = model.init(policy_key, tokens, pad)
+        if adapters is not None:
+            policy, base = {lora.ADAPTERS: policy[lora.ADAPTERS]}, initial
+        if isinstance(warm, WarmStart):
+            policy = warm_start(lora.over(model, base), policy, source, warm, warm_key)
+        elif warm is not None:
+            policy = warm(policy, warm_key)
+        value = None if critic is None else critic.init(critic_key, tokens, pad)
+        return ActorCritic(policy, value, base), CollectorState(
+            {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
+        )
+
+    def apply(params: ActorCritic, inputs: Sequences) -> tuple[Categorical | Unembedded, jax.Array]:
+        distribution = next_tokens(
+            lora.over(model, params.frozen),
+            params.policy,
+            inputs.tokens[:, :-1],
+            inputs.pad,
+            last=columns,
+            temperature=temperature,
+            position=inputs.position,
+        )
+        return distribution, value(params, inputs)
+
+    def value(params: ActorCritic, inputs: Sequences) -> jax.Array:
+        if critic is None or params.value is None:
+            every = (inputs.tokens.shape[0], columns)
+            return jnp.zeros(every if inputs.position is None else inputs.position.shape)
+        values = critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=columns)[0]
+        values = values[..., 0]
+        if inputs.position is None:
+            return values
+        return jnp.take_along_axis(values, inputs.position, axis=1)
+
+    return Networks(init, apply, value, old_log_prob == SAMPLER)
+
+
+def prompt_keys(collector: CollectorState, key: jax.Array) -> jax.Array:
+    """Two keys of each prompt, `[P, 2]`, from its index over all devices, not from its device."""
+    keys: Any = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))
+    pairs: jax.Array = keys(collector.sharded[PROMPT_NUMBER])
+    return pairs
