@@ -22,6 +22,7 @@ from jaxrl_po.config import (
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import (
+    check_adapters,
     check_budget,
     check_parameters,
     check_top_k,
@@ -232,8 +233,7 @@ def make_problem(
     check_lengths(task)
     # A custom module need not know of adapters either.
     adapters: lora.Lora | None = getattr(model, "lora", None)
-    if adapters is not None:
-        adapters.validate()
+    check_adapters(model)
     if initial is not None:
         check_parameters(model, initial)
     elif adapters is not None:
