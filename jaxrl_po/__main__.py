@@ -17,6 +17,7 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
   plot       compare runs in a figure and a table
   report     write an HTML page about one or several runs
   render     show an episode of a run as a GIF
+  export     write the model of a run for transformers
   parity     compare a pretrained model with transformers"""
 
 
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     from jaxrl_po.run.commands import (
         control,
         evaluate,
+        export,
         language,
         parity,
         plot,
@@ -49,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
         "plot": plot.main,
         "report": report.main,
         "render": render.main,
+        "export": export.main,
         "parity": parity.main,
     }
     name, *arguments = argv

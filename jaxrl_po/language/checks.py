@@ -53,6 +53,18 @@ def check_parameters(model: Transformer, params: PyTree, name: str = "initial") 
             )
 
 
+def check_adapters(model: Transformer) -> None:
+    """Raises ConfigError if the adapters of a model are invalid, or have no matrix to adapt."""
+    adapters: lora.Lora | None = getattr(model, "lora", None)
+    if adapters is None:
+        return
+    adapters.validate()
+    if lora.ADAPTERS not in model.parameter_shapes():
+        raise ConfigError(
+            f"targets must name matrices of the model, which has no {', '.join(adapters.targets)}"
+        )
+
+
 def check_top_k(top_k: int, model: Transformer) -> None:
     """Raises ConfigError if `top_k` exceeds the vocabulary."""
     if top_k > model.vocabulary:

@@ -15,7 +15,9 @@ from jaxrl_po.language.sampling import PLAIN, Decoding
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import ActorCritic, CollectorState
+from jaxrl_po.types import ActorCritic, CollectorState, PyTree
+
+GREEDY, SAMPLED = "greedy", "sampled"
 
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, jax.Array]]
 Describe = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, Any]]
@@ -26,6 +28,8 @@ class Answers(NamedTuple):
 
     Attributes:
       prompt: `[P, L]`, int32, left-padded.
+      pad: `[P]`, int32, padding tokens on the left.
+      problem: `[P, …]`, see `Prompt`.
       tokens: `[P, n, T]`, int32; PAD after EOS.
       length: `[P, n]`, int32, tokens, EOS included.
       ended: `[P, n]`, bool, whether EOS came within the budget.
@@ -34,6 +38,8 @@ class Answers(NamedTuple):
     """
 
     prompt: jax.Array
+    pad: jax.Array
+    problem: PyTree
     tokens: jax.Array
     length: jax.Array
     ended: jax.Array
@@ -89,7 +95,7 @@ def make_answer(
         )
         score = jax.vmap(jax.vmap(task.score, in_axes=(None, 0)))(prompts.problem, tokens)
         expected = jax.vmap(task.demonstrate)(prompts.problem)
-        return Answers(prompts.tokens, tokens, length, ended, score, expected)
+        return Answers(*prompts, tokens, length, ended, score, expected)
 
     return answer
 
@@ -119,29 +125,33 @@ def make_evaluate(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
-    if num_samples not in NON_NEGATIVE:
-        raise ConfigError(f"num_samples must lie in {NON_NEGATIVE}, got {num_samples}")
-    answer = make_answer(task, model, num_prompts=num_prompts, decoding=decoding)
+    write = make_describe(
+        task, model, num_prompts=num_prompts, num_samples=num_samples, decoding=decoding
+    )
 
     def evaluate(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> dict[str, jax.Array]:
-        del collector
-        greedy = answer(params, key, 0)
-        values = {"greedy_accuracy": greedy.score[:, 0], "greedy_length": greedy.length[:, 0]}
-        if num_samples:
-            values |= samples_metrics(answer(params, key, num_samples).score)
-        return values
+        return measure(write(params, collector, key))
 
     return evaluate
 
 
 def samples_metrics(score: jax.Array) -> dict[str, jax.Array]:
-    """`avg@n` and `pass@k`, k = 1, 2, 4, … ≤ n, from scores `[P, n]`, of which 1 is correct."""
-    n = score.shape[1]
-    correct = jnp.sum(score >= 1.0, axis=1)
+    """`avg@n` and `pass@k`, k = 1, 2, 4, … ≤ n, from scores `[…, n]`, of which 1 is correct."""
+    n = score.shape[-1]
+    correct = jnp.sum(score >= 1.0, axis=-1)
     passed = {f"pass@{k}": pass_at_k(correct, n, k) for k in (2**i for i in range(n.bit_length()))}
-    return {f"avg@{n}": score.mean(axis=1), **passed}
+    return {f"avg@{n}": score.mean(axis=-1), **passed}
+
+
+def measure(answers: Mapping[str, Answers]) -> dict[str, jax.Array]:
+    """The metrics of `make_evaluate`, `[…, P]` each, from answers with leading axes `[…, P]`."""
+    greedy = answers[GREEDY]
+    values = {"greedy_accuracy": greedy.score[..., 0], "greedy_length": greedy.length[..., 0]}
+    if SAMPLED in answers:
+        values |= samples_metrics(answers[SAMPLED].score)
+    return values
 
 
 def pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
@@ -179,16 +189,18 @@ def make_describe(
     model: Transformer,
     *,
     num_prompts: int = 4,
+    num_samples: int = 1,
     decoding: Decoding = PLAIN,
 ) -> Describe:
     """Builds `describe(params, collector, key) -> {"greedy": Answers, "sampled": Answers}`.
 
-    One answer of each kind per prompt, for `render`.
+    For `render` or `measure`.
 
     Args:
       task: see `Task`.
       model: the policy.
       num_prompts: number of held-out prompts: for the same key, the first ones of an evaluation.
+      num_samples: samples per prompt; 0 for the greedy answers only.
       decoding: see `sampling.Decoding`.
 
     Returns:
@@ -197,13 +209,16 @@ def make_describe(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
+    if num_samples not in NON_NEGATIVE:
+        raise ConfigError(f"num_samples must lie in {NON_NEGATIVE}, got {num_samples}")
     answer = make_answer(task, model, num_prompts=num_prompts, decoding=decoding)
 
     def describe(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> dict[str, Answers]:
         del collector
-        return {"greedy": answer(params, key, 0), "sampled": answer(params, key, 1)}
+        written = {GREEDY: answer(params, key, 0)}
+        return written | ({SAMPLED: answer(params, key, num_samples)} if num_samples else {})
 
     return describe
 
@@ -218,9 +233,10 @@ def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
       answers: name of the decoding to the answers.
     """
     decode = task.tokenizer.decode
-    tokens = np.asarray(next(iter(answers.values())).prompt)
+    first = next(iter(answers.values()))
+    tokens, pad = np.asarray(first.prompt), np.asarray(first.pad)
     # Not up to its first end: a chat has one after each message.
-    prompts = task.tokenizer.decode_rows(tokens, tokens != task.tokenizer.pad)
+    prompts = task.tokenizer.decode_rows(tokens, np.arange(tokens.shape[1]) >= pad[:, None])
     return [
         {
             "decoding": decoding,

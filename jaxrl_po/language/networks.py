@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora
-from jaxrl_po.language.checks import check_parameters, check_vocabulary
+from jaxrl_po.language.checks import check_adapters, check_parameters, check_vocabulary
 from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer
@@ -93,8 +93,7 @@ def make_networks(
     check_vocabulary(source, model)
     # A custom module need not know of adapters either.
     adapters: lora.Lora | None = getattr(model, "lora", None)
-    if adapters is not None:
-        adapters.validate()
+    check_adapters(model)
     if initial is not None:
         check_parameters(model, initial)
     elif adapters is not None:

@@ -9,16 +9,14 @@ from typing import Any
 import jax
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import Task, Transformer
 from jaxrl_po.run import (
     checkpoint,
-    flags,
     folder,
     jobs,
     launch,
     methods,
+    provenance,
     runner,
-    tasks,
     user_code,
 )
 from jaxrl_po.run.checkpoint import CheckpointError
@@ -26,7 +24,7 @@ from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.script import Script
 from jaxrl_po.run.user_code import UserCodeError
-from jaxrl_po.types import PyTree, TrainState
+from jaxrl_po.types import TrainState
 
 CHECKPOINTS = ("best", "latest")
 WHICH = (
@@ -102,8 +100,9 @@ def state(
         job = jobs.make_job(
             experiment, options, one_device, iterations=1, steps_per_iteration=1, log_every=1
         )
-        like = runner.without_frozen(jax.eval_shape(job.learner.init, job.keys))
+        like = runner.without_frozen(jax.eval_shape(job.learner.init, job.start))
         found = checkpoint.peek(Path(run) / "checkpoints" / kind, like)
+    require_base(experiment.base, flag, run)
     if found is None:
         raise UsageError(
             f"--checkpoint={kind}: --{flag}={run} holds no intact checkpoint of that kind; "
@@ -112,44 +111,16 @@ def state(
     return experiment, found[0], runner.with_frozen(found[1], job)
 
 
-def initial_policy(
-    script: Script, records: Mapping[str, Any], task: Task, policy: Transformer
-) -> PyTree:
-    """The policy parameters of the run that `--init_from` names.
+def require_base(digest: str, flag: str, run: str) -> None:
+    """Raises UsageError unless the adapters of a run were trained over the base with this digest.
 
     Args:
-      script: `language`.
-      records: prefix to record, of the run that begins.
-      task: of that run.
-      policy: its model.
-
-    Raises:
-      UsageError: its vocabulary or model differs, or it has no intact checkpoint.
+      digest: of the base as it is now; empty where the run has no adapters.
+      flag: name of the flag that names the run, for messages.
+      run: its folder.
     """
-    run = records[""].init_from
-    settings = read(script, "init_from", run)
-    tokenizer = tasks.entry(settings[""].task).make(**vars(settings["task"])).tokenizer
-    if tokenizer != task.tokenizer:
-        raise UsageError(
-            f"--init_from={run} must have the vocabulary of --task={records[''].task}, "
-            f"{task.tokenizer}; it was trained on {settings[''].task}, {tokenizer}"
-        )
-    for name, mine in vars(records["model"]).items():
-        its = vars(settings["model"])[name]
-        # These two change how the model is computed, not its parameters.
-        if mine != its and name not in ("dtype", "remat"):
-            raise UsageError(
-                f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
-            )
-    with blame("init_from", run):
-        found = checkpoint.peek_policy(
-            Path(run) / "checkpoints" / "latest", policy.parameter_shapes(), seed_index=0
-        )
-    if found is None:
-        raise UsageError(
-            f"--init_from={run} holds no intact checkpoint; wait for one or choose another run"
-        )
-    return found
+    stored = json.loads((Path(run) / folder.CONFIG).read_text(encoding="utf-8"))
+    provenance.require_base(digest, stored.get("resolved", {}), f"--{flag}={run}")
 
 
 @contextlib.contextmanager

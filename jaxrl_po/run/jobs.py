@@ -12,8 +12,8 @@ from jaxrl_po.run.options import Options
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.scoring import HostScore
 from jaxrl_po.run.seeds import STATE_AXES, of_seed
-from jaxrl_po.run.warm import Warm
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
+from jaxrl_po.run.warm import Warm, shared
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, PyTree, TrainState
 
 
 class Experiment(NamedTuple):
@@ -31,6 +31,11 @@ class Experiment(NamedTuple):
       host: its environments, where they run on the host; they evaluate, in place of `evaluate`.
       rewarded: scores batches on the host; None if the program does.
       warm: the warm start in the learner's `init`, in parts; None without one.
+      given: the parameters that every seed begins with; `learner.init` then takes `(key, given)`,
+        so that they are no constants of its program. None where `init` takes the key alone.
+      base: digest of what adapters are trained over; empty without adapters.
+      judge: scores on the host what `evaluate` returns, leaves `[S, …]`, to `{name: [S, n]}`; None
+        where that holds the scores.
       notes: lines that are shown before the run.
     """
 
@@ -43,6 +48,9 @@ class Experiment(NamedTuple):
     host: HostProblem | None = None
     rewarded: HostScore | None = None
     warm: Warm | None = None
+    given: PyTree = None
+    base: str = ""
+    judge: Callable[[Any], dict[str, Any]] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -60,7 +68,7 @@ def make_job(
     training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
     learner, warm = over_all(experiment, placement)
 
-    measure = experiment.evaluate
+    measure, judge = experiment.evaluate, experiment.judge or dict
 
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
         assert measure is not None
@@ -69,6 +77,9 @@ def make_job(
             in_axes=(STATE_AXES,),
         )
         values = parallel.spread(each, placement, (parallel.whole_state_spec(),))(state)
+        return values if experiment.judge is not None else of_seeds(values)
+
+    def of_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
         return {
             name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()
         }
@@ -96,7 +107,9 @@ def make_job(
         rollouts=rollouts,
         rewarded=experiment.rewarded,
         evaluate=in_program if rollouts is None else evaluate_on_host,
+        judge=experiment.judge and (lambda values: of_seeds(judge(jax.device_get(values)))),
         score=experiment.score,
+        given=experiment.given,
         examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),
         where=placement.describe(),
         replicated=replicated,
@@ -106,7 +119,7 @@ def make_job(
 
 def over_all(experiment: Experiment, placement: Placement) -> tuple[Learner, Warm | None]:
     """The learner and its warm start over all seeds and devices."""
-    over: Callable[[Learner], Learner]
+    over: Callable[..., Learner]
     each: Callable[..., Callable[..., Any]]
     if (axes := experiment.axes) is not None and placement.cuts_params:
         over = functools.partial(sharding.over_mesh, placement=placement, axes=axes)
@@ -114,14 +127,15 @@ def over_all(experiment: Experiment, placement: Placement) -> tuple[Learner, War
     else:
         over = functools.partial(parallel.over_devices, placement=placement)
         each = functools.partial(parallel.each_seed, placement=placement)
-    learner, warm = experiment.learner, experiment.warm
+    learner, warm, given = experiment.learner, experiment.warm, experiment.given
+    start: Any = 0 if given is None else (0, None)
     if warm is not None:
         warm = warm._replace(
-            begin=each(warm.begin, in_axes=(0,)),
-            advance=each(warm.advance, in_axes=(0, None)),
-            init=over(learner._replace(init=warm.init)).init,
+            begin=each(warm.begin, in_axes=(start,)),
+            advance=each(warm.advance, in_axes=(0, None, *(None for _ in shared(given)))),
+            init=over(learner._replace(init=warm.init), start=(start, 0)).init,
         )
-    return over(learner), warm
+    return over(learner, start=start), warm
 
 
 def of_first_seed(examples: programs.Examples, key: jax.Array) -> programs.Examples:

@@ -249,6 +249,9 @@ def prepare(
     }
     if options.deterministic:
         provenance.require_same(origin, before, options.out)
+    if experiment.base:
+        provenance.require_base(experiment.base, before, f"--resume: --out={options.out}")
+        sizes[provenance.BASE] = experiment.base
     resolved = sizes | provenance.go_on(origin, before)
     return Plan(records, experiment, job, title, resolved, provenance.differences(origin, before))
 

@@ -258,20 +258,27 @@ def spread(
     return on_devices(function, placement, in_specs)
 
 
+def specs_of(axes: Any) -> Any:
+    """Partition of arguments by their prefix tree: 0 over the seeds, None replicated."""
+    return jax.tree.map(
+        lambda axis: P() if axis is None else SEEDS, axes, is_leaf=lambda x: x is None
+    )
+
+
 def each_seed(
-    function: Callable[..., Any], placement: Placement, in_axes: Sequence[int | None]
+    function: Callable[..., Any], placement: Placement, in_axes: Sequence[Any]
 ) -> Callable[..., Any]:
     """A function of one seed over stacked seeds, on the devices of each seed.
 
     Args:
       function: of one seed, without communication.
       placement: see `choose`.
-      in_axes: 0 for arguments that lead with `[S]`, None for those that all seeds share.
+      in_axes: prefix trees, 0 for what leads with `[S]`, None for what all seeds share.
     """
     stacked = stack(function, placement.num_seeds // placement.seed_devices, in_axes, 0)
     if placement.num_devices == 1:
         return stacked
-    return on_devices(stacked, placement, tuple(P() if axis is None else SEEDS for axis in in_axes))
+    return on_devices(stacked, placement, specs_of(tuple(in_axes)))
 
 
 def state_spec() -> Any:
@@ -317,7 +324,7 @@ def replicated(placement: Placement) -> NamedSharding:
     return NamedSharding(make_mesh(placement), P())
 
 
-def over_devices(learner: Learner, placement: Placement) -> Learner:
+def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> Learner:
     """The learner over stacked seeds and devices.
 
     Under `jax.shard_map`, every device steps its seeds on its rows; the learner, made with
@@ -326,19 +333,20 @@ def over_devices(learner: Learner, placement: Placement) -> Learner:
     Args:
       learner: of one seed.
       placement: see `choose`.
+      start: see `over_seeds`.
 
     Returns:
       The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
       except for the order of floating-point sums.
     """
     if placement.num_devices == 1:
-        return over_seeds(learner, placement.num_seeds)
-    local = over_seeds(learner, placement.num_seeds // placement.seed_devices)
+        return over_seeds(learner, placement.num_seeds, start=start)
+    local = over_seeds(learner, placement.num_seeds // placement.seed_devices, start=start)
     mesh, state, batch = make_mesh(placement), state_spec(), batch_spec()
     over = functools.partial(on_devices, placement=placement)
     # Each device initialises all rows of its seeds, which are sharded afterwards, so that the
     # random numbers do not depend on the mesh.
-    init = over(local.init, in_specs=(SEEDS,), out_specs=whole_state_spec())
+    init = over(local.init, in_specs=(specs_of(start),), out_specs=whole_state_spec())
     shardings = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec), state, is_leaf=lambda x: isinstance(x, P)
     )

@@ -14,7 +14,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
 from jaxrl_po.language import lora, sampling
-from jaxrl_po.run import earlier, flags, tasks
+from jaxrl_po.run import earlier, flags, models
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.commands import language as language_command
 from jaxrl_po.run.flags import UsageError
@@ -54,7 +54,8 @@ class LanguagePolicy(NamedTuple):
       params: `ActorCritic` of one seed.
       generate: `generate(prompts, key=None) -> completions`, lists of texts: greedy, or with a key
         sampled at the run's temperature (consumed). A prompt must consist of the task's characters
-        and be no longer than its prompts.
+        or, with a pretrained model, be what its chat template makes of messages; and be no longer
+        than the task's prompts.
     """
 
     settings: dict[str, Any]
@@ -135,8 +136,11 @@ def _acting(records: dict[str, Any], state: TrainState) -> tuple[Any, Any, Any]:
 
 
 def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[str]]:
-    task: language.Task = tasks.entry(records[""].task).make(**vars(records["task"]))
-    model = records["model"].build(task.tokenizer.size)
+    base = models.read_base(records[""].init_from, records["model"])
+    task = models.make_task(records, base, answers=False)
+    model = records["model"].build(task.tokenizer.size) if base is None else base.model
+    if state.params.frozen is not None:
+        model = model.clone(lora=records["lora"].lora)
     settings = language_command.problem_settings(records, task)
     budget = settings.max_new_tokens or task.answer_length
 
@@ -175,7 +179,7 @@ def _left_padded(
     longest = task.prompt_length
     for prompt, row in zip(prompts, rows, strict=True):
         if len(row) > longest:
-            raise ConfigError(f"prompts must have at most {longest} characters, got {prompt!r}")
+            raise ConfigError(f"prompts must have at most {longest} tokens, got {prompt!r}")
     pad = np.array([longest - len(row) for row in rows], np.int32)
     filled = [[task.tokenizer.pad] * (longest - len(row)) + row for row in rows]
     return np.array(filled, np.int32).reshape(len(rows), longest), pad

@@ -18,7 +18,7 @@ from jaxrl_po.run.host import Rollouts
 from jaxrl_po.run.memory import Memory
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.pools import PoolError
-from jaxrl_po.run.warm import Warm
+from jaxrl_po.run.warm import Warm, shared
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
 
 
@@ -57,6 +57,7 @@ class Job:
       learner: over stacked seeds: `init(keys [S])`; leaves of the state and of each metric lead
         with `[S]`.
       keys: `[S]`, typed, one per seed.
+      given: what all seeds begin with, see `jobs.Experiment`; None for nothing.
       iterations: total number of iterations.
       steps_per_iteration: environment steps (or completions) of one iteration of one seed.
       log_every: iterations per chunk; each chunk makes one line of metrics.
@@ -71,6 +72,7 @@ class Job:
       rewarded: computes the reward on the host, between `learner.sample` and `learner.update`; None
         if the program does.
       evaluate: `state -> {name: [S]}`, or None. It must use a fixed key of its own.
+      judge: on the host, from what `evaluate` returns to `{name: [S]}`; None where it is that.
       score: the evaluated quantity that selects the best checkpoint by its highest mean over seeds;
         empty for none.
       examples: shown at each evaluation, or None.
@@ -97,6 +99,13 @@ class Job:
     where: str = ""
     replicated: jax.sharding.Sharding | None = None
     warm: Warm | None = None
+    given: PyTree = None
+    judge: Callable[[PyTree], dict[str, Any]] | None = None
+
+    @property
+    def start(self) -> PyTree:
+        """The argument of `learner.init`."""
+        return self.keys if self.given is None else (self.keys, self.given)
 
     @property
     def num_seeds(self) -> int:
@@ -141,7 +150,7 @@ def check(job: Job) -> None:
     Raises:
       ConfigError: sizes that do not fit together.
     """
-    state = jax.eval_shape(job.learner.init, job.keys)
+    state = jax.eval_shape(job.learner.init, job.start)
     if job.rollouts is not None:
         state = with_recording(state, job.rollouts.recording())
     state, batch = jax.eval_shape(job.learner.sample, state)
@@ -161,7 +170,7 @@ Chunk = Callable[[TrainState, Any, Callable[[str], None]], tuple[TrainState, Met
 def compile_programs(job: Job) -> Programs:
     """Compiles all programs of the run, ahead of time."""
     init, warm = compile_init(job)
-    shapes = jax.eval_shape(job.learner.init, job.keys)
+    shapes = jax.eval_shape(job.learner.init, job.start)
     # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
     like = _placed(shapes, placed)
@@ -174,7 +183,9 @@ def compile_programs(job: Job) -> Programs:
     out = job.replicated
     evaluate = job.evaluate
     if job.rollouts is None and evaluate is not None:
-        evaluate = jax.jit(evaluate, out_shardings=out).lower(like).compile()
+        measured = jax.jit(evaluate, out_shardings=out).lower(like).compile()
+        judge = job.judge
+        evaluate = measured if judge is None else lambda state: judge(measured(state))
     return Programs(
         init=init,
         warm=warm,
@@ -190,15 +201,15 @@ def compile_programs(job: Job) -> Programs:
 def compile_init(job: Job) -> tuple[Any, Warm | None]:
     """The init, and the warm start that comes before it, if there is one."""
     if job.warm is None:
-        return jax.jit(job.learner.init).lower(job.keys).compile(), None
-    begin = jax.jit(job.warm.begin).lower(job.keys).compile()
-    fit = _placed(jax.eval_shape(job.warm.begin, job.keys), begin.output_shardings)
+        return jax.jit(job.learner.init).lower(job.start).compile(), None
+    begin = jax.jit(job.warm.begin).lower(job.start).compile()
+    fit = _placed(jax.eval_shape(job.warm.begin, job.start), begin.output_shardings)
     advance = (
         jax.jit(job.warm.advance, donate_argnums=0, out_shardings=begin.output_shardings)
-        .lower(fit, np.int32(0))
+        .lower(fit, np.int32(0), *shared(job.given))
         .compile()
     )
-    init = jax.jit(job.warm.init).lower((job.keys, fit.params)).compile()
+    init = jax.jit(job.warm.init).lower((job.start, fit.params)).compile()
     return init, job.warm._replace(begin=begin, advance=advance)
 
 

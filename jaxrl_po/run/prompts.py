@@ -1,4 +1,4 @@
-"""Prompts from JSONL files: each line has a `prompt`, an `answer` and any further columns."""
+"""Prompts from JSONL files: lines with `prompt` or `messages`, `answer` and further columns."""
 
 import hashlib
 import json
@@ -9,20 +9,55 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.pretrained import ChatTemplate, TextTokenizer
 from jaxrl_po.language.tasks import Example, Task, table
-from jaxrl_po.language.tokenizer import make_tokenizer
+from jaxrl_po.language.tokenizer import AnyTokenizer, make_tokenizer
 from jaxrl_po.types import PyTree
 
-PROMPT, ANSWER = REQUIRED = ("prompt", "answer")
+PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
 # Argument names of a reward function that are not columns of the file.
 TAKEN = ("prompts", "completions", "completion_ids")
+
+
+class Text(NamedTuple):
+    """How a pretrained model reads prompts.
+
+    Attributes:
+      tokenizer: its own.
+      template: makes a prompt of messages; None where it has none.
+      context: the longest text, tokens; 0 where it names none.
+      arguments: of the template, besides the messages.
+    """
+
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+    context: int = 0
+    arguments: Mapping[str, Any] = {}
+
+    def encode(self, row: "Row") -> tuple[int, ...]:
+        """The ids of a row's prompt: that of its messages by the template, or its text.
+
+        Raises:
+          ConfigError: there is no template, or it refuses the messages.
+        """
+        messages = row.columns.get(MESSAGES)
+        if messages is None:
+            return tuple(self.tokenizer.encode(row.prompt, special=True))
+        if self.template is None:
+            raise ConfigError(f"{row.place}: {MESSAGES} need a model with a chat template")
+        try:
+            text = self.template.render(messages, **self.arguments)
+        except ConfigError as error:
+            raise ConfigError(f"{row.place}: {error}") from None
+        # The template has written BOS, where the model has one.
+        return tuple(self.tokenizer.encode(text))
 
 
 class Row(NamedTuple):
     """One prompt.
 
     Attributes:
-      columns: `prompt`, `answer` and any others.
+      columns: `prompt` or `messages`, `answer` and any others.
       place: file and line, for messages.
     """
 
@@ -31,12 +66,18 @@ class Row(NamedTuple):
 
     @property
     def prompt(self) -> str:
-        """The prompt."""
+        """The prompt; messages as JSON."""
+        if MESSAGES in self.columns:
+            return json.dumps(self.columns[MESSAGES], sort_keys=True)
         return str(self.columns[PROMPT])
 
 
-def read_jsonl(path: str) -> list[Row]:
+def read_jsonl(path: str, *, answers: bool = True) -> list[Row]:
     """The rows of a file; empty lines are skipped.
+
+    Args:
+      path: of the file.
+      answers: whether each row must have an answer.
 
     Raises:
       ConfigError: names the file, and the line that does not parse, lacks a column, or has other
@@ -51,7 +92,7 @@ def read_jsonl(path: str) -> list[Row]:
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            rows.append(_parse(line, f"{path} line {number}"))
+            rows.append(_parse(line, f"{path} line {number}", answers))
             if rows[-1].columns.keys() != rows[0].columns.keys():
                 odd = min(rows[-1].columns.keys() ^ rows[0].columns.keys())
                 raise ConfigError(
@@ -63,7 +104,7 @@ def read_jsonl(path: str) -> list[Row]:
     return rows
 
 
-def _parse(line: str, place: str) -> Row:
+def _parse(line: str, place: str, answers: bool) -> Row:
     try:
         columns = json.loads(line)
     except ValueError as error:
@@ -72,22 +113,47 @@ def _parse(line: str, place: str) -> Row:
         raise ConfigError(
             f"{place} must be an object with {PROMPT} and {ANSWER}, got {type(columns).__name__}"
         )
-    for name in REQUIRED:
+    chat = MESSAGES in columns
+    if chat and PROMPT in columns:
+        raise ConfigError(f"{place} must have {PROMPT} or {MESSAGES}, not both")
+    for name in (MESSAGES if chat else PROMPT, *([ANSWER] if answers else [])):
         if name not in columns:
             raise ConfigError(
                 f"{place} lacks the column {name!r}; it has "
                 f"{', '.join(map(repr, columns)) or 'none'}"
             )
-        if not isinstance(columns[name], str):
-            raise ConfigError(f"{place}: {name} must be text, got {columns[name]!r}")
+    answer = columns.get(ANSWER, "")
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        columns[ANSWER] = answer = str(answer)
+    if not isinstance(answer, str):
+        raise ConfigError(f"{place}: {ANSWER} must be text or a whole number, got {answer!r}")
     if clash := [name for name in TAKEN if name in columns]:
         raise ConfigError(
             f"{place}: the column {clash[0]!r} must have another name, by which reward "
             "functions get nothing else"
         )
-    if not columns[PROMPT]:
+    if chat and not _is_chat(columns[MESSAGES]):
+        raise ConfigError(
+            f"{place}: {MESSAGES} must be a list of objects with role and content, got "
+            f"{columns[MESSAGES]!r}"
+        )
+    if not chat and not isinstance(columns[PROMPT], str):
+        raise ConfigError(f"{place}: {PROMPT} must be text, got {columns[PROMPT]!r}")
+    if not chat and not columns[PROMPT]:
         raise ConfigError(f"{place}: {PROMPT} must not be empty")
     return Row(columns, place)
+
+
+def _is_chat(messages: Any) -> bool:
+    return (
+        bool(messages)
+        and isinstance(messages, list)
+        and all(
+            isinstance(message, dict)
+            and all(isinstance(message.get(name), str) for name in ("role", "content"))
+            for message in messages
+        )
+    )
 
 
 def split(rows: Sequence[Row], fraction: float) -> tuple[list[Row], list[Row]]:
@@ -130,8 +196,9 @@ def make_task(
     *,
     characters: str = "",
     max_prompt_length: int = 0,
+    text: Text | None = None,
 ) -> Task:
-    """A task over rows, with one token per character.
+    """A task over rows, in the tokens of a pretrained model, or with one token per character.
 
     Args:
       name: of the task.
@@ -139,14 +206,15 @@ def make_task(
       test: held-out rows.
       characters: the alphabet; empty takes the characters that occur.
       max_prompt_length: maximum length of a prompt, tokens; 0 for no maximum.
+      text: how a pretrained model reads prompts; None for a token per character.
 
     Returns:
-      The task: a completion is correct if it equals `answer`. Its columns are those of the rows,
-      without the prompt.
+      The task: a completion is correct if it equals `answer`, or if it is empty where rows have no
+      answer. Its columns are those of the rows, without the prompt.
 
     Raises:
-      ConfigError: names the line whose prompt is too long, is in both splits, or has a character
-        outside the alphabet.
+      ConfigError: names the line whose prompt is too long, is in both splits, or cannot be written
+        in the tokens.
     """
     rows = [*train, *test]
     where = {row.prompt: row.place for row in train}
@@ -156,31 +224,24 @@ def make_task(
                 f"{row.place}: the test prompt {row.prompt!r} is a training prompt as well, "
                 f"in {where[row.prompt]}"
             )
-    occurring = {
-        character
-        for row in rows
-        for text in (row.prompt, row.columns[ANSWER])
-        for character in text
-    }
-    tokenizer = make_tokenizer(characters or "".join(sorted(occurring)))
-    for row in rows:
-        if 0 < max_prompt_length < len(row.prompt):
-            raise ConfigError(
-                f"{row.place}: the prompt has {len(row.prompt)} tokens, more than "
-                f"{max_prompt_length}"
-            )
-        for column in REQUIRED:
-            if unknown := set(row.columns[column]) - set(tokenizer.characters):
+    tokenizer: AnyTokenizer
+    if text is None:
+        tokenizer = _alphabet(rows, characters)
+        ids = [tuple(tokenizer.encode(row.prompt)) for row in rows]
+    else:
+        tokenizer, ids = text.tokenizer, [text.encode(row) for row in rows]
+    context = 0 if text is None else text.context
+    for row, prompt in zip(rows, ids, strict=True):
+        for limit, what in ((max_prompt_length, ""), (context, ", the context of the model")):
+            if 0 < limit < len(prompt):
                 raise ConfigError(
-                    f"{row.place}: character {min(unknown)!r} of its {column} is not among "
-                    f"{tokenizer.characters!r}"
+                    f"{row.place}: the prompt has {len(prompt)} tokens, more than {limit}{what}"
                 )
-    task = table(
-        name,
-        tokenizer,
-        *([Example(row.prompt, row.columns[ANSWER]) for row in split] for split in (train, test)),
-    )
-    names = [column for column in rows[0].columns if column != PROMPT]
+    examples = [
+        Example(prompt, row.columns.get(ANSWER, "")) for row, prompt in zip(rows, ids, strict=True)
+    ]
+    task = table(name, tokenizer, examples[: len(train)], examples[len(train) :])
+    names = [column for column in rows[0].columns if column not in (PROMPT, MESSAGES)]
 
     def columns(problem: PyTree) -> dict[str, list[Any]]:
         return {
@@ -189,3 +250,21 @@ def make_task(
         }
 
     return task._replace(columns=columns)
+
+
+def _alphabet(rows: Sequence[Row], characters: str) -> AnyTokenizer:
+    """A token per character; raises ConfigError for a row that has another, or messages."""
+    texts = [(row, PROMPT, row.prompt) for row in rows]
+    texts += [(row, ANSWER, row.columns.get(ANSWER, "")) for row in rows]
+    tokenizer = make_tokenizer(characters or "".join(sorted(set("".join(t for *_, t in texts)))))
+    for row, column, written in texts:
+        if MESSAGES in row.columns:
+            raise ConfigError(
+                f"{row.place}: {MESSAGES} need a pretrained model, whose chat template writes them"
+            )
+        if unknown := set(written) - set(tokenizer.characters):
+            raise ConfigError(
+                f"{row.place}: character {min(unknown)!r} of its {column} is not among "
+                f"{tokenizer.characters!r}"
+            )
+    return tokenizer

@@ -32,6 +32,7 @@ FLAG = "--xla_gpu_deterministic_ops"
 CPU_DEVICES = "jax_num_cpu_devices"
 OTHER_STATES = ("0.1.", "0.2.")  # versions whose runs cannot be resumed
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
+BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -240,4 +241,20 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) ->
             "--deterministic promises the same bits only on the same machine, devices and "
             f"versions as those of the run in {out}; there differ {'; '.join(found)}. "
             "Resume it there, or begin another without --deterministic"
+        )
+
+
+def require_base(digest: str, resolved: Mapping[str, Any], run: str) -> None:
+    """Raises UsageError unless the adapters of a run were trained over the base with this digest.
+
+    Args:
+      digest: of the base as it is now; empty where the run has no adapters.
+      resolved: of the run's `config.json`.
+      run: what names it, for messages.
+    """
+    before = resolved.get(BASE, digest)
+    if digest and before != digest:
+        raise UsageError(
+            f"{run} holds adapters over another base: its digest was {before} and is {digest} now; "
+            "put back what the run's --init_from names"
         )

@@ -120,7 +120,7 @@ def run(
                 raise SystemExit(128 + signal.SIGINT)
 
         if resume and max(latest.iterations(), default=-1) >= job.iterations:
-            like = jax.eval_shape(job.learner.init, job.keys)
+            like = jax.eval_shape(job.learner.init, job.start)
             finished = latest.load(without_frozen(like), report=reporter.report)
             if finished is not None and finished[0] >= job.iterations:
                 reporter.report(
@@ -172,12 +172,17 @@ def run(
 
         streak = np.zeros(job.num_seeds, np.int64)
         if saved is None:
-            start: PyTree = job.keys
+            start: PyTree = job.start
             if programs.warm is not None:
                 fitted = warm.run(
-                    programs.warm, job.keys, wait_for, reporter.phase, leave_if_interrupted
+                    programs.warm,
+                    job.start,
+                    job.given,
+                    wait_for,
+                    reporter.phase,
+                    leave_if_interrupted,
                 )
-                start = job.keys, fitted
+                start = job.start, fitted
             reporter.phase("initialising")
             state, _ = wait_for(programs.init, start)
             del start  # the state holds its own copy of the parameters
@@ -277,10 +282,10 @@ def without_frozen(state: TrainState) -> TrainState:
 
 
 def with_frozen(state: TrainState, job: Job) -> TrainState:
-    """A checkpoint's state with the frozen parameters, which `init` makes again from the keys."""
-    if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.keys).params.frozen):
+    """A checkpoint's state with the frozen parameters, which `init` makes again."""
+    if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
         return state
-    frozen = jax.jit(lambda keys: job.learner.init(keys).params.frozen)(job.keys)
+    frozen = jax.jit(lambda start: job.learner.init(start).params.frozen)(job.start)
     return state._replace(params=state.params._replace(frozen=frozen))
 
 

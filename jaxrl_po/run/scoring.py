@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.problem import give_reward
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.masked import Mean
@@ -274,21 +275,16 @@ class HostScore:
         prompt_length = tokens.shape[2] - action.shape[2]
         by_seed = []
         for seed in range(len(tokens)):
-            prompts = tokens[seed, :, :prompt_length]
-            columns = {
-                "prompts": self._tokenizer.decode_rows(
-                    prompts, np.arange(prompt_length) >= pad[seed][:, None]
-                ),
-                "completions": self._tokenizer.decode_rows(action[seed], mask[seed]),
-                "completion_ids": [
-                    row[:n].tolist()
-                    for row, n in zip(action[seed], mask[seed].sum(axis=1), strict=True)
-                ],
-                **self._columns(jax.tree.map(lambda x, seed=seed: x[seed], problem)),
-            }
+            columns = self._read(
+                tokens[seed, :, :prompt_length],
+                pad[seed],
+                action[seed],
+                mask[seed],
+                jax.tree.map(lambda x, seed=seed: x[seed], problem),
+            )
             # Ask all before waiting for any: the functions run at the same time.
             for worker in self._workers:
-                worker.ask(columns, len(prompts))
+                worker.ask(columns, len(action[seed]))
             by_seed.append([worker.take() for worker in self._workers])
             for reward, scores in zip(self._rewards, by_seed[-1], strict=True):
                 if scores.why:
@@ -311,6 +307,48 @@ class HostScore:
             )
         return give_reward(batch, scored[self._accuracy], total), {
             name: _mean(values) for name, values in means.items()
+        }
+
+    def judge(self, answers: Answers) -> Answers:
+        """The answers with the score of the function that gives the raw score, 0 where it fails.
+
+        Args:
+          answers: of one seed.
+        """
+        host: Any = jax.tree.map(np.asarray, answers)
+        count, samples, budget = host.tokens.shape
+        repeated: Any = jax.tree.map(lambda x: np.repeat(x, samples, axis=0), host)
+        columns = self._read(
+            repeated.prompt,
+            repeated.pad,
+            host.tokens.reshape(-1, budget),
+            np.arange(budget) < host.length.reshape(-1, 1),
+            repeated.problem,
+        )
+        names = [reward.name for reward in self._rewards]
+        worker = self._workers[names.index(self._accuracy)]
+        worker.ask(columns, count * samples)
+        scored: Answers = host._replace(score=worker.take().values.reshape(count, samples))
+        return scored
+
+    def _read(
+        self,
+        prompts: npt.NDArray[Any],
+        pad: npt.NDArray[Any],
+        tokens: npt.NDArray[Any],
+        mask: npt.NDArray[np.bool_],
+        problem: PyTree,
+    ) -> dict[str, Any]:
+        """What functions are given about completions of one seed, leaves `[B, …]`."""
+        return {
+            "prompts": self._tokenizer.decode_rows(
+                prompts, np.arange(prompts.shape[1]) >= pad[:, None]
+            ),
+            "completions": self._tokenizer.decode_rows(tokens, mask),
+            "completion_ids": [
+                row[:n].tolist() for row, n in zip(tokens, mask.sum(axis=1), strict=True)
+            ],
+            **self._columns(problem),
         }
 
     def _report(self, failure: str, name: str, first: bool, report: Callable[[str], None]) -> None:

@@ -54,29 +54,41 @@ def stack(
     )
 
 
-def over_seeds(learner: Learner, num_seeds: int, *, spmd_axis_name: str | None = None) -> Learner:
-    """The learner over a leading seed axis: keys, state, batch and metrics lead with `[S]`."""
+def over_seeds(
+    learner: Learner, num_seeds: int, *, start: Any = 0, spmd_axis_name: str | None = None
+) -> Learner:
+    """The learner over a leading seed axis: state, batch and metrics lead with `[S]`.
+
+    Args:
+      learner: of one seed.
+      num_seeds: S.
+      start: prefix tree of the argument of `init`: 0 where its leaves lead with `[S]`, None where
+        all seeds share them.
+      spmd_axis_name: see `stack`.
+    """
+    axes = start
 
     def init(start: PyTree) -> TrainState:
         state = learner.init(start)
-        require_shared(learner, start, state)
+        require_shared(learner, start, state, axes)
         return state
 
     over = functools.partial(stack, num_seeds=num_seeds, spmd_axis_name=spmd_axis_name)
     return Learner(
-        over(init, in_axes=(0,), out_axes=STATE_AXES),
+        over(init, in_axes=(axes,), out_axes=STATE_AXES),
         over(learner.sample, in_axes=(STATE_AXES,), out_axes=(STATE_AXES, 0)),
         over(learner.update, in_axes=(STATE_AXES, 0), out_axes=(STATE_AXES, 0)),
     )
 
 
-def require_shared(learner: Learner, start: PyTree, state: TrainState) -> None:
+def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: Any = 0) -> None:
     """Refuses frozen parameters that follow from the key: all seeds and devices share one copy.
 
     Args:
       learner: of one seed.
       start: the argument of its `init`.
       state: what `init` made of it.
+      axes: prefix tree of `start`, see `over_seeds`.
 
     Raises:
       ConfigError: says so.
@@ -84,7 +96,15 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState) -> None:
     if not jax.tree.leaves(state.params.frozen):
         return
     made = jax.make_jaxpr(lambda start: learner.init(start).params.frozen)(start)
-    if any(dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))[1]):
+    read = dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))[1]
+    shared: list[bool] = []
+    jax.tree.map(
+        lambda axis, subtree: shared.extend([axis is None] * len(jax.tree.leaves(subtree))),
+        axes,
+        start,
+        is_leaf=lambda x: x is None,
+    )
+    if any(used and not free for used, free in zip(read, shared, strict=True)):
         raise ConfigError(
             "frozen parameters must not depend on the key: all seeds share one copy; load or draw "
             "them before the problem is made"

@@ -123,7 +123,9 @@ def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:
     return constrain
 
 
-def over_mesh(learner: Learner, placement: Placement, axes: LogicalAxes) -> Learner:
+def over_mesh(
+    learner: Learner, placement: Placement, axes: LogicalAxes, *, start: Any = 0
+) -> Learner:
     """The learner over stacked seeds, with its parameters sharded over the mesh.
 
     Args:
@@ -131,13 +133,14 @@ def over_mesh(learner: Learner, placement: Placement, axes: LogicalAxes) -> Lear
         by `rows_over_data`.
       placement: see `parallel.choose`.
       axes: see `LogicalAxes`.
+      start: see `seeds.over_seeds`.
 
     Returns:
       The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
       except for the order of floating-point sums.
     """
     mesh, rules = parallel.make_mesh(placement), rules_of(placement)
-    stacked = over_seeds(learner, placement.num_seeds, spmd_axis_name="seed")
+    stacked = over_seeds(learner, placement.num_seeds, start=start, spmd_axis_name="seed")
 
     def place(state: TrainState) -> TrainState:
         placed: TrainState = jax.lax.with_sharding_constraint(
@@ -159,7 +162,7 @@ def over_mesh(learner: Learner, placement: Placement, axes: LogicalAxes) -> Lear
 def each_seed(
     function: Callable[..., Any],
     placement: Placement,
-    in_axes: Sequence[int | None],
+    in_axes: Sequence[Any],
     axes: LogicalAxes,
 ) -> Callable[..., Any]:
     """A function of one seed over stacked seeds, its results sharded as `over_mesh` shards a state.
@@ -167,7 +170,7 @@ def each_seed(
     Args:
       function: of one seed.
       placement: see `parallel.choose`.
-      in_axes: 0 for arguments that lead with `[S]`, None for those that all seeds share.
+      in_axes: prefix trees, 0 for what leads with `[S]`, None for what all seeds share.
       axes: see `LogicalAxes`.
     """
     mesh, rules = parallel.make_mesh(placement), rules_of(placement)

@@ -16,15 +16,25 @@ class File:
     """Settings of `--task=file`."""
 
     train: str = static(
-        "", "JSONL file of prompts: each line has a prompt, an answer and any further columns"
+        "",
+        "JSONL file of prompts: each line has a prompt or messages, an answer and any further "
+        "columns",
     )
     test: str = static("", "file of held-out prompts; empty to hold out part of the train file")
     test_fraction: float = number(
         0.1, "share of the prompts to hold out, by a hash of the prompt", within=FRACTION
     )
-    characters: str = static("", "the alphabet; empty takes the characters of the files")
+    characters: str = static(
+        "",
+        "the alphabet; empty takes the characters of the files, and a pretrained model has its own",
+    )
     max_prompt_length: int = static(
-        256, "a longer prompt is an error; 0 allows any", unit="characters", within=NON_NEGATIVE
+        256, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
+    )
+    template_arguments: str = static(
+        "{}",
+        "arguments of the chat template of a pretrained model for rows with messages, as JSON, "
+        'e.g. {"enable_thinking": false}',
     )
 
     def validate(self) -> None:
@@ -46,26 +56,49 @@ class ReasoningGym:
         0.1, "share of the prompts to hold out, by a hash of the prompt", within=FRACTION
     )
     max_prompt_length: int = static(
-        512, "a longer prompt is an error; 0 allows any", unit="characters", within=NON_NEGATIVE
+        512, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
     )
 
 
 def from_file(
-    *, train: str, test: str, test_fraction: float, characters: str, max_prompt_length: int
+    *,
+    train: str,
+    test: str,
+    test_fraction: float,
+    characters: str,
+    max_prompt_length: int,
+    template_arguments: str,
+    text: prompts.Text | None = None,
+    answers: bool = True,
 ) -> language.Task:
-    """The task of `--task=file`.
+    """The task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
 
     Raises:
       UsageError: names the flag, the file and the line.
     """
+    arguments = _parse_object("template_arguments", template_arguments)
+    if text is not None and characters:
+        raise UsageError("--task.characters has no effect with the tokenizer of a pretrained model")
     try:
-        rows = prompts.read_jsonl(train)
+        rows = prompts.read_jsonl(train, answers=answers)
     except ConfigError as error:
         raise UsageError(f"--task.train: {error}") from None
+    if arguments and (text is None or prompts.MESSAGES not in rows[0].columns):
+        raise UsageError(
+            "--task.template_arguments has no effect unless a pretrained model reads messages"
+        )
     try:
-        split = (rows, prompts.read_jsonl(test)) if test else prompts.split(rows, test_fraction)
+        split = (
+            (rows, prompts.read_jsonl(test, answers=answers))
+            if test
+            else prompts.split(rows, test_fraction)
+        )
         return prompts.make_task(
-            train, *split, characters=characters, max_prompt_length=max_prompt_length
+            train,
+            *split,
+            characters=characters,
+            max_prompt_length=max_prompt_length,
+            text=text and text._replace(arguments=arguments),
         )
     except ConfigError as error:
         raise UsageError(f"--task.{'test' if test else 'train'}: {error}") from None
@@ -79,8 +112,12 @@ def from_reasoning_gym(
     options: str,
     test_fraction: float,
     max_prompt_length: int,
+    text: prompts.Text | None = None,
+    answers: bool = True,
 ) -> language.Task:
     """The task of `--task=reasoning_gym`; items with the same question are in the same split.
+
+    All items have answers, whether `answers` are needed or not.
 
     Raises:
       UsageError: the extra is not installed, or a flag is invalid; names it.
@@ -97,22 +134,27 @@ def from_reasoning_gym(
             f"--task.dataset has no {dataset!r}{flags.suggest(dataset, reasoning.NAMES)}"
         )
     try:
-        items = reasoning.items(dataset, seed=seed, size=size, options=_parse_options(options))
+        items = reasoning.items(
+            dataset, seed=seed, size=size, options=_parse_object("options", options)
+        )
         rows = [prompts.Row(item, f"item {i} of {dataset}") for i, item in enumerate(items)]
         return prompts.make_task(
-            dataset, *prompts.split(rows, test_fraction), max_prompt_length=max_prompt_length
+            dataset,
+            *prompts.split(rows, test_fraction),
+            max_prompt_length=max_prompt_length,
+            text=text,
         )
     except ValueError as error:  # ConfigError is a subclass
         raise UsageError(f"--task.dataset={dataset}: {error}") from None
 
 
-def _parse_options(options: str) -> dict[str, Any]:
+def _parse_object(name: str, options: str) -> dict[str, Any]:
     try:
         parsed = json.loads(options)
     except ValueError as error:
-        raise UsageError(f"--task.options must be JSON, got {options!r}: {error}") from None
+        raise UsageError(f"--task.{name} must be JSON, got {options!r}: {error}") from None
     if not isinstance(parsed, dict):
         raise UsageError(
-            f'--task.options must be a JSON object such as {{"max_digits": 1}}, got {options!r}'
+            f'--task.{name} must be a JSON object such as {{"max_digits": 1}}, got {options!r}'
         )
     return parsed

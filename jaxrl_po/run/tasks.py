@@ -1,11 +1,11 @@
 """The table of tasks by name, each with the record of its flags."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_po import config, language
 from jaxrl_po.config import Interval, static
-from jaxrl_po.run import flags, tables, user_code
+from jaxrl_po.run import flags, prompts, tables, user_code
 from jaxrl_po.run.flags import UsageError
 
 
@@ -115,11 +115,14 @@ class TaskEntry(NamedTuple):
       settings: record of `--task.*`.
       make: from the settings, as keyword arguments, to the task.
       reward: source of the task's reward function in Python; empty if the program verifies.
+      in_text: whether `make` takes `text`, see `prompts.Text`, and `answers`, whether they are
+        needed.
     """
 
     settings: type
     make: Callable[..., language.Task]
     reward: str = ""
+    in_text: bool = False
 
 
 @config.record
@@ -138,11 +141,40 @@ GENERATED = {
     "running_sum": TaskEntry(RunningSum, language.tasks.running_sum),
 }
 TASKS = GENERATED | {
-    "file": TaskEntry(tables.File, tables.from_file),
+    "file": TaskEntry(tables.File, tables.from_file, in_text=True),
     "reasoning_gym": TaskEntry(
-        tables.ReasoningGym, tables.from_reasoning_gym, "jaxrl_po.run.reasoning:score_answer"
+        tables.ReasoningGym,
+        tables.from_reasoning_gym,
+        "jaxrl_po.run.reasoning:score_answer",
+        in_text=True,
     ),
 }
+
+
+def make(
+    name: str, settings: Any, *, text: prompts.Text | None = None, answers: bool = True
+) -> language.Task:
+    """The task of a name.
+
+    Args:
+      name: of a task, or `file.py:name`.
+      settings: record of `--task.*`.
+      text: how a pretrained model reads prompts; None without one.
+      answers: whether each prompt needs an answer.
+
+    Raises:
+      UsageError: settings that cannot be used, or a task that has a vocabulary of its own where
+        there is a pretrained model.
+    """
+    row = entry(name)
+    if row.in_text:
+        return row.make(**vars(settings), text=text, answers=answers)
+    if text is not None and not user_code.is_source(name):
+        raise UsageError(
+            f"--task={name} has a vocabulary of its own: choose file, reasoning_gym or a task of "
+            "yours for a pretrained model"
+        )
+    return row.make(**vars(settings))
 
 
 def entry(name: str) -> TaskEntry:

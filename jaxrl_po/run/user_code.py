@@ -9,10 +9,11 @@ from jaxrl_po.run import scoring_worker
 from jaxrl_po.run.flags import UsageError
 
 FLAGS = ("env", "task", "reward", "policy", "critic")
+FOLDERS = ("init_from",)
 
 
 class UserCodeError(UsageError):
-    """A file of the user's own cannot be used."""
+    """A file of the user's own, or a folder that a run began with, cannot be used."""
 
 
 def is_source(name: str) -> bool:
@@ -26,7 +27,7 @@ def is_source(name: str) -> bool:
 
 
 def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The flags among `settings` that name files, with absolute paths.
+    """The flags among `settings` that name files or folders to read, with absolute paths.
 
     They are stored so, for a run may be resumed or evaluated from another folder.
 
@@ -34,7 +35,8 @@ def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
       >>> absolute({"env": "/home/me/../us/my_env.py:Corridor", "task": "addition"})
       {'env': '/home/us/my_env.py:Corridor'}
     """
-    return {
+    folders = {name: os.path.abspath(settings[name]) for name in FOLDERS if settings.get(name)}
+    return folders | {
         name: ",".join(map(_absolute, settings[name].split(",")))
         for name in FLAGS
         if is_source(settings.get(name, ""))

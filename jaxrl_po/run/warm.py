@@ -1,6 +1,5 @@
 """The supervised warm start of a run, in steps that the host starts, shows and can end."""
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_po.language import Task, Transformer, warm_start
+from jaxrl_po.language import Task, Transformer, lora, warm_start
 from jaxrl_po.language.warm_start import BETWEEN, Fit, WarmStart
 from jaxrl_po.run import processes
 from jaxrl_po.run.progress import clock
@@ -20,15 +19,16 @@ class Warm(NamedTuple):
 
     Attributes:
       settings: of the warm start.
-      begin: `key -> fit`, before the first step.
-      advance: `(fit, done) -> fit`, see `warm_start.advance`.
-      init: `(key, params) -> state` takes a pair: what `Learner.init` makes of the key where the
-        warm start gives these parameters.
+      begin: `start -> fit`, before the first step; `start` is the argument of `Learner.init`.
+      advance: `(fit, done, given) -> fit`, see `warm_start.advance`; `given` is `Job.given`, left
+        out where that is None.
+      init: `(start, params) -> state` takes a pair: what `Learner.init` makes of the start where
+        the warm start gives these parameters.
     """
 
     settings: WarmStart
-    begin: Callable[[jax.Array], Fit]
-    advance: Callable[[Fit, Any], Fit]
+    begin: Callable[[Any], Fit]
+    advance: Callable[..., Fit]
     init: Callable[[Any], TrainState]
 
 
@@ -49,7 +49,7 @@ def in_parts(
     if not settings.steps:
         return None
 
-    def begin(key: jax.Array) -> Fit:
+    def begin(start: Any) -> Fit:
         fits = []
 
         def hold(params: PyTree, key: jax.Array) -> PyTree:
@@ -57,20 +57,29 @@ def in_parts(
             return params
 
         # Traced for what reaches the warm start; the compiler drops what is made of its result.
-        make(hold).init(key)
+        make(hold).init(start)
         return fits[0]
 
-    def init(start: tuple[jax.Array, PyTree]) -> TrainState:
-        key, params = start
-        return make(lambda *_: params).init(key)
+    def init(pair: tuple[Any, PyTree]) -> TrainState:
+        start, params = pair
+        return make(lambda *_: params).init(start)
 
-    advance = functools.partial(warm_start.advance, policy, task, settings)
+    def advance(fit: Fit, done: Any, given: PyTree = None) -> Fit:
+        base = None if policy.lora is None else given
+        return warm_start.advance(lora.over(policy, base), task, settings, fit, done)
+
     return Warm(settings, begin, advance, init)
+
+
+def shared(given: PyTree) -> tuple[PyTree, ...]:
+    """The argument `given` of `Warm.advance`, or none."""
+    return () if given is None else (given,)
 
 
 def run(
     warm: Warm,
-    keys: jax.Array,
+    start: Any,
+    given: PyTree,
     wait_for: Callable[..., tuple[Any, float]],
     show: Callable[[str, str, str], None],
     leave_if_interrupted: Callable[[], None],
@@ -79,16 +88,17 @@ def run(
 
     Args:
       warm: compiled.
-      keys: `[S]`.
+      start: see `Job.start`.
+      given: see `Job.given`.
       wait_for: calls a function with arguments; returns its result and its seconds.
       show: shows a phase, how far it is and the time left; see `Reporter.phase`.
       leave_if_interrupted: called after every `BETWEEN` steps.
     """
     settings, done, begun = warm.settings, 0, time.perf_counter()
-    fit, _ = wait_for(warm.begin, keys)
+    fit, _ = wait_for(warm.begin, start)
     accuracy = processes.whole(fit.accuracy)
     while warm_start.unfinished(settings, done, accuracy).any():
-        fit, _ = wait_for(warm.advance, fit, np.int32(done))
+        fit, _ = wait_for(warm.advance, fit, np.int32(done), *shared(given))
         leave_if_interrupted()
         done, accuracy = min(done + BETWEEN, settings.steps), processes.whole(fit.accuracy)
         each = max(time.perf_counter() - begun, 0.0) / done  # a clock may jump

@@ -82,6 +82,7 @@ def save(
     chat_template: ChatTemplate | None = None,
     *,
     dtype: Any = None,
+    context: int = 0,
 ) -> None:
     """Writes a folder that `load` and `transformers` read.
 
@@ -92,6 +93,7 @@ def save(
       tokenizer: see `TextTokenizer`.
       chat_template: see `ChatTemplate`.
       dtype: of the tensors; None keeps that of each parameter.
+      context: the longest text, tokens; 0 leaves it out.
 
     Raises:
       ConfigError: the folder holds files, or no family computes what the model does.
@@ -99,7 +101,7 @@ def save(
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} must be new or empty")
-    config = architectures.write(model)
+    config = architectures.write(model) | ({text.CONTEXT: context} if context else {})
     folder.mkdir(parents=True, exist_ok=True)
     weights.write(folder, model, params, dtype=dtype)
     text.write_tokenizer(folder, tokenizer, chat_template)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from jaxrl_po.config import ConfigError
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+CONTEXT = "max_position_embeddings"  # in config.json: the longest text, tokens
 GENERATION, CONFIG = "generation_config.json", "config.json"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 

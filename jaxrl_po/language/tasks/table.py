@@ -14,9 +14,14 @@ from jaxrl_po.language.tokenizer import AnyTokenizer
 
 
 class Example(NamedTuple):
-    """One prompt and its correct answer, as texts."""
+    """One prompt and its correct answer.
 
-    prompt: str
+    Attributes:
+      prompt: a text, or its ids.
+      answer: a text.
+    """
+
+    prompt: str | tuple[int, ...]
     answer: str
 
 
@@ -54,9 +59,14 @@ def table(
         if not examples:
             raise ConfigError(f"{split} must hold at least one prompt")
     if shared := {example.prompt for example in train} & {example.prompt for example in test}:
-        raise ConfigError(f"train and test must share no prompt, but both hold {min(shared)!r}")
+        raise ConfigError(
+            f"train and test must share no prompt, but both hold {min(map(str, shared))!r}"
+        )
     rows = [
-        (tokenizer.encode(prompt), [*tokenizer.encode(answer), tokenizer.eos])
+        (
+            tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
+            [*tokenizer.encode(answer), tokenizer.eos],
+        )
         for prompt, answer in (*train, *test)
     ]
     if not all(prompt for prompt, _ in rows):

@@ -79,6 +79,10 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
             in_axes=(STATE_AXES,),
         )
         values = jax.jit(each)(state)
+        if experiment.judge is not None:
+            assert experiment.rewarded is not None
+            with experiment.rewarded:
+                values = experiment.judge(jax.device_get(values))
     scores = {
         name: np.asarray(value).reshape(seeds, -1).mean(axis=1) for name, value in values.items()
     }

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_po import config, language
@@ -10,13 +10,12 @@ from jaxrl_po.algorithms import dapo, reference
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, number, static
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run import (
-    earlier,
-    flags,
     jobs,
     launch,
     methods,
+    models,
     programs,
-    scoring,
+    rewarding,
     sharding,
     tasks,
     user_code,
@@ -26,11 +25,10 @@ from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.plotting import Series
+from jaxrl_po.run.rewarding import MATH, MODEL, VERIFIER
 from jaxrl_po.run.script import Script
 from jaxrl_po.run.tasks import TASKS
-from jaxrl_po.types import Learner, Problem
-
-VERIFIER, MODEL = "verifier", "model"
+from jaxrl_po.types import Learner
 
 
 @config.record
@@ -42,14 +40,16 @@ class Options(RunOptions):
     )
     init_from: str = static(
         "",
-        "folder of an earlier run of this script, whose latest policy (of its first seed) "
-        "is the initial policy of every seed; empty for none",
+        "folder of a pretrained model, or of an earlier run of this script, whose latest policy "
+        "(of its first seed); it is the initial policy of every seed; empty for none",
     )
     reward: str = static(
         VERIFIER,
         f"reward to optimise: `{VERIFIER}`, of the task; `{MODEL}`, a reward model fitted to "
-        "comparisons by the verifier (--reward_model.*, --preferences.*); or Python functions "
-        "that score completions, as in rewards.py:nearly,package.module:other",
+        "comparisons by the verifier (--reward_model.*, --preferences.*); "
+        f"`{MATH}`, whether a completion has, in \\boxed{{}} or after ####, what equals the answer "
+        "as mathematics; or Python functions that score completions, as in "
+        "rewards.py:nearly,package.module:other",
     )
     eval_prompts: int = static(
         512, "held-out prompts per evaluation and seed", unit="prompts", within=COUNT
@@ -83,66 +83,6 @@ class Options(RunOptions):
     )
 
 
-def functions(options: Options) -> list[str]:
-    """Sources of the reward functions on the host: from `--reward`, or those of the task."""
-    own = tasks.entry(options.task).reward
-    sources = {VERIFIER: own, MODEL: ""}.get(options.reward, options.reward)
-    return [source for source in sources.split(",") if source]
-
-
-def host_score(
-    options: Options, task: language.Task, placement: Placement
-) -> scoring.HostScore | None:
-    """The scorer that calls `functions`; None if the reward is computed in the program.
-
-    Raises:
-      ConfigError, UsageError: invalid or unsuitable functions; none is loaded yet.
-    """
-    sources = functions(options)
-    for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
-        config.require_effect(options, name, bool(sources), "reward names functions")
-    if options.reward == MODEL and tasks.entry(options.task).reward:
-        raise UsageError(
-            f"--reward={MODEL} must be fitted to a verifier in the program; "
-            f"--task={options.task} has none"
-        )
-    if not sources:
-        return None
-    if not all(":" in source for source in sources):
-        near = flags.suggest(options.reward, (VERIFIER, MODEL))
-        raise UsageError(
-            f"--reward={options.reward} must be {VERIFIER}, {MODEL}, or functions such as "
-            f"rewards.py:nearly{near}"
-        )
-    if options.distributed:
-        raise UsageError(
-            "--reward must be left out with --distributed: completions are scored in one process"
-        )
-    if placement.cuts_params:
-        raise UsageError(
-            "--reward must be left out where parameters are sharded over devices "
-            "(--shard_params, model in --mesh)"
-        )
-    weights = options.reward_weights.split(",") if options.reward_weights else ["1"] * len(sources)
-    if len(weights) != len(sources):
-        raise UsageError(
-            f"--reward_weights={options.reward_weights} must be {len(sources)} numbers, one "
-            "for each function"
-        )
-    try:
-        rewards = [
-            scoring.Reward(source, float(weight))
-            for source, weight in zip(sources, weights, strict=True)
-        ]
-    except ValueError:
-        raise UsageError(
-            f"--reward_weights must be numbers such as 1,0.2, got {options.reward_weights!r}"
-        ) from None
-    return scoring.HostScore(
-        rewards, task, accuracy=options.reward_accuracy, timeout=float(options.reward_timeout)
-    )
-
-
 def problem_settings(records: Mapping[str, Any], task: language.Task) -> language.Settings:
     """`--problem.*`, with the token budget that the method leaves around the longest answer."""
     settings: language.Settings = records["problem"]
@@ -155,31 +95,35 @@ def problem_settings(records: Mapping[str, Any], task: language.Task) -> languag
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> jobs.Experiment:
     """The experiment: the method on the task, with a policy and, if it needs one, a critic."""
-    options, model = records[""], records["model"]
-    task = tasks.entry(options.task).make(**vars(records["task"]))
+    options = records[""]
+    start = models.start(SCRIPT, records, answers=not rewarding.functions(options))
+    task, policy = start.task, start.policy
     settings = problem_settings(records, task)
-    rewarded = host_score(options, task, placement)
-    policy, critic = model.build(task.tokenizer.size), model.build(task.tokenizer.size, outputs=1)
+    rewarded = rewarding.host_score(options, task, placement)
+    require_room(records, start)
+    critic = None
+    if options.algorithm not in methods.IN_GROUPS:
+        sizes = records["critic" if start.base else "model"]
+        critic = sizes.build(task.tokenizer.size, outputs=1)
     if placement.cuts_params:
-        require_shares(model, placement)
-        policy, critic = (
-            each.clone(constrain=sharding.rows_over_data(placement)) for each in (policy, critic)
-        )
-    initial = earlier.initial_policy(SCRIPT, records, task, policy) if options.init_from else None
+        require_shares(start, placement)
+        rows = sharding.rows_over_data(placement)
+        policy = policy.clone(constrain=rows)
+        critic = critic and critic.clone(constrain=rows)
     settings_of_method = dataclasses.replace(records["config"], axis_name=placement.axis_name)
 
-    def make(warm_start: Any) -> Learner:
+    def compose(warm_start: Any, initial: Any) -> Learner:
         problem = language.make_problem(
             task,
             policy,
             **vars(settings),
             verify=rewarded is None,
-            critic=None if options.algorithm in methods.IN_GROUPS else critic,
+            critic=critic,
             initial=initial,
             warm=warm_start,
         )
-        if options.reward == MODEL:
-            problem = with_reward_model(problem, records, task, policy)
+        if options.reward == rewarding.MODEL:
+            problem = rewarding.with_reward_model(problem, records, task, policy)
         learner: Learner = algorithm.make(settings_of_method, problem)
         if options.algorithm in methods.WITH_CRITIC and records["reference"].enabled:
             learner = reference.with_reference_kl(
@@ -191,64 +135,68 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
             )
         return learner
 
+    def make(warm_start: Any) -> Learner:
+        learner = compose(warm_start, start.params)
+        if start.params is None:
+            return learner
+        # Parameters as an argument: as constants they would be part of the program's text.
+        return learner._replace(init=lambda pair: compose(warm_start, pair[1]).init(pair[0]))
+
+    write = functools.partial(language.make_describe, task, policy, decoding=settings.decoding)
+    render: Callable[[Any], list[dict[str, Any]]] = functools.partial(language.render, task)
+    evaluate: Any = language.make_evaluate(
+        task,
+        policy,
+        num_prompts=options.eval_prompts,
+        num_samples=options.eval_samples,
+        decoding=settings.decoding,
+    )
+    judge = None
+    if rewarded is not None and rewarding.judges(options, task, pretrained=start.base is not None):
+        scores, plain = rewarded, render
+        evaluate = write(num_prompts=options.eval_prompts, num_samples=options.eval_samples)
+        judge = functools.partial(rewarding.measure, scores)
+        render = lambda answers: plain(rewarding.judged(scores, answers))  # noqa: E731
     return jobs.Experiment(
         learner=make(records["warm_start"]),
-        evaluate=language.make_evaluate(
-            task,
-            policy,
-            num_prompts=options.eval_prompts,
-            num_samples=options.eval_samples,
-            decoding=settings.decoding,
-        ),
+        evaluate=evaluate,
         score="greedy_accuracy",
         initial="warm_start_accuracy",
-        examples=programs.Examples(
-            language.make_describe(
-                task, policy, num_prompts=options.show, decoding=settings.decoding
-            ),
-            functools.partial(language.render, task),
-        )
+        examples=programs.Examples(write(num_prompts=options.show), render)
         if options.show
         else None,
         axes=LOGICAL_AXES,
         rewarded=rewarded,
         warm=warm.in_parts(make, records["warm_start"], task, policy),
+        given=start.params,
+        base=start.digest,
+        judge=judge,
     )
 
 
-def with_reward_model(
-    problem: Problem, records: Mapping[str, Any], task: language.Task, policy: language.Transformer
-) -> Problem:
-    """The problem with a reward model, fitted to comparisons of samples of the initial policy.
-
-    Raises:
-      UsageError: process rewards of the verifier were asked for as well.
-    """
-    settings = records["problem"]
-    if settings.process_reward:
+def require_room(records: Mapping[str, Any], start: models.Start) -> None:
+    """Raises UsageError for a completion that has no budget, or no room in the model's context."""
+    options, task = records[""], start.task
+    asked = problem_settings(records, task).max_new_tokens
+    if rewarding.unanswered(options, task):
+        if not asked:
+            raise UsageError(
+                "--problem.max_new_tokens must be given where the prompts have no answers"
+            )
+        if records["warm_start"].steps:
+            raise UsageError("--warm_start.steps needs prompts with answers")
+    context = start.base.text.context if start.base else 0
+    whole = task.prompt_length + (asked or task.answer_length)
+    if 0 < context < whole:
         raise UsageError(
-            f"--problem.process_reward has no effect with --reward={MODEL}: the model "
-            "rewards the last token"
+            f"--problem.max_new_tokens: the longest prompt and completion have {whole} tokens "
+            f"together, more than {context}, the context of --init_from={options.init_from}"
         )
-    model = (
-        records["reward_model"]
-        .build(task.tokenizer.size, outputs=1)
-        .clone(constrain=policy.constrain)
-    )
-    fit = functools.partial(
-        language.reward_model.fit,
-        model,
-        task,
-        policy,
-        settings=records["preferences"],
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-    )
-    return language.learned_reward(problem, task, model, fit)
 
 
-def require_shares(model: language.ModelSettings, placement: Placement) -> None:
+def require_shares(start: models.Start, placement: Placement) -> None:
     """Raises UsageError if the transformer cannot be sharded evenly over the devices."""
+    model, flag = start.policy, "--init_from: its " if start.base else "--model."
     over_data = {"width": model.width} if placement.shard_params else {}
     over_model = {"kv_heads": model.kv_heads, "mlp_width": model.mlp_width}
     for axis, devices, sizes in (
@@ -258,7 +206,7 @@ def require_shares(model: language.ModelSettings, placement: Placement) -> None:
         for name, size in sizes.items():
             if size % devices:
                 raise UsageError(
-                    f"--model.{name}={size} must be a multiple of {devices}, the devices of "
+                    f"{flag}{name}={size} must be a multiple of {devices}, the devices of "
                     f"the {axis} axis of the mesh"
                 )
 
@@ -316,6 +264,8 @@ IN_GROUPS = {
 }
 
 
+# A pretrained model forgets at the step sizes of a new one; adapters take ten times this.
+PRETRAINED = {"config.learning_rate": 1e-5, "seeds": 1}
 # A reward model is reliable only near the initial policy, whose samples it was fitted on; hence the
 # KL penalty to that policy.
 JUDGED = {"reward_model.width": 32, "reward_model.mlp_width": 64}
@@ -329,14 +279,15 @@ def defaults(options: Options) -> dict[str, Any]:
         small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
     if options.reward == MODEL:
         small |= JUDGED | (REFERRED if options.algorithm in ("ppo", "ppo_penalty") else {})
+    gentle = PRETRAINED if models.root(options.init_from) else {}
     if options.algorithm in WITH_CRITIC:
-        return small | WITH_CRITIC[options.algorithm]
-    if options.algorithm == "dapo" and functions(options):
+        return small | WITH_CRITIC[options.algorithm] | gentle
+    if options.algorithm == "dapo" and rewarding.functions(options):
         # A refill needs the scores inside the program.
         small |= {"config.dynamic_sampling": dapo.REWEIGHT}
     # The surrogate of RLOO is not clipped, so it is valid only near the old policy.
     once = {"config.num_epochs": 1} if options.algorithm == "rloo" else {}
-    return small | IN_GROUPS | once if options.algorithm in methods.IN_GROUPS else {}
+    return small | IN_GROUPS | once | gentle if options.algorithm in methods.IN_GROUPS else {}
 
 
 def sections(options: Options) -> dict[str, type]:
@@ -346,10 +297,14 @@ def sections(options: Options) -> dict[str, type]:
         if options.reward == MODEL
         else {}
     )
+    pretrained = bool(models.root(options.init_from))
+    critic = pretrained and options.algorithm in methods.WITH_CRITIC
     return {
         "task": tasks.entry(options.task).settings,
         "problem": language.Settings,
-        "model": language.ModelSettings,
+        "model": models.Computation if pretrained else language.ModelSettings,
+        **({"critic": language.ModelSettings} if critic else {}),
+        "lora": models.Adapters,
         "warm_start": language.WarmStart,
         **judge,
         **({"reference": reference.Settings} if options.algorithm in methods.WITH_CRITIC else {}),
@@ -376,4 +331,5 @@ SCRIPT = Script(
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
+    models.require_effect(argv, Options)
     return launch.main(SCRIPT, argv)

@@ -1,0 +1,92 @@
+r"""The reward `math`: whether an answer in `\boxed{}`, or after `####`, is the right one.
+
+The library `math-verify` (extra `math`) compares both as mathematics: ½, 0.5 and \frac{1}{2} are
+one. It runs in the worker process of `scoring`, so it imports only what that needs.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+BOXED, HASHES = r"\boxed{", "####"
+# Without the extraction of expressions outside LaTeX, which sympy reads by `eval`.
+LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
+# Longer ones are no answers; neither are towers of powers, which take for ever.
+LONGEST = 256
+TOWER = re.compile(r"\^.{0,8}\^|\^\{?\d{4,}|!\s*!|\d{4,}\s*!")
+# What sympy compiles of its own: its names, and literals of numbers and symbols.
+NAMES = re.compile(
+    r"from sympy import \*|(Integer|Float|Rational|Symbol) ?\( ?'?[\w.]*'? ?\) ?|\w+ ?"
+)
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+def harmless(text: str, file: str) -> bool:
+    """Whether a text that a file compiles while an answer is read is sympy's own.
+
+    Example:
+      >>> harmless("Integer (12 )", ""), harmless("__import__('os').system('ls')", "")
+      (True, False)
+    """
+    return NAMES.fullmatch(text) is not None or "/sympy/polys/" in file.replace("\\", "/")
+
+
+def correct(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
+    """1 for a completion whose answer equals that of its row, else 0; 0 without an answer."""
+    return [float(equal(right, text)) for right, text in zip(answer, completions, strict=True)]
+
+
+def final(text: str) -> str:
+    r"""What a text gives as its answer: the last `\boxed{}`, or what follows the last `####`.
+
+    Example:
+      >>> final(r"so \boxed{\frac{1}{2}}."), final("2 + 2 = 4\n#### 4\n"), final("4")
+      ('\\frac{1}{2}', '4', '')
+    """
+    boxed, hashes = text.rfind(BOXED), text.rfind(HASHES)
+    if hashes > boxed:
+        return text[hashes + len(HASHES) :].strip().partition("\n")[0].strip()
+    if boxed < 0:
+        return ""
+    depth, start = 1, boxed + len(BOXED)
+    for end in range(start, len(text)):
+        depth += (text[end] == "{") - (text[end] == "}")
+        if depth == 0:
+            return text[start:end].strip()
+    return ""
+
+
+def equal(right: str, text: str) -> bool:
+    r"""Whether a text ends with the right answer.
+
+    Args:
+      right: the answer alone, or a text that ends with it.
+      text: of a completion.
+
+    Example:
+      >>> equal("0.5", r"\boxed{\frac{1}{2}}"), equal("x #### 1,234", "#### 1234"), equal("4", "4")
+      (True, True, False)
+    """
+    found, wanted = final(text), final(right) or right.strip()
+    if not found or len(found) > LONGEST or TOWER.search(found):
+        return False
+    if found == wanted:
+        return True
+    gold, guess = _parsed(wanted), _parsed(found)
+    return bool(gold and guess and verify(gold, guess, timeout_seconds=None))
+
+
+def _parsed(text: str) -> list[Any]:
+    # A thousands separator makes no list of numbers.
+    plain = re.sub(r"(?<=\d),(?=\d{3}(\D|$))", "", text.strip("$ ")).removesuffix(".")
+    found: list[Any] = parse(
+        rf"$\boxed{{{plain}}}$",
+        extraction_config=LATEX,
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+    )
+    return found
