@@ -225,6 +225,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
 def untrained(records: Mapping[str, Any]) -> Problem:
     """The run's task with an untrained policy, whose responses have all lengths."""
     task = tasks.entry(records[""].task).make(**vars(records["task"]))
+    assert isinstance(task, language_lib.Task)
     policy, critic = (
         records["model"].build(task.tokenizer.size, outputs=outputs) for outputs in (0, 1)
     )

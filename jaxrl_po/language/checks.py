@@ -4,13 +4,12 @@ import jax
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import lora
-from jaxrl_po.language.dialogue import Dialogue
-from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 
 
-def check_budget(task: Task | Dialogue, max_new_tokens: int) -> int:
+def check_budget(task: AnyTask, max_new_tokens: int) -> int:
     """The token budget; 0 takes the length of the task's longest answer.
 
     Raises:
@@ -25,7 +24,7 @@ def check_budget(task: Task | Dialogue, max_new_tokens: int) -> int:
     return budget
 
 
-def check_vocabulary(task: Task | Dialogue, model: Transformer, name: str = "") -> None:
+def check_vocabulary(task: AnyTask, model: Transformer, name: str = "") -> None:
     """Raises ConfigError unless the vocabulary of the model, called `name`, is the tokenizer's."""
     if model.vocabulary != task.tokenizer.size:
         field = f"{name}: vocabulary" if name else "vocabulary"

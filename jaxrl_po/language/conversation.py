@@ -98,7 +98,7 @@ def converse(
       The conversations.
     """
     tokenizer, budget = dialogue.tokenizer, decoding.max_new_tokens
-    columns, prompt_length = dialogue.columns(budget), prompt.tokens.shape[1]
+    columns, prompt_length = dialogue.longest(budget), prompt.tokens.shape[1]
     ends = jnp.asarray(tokenizer.ends, jnp.int32)
     row_keys = sampling.member_keys(keys, group_size)
     rows = row_keys.shape[0]
@@ -258,7 +258,7 @@ def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Arr
     demonstrate = dialogue.demonstrate
     length, pad = dialogue.message_length, dialogue.tokenizer.pad
     ends = jnp.asarray(dialogue.tokenizer.ends, jnp.int32)
-    columns = dialogue.columns(length)
+    columns = dialogue.longest(length)
     slots = jnp.arange(columns)
 
     def put(tokens: jax.Array, piece: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
-from jaxrl_po.language.tasks.types import Prompt, check_size
+from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
 
@@ -70,9 +70,12 @@ class Dialogue(NamedTuple):
         """M, as for a task: the least budget of a message."""
         return self.message_length
 
-    def columns(self, budget: int) -> int:
+    def longest(self, budget: int) -> int:
         """N, tokens of the longest dialogue after its prompt: the last reply is not read."""
         return self.max_turns * budget + (self.max_turns - 1) * self.reply_length
+
+
+AnyTask = Task | Dialogue
 
 
 def check_contract(dialogue: Dialogue) -> None:

@@ -10,8 +10,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora
 from jaxrl_po.language.checks import check_adapters, check_parameters, check_vocabulary
-from jaxrl_po.language.dialogue import Dialogue
-from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
@@ -58,7 +57,7 @@ class Networks(NamedTuple):
 
 
 def make_networks(
-    source: Task | Dialogue,
+    source: AnyTask,
     model: Transformer,
     critic: Transformer | None,
     *,

@@ -43,14 +43,15 @@ NUCLEUS = Interval(0.0, 1.0, open_low=True)
 
 
 @record
-class Settings:
-    """Sizes and switches of a language problem, as a record for command lines and logs."""
+class Sampling:
+    """Sizes of a language problem and how it is sampled: fields of tasks and dialogues."""
 
     num_prompts: int = static(64, "prompts per iteration, over all devices", within=COUNT)
     group_size: int = static(8, "completions per prompt", within=COUNT)
     max_new_tokens: int = static(
         0,
-        "token budget of a completion, EOS included; 0 takes the task's longest answer",
+        "token budget of a completion, or of one message of a dialogue, EOS included; 0 takes the "
+        "task's longest answer",
         unit="tokens",
     )
     temperature: float = static(
@@ -66,15 +67,6 @@ class Settings:
         1.0,
         "sample from the most likely tokens that reach this probability together; 1 for all",
         within=NUCLEUS,
-    )
-    process_reward: bool = static(
-        False, "reward each correct token or step, in place of the whole answer at its end"
-    )
-    prompt_set: int = static(
-        0,
-        "size of a fixed set of training prompts, drawn once; 0 draws fresh prompts",
-        unit="prompts",
-        within=NON_NEGATIVE,
     )
     old_log_prob: str = static(
         AUTO,
@@ -92,6 +84,21 @@ class Settings:
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range."""
         check(self)
+
+
+@record
+class Settings(Sampling):
+    """Sizes and switches of a task's problem, as a record for command lines and logs."""
+
+    process_reward: bool = static(
+        False, "reward each correct token or step, in place of the whole answer at its end"
+    )
+    prompt_set: int = static(
+        0,
+        "size of a fixed set of training prompts, drawn once; 0 draws fresh prompts",
+        unit="prompts",
+        within=NON_NEGATIVE,
+    )
 
 
 @record

@@ -18,8 +18,7 @@ from jaxrl_po.config import (
     static,
 )
 from jaxrl_po.language import conversation, sampling
-from jaxrl_po.language.dialogue import Dialogue
-from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import next_tokens
 
@@ -53,7 +52,7 @@ class WarmStart:
 
 
 def demonstration_loss(
-    model: Transformer, params: Any, task: Task | Dialogue, key: jax.Array, batch_size: int
+    model: Transformer, params: Any, task: AnyTask, key: jax.Array, batch_size: int
 ) -> jax.Array:
     """Cross-entropy of answer tokens, EOS included, over fresh demonstrations of the train split.
 
@@ -83,9 +82,7 @@ def demonstration_loss(
     return masked.mean(-distribution.log_prob(answers), mask)
 
 
-def greedy_accuracy(
-    model: Transformer, params: Any, task: Task | Dialogue, key: jax.Array
-) -> jax.Array:
+def greedy_accuracy(model: Transformer, params: Any, task: AnyTask, key: jax.Array) -> jax.Array:
     """Mean score of the greedy answers to `MEASURED` fresh prompts of the train split.
 
     Scored by the verifier, since a correct answer need not be the demonstrated one. In a dialogue
@@ -147,9 +144,7 @@ def unfinished(settings: WarmStart, done: Any, accuracy: Any) -> Any:
     return (done < settings.steps) & (accuracy < settings.accuracy)
 
 
-def advance(
-    model: Transformer, task: Task | Dialogue, settings: WarmStart, fit: Fit, done: Any
-) -> Fit:
+def advance(model: Transformer, task: AnyTask, settings: WarmStart, fit: Fit, done: Any) -> Fit:
     """Takes the `BETWEEN` steps after `done`, or as many as are left, and measures the accuracy.
 
     The accuracy is not measured if all steps are wanted. A fit that is accurate enough does not
@@ -189,7 +184,7 @@ def advance(
 
 
 def warm_start(
-    model: Transformer, params: Any, task: Task | Dialogue, settings: WarmStart, key: jax.Array
+    model: Transformer, params: Any, task: AnyTask, settings: WarmStart, key: jax.Array
 ) -> Any:
     """Trains `params` on demonstrations with Adam until accurate enough; pure and jittable.
 

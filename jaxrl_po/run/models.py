@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxrl_po import config, language
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, static
-from jaxrl_po.language import Task, Transformer, lora
+from jaxrl_po.language import Transformer, lora
+from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.pretrained import architectures, weights
 from jaxrl_po.language.pretrained import text as texts
 from jaxrl_po.language.problem import DTYPES
@@ -163,14 +164,14 @@ class Start(NamedTuple):
       digest: of `params` under adapters; empty without.
     """
 
-    task: Task
+    task: AnyTask
     policy: Transformer
     params: PyTree
     base: Base | None
     digest: str
 
 
-def make_task(records: Mapping[str, Any], base: Base | None, *, answers: bool = True) -> Task:
+def make_task(records: Mapping[str, Any], base: Base | None, *, answers: bool = True) -> AnyTask:
     """The task of a run; see `tasks.make`."""
     name = records[""].task
     return tasks.make(name, records["task"], text=base and base.text, answers=answers)
@@ -224,7 +225,7 @@ def _on_host(path: tuple[str, ...], array: Any) -> Any:
     return array
 
 
-def of_run(script: Script, records: Mapping[str, Any], task: Task, model: Transformer) -> PyTree:
+def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Transformer) -> PyTree:
     """The policy that `--init_from`, a run, ended with: `{"params": …}` of its first seed.
 
     Args:
@@ -261,7 +262,7 @@ def of_run(script: Script, records: Mapping[str, Any], task: Task, model: Transf
     return jax.device_get(found)
 
 
-def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task: Task) -> None:
+def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task: AnyTask) -> None:
     """Raises UsageError unless the run of `settings` has the vocabulary and model of `records`."""
     run = records[""].init_from
     tokenizer = make_task(settings, None, answers=False).tokenizer

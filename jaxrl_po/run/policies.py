@@ -14,6 +14,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
 from jaxrl_po.language import lora, sampling
+from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import earlier, flags, models
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.commands import language as language_command
@@ -170,7 +171,7 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
 
 
 def _left_padded(
-    prompts: Sequence[str], task: language.Task
+    prompts: Sequence[str], task: AnyTask
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Tokens `[P, L]` and the padding tokens on the left `[P]`."""
     if isinstance(prompts, str):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl_po import config, language
+from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.run import extras, flags, prompts, scoring, tasks
 from jaxrl_po.run.flags import UsageError
@@ -27,7 +28,7 @@ def functions(options: Any) -> list[str]:
     return [source for source in sources.split(",") if source]
 
 
-def host_score(options: Any, task: language.Task, placement: Placement) -> scoring.HostScore | None:
+def host_score(options: Any, task: AnyTask, placement: Placement) -> scoring.HostScore | None:
     """The scorer that calls `functions`; None if the reward is computed in the program.
 
     Raises:
@@ -36,6 +37,13 @@ def host_score(options: Any, task: language.Task, placement: Placement) -> scori
     sources = functions(options)
     for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
         config.require_effect(options, name, bool(sources), "reward names functions")
+    if isinstance(task, Dialogue):
+        if options.reward == VERIFIER:
+            return None
+        raise UsageError(
+            f"--reward={options.reward} must be left out with --task={options.task}: a dialogue "
+            "gives its rewards itself"
+        )
     if options.reward == MODEL and tasks.entry(options.task).reward:
         raise UsageError(
             f"--reward={MODEL} must be fitted to a verifier in the program; "
@@ -80,7 +88,7 @@ def host_score(options: Any, task: language.Task, placement: Placement) -> scori
     )
 
 
-def judges(options: Any, task: language.Task, *, pretrained: bool) -> bool:
+def judges(options: Any, task: AnyTask, *, pretrained: bool) -> bool:
     """Whether the functions of `--reward` score the evaluation too, in place of the verifier.
 
     They do where the equality of a completion with `answer` says little: a pretrained model writes
@@ -96,9 +104,9 @@ def judges(options: Any, task: language.Task, *, pretrained: bool) -> bool:
     )
 
 
-def unanswered(options: Any, task: language.Task) -> bool:
+def unanswered(options: Any, task: AnyTask) -> bool:
     """Whether the prompts of the task have no answers."""
-    if options.task != "file" or task.columns is None:
+    if options.task != "file" or isinstance(task, Dialogue) or task.columns is None:
         return False
     return prompts.ANSWER not in task.columns(np.zeros(1, np.int32))
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_po import config, language
 from jaxrl_po.config import Interval, static
+from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run import flags, prompts, tables, user_code
 from jaxrl_po.run.flags import UsageError
 
@@ -108,6 +109,34 @@ class RunningSum:
     )
 
 
+@config.record
+class Mastermind:
+    """Settings of `--task=mastermind`."""
+
+    length: int = static(3, "symbols of a code", within=Interval(1, 6))
+    symbols: int = static(
+        4, "symbols to choose from; symbols ** length at most 4096", within=Interval(2, 10)
+    )
+    max_turns: int = static(8, "guesses; a lost game counts as one more", within=Interval(1, 64))
+
+
+@config.record
+class HigherLower:
+    """Settings of `--task=higher_lower`."""
+
+    numbers: int = static(64, "numbers to choose from", within=Interval(2, 100))
+    max_turns: int = static(10, "guesses; a lost game counts as one more", within=Interval(1, 100))
+
+
+@config.record
+class Calculator:
+    """Settings of `--task=calculator`."""
+
+    num_digits: int = static(6, "digits of a number", unit="digits", within=Interval(1, 8))
+    tool: bool = static(True, "reply with the values of expressions; off, to see their worth")
+    max_turns: int = static(3, "messages, the answer included", within=Interval(1, 64))
+
+
 class TaskEntry(NamedTuple):
     """A row of the table.
 
@@ -120,7 +149,7 @@ class TaskEntry(NamedTuple):
     """
 
     settings: type
-    make: Callable[..., language.Task]
+    make: Callable[..., AnyTask]
     reward: str = ""
     in_text: bool = False
 
@@ -140,20 +169,30 @@ GENERATED = {
     "countdown": TaskEntry(Countdown, language.tasks.countdown),
     "running_sum": TaskEntry(RunningSum, language.tasks.running_sum),
 }
-TASKS = GENERATED | {
-    "file": TaskEntry(tables.File, tables.from_file, in_text=True),
-    "reasoning_gym": TaskEntry(
-        tables.ReasoningGym,
-        tables.from_reasoning_gym,
-        "jaxrl_po.run.reasoning:score_answer",
-        in_text=True,
-    ),
+# Of several turns.
+DIALOGUES = {
+    "mastermind": TaskEntry(Mastermind, language.dialogues.mastermind),
+    "higher_lower": TaskEntry(HigherLower, language.dialogues.higher_lower),
+    "calculator": TaskEntry(Calculator, language.dialogues.calculator),
 }
+TASKS = (
+    GENERATED
+    | DIALOGUES
+    | {
+        "file": TaskEntry(tables.File, tables.from_file, in_text=True),
+        "reasoning_gym": TaskEntry(
+            tables.ReasoningGym,
+            tables.from_reasoning_gym,
+            "jaxrl_po.run.reasoning:score_answer",
+            in_text=True,
+        ),
+    }
+)
 
 
 def make(
     name: str, settings: Any, *, text: prompts.Text | None = None, answers: bool = True
-) -> language.Task:
+) -> AnyTask:
     """The task of a name.
 
     Args:
@@ -189,10 +228,18 @@ def entry(name: str) -> TaskEntry:
     return found
 
 
-def _own(name: str) -> language.Task:
+def _own(name: str) -> AnyTask:
     task = user_code.make("task", name)
-    if not isinstance(task, language.Task):
+    if not isinstance(task, AnyTask):
         raise UsageError(
-            f"--task={name} must make a jaxrl_po.language.Task, got {type(task).__name__}"
+            f"--task={name} must make a jaxrl_po.language.Task or Dialogue, got "
+            f"{type(task).__name__}"
         )
     return task
+
+
+def is_dialogue(name: str) -> bool:
+    """Whether that task is a dialogue."""
+    if user_code.is_source(name):
+        return isinstance(_own(name), language.Dialogue)
+    return name in DIALOGUES

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_po.language import Task, Transformer, lora, warm_start
+from jaxrl_po.language import Transformer, lora, warm_start
+from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.warm_start import BETWEEN, Fit, WarmStart
 from jaxrl_po.run import processes
 from jaxrl_po.run.progress import clock
@@ -35,7 +36,7 @@ class Warm(NamedTuple):
 def in_parts(
     make: Callable[[Any], Learner],
     settings: WarmStart,
-    task: Task,
+    task: AnyTask,
     policy: Transformer,
 ) -> Warm | None:
     """The warm start in the `init` of a learner, of one seed; None without one.

@@ -14,7 +14,7 @@ from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
 from jaxrl_po.language.conversation import Conversations
 from jaxrl_po.language.dialogue import Dialogue, check_contract
 from jaxrl_po.language.evaluation import Describe, Evaluate, samples_metrics
-from jaxrl_po.language.problem import Settings
+from jaxrl_po.language.problem import Sampling
 from jaxrl_po.language.sampling import PLAIN, Decoding
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transformer import Transformer
@@ -60,7 +60,7 @@ def make_play(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
-    check(Settings(num_prompts=num_prompts, **decoding._asdict()))
+    check(Sampling(num_prompts=num_prompts, **decoding._asdict()))
     check_contract(dialogue)
     check_vocabulary(dialogue, model)
     check_top_k(decoding.top_k, model)

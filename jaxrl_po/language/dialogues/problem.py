@@ -12,7 +12,7 @@ from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_budget, check_top_k
 from jaxrl_po.language.dialogue import Dialogue, check_contract
 from jaxrl_po.language.networks import AUTO, Sequences, make_networks, prompt_keys
-from jaxrl_po.language.problem import Settings, rows
+from jaxrl_po.language.problem import Sampling, rows
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
@@ -66,7 +66,7 @@ def make_problem(
         contract.
     """
     check(
-        Settings(
+        Sampling(
             num_prompts=num_prompts,
             group_size=group_size,
             temperature=temperature,
@@ -78,7 +78,7 @@ def make_problem(
     check_top_k(top_k, model)
     check_contract(dialogue)
     budget = check_budget(dialogue, max_new_tokens)
-    columns = dialogue.columns(budget)
+    columns = dialogue.longest(budget)
     networks = make_networks(
         dialogue,
         model,
@@ -142,5 +142,11 @@ def make_problem(
         return collector, batch
 
     return Problem(
-        networks.init, collect, networks.apply, rows, exact_sampler=networks.exact_sampler
+        networks.init,
+        collect,
+        networks.apply,
+        rows,
+        exact_sampler=networks.exact_sampler,
+        # One that was cut may have had short messages.
+        truncated_is_overlong=False,
     )

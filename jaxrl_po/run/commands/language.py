@@ -8,6 +8,8 @@ from typing import Any
 from jaxrl_po import config, language
 from jaxrl_po.algorithms import dapo, reference
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, number, static
+from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.problem import Sampling
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run import (
     jobs,
@@ -83,11 +85,11 @@ class Options(RunOptions):
     )
 
 
-def problem_settings(records: Mapping[str, Any], task: language.Task) -> language.Settings:
+def problem_settings(records: Mapping[str, Any], task: AnyTask) -> Any:
     """`--problem.*`, with the token budget that the method leaves around the longest answer."""
-    settings: language.Settings = records["problem"]
-    method = records["config"]
-    if settings.max_new_tokens or not (isinstance(method, dapo.Config) and method.soft_overlong):
+    settings, method = records["problem"], records["config"]
+    shapes = isinstance(method, dapo.Config) and method.soft_overlong
+    if settings.max_new_tokens or not shapes or isinstance(task, Dialogue):
         return settings
     budget = language.rewards.budget_with_room(task.answer_length)
     return dataclasses.replace(settings, max_new_tokens=budget)
@@ -110,20 +112,17 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         rows = sharding.rows_over_data(placement)
         policy = policy.clone(constrain=rows)
         critic = critic and critic.clone(constrain=rows)
+    kind: Any = language.dialogues if isinstance(task, Dialogue) else language
     settings_of_method = dataclasses.replace(records["config"], axis_name=placement.axis_name)
 
     def compose(warm_start: Any, initial: Any) -> Learner:
-        problem = language.make_problem(
-            task,
-            policy,
-            **vars(settings),
-            verify=rewarded is None,
-            critic=critic,
-            initial=initial,
-            warm=warm_start,
-        )
-        if options.reward == rewarding.MODEL:
-            problem = rewarding.with_reward_model(problem, records, task, policy)
+        given = {"critic": critic, "initial": initial, "warm": warm_start} | vars(settings)
+        if isinstance(task, Dialogue):
+            problem = language.dialogues.make_problem(task, policy, **given)
+        else:
+            problem = language.make_problem(task, policy, **given, verify=rewarded is None)
+            if options.reward == rewarding.MODEL:
+                problem = rewarding.with_reward_model(problem, records, task, policy)
         learner: Learner = algorithm.make(settings_of_method, problem)
         if options.algorithm in methods.WITH_CRITIC and records["reference"].enabled:
             learner = reference.with_reference_kl(
@@ -142,9 +141,9 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         # Parameters as an argument: as constants they would be part of the program's text.
         return learner._replace(init=lambda pair: compose(warm_start, pair[1]).init(pair[0]))
 
-    write = functools.partial(language.make_describe, task, policy, decoding=settings.decoding)
-    render: Callable[[Any], list[dict[str, Any]]] = functools.partial(language.render, task)
-    evaluate: Any = language.make_evaluate(
+    write = functools.partial(kind.make_describe, task, policy, decoding=settings.decoding)
+    render: Callable[[Any], list[dict[str, Any]]] = functools.partial(kind.render, task)
+    evaluate: Any = kind.make_evaluate(
         task,
         policy,
         num_prompts=options.eval_prompts,
@@ -186,7 +185,9 @@ def require_room(records: Mapping[str, Any], start: models.Start) -> None:
         if records["warm_start"].steps:
             raise UsageError("--warm_start.steps needs prompts with answers")
     context = start.base.text.context if start.base else 0
-    whole = task.prompt_length + (asked or task.answer_length)
+    budget = asked or task.answer_length
+    longest = task.longest(budget) if isinstance(task, Dialogue) else budget
+    whole = task.prompt_length + longest
     if 0 < context < whole:
         raise UsageError(
             f"--problem.max_new_tokens: the longest prompt and completion have {whole} tokens "
@@ -301,7 +302,7 @@ def sections(options: Options) -> dict[str, type]:
     critic = pretrained and options.algorithm in methods.WITH_CRITIC
     return {
         "task": tasks.entry(options.task).settings,
-        "problem": language.Settings,
+        "problem": Sampling if tasks.is_dialogue(options.task) else language.Settings,
         "model": models.Computation if pretrained else language.ModelSettings,
         **({"critic": language.ModelSettings} if critic else {}),
         "lora": models.Adapters,
