@@ -3,6 +3,7 @@
 from jaxrl_po.language.dialogue import Dialogue, Reply
 from jaxrl_po.language.dialogues.calculator import calculator
 from jaxrl_po.language.dialogues.evaluation import make_describe, make_evaluate, render
+from jaxrl_po.language.dialogues.game import game
 from jaxrl_po.language.dialogues.higher_lower import higher_lower
 from jaxrl_po.language.dialogues.mastermind import mastermind
 from jaxrl_po.language.dialogues.problem import make_problem
@@ -11,6 +12,7 @@ __all__ = [
     "Dialogue",
     "Reply",
     "calculator",
+    "game",
     "higher_lower",
     "make_describe",
     "make_evaluate",

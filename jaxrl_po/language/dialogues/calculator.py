@@ -80,8 +80,8 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
 
     def digits_of(value: jax.Array, count: int) -> jax.Array:
         powers = 10 ** jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
-        digits: jax.Array = zero + value[..., None] // powers % 10
-        return digits
+        digits = value[..., None] // powers.reshape(*[1] * value.ndim, count) % 10
+        return zero + digits.astype(jnp.int32)
 
     def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
         terms = draw(key, held_out).astype(jnp.int32)

@@ -1,0 +1,487 @@
+"""Dialogues: one decode loop for all rows, what a batch of them holds, and the games."""
+
+import functools
+import itertools
+from collections import Counter
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import advantages, language
+from jaxrl_po.algorithms import grpo
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import conversation, dialogues
+from jaxrl_po.language.dialogue import Reply, check_contract
+from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.tasks import Prompt
+
+TOKENIZER = language.make_tokenizer("0123456789+=?")
+MODEL = language.Transformer(TOKENIZER.size, width=16, layers=1, heads=2, mlp_width=16)
+CRITIC = MODEL.clone(outputs=1)
+PROMPTS, GROUP = 4, 3
+
+
+class Said(NamedTuple):
+    """The state of a dialogue that keeps what was said."""
+
+    messages: jax.Array
+    written: jax.Array
+    turns: jax.Array
+
+
+def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lambda n: n):
+    """Replies with the first tokens of a message, as many as `heard` of its turn; then `garbage`.
+
+    The reward of turn k is k; done after `ends_at` turns, or never.
+    """
+
+    def reset(key, held_out):
+        tokens = 2 + jax.random.randint(key, (3,), 0, 10)
+        messages = jnp.zeros((turns, budget), jnp.int32)
+        return Prompt(tokens, jnp.int32(0)), Said(
+            messages, jnp.zeros(turns, jnp.int32), jnp.int32(0)
+        )
+
+    def respond(state, message, written, key):
+        state = Said(
+            state.messages.at[state.turns].set(message),
+            state.written.at[state.turns].set(written),
+            state.turns + 1,
+        )
+        length = jnp.minimum(heard(state.turns), reply_length).astype(jnp.int32)
+        said = jnp.where(jnp.arange(reply_length) < length, 2 + state.turns, garbage)
+        done = jnp.bool_(False) if ends_at is None else state.turns >= ends_at
+        return state, Reply(said.astype(jnp.int32), length), state.turns * 1.0, done
+
+    return language.Dialogue(
+        name="parrot",
+        tokenizer=TOKENIZER,
+        prompt_length=3,
+        message_length=budget,
+        reply_length=reply_length,
+        max_turns=turns,
+        reset=reset,
+        respond=respond,
+        accuracy=lambda state: (state.turns >= turns).astype(jnp.float32),
+    )
+
+
+def collected(dialogue, **options):
+    problem = dialogues.make_problem(
+        dialogue, MODEL, num_prompts=PROMPTS, group_size=GROUP, critic=CRITIC, **options
+    )
+    params, collector = problem.init(jax.random.key(1))
+    return problem, params, jax.jit(problem.collect)(params, collector, jax.random.key(2))[1]
+
+
+def test_turns_without_replies_are_a_single_turn_bit_for_bit():
+    """Two messages of two tokens, cut by their budget, beside a completion of four."""
+    dialogue = parrot(turns=2, budget=2)._replace(tokenizer=TOKENIZER)
+    task = language.Task(
+        "plain",
+        TOKENIZER,
+        3,
+        4,
+        lambda key, held_out: dialogue.reset(key, held_out)[0]._replace(problem=jnp.zeros(())),
+        lambda problem: jnp.full(4, TOKENIZER.eos, jnp.int32),
+        lambda problem, tokens: jnp.float32(0.0),
+        lambda problem, tokens: jnp.zeros(4),
+    )
+    single = language.make_problem(
+        task, MODEL, num_prompts=PROMPTS, group_size=GROUP, critic=CRITIC
+    )
+    _, params, batch = collected(dialogue)
+    _, plain = jax.jit(single.collect)(params, single.init(jax.random.key(1))[1], jax.random.key(2))
+    whole = np.asarray(plain.mask.all(axis=1) & (plain.action != TOKENIZER.eos).all(axis=1))
+    assert whole.sum() > PROMPTS  # an EOS ends a message, but a completion as a whole
+    for name in ("action", "log_prob", "value", "mask"):
+        np.testing.assert_array_equal(getattr(batch, name)[whole], getattr(plain, name)[whole])
+    np.testing.assert_array_equal(batch.inputs.tokens[whole], plain.inputs.tokens[whole])
+
+
+@pytest.mark.parametrize("heard", [lambda n: n, lambda n: 3 - n, lambda n: 2 * (n % 2)])
+def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(heard):
+    dialogue = parrot(turns=3, budget=4, reply_length=3, heard=heard)
+    problem, params, batch = collected(dialogue)
+    assert batch.action.shape == (PROMPTS * GROUP, 12)
+    assert batch.inputs.tokens.shape == (PROMPTS * GROUP, 3 + 3 * 4 + 2 * 3)
+    log_prob = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
+    np.testing.assert_allclose(
+        jnp.where(batch.mask, log_prob, 0.0), jnp.where(batch.mask, batch.log_prob, 0.0), atol=1e-5
+    )
+    for row in range(PROMPTS * GROUP):
+        count = int(batch.mask[row].sum())
+        assert batch.mask[row, :count].all()
+        tokens, position = (
+            np.asarray(batch.inputs.tokens[row]),
+            np.asarray(batch.inputs.position[row]),
+        )
+        np.testing.assert_array_equal(tokens[3 + position[:count]], batch.action[row, :count])
+        # Read again, token by token: a message ends with EOS or its fourth token, then the reply.
+        at, turn, used, rewards, ends = 3, 1, [], [], []
+        while turn <= 3:
+            message = []
+            while len(message) < 4 and TOKENIZER.eos not in message:
+                used.append(at - 3)
+                message.append(tokens[at])
+                at += 1
+            ends.append(len(used) - 1)
+            rewards.append(float(turn))
+            if turn < 3:
+                for _ in range(min(int(heard(turn)), 3)):
+                    assert tokens[at] == 2 + turn
+                    at += 1
+            turn += 1
+        assert used == position[:count].tolist()
+        assert np.flatnonzero(batch.step_end[row]).tolist() == ends
+        assert np.asarray(batch.reward[row])[ends].tolist() == rewards
+        assert float(batch.reward[row].sum()) == 6.0
+        assert (tokens[at:] == TOKENIZER.pad).all()
+        assert np.flatnonzero(batch.terminated[row]).tolist() == [count - 1]
+        # V of the state before the next token that is sampled, whatever was read in between.
+        following = np.append(np.asarray(batch.value[row, 1:count]), 0.0)
+        np.testing.assert_array_equal(batch.next_value[row, :count], following)
+
+
+def test_what_stands_behind_a_reply_changes_nothing():
+    clean, dirty = (
+        collected(parrot(turns=3, budget=3, reply_length=4, garbage=garbage))[2]
+        for garbage in (0, 7)
+    )
+    jax.tree.map(np.testing.assert_array_equal, clean, dirty)
+
+
+def test_no_row_waits_for_another():
+    """The loop runs as long as the longest row, not as long as the longest turns together."""
+    calls = []
+
+    class Talker:
+        """A row writes messages of as many tokens as the last token of its prompt says."""
+
+        vocabulary = TOKENIZER.size
+
+        def empty_cache(self, batch, length):
+            return jnp.zeros((batch, 1))
+
+        def apply(self, params, tokens, pad, cache, start, *, last=0):
+            jax.debug.callback(calls.append, start)
+            chosen = jnp.where(tokens == 5, 1, 5)  # EOS after a 5, else a 5
+            return jnp.log(jax.nn.one_hot(chosen, TOKENIZER.size))[:, -1:], cache
+
+    def respond(state, message, written, key):
+        # Even rows hear four tokens in the first turn, odd ones in the second.
+        turn = state[1] + 1
+        length = jnp.where(state[0] == turn % 2, 4, 0)
+        reply = Reply(jnp.full(4, 6, jnp.int32), length.astype(jnp.int32))
+        return (state[0], turn), reply, jnp.float32(0.0), jnp.bool_(False)
+
+    dialogue = parrot(turns=3, budget=2, reply_length=4)._replace(respond=respond)
+    prompt = Prompt(jnp.full((2, 3), 4, jnp.int32), jnp.zeros(2, jnp.int32))
+    held = conversation.converse(
+        Talker(),
+        None,
+        dialogue,
+        prompt,
+        (jnp.array([0, 1]), jnp.zeros(2, jnp.int32)),
+        jax.random.split(jax.random.key(0), 2),
+        group_size=1,
+        decoding=Decoding(2),
+        greedy=True,
+    )
+    jax.block_until_ready(held)
+    jax.effects_barrier()
+    used = np.asarray((held.tokens != TOKENIZER.pad).sum(axis=1))
+    assert used.tolist() == [3 * 2 + 4, 3 * 2 + 4]
+    assert len(calls) == used.max()  # a barrier after each turn would take 3 · 2 + 2 · 4
+
+
+def test_a_dialogue_that_goes_on_is_cut_and_one_that_is_done_is_not():
+    for ends_at, turns in ((2, 2), (None, 3)):
+        _, _, batch = collected(parrot(turns=3, budget=2, reply_length=1, ends_at=ends_at))
+        assert float(batch.metrics["turns"].value()) == turns
+        assert float(batch.metrics["truncated"].value()) == (ends_at is None)
+        assert (batch.truncated.any(axis=1) == (ends_at is None)).all()
+        assert (batch.terminated.sum(axis=1) == 1).all()
+        assert (batch.step_end.sum(axis=1) == turns).all()
+
+
+def test_rewards_to_go_are_compared_turn_by_turn():
+    generator = np.random.default_rng(0)
+    group, slots = 5, 9
+    mask, end = np.zeros((group, slots), bool), np.zeros((group, slots), bool)
+    to_go = [[] for _ in range(group)]
+    reward = generator.normal(size=(group, slots))
+    turns = [generator.integers(1, 4, size=n) for n in (3, 2, 3, 1, 3)]
+    for i, lengths in enumerate(turns):
+        last = np.cumsum(lengths) - 1
+        mask[i, : lengths.sum()], end[i, last] = True, True
+        parts = np.split(reward[i, : lengths.sum()], last[:-1] + 1)
+        to_go[i] = [sum(part.sum() for part in parts[k:]) for k in range(len(parts))]
+    found = np.asarray(
+        advantages.turn_relative(*map(jnp.asarray, (reward, mask, end)), epsilon=0.0)
+    )
+    for k in range(3):
+        members = [i for i in range(group) if len(turns[i]) > k]
+        values = np.array([to_go[i][k] for i in members])
+        expected = (values - values.mean()) / values.std()
+        for i, value in zip(members, expected, strict=True):
+            first = turns[i][:k].sum()
+            own = found[i, first : first + turns[i][k]]
+            np.testing.assert_allclose(own, value, rtol=1e-4)
+    assert (found[~mask] == 0).all()
+    alone = advantages.turn_relative(
+        jnp.asarray(reward)[:2], jnp.asarray(mask)[:2], jnp.asarray(end)[:2]
+    )
+    third = turns[0][:2].sum()
+    assert (alone[0, third:] == 0).all()  # nobody else has a third turn
+
+
+def test_the_three_credits_of_a_group_differ_as_they_say():
+    """Two members with the same total, earned at different turns."""
+    mask = jnp.ones((1, 2, 4), bool)
+    end = jnp.array([[[False, True, False, True]] * 2])
+    reward = jnp.array([[[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]])
+    found = {}
+    for supervision in grpo.SUPERVISIONS:
+        credit = {
+            "outcome": lambda: jnp.broadcast_to(
+                advantages.group_relative(reward[0].sum(-1))[:, None], (2, 4)
+            ),
+            "process": lambda: advantages.process_relative(reward[0], mask[0], end[0]),
+            "turn": lambda: advantages.turn_relative(reward[0], mask[0], end[0], epsilon=0.0),
+        }[supervision]
+        found[supervision] = np.asarray(credit())
+    assert (found["outcome"] == 0).all()
+    np.testing.assert_allclose(found["turn"], [[0, 0, -1, -1], [0, 0, 1, 1]], atol=1e-6)
+    np.testing.assert_allclose(found["process"], [[0, 0, -1, -1], [0, 0, 1, 1]], atol=1e-5)
+
+
+@functools.cache
+def feedback(code, guess):
+    """Of Mastermind, by counting."""
+    at_place = sum(a == b for a, b in zip(code, guess, strict=True))
+    return at_place, sum((Counter(code) & Counter(guess)).values()) - at_place
+
+
+def played(dialogue, state, text):
+    tokens = [*dialogue.tokenizer.encode(text), dialogue.tokenizer.eos]
+    tokens = tokens[: dialogue.message_length]
+    padded = tokens + [0] * (dialogue.message_length - len(tokens))
+    state, reply, reward, done = dialogue.respond(
+        state, jnp.asarray(padded, jnp.int32), jnp.int32(len(tokens)), jax.random.key(0)
+    )
+    said = dialogue.tokenizer.decode(reply.tokens[: int(reply.length)].tolist())
+    return state, said, float(reward), bool(done)
+
+
+def test_mastermind_says_what_is_right():
+    dialogue = dialogues.mastermind(2, symbols=3)
+    _, start = dialogue.reset(jax.random.key(0), False)
+    codes = list(itertools.product(range(3), repeat=2))
+    for number, code in enumerate(codes):
+        for guess in codes:
+            state, said, reward, done = played(
+                dialogue, start._replace(code=jnp.int32(number)), "".join(map(str, guess))
+            )
+            assert said == "{}{}".format(*feedback(code, guess))
+            assert (done, reward) == (code == guess, 1.0 if code == guess else 0.0)
+            fits = [feedback(each, guess) == feedback(code, guess) for each in codes]
+            assert state.possible.tolist() == fits
+    state, said, reward, done = played(dialogue, start, "03")
+    assert (said, reward, done) == ("!!", 0.0, False)
+    assert state.possible.all()
+    assert float(dialogue.measures["malformed"](state)) == 1
+    for _ in range(7):
+        state, _, reward, done = played(dialogue, state, "0")
+    assert (done, reward) == (True, 0.0)
+    assert float(dialogue.measures["guesses"](state)) == 9
+
+
+def test_the_least_mean_number_of_guesses_is_the_known_one():
+    """Exact search over our replies: 21 / 9 for two symbols of three."""
+    codes = list(itertools.product(range(3), repeat=2))
+
+    @functools.cache
+    def least(left):
+        """Total guesses over the codes that are left."""
+        if len(left) == 1:
+            return 1
+        best = None
+        for guess in codes:
+            parts = {}
+            for code in left:
+                parts.setdefault(feedback(code, guess), []).append(code)
+            if len(parts) == 1 and guess not in left:
+                continue
+            if any(len(part) == len(left) for part in parts.values()):
+                continue
+            total = len(left) + sum(
+                least(tuple(part)) for said, part in parts.items() if said != (2, 0)
+            )
+            best = total if best is None else min(best, total)
+        return best
+
+    assert least(tuple(codes)) == 21
+
+
+def test_binary_search_takes_5_125_guesses():
+    dialogue = dialogues.higher_lower(64)
+    _, start = dialogue.reset(jax.random.key(0), False)
+    guesses = []
+    for number in range(0, 64, 7):
+        state, low, high, done = start._replace(number=jnp.int32(number)), 0, 63, False
+        while not done:
+            guess = (low + high) // 2
+            state, said, reward, done = played(dialogue, state, f"{guess:02}")
+            low, high = (guess + 1, high) if said == ">" else (low, guess - 1)
+        assert reward == pytest.approx((11 - int(state.guesses)) / 10)
+        guesses.append((number, int(state.guesses)))
+
+    def steps(number, low=0, high=63):
+        guess = (low + high) // 2
+        if guess == number:
+            return 1
+        return 1 + (
+            steps(number, guess + 1, high) if number > guess else steps(number, low, guess - 1)
+        )
+
+    assert guesses == [(number, steps(number)) for number, _ in guesses]
+    assert np.mean([steps(number) for number in range(64)]) == 5.125
+
+
+@pytest.mark.parametrize(
+    ("message", "reply"),
+    [("12+34", "046"), ("99+99", "198"), ("7", "007"), ("1+2+3", "!"), ("12+", "!"), ("?", "!")],
+)
+def test_the_calculator_adds(message, reply):
+    dialogue = dialogues.calculator(2)
+    prompt, state = dialogue.reset(jax.random.key(3), False)
+    a, b = map(int, dialogue.tokenizer.decode(prompt.tokens.tolist())[:-1].split("+"))
+    assert state.terms.tolist() == [a, b]
+    state, said, reward, done = played(dialogue, state, message)
+    assert (said, reward, done) == (reply, 0.0, False)
+    assert bool(state.used) == (reply != "!")
+    right, _, reward, done = played(dialogue, state, f"={a + b:03}")
+    assert (reward, done, float(dialogue.accuracy(right))) == (1.0, True, 1.0)
+    _, _, reward, done = played(dialogue, state, f"={a + b + 1:03}")
+    assert (reward, done) == (0.0, True)
+    without = dialogues.calculator(2, tool=False)
+    assert played(without, without.reset(jax.random.key(3), False)[1], message)[1] == "!"
+
+
+@pytest.mark.parametrize(
+    "dialogue",
+    [
+        dialogues.mastermind(),
+        dialogues.higher_lower(16),
+        dialogues.calculator(3),
+        dialogues.calculator(3, tool=False),
+    ],
+    ids=lambda dialogue: dialogue.name,
+)
+def test_demonstrations_win_and_are_what_the_policy_would_have_seen(dialogue):
+    keys = jax.random.split(jax.random.key(0), 64)
+    _, tokens, mask = jax.jit(functools.partial(conversation.demonstrations, dialogue))(keys)
+    for row in range(64):
+        _, state = dialogue.reset(jax.random.split(keys[row])[0], False)
+        said = np.asarray(tokens[row])
+        done = False
+        for first, last in runs(np.asarray(mask[row])):
+            for end in np.flatnonzero(said[first:last] == dialogue.tokenizer.eos) + first + 1:
+                text = dialogue.tokenizer.decode(said[first:end].tolist())
+                state, reply, _, done = played(dialogue, state, text)
+                if not done:
+                    heard = dialogue.tokenizer.decode(said[end : end + len(reply)].tolist())
+                    assert heard == reply
+                first = end
+        assert done
+        assert float(dialogue.accuracy(state)) == 1.0
+
+
+def runs(mask):
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def test_a_pair_of_reset_and_step_is_a_dialogue():
+    """Say the digit that is shown; three times."""
+    eos = TOKENIZER.eos
+
+    def reset(key):
+        digit = jax.random.randint(key, (), 0, 10)
+        return digit, (digit, jnp.int32(0))
+
+    def step(key, state, action):
+        digit = jax.random.randint(key, (), 0, 10)
+        count = state[1] + 1
+        return digit, (digit, count), (action == state[0]).astype(jnp.float32), count >= 3
+
+    def write(digit):
+        return Reply(jnp.stack([jnp.int32(12), 2 + digit, 0]), jnp.int32(2))
+
+    dialogue = dialogues.game(
+        "echo",
+        TOKENIZER,
+        reset,
+        step,
+        write=write,
+        read=lambda message, length: message[0] - 2,
+        observation_length=3,
+        message_length=2,
+        max_turns=4,
+        accuracy=lambda state, total: total / 3,
+        demonstrate=lambda state, key: jnp.stack([2 + state[0], jnp.int32(eos)]),
+    )
+    check_contract(dialogue)
+    prompt, tokens, mask = conversation.demonstrations(
+        dialogue, jax.random.split(jax.random.key(0), 3)
+    )
+    assert prompt.pad.tolist() == [1] * 3
+    assert (prompt.tokens[:, :2] == jnp.array([0, 12])[None]).all()
+    assert mask.sum(axis=1).tolist() == [6] * 3
+    shown = [prompt.tokens[:, 2], tokens[:, 3], tokens[:, 7]]
+    for digit, at in zip(shown, (0, 4, 8), strict=True):
+        np.testing.assert_array_equal(digit, tokens[:, at])
+    _, _, batch = collected(dialogue)
+    assert (batch.score == batch.reward.sum(axis=1).reshape(PROMPTS, GROUP)).all()
+
+
+def wrong(name, change):
+    return pytest.param(change, name, id=name.replace(" ", "_"))
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        wrong("respond: reward", lambda d: respond_with(d, 2, lambda x: jnp.int32(0))),
+        wrong("respond: done", lambda d: respond_with(d, 3, lambda x: jnp.int32(0))),
+        wrong("respond: state", lambda d: respond_with(d, 0, lambda x: (x, x))),
+        wrong(
+            "respond: tokens of the reply",
+            lambda d: respond_with(d, 1, lambda x: x._replace(tokens=jnp.zeros(9, jnp.int32))),
+        ),
+        wrong("accuracy", lambda d: d._replace(accuracy=lambda state: jnp.zeros(2))),
+        wrong("reset: tokens of the prompt", lambda d: d._replace(prompt_length=5)),
+        wrong("max_turns", lambda d: d._replace(max_turns=0)),
+        wrong(
+            "demonstrate",
+            lambda d: d._replace(demonstrate=lambda state, key: jnp.zeros(9, jnp.int32)),
+        ),
+    ],
+)
+def test_a_broken_contract_is_named(change, names):
+    dialogue = parrot(turns=2, budget=2, reply_length=1)
+    with pytest.raises(ConfigError, match=names):
+        dialogues.make_problem(change(dialogue), MODEL)
+
+
+def respond_with(dialogue, index, change):
+    def respond(*given):
+        found = list(dialogue.respond(*given))
+        found[index] = change(found[index])
+        return tuple(found)
+
+    return dialogue._replace(respond=respond)
