@@ -99,11 +99,43 @@ def learned_problem():
     return language.learned_reward(problem, task, judge, fitted_before)
 
 
+def dialogue_problem():
+    """Three turns; an even token is rewarded, and the reply has as many tokens as its remainder."""
+    tokenizer = language.make_tokenizer("0123456789")
+
+    def write(action):
+        said = jnp.full(2, 3 + action % 5, jnp.int32)
+        return language.dialogues.Reply(said, (action % 3).astype(jnp.int32))
+
+    def step(key, count, action):
+        reward = (action % 2 == 0).astype(jnp.float32)
+        return action, count + 1, reward, count + 1 >= 3
+
+    dialogue = language.dialogues.game(
+        "even tokens",
+        tokenizer,
+        lambda key: (jax.random.randint(key, (), 0, 10), jnp.int32(0)),
+        step,
+        write=write,
+        read=lambda message, length: message[0],
+        observation_length=2,
+        message_length=2,
+        max_turns=4,
+        accuracy=lambda count, total: total / 3,
+    )
+    dtype = jnp.zeros(()).dtype
+    model = language.Transformer(tokenizer.size, width=8, layers=1, heads=2, dtype=dtype)
+    return language.dialogues.make_problem(
+        dialogue, model, num_prompts=NUM_ROWS, group_size=4, critic=model.clone(outputs=1)
+    )
+
+
 PROBLEMS = {
     "CartPole": lambda axis_name: control_problem("CartPole-v1", axis_name),
     "Pendulum": lambda axis_name: control_problem("Pendulum-v1", axis_name),
     "everything": everything_problem,
     "addition": lambda axis_name: language_problem(),
+    "dialogue": lambda axis_name: dialogue_problem(),
     "learned": lambda axis_name: learned_problem(),
     "groups": lambda axis_name: control.make_groups(
         gymnax.make("CartPole-v1")[0],
@@ -153,6 +185,8 @@ ALGORITHMS = {
             supervision="process", dual_clip=True, reset_iterations=1, warm_up_iterations=3
         ),
     ),
+    "grpo-turn": (grpo, grpo.Config(supervision="turn")),
+    "ppo-turn": (ppo, ppo.Config(num_epochs=1, num_minibatches=2, discount_per="turn")),
     "grpo-statistics": (
         grpo,
         grpo.Config(running_statistics=True, extra_samples=1, group_divisor="root_size"),
@@ -192,6 +226,10 @@ CASES = [
     ("grpo", "groups"),
     ("grpo", "addition"),
     ("grpo-process", "table"),
+    ("grpo-turn", "dialogue"),
+    ("ppo-turn", "dialogue"),
+    ("trpo", "dialogue"),
+    ("dapo", "dialogue"),
     ("grpo-statistics", "table"),
     ("dapo", "addition"),
     ("dapo-carry", "groups"),

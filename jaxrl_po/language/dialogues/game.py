@@ -67,8 +67,9 @@ def game(
         pad = observation_length - said.length
         shifted = jnp.roll(said.tokens, pad)
         tokens = jnp.where(jnp.arange(observation_length) < pad, tokenizer.pad, shifted)
-        prompt = Prompt(tokens.astype(jnp.int32), pad.astype(jnp.int32))
-        return prompt, State(inner, jnp.float32(0.0))
+        # An empty observation is read as one PAD: a prompt has a token.
+        pad = jnp.minimum(pad, observation_length - 1).astype(jnp.int32)
+        return Prompt(tokens.astype(jnp.int32), pad), State(inner, jnp.float32(0.0))
 
     def respond(
         state: State, message: jax.Array, written: jax.Array, key: jax.Array

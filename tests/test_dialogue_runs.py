@@ -1,0 +1,121 @@
+"""Runs of dialogues on the command line."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from learners import dialogue_problem
+from tiny import MODEL
+
+from jaxrl_po import run
+from jaxrl_po.algorithms import actor_critic
+from jaxrl_po.run.commands import evaluate, language
+from jaxrl_po.run.flags import UsageError
+
+SMALL = [
+    "--task=higher_lower",
+    "--task.numbers=4",
+    "--task.max_turns=3",
+    "--problem.num_prompts=4",
+    "--problem.group_size=4",
+    "--total_steps=32",
+    "--log_every=1",
+    "--eval_every=1",
+    "--seeds=2",
+    "--eval_prompts=8",
+    "--show=1",
+    *MODEL,
+]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_writes_games_to_read_and_is_evaluated_again(tmp_path):
+    out = tmp_path / "run"
+    arguments = ["--algorithm=grpo", "--config.supervision=turn", "--warm_start.steps=20"]
+    assert language.main([*SMALL, *arguments, f"--out={out}"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert len(summary["greedy_accuracy"]) == 2
+    metrics = lines(out / "metrics.jsonl")
+    for name in ("guesses", "turns", "truncated", "greedy_guesses", "greedy_turns"):
+        assert np.isfinite(metrics[-1][name]).all()
+    games = lines(out / "samples.jsonl")
+    for game in games:
+        assert game["prompt"] == "?"
+        assert 1 <= len(game["turns"]) <= 3
+        assert {turn["reply"] for turn in game["turns"][:-1]} <= {"<", ">", "!"}
+        assert game["turns"][-1]["reply"] == ""
+        assert all(
+            ("advantage" in turn) == (game["decoding"] == "sampled") for turn in game["turns"]
+        )
+        assert game["score"] == float(game["turns"][-1]["reward"] > 0)
+        assert game["guesses"] == (len(game["turns"]) if game["score"] else 4)
+    assert evaluate.main([f"--run={out}"]) == 0
+    assert "greedy_guesses" in json.loads((out / "evaluation.json").read_text())
+    assert isinstance(run.load(str(out)).generate(["?"])[0], str)
+
+
+def test_a_dialogue_in_a_file_of_ones_own(tmp_path):
+    own = tmp_path / "mine.py"
+    own.write_text(
+        "from jaxrl_po.language import dialogues\n"
+        "def short():\n    return dialogues.higher_lower(4, max_turns=2)\n"
+    )
+    arguments = [item for item in SMALL if not item.startswith("--task")]
+    arguments += ["--algorithm=ppo", f"--task={own}:short", "--warm_start.steps=0"]
+    arguments += ["--problem.group_size=1", "--config.discount_per=turn", "--config.gamma=0.9"]
+    assert language.main([*arguments, f"--out={tmp_path / 'run'}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--problem.prompt_set=4"], "problem.prompt_set"),
+        (["--problem.process_reward=true"], "problem.process_reward"),
+        (["--reward=model"], "--reward=model must be left out"),
+        (["--reward=mine.py:f"], "must be left out with --task=higher_lower"),
+        (["--task.numbers=1"], "numbers must lie in [2, 100], got 1"),
+        (["--task.max_turns=0"], "max_turns must lie in [1, 100], got 0"),
+        (["--task=mastermnd"], "mastermind"),
+        (["--problem.max_new_tokens=2"], "max_new_tokens must be at least 3"),
+    ],
+)
+def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):
+    small = [item for item in SMALL if not item.startswith("--task.")]
+    with pytest.raises(UsageError, match=re.escape(said)) as found:
+        language.main([*small, *arguments, f"--out={tmp_path / 'run'}"])
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_discount_per_turn_is_that_of_the_turns():
+    """γ = ½ between turns, none within: Monte Carlo returns worked out row by row."""
+    problem = dialogue_problem()
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    config = actor_critic.Estimation(
+        gamma=0.5, estimator="monte_carlo", discount_per="turn", lambda_=0.95
+    )
+    _, target = actor_critic.estimate(config, batch)
+    per_step = actor_critic.estimate(
+        actor_critic.Estimation(gamma=0.5, estimator="monte_carlo"), batch
+    )[1]
+    for row in range(batch.mask.shape[0]):
+        count, ends = int(batch.mask[row].sum()), np.flatnonzero(batch.step_end[row])
+        reward = np.asarray(batch.reward[row])
+        turn = np.searchsorted(ends, np.arange(count))
+        expected = [
+            sum(0.5 ** (k - turn[t]) * reward[ends[k]] for k in range(turn[t], len(ends)))
+            for t in range(count)
+        ]
+        np.testing.assert_allclose(target[row, :count], expected, rtol=1e-6)
+        by_step = [
+            sum(0.5 ** (end - t) * reward[end] for end in ends if end >= t) for t in range(count)
+        ]
+        np.testing.assert_allclose(per_step[row, :count], by_step, rtol=1e-6)
+    assert jnp.any(jnp.where(batch.mask, target != per_step, False))
