@@ -5,6 +5,7 @@ that a change of the program breaks the table and no mistake drops out of it unn
 """
 
 import wrong_coefficients
+import wrong_dialogues
 import wrong_pretrained
 import wrong_random_numbers
 import wrong_regressions
@@ -334,6 +335,7 @@ WRONG = [
         "blocks = blocks.reshape",
         ("test_networks.py::test_convolution_equals_xlas[4-2-size1]",),
     ),
+    *wrong_dialogues.WRONG,
     *wrong_pretrained.WRONG,
     *wrong_regressions.WRONG,
     *wrong_spaces.WRONG,

@@ -1,0 +1,86 @@
+"""Wrong programs of dialogues."""
+
+from wrong import Wrong
+
+BATCH = "test_dialogues.py::test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them"
+TURNS = "test_dialogues.py::test_rewards_to_go_are_compared_turn_by_turn"
+
+WRONG = [
+    Wrong(
+        "replies are trained on",
+        "language.conversation",
+        "sampled=write(loop.sampled, writes)",
+        "sampled=write(loop.sampled, writes | reads)",
+        (BATCH,),
+    ),
+    Wrong(
+        "the policy reads on behind a reply",
+        "language.conversation",
+        "reads = turn.read < turn.reply.length",
+        "reads = turn.read < dialogue.reply_length * (turn.turns > 0)",
+        ("test_dialogues.py::test_what_stands_behind_a_reply_changes_nothing",),
+    ),
+    Wrong(
+        "all rows wait until none reads",
+        "language.conversation",
+        "writes = ~reads & ~over(turn)",
+        "writes = ~reads & ~over(turn) & ~reads.any()",
+        ("test_dialogues.py::test_no_row_waits_for_another",),
+    ),
+    Wrong(
+        "a message does not end at its budget",
+        "language.conversation",
+        "(jnp.isin(token, ends) | (written == budget))",
+        "jnp.isin(token, ends)",
+        (BATCH,),
+    ),
+    Wrong(
+        "outputs at the first columns, not at those of the sampled tokens",
+        "language.networks",
+        "position=inputs.position,",
+        "position=None if inputs.position is None else jnp.sort(inputs.position * 0, axis=1),",
+        (BATCH,),
+    ),
+    Wrong(
+        "the critic's value of the next column, which may be a reply's",
+        "language.dialogues.problem",
+        "next_value=jnp.where(is_last, 0.0, jnp.roll(values, -1, axis=1)),",
+        "next_value=jnp.where(is_last, 0.0, values),",
+        (BATCH,),
+    ),
+    Wrong(
+        "a cut dialogue is not truncated",
+        "language.dialogues.problem",
+        "truncated=is_last & ~held.ended[:, None],",
+        "truncated=is_last & held.ended[:, None],",
+        ("test_dialogues.py::test_a_dialogue_that_goes_on_is_cut_and_one_that_is_done_is_not",),
+    ),
+    Wrong(
+        "rewards of a turn without those that follow",
+        "advantages",
+        "to_go = jnp.flip(jnp.cumsum(jnp.flip(by_turn(reward), axis=1), axis=1), axis=1)",
+        "to_go = by_turn(reward)",
+        (TURNS,),
+    ),
+    Wrong(
+        "turns that a member does not have count as 0",
+        "advantages",
+        "has = by_turn(jnp.ones_like(reward)) > 0",
+        "has = by_turn(jnp.ones_like(reward)) > -1",
+        (TURNS,),
+    ),
+    Wrong(
+        "a discount per turn applies where none ends",
+        "algorithms.actor_critic",
+        "jnp.where(turn_end, number, 1.0)",
+        "jnp.where(turn_end, 1.0, number)",
+        ("test_dialogue_runs.py::test_a_discount_per_turn_is_that_of_the_turns",),
+    ),
+    Wrong(
+        "Mastermind counts a symbol twice",
+        "language.dialogues.mastermind",
+        "return at_place, shared - at_place",
+        "return at_place, shared",
+        ("test_dialogues.py::test_mastermind_says_what_is_right",),
+    ),
+]
