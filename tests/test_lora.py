@@ -56,22 +56,22 @@ def test_adapters_equal_the_merged_matrices(name):
 @pytest.mark.parametrize("targets", [("query", "value"), ("down",), EVERY])
 def test_only_the_targets_have_adapters(targets):
     model = SMALL.clone(lora=Lora(2, targets=targets))
-    shapes = model.parameter_shapes()["lora"]
+    shapes = model.parameter_shapes()["lora"]["blocks"]
     found = {target for module in shapes.values() for target in module}
     assert found == set(targets)
     for module in shapes.values():
         for pair in module.values():
-            assert pair["a"].shape[1] == pair["b"].shape[0] == 2
+            assert pair["a"].shape[2] == pair["b"].shape[1] == 2
 
 
 def test_scale_is_alpha_over_rank():
     base, adapters = split(SMALL.clone(lora=LORA))
     for alpha, ratio in ((6.0, 1.0), (12.0, 2.0)):
         model = SMALL.clone(lora=Lora(3, alpha))
-        merged = merge(model, base, adapters)["params"]["mlp_0"]["up"]["kernel"]
-        pair = adapters["lora"]["mlp_0"]["up"]
+        merged = merge(model, base, adapters)["params"]["blocks"]["mlp"]["up"]["kernel"]
+        pair = adapters["lora"]["blocks"]["mlp"]["up"]
         np.testing.assert_allclose(
-            merged - base["params"]["mlp_0"]["up"]["kernel"],
+            merged - base["params"]["blocks"]["mlp"]["up"]["kernel"],
             2.0 * ratio * pair["a"] @ pair["b"],
             rtol=1e-4,
             atol=1e-5,
@@ -146,15 +146,15 @@ def test_seeds_share_the_base():
     learner = over_seeds(METHODS["grpo"](problem), 3)
     states = jax.jit(learner.init)(jax.random.split(KEY, 3))
     after, _ = jax.jit(learner.step)(states)
-    kernel = base["params"]["mlp_0"]["up"]["kernel"]
-    assert after.params.frozen["params"]["mlp_0"]["up"]["kernel"].shape == kernel.shape
-    pair = after.params.policy["lora"]["mlp_0"]["up"]
-    assert pair["a"].shape == (3, kernel.shape[0], 3)
+    kernel = base["params"]["blocks"]["mlp"]["up"]["kernel"]
+    assert after.params.frozen["params"]["blocks"]["mlp"]["up"]["kernel"].shape == kernel.shape
+    pair = after.params.policy["lora"]["blocks"]["mlp"]["up"]
+    assert pair["a"].shape == (3, *kernel.shape[:2], 3)
     alone, _ = jax.jit(METHODS["grpo"](problem).step)(
         METHODS["grpo"](problem).init(jax.random.split(KEY, 3)[1])
     )
     np.testing.assert_allclose(
-        pair["b"][1], alone.params.policy["lora"]["mlp_0"]["up"]["b"], atol=2e-5
+        pair["b"][1], alone.params.policy["lora"]["blocks"]["mlp"]["up"]["b"], atol=2e-5
     )
 
 
@@ -194,7 +194,7 @@ def test_a_warm_start_moves_the_adapters():
     warm = language.WarmStart(steps=20, batch_size=16, learning_rate=1e-2)
     problem, base = problem_of(warm=warm)
     params, _ = jax.jit(problem.init)(KEY)
-    assert float(jnp.abs(params.policy["lora"]["mlp_0"]["up"]["b"]).max()) > 0
+    assert float(jnp.abs(params.policy["lora"]["blocks"]["mlp"]["up"]["b"]).max()) > 0
     jax.tree.map(np.testing.assert_array_equal, params.frozen, base)
 
 

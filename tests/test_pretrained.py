@@ -120,7 +120,8 @@ def test_every_setting_of_a_family_is_in_its_logits(loaded, name, changed):
 def test_biases_are_in_the_logits(loaded, layer):
     model = loaded("qwen2")
     params = jax.tree.map(lambda x: x, model.params)
-    params["params"]["attention_1"][layer]["bias"] *= 0.5
+    bias = params["params"]["blocks"]["attention"][layer]["bias"]
+    params["params"]["blocks"]["attention"][layer]["bias"] = bias.at[1].multiply(0.5)
     found = last_logits(model.model, params)
     assert np.abs(found - np.array(GOLDEN["qwen2"]["logits"])).max() > 1e-3
 

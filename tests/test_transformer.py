@@ -33,11 +33,11 @@ def build(**switches):
     generator = np.random.default_rng(1)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens_of(), PAD)
 
-    def draw(leaf):
-        scale = 1.0 if leaf.ndim == 1 else 2.0 / math.sqrt(leaf.shape[0])
+    def draw(path, leaf):
+        scale = 1.0 if path[-1].key == "scale" else 2.0 / math.sqrt(leaf.shape[-2])
         return jnp.asarray(scale * generator.normal(size=leaf.shape), leaf.dtype)
 
-    return model, jax.tree.map(draw, shapes)
+    return model, jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def logits_of(model, params, tokens, pad=PAD, **options):
@@ -145,8 +145,8 @@ def test_grouped_queries_share_their_keys():
     full, _ = build(layers=1)
     copied = jax.tree.map(lambda x: x, params)
     for name in ("key", "value"):
-        kernel = params["params"]["attention_0"][name]["kernel"]
-        copied["params"]["attention_0"][name]["kernel"] = jnp.tile(kernel, (1, 4))
+        kernel = params["params"]["blocks"]["attention"][name]["kernel"]
+        copied["params"]["blocks"]["attention"][name]["kernel"] = jnp.tile(kernel, (1, 4))
     np.testing.assert_allclose(
         logits_of(grouped, params, tokens_of()),
         logits_of(full, copied, tokens_of()),

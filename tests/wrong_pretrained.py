@@ -16,7 +16,7 @@ WRONG = [
     Wrong(
         "Gemma's norms without the 1 of 1 + w",
         "language.pretrained.architectures",
-        "offset=1.0 if gemma else 0.0",
+        "offset=1.0 if model.post_norms else 0.0",
         "offset=0.0",
         (f"{LOGITS}[gemma3]",),
     ),

@@ -85,14 +85,14 @@ def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
     Returns:
       `{"params": …}`; leaves keep their types.
     """
-    params = dict(base["params"])
-    for name, module in adapters[ADAPTERS].items():
-        params[name] = dict(params[name])
+    blocks = dict(base["params"]["blocks"])
+    for name, module in adapters[ADAPTERS]["blocks"].items():
+        blocks[name] = dict(blocks[name])
         for target, pair in module.items():
-            kernel = params[name][target]["kernel"]
+            kernel = blocks[name][target]["kernel"]
             change = model.lora.scale * jnp.matmul(
                 pair["a"], pair["b"], precision=jax.lax.Precision.HIGHEST
             )
             merged = (kernel.astype(change.dtype) + change).astype(kernel.dtype)
-            params[name][target] = params[name][target] | {"kernel": merged}
-    return {"params": params}
+            blocks[name][target] = blocks[name][target] | {"kernel": merged}
+    return {"params": base["params"] | {"blocks": blocks}}

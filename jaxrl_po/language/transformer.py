@@ -3,12 +3,14 @@
 The defaults are those of our small models; `architectures` sets what pretrained families differ in.
 
 Shape suffixes: B rows, N new positions, R ≤ N of them with outputs, M = B·N or B·R, S positions in
-all, D width, H query heads, K key/value heads, G = H / K, C head size, F MLP width, V vocabulary.
+all, D width, H query heads, K key/value heads, G = H / K, C head size, F MLP width, V vocabulary,
+L blocks, of which all parameters are stacked.
 `dtype` is that of the matrix products; parameters are float32, softmax and outputs float32 at
 least. Outside attention, rows and positions are one axis: the weight gradient of a product with two
 leading axes is several times slower on a CPU.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,28 +28,36 @@ ONE_HOT = 1024
 """Vocabularies up to this are embedded by a product: the gradient of a lookup is a scatter, which
 is slow on a CPU."""
 
-Cache = tuple[tuple[jax.Array, jax.Array], ...]
-"""Keys and values `[B, K, S, C]` of each layer.
+UNROLLED = 4
+"""Models up to this many blocks are compiled block by block: their decoding is up to twice as fast
+on a CPU. The blocks of deeper ones are scanned: compile time does not depend on their number."""
 
-The order of axes is that of the products, so that a decoding step needs no transpose; layers are
-separate arrays, so that it updates them in place.
+Cache = tuple[tuple[jax.Array, jax.Array], ...] | tuple[jax.Array, jax.Array]
+"""Keys and values: `[B, K, S, C]` of each block, or of all blocks `[B, L, K, S, C]` if scanned.
+
+The order of axes is that of the products, so that a decoding step needs no transpose; it updates
+either in place, but has to copy what it reads of the second.
 """
 
 LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("params", "embedding"): ("vocab", "embed"),
-    ("query", "kernel"): ("embed", "heads"),
-    ("key", "kernel"): ("embed", "kv_heads"),
-    ("value", "kernel"): ("embed", "kv_heads"),
-    ("query", "bias"): ("heads",),
-    ("key", "bias"): ("kv_heads",),
-    ("value", "bias"): ("kv_heads",),
-    ("out", "kernel"): ("heads", "embed"),
-    ("up", "kernel"): ("embed", "mlp"),
-    ("gate", "kernel"): ("embed", "mlp"),
-    ("down", "kernel"): ("mlp", "embed"),
+    ("query", "kernel"): ("layers", "embed", "heads"),
+    ("key", "kernel"): ("layers", "embed", "kv_heads"),
+    ("value", "kernel"): ("layers", "embed", "kv_heads"),
+    ("query", "bias"): ("layers", "heads"),
+    ("key", "bias"): ("layers", "kv_heads"),
+    ("value", "bias"): ("layers", "kv_heads"),
+    ("out", "kernel"): ("layers", "heads", "embed"),
+    ("up", "kernel"): ("layers", "embed", "mlp"),
+    ("gate", "kernel"): ("layers", "embed", "mlp"),
+    ("down", "kernel"): ("layers", "mlp", "embed"),
     ("output", "kernel"): ("embed", "vocab"),
 }
 """Logical axes of a parameter by the last two names of its path; norm scales are replicated."""
+
+
+Layer = Callable[..., tuple[jax.Array, Any]]
+"""`layer(variables, window, x_MxD, cache, number, read) -> (x_MxD, cache)`."""
 
 
 class Transformer(nn.Module):
@@ -148,64 +158,40 @@ class Transformer(nn.Module):
         x_MxD = self.constrain(_embed(embedding_VxD, tokens.reshape(-1), self.dtype))
         if self.embedding_scale != 1.0:
             x_MxD = x_MxD * jnp.asarray(self.embedding_scale, self.dtype)
-        total = new if cache is None else cache[0][0].shape[2]
+        total = new if cache is None else jax.tree.leaves(cache)[0].shape[-2]
         columns_N, keys_S = start + jnp.arange(new), jnp.arange(total)
         behind_NxS = columns_N[:, None] - keys_S[None, :]
         mask_BxNxS = (behind_NxS >= 0)[None] & (keys_S[None, None, :] >= pad[:, None, None])
-        rope_of = {window: self.window_rope or self.rope for window in self.windows if window}
         # A constant of the program: fused into it, sines would be recomputed for every element that
         # they rotate.
-        turns_Nxh = {
-            rope: [
+        turns_Nxh, window_turns_Nxh = (
+            [
                 jax.lax.dynamic_slice_in_dim(table, start, new)
                 for table in turns(total, self.size, rope)
             ]
-            for rope in {self.rope, *rope_of.values()}
-        }
+            for rope in (self.rope, self.window_rope or self.rope)
+        )
+        block = self._block()
 
-        attention, mlp = (nn.remat(Attention), nn.remat(Mlp)) if self.remat else (Attention, Mlp)
-        layer_caches: list[Any] = []
-        for layer in range(self.layers):
-            read = new if layer < self.layers - 1 else last or new
-            layer_cache = None if cache is None else cache[layer]
-            window = self.windows[layer] if self.windows else 0
-            seen_BxNxS = mask_BxNxS & (behind_NxS < window)[None] if window else mask_BxNxS
-            attend = attention(
-                self.heads,
-                self.kv_heads or self.heads,
-                self.size,
-                self.dtype,
-                self.qkv_bias,
-                self.epsilon if self.qk_norm else None,
-                self.query_scale or 1 / math.sqrt(self.size),
-                self.lora,
-                name=f"attention_{layer}",
+        def layer(
+            variables: PyTree, window: Any, x_MxD: jax.Array, cache: Any, number: Any, read: int
+        ) -> tuple[jax.Array, Any]:
+            seen_BxNxS, turned_Nxh = mask_BxNxS, turns_Nxh
+            if any(self.windows):
+                seen_BxNxS &= ((behind_NxS < window) | (window == 0))[None]
+                turned_Nxh = [
+                    jnp.where(window == 0, *pair)
+                    for pair in zip(turns_Nxh, window_turns_Nxh, strict=True)
+                ]
+            seen_BxRxS = seen_BxNxS[:, new - read :]
+            out: tuple[jax.Array, Any] = block.apply(
+                variables, x_MxD, turned_Nxh, seen_BxRxS, cache, start, number
             )
-            feed_forward = mlp(
-                self.mlp_width or 4 * self.width,
-                self.gated,
-                self.activation or (nn.silu if self.gated else nn.gelu),
-                self.dtype,
-                self.lora,
-                name=f"mlp_{layer}",
-            )
-            h_MxD, layer_cache = attend(
-                self._norm(f"attention_norm_{layer}")(x_MxD),
-                turns_Nxh[rope_of.get(window, self.rope)],
-                seen_BxNxS[:, new - read :],
-                layer_cache,
-                start,
-            )
-            if self.post_norms:
-                h_MxD = self._norm(f"attention_post_norm_{layer}")(h_MxD)
-            x_MxD = self.constrain(_last(x_MxD, batch, read) + h_MxD)
-            h_MxD = feed_forward(self._norm(f"mlp_norm_{layer}")(x_MxD))
-            if self.post_norms:
-                h_MxD = self._norm(f"mlp_post_norm_{layer}")(h_MxD)
-            x_MxD = self.constrain(x_MxD + h_MxD)
-            layer_caches.append(layer_cache)
+            return out
 
-        x_MxD = self._norm("final_norm", _wide(self.dtype))(_last(x_MxD, batch, last or new))
+        run = self._scanned if self.scanned else self._unrolled
+        x_MxD, cache = run(layer, self._blocks(block), x_MxD, cache, new, last)
+        x_MxD = self._norm(dtype=_wide(self.dtype), name="final_norm")(_last(x_MxD, batch, last or new))
         outputs = self.outputs or self.vocabulary
         if self.ties_output:
             x_MxD = x_MxD * (self.tied_scale or 1 / math.sqrt(self.width))
@@ -217,9 +203,88 @@ class Transformer(nn.Module):
             out_MxV = nn.Dense(
                 outputs, use_bias=False, kernel_init=_scaled(0.1, self.width), name="output"
             )(x_MxD)
-        return out_MxV.reshape(batch, -1, out_MxV.shape[-1]), None if cache is None else tuple(
-            layer_caches
+        return out_MxV.reshape(batch, -1, out_MxV.shape[-1]), cache
+
+    def _block(self) -> "Block":
+        return Block(
+            functools.partial(
+                Attention,
+                self.heads,
+                self.kv_heads or self.heads,
+                self.size,
+                self.dtype,
+                self.qkv_bias,
+                self.epsilon if self.qk_norm else None,
+                self.query_scale or 1 / math.sqrt(self.size),
+                self.lora,
+            ),
+            functools.partial(
+                Mlp,
+                self.mlp_width or 4 * self.width,
+                self.gated,
+                self.activation or (nn.silu if self.gated else nn.gelu),
+                self.dtype,
+                self.lora,
+            ),
+            self._norm,
+            self.post_norms,
+            self.constrain,
+            parent=None,
         )
+
+    def _blocks(self, block: "Block") -> PyTree:
+        """The variables of all blocks, leaves `[L, …]`; drawn where the model is initialised."""
+
+        def draw(key: jax.Array, collection: str) -> PyTree:
+            x_1xD, turned_1xh = jnp.zeros((1, self.width)), [jnp.zeros((1, self.size // 2))] * 2
+            seen_1x1x1 = jnp.ones((1, 1, 1), bool)
+            return jax.vmap(
+                lambda key: block.init(key, x_1xD, turned_1xh, seen_1x1x1)[collection]
+            )(jax.random.split(key, self.layers))
+
+        blocks = {"params": self.param("blocks", draw, "params")}
+        if self.lora is not None:
+            # In a collection of their own, so that the base can be held apart and left untrained.
+            blocks[ADAPTERS] = self.variable(
+                ADAPTERS, "blocks", lambda: draw(self.make_rng("params"), ADAPTERS)
+            ).value
+        return blocks
+
+    def _scanned(
+        self, layer: Layer, blocks: PyTree, x_MxD: jax.Array, cache: Any, new: int, last: int
+    ) -> tuple[jax.Array, Any]:
+        """All blocks, compiled once; every position goes through all of them."""
+        del last
+
+        def body(carry: Any, xs: Any) -> tuple[Any, None]:
+            (variables, window, number), (x_MxD, cache) = xs, carry
+            return layer(variables, window, x_MxD, cache, number, new), None
+
+        numbers = jnp.arange(self.layers)
+        xs = blocks, jnp.asarray(self.windows or (0,) * self.layers), numbers
+        body = jax.checkpoint(body, prevent_cse=False) if self.remat else body
+        (x_MxD, cache), _ = jax.lax.scan(body, (x_MxD, cache), xs)
+        return x_MxD, cache
+
+    def _unrolled(
+        self, layer: Layer, blocks: PyTree, x_MxD: jax.Array, cache: Any, new: int, last: int
+    ) -> tuple[jax.Array, Any]:
+        """Block by block; of the last one only what is read."""
+        layer = jax.checkpoint(layer, static_argnums=(1, 4, 5)) if self.remat else layer
+        caches = []
+        for number in range(self.layers):
+            variables = jax.tree.map(lambda x, number=number: x[number], blocks)
+            held = None if cache is None else cache[number]
+            window = self.windows[number] if self.windows else 0
+            read = new if number < self.layers - 1 else last or new
+            x_MxD, held = layer(variables, window, x_MxD, held, None, read)
+            caches.append(held)
+        return x_MxD, None if cache is None else tuple(caches)
+
+    @property
+    def scanned(self) -> bool:
+        """Whether blocks are scanned, see `UNROLLED`."""
+        return self.layers > UNROLLED
 
     @property
     def ties_output(self) -> bool:
@@ -237,8 +302,9 @@ class Transformer(nn.Module):
         """The head size C."""
         return self.head_size or self.width // self.heads
 
-    def _norm(self, name: str, dtype: jnp.dtype | None = None) -> nn.RMSNorm:
-        return nn.RMSNorm(epsilon=self.epsilon, dtype=dtype or self.dtype, name=name)
+    @property
+    def _norm(self) -> Callable[..., nn.RMSNorm]:
+        return functools.partial(nn.RMSNorm, epsilon=self.epsilon, dtype=self.dtype)
 
     def parameter_shapes(self) -> PyTree:
         """Shape and type of each parameter; nothing is computed."""
@@ -248,8 +314,45 @@ class Transformer(nn.Module):
 
     def empty_cache(self, batch: int, length: int) -> Cache:
         """A cache for `batch` rows of `length` columns."""
-        zeros = jnp.zeros((batch, self.kv_heads or self.heads, length, self.size), self.dtype)
-        return ((zeros, zeros),) * self.layers
+        blocks = (self.layers,) if self.scanned else ()
+        shape = (batch, *blocks, self.kv_heads or self.heads, length, self.size)
+        pair = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
+        return pair if self.scanned else (pair,) * self.layers
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each added to the stream.
+
+    Attributes:
+      attention: makes an `Attention`, given its name.
+      mlp: makes an `Mlp`.
+      norm: makes a norm.
+      post_norms: see `Transformer`.
+      constrain: see `Transformer`.
+    """
+
+    attention: Callable[..., "Attention"]
+    mlp: Callable[..., "Mlp"]
+    norm: Callable[..., nn.RMSNorm]
+    post_norms: bool
+    constrain: Callable[[jax.Array], jax.Array]
+
+    @nn.compact
+    def __call__(
+        self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], mask_BxRxS: jax.Array, *cached: Any
+    ) -> tuple[jax.Array, Any]:
+        """The last R new positions, `[B·R, D]`, and the extended cache; `cached` as `Attention`."""
+        batch, read, _ = mask_BxRxS.shape
+        h_MxD, cache = self.attention(name="attention")(
+            self.norm(name="attention_norm")(x_MxD), turns_Nxh, mask_BxRxS, *cached
+        )
+        if self.post_norms:
+            h_MxD = self.norm(name="attention_post_norm")(h_MxD)
+        x_MxD = self.constrain(_last(x_MxD, batch, read) + h_MxD)
+        h_MxD = self.mlp(name="mlp")(self.norm(name="mlp_norm")(x_MxD))
+        if self.post_norms:
+            h_MxD = self.norm(name="mlp_post_norm")(h_MxD)
+        return self.constrain(x_MxD + h_MxD), cache
 
 
 class Attention(nn.Module):
@@ -281,10 +384,14 @@ class Attention(nn.Module):
         x_MxD: jax.Array,
         turns_Nxh: Sequence[jax.Array],
         mask_BxRxS: jax.Array,
-        cache: tuple[jax.Array, jax.Array] | None,
-        start: jax.Array | int,
+        cache: tuple[jax.Array, jax.Array] | None = None,
+        start: jax.Array | int = 0,
+        number: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """Attends from the last R new tokens to cached and new ones; caches all new ones."""
+        """Attends from the last R new tokens to cached and new ones; caches all new ones.
+
+        Where a cache holds all blocks, `number` is that of this one.
+        """
         (batch, read, _), width, new = mask_BxRxS.shape, x_MxD.shape[-1], turns_Nxh[0].shape[0]
         heads, kv_heads, size = self.heads, self.kv_heads, self.size
         q_MxHC = self._project(heads, "query")(_last(x_MxD, batch, read))
@@ -295,9 +402,11 @@ class Attention(nn.Module):
         k_BxKxSxC = rotate(k_BxNxKxC, *turns_Nxh).transpose(0, 2, 1, 3)
         v_BxKxSxC = v_MxKC.reshape(batch, new, kv_heads, size).transpose(0, 2, 1, 3)
         if cache is not None:
-            k_BxKxSxC = jax.lax.dynamic_update_slice_in_dim(cache[0], k_BxKxSxC, start, axis=2)
-            v_BxKxSxC = jax.lax.dynamic_update_slice_in_dim(cache[1], v_BxKxSxC, start, axis=2)
-            cache = (k_BxKxSxC, v_BxKxSxC)
+            (keys, k_BxKxSxC), (values, v_BxKxSxC) = (
+                _extend(held, new, start, number)
+                for held, new in zip(cache, (k_BxKxSxC, v_BxKxSxC), strict=True)
+            )
+            cache = keys, values
         q_BxRxKxGxC = q_BxRxHxC.reshape(batch, read, kv_heads, heads // kv_heads, size)
         scores_BxKxGxRxS = self.scale * jnp.einsum(
             "brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC
@@ -363,7 +472,6 @@ class Linear(nn.Module):
         if self.lora is None or self.name not in self.lora.targets:
             return y_MxO
         rank = self.lora.rank
-        # In a collection of their own, so that the base can be held apart and left untrained.
         a_IxR = self.variable(
             ADAPTERS,
             "a",
@@ -380,6 +488,18 @@ def _embed(embedding_VxD: jax.Array, tokens_M: jax.Array, dtype: jnp.dtype) -> j
     if vocabulary > ONE_HOT:
         return embedding_VxD[tokens_M].astype(dtype)
     return jax.nn.one_hot(tokens_M, vocabulary, dtype=dtype) @ embedding_VxD.astype(dtype)
+
+
+def _extend(
+    held: jax.Array, new_BxKxNxC: jax.Array, start: jax.Array | int, number: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """What is held with the new columns from `start` on; and of one block, `[B, K, S, C]`."""
+    if number is None:
+        held = jax.lax.dynamic_update_slice_in_dim(held, new_BxKxNxC, start, axis=2)
+        return held, held
+    new_Bx1xKxNxC = new_BxKxNxC[:, None]
+    held = jax.lax.dynamic_update_slice(held, new_Bx1xKxNxC, (0, number, 0, start, 0))
+    return held, jax.lax.dynamic_index_in_dim(held, number, axis=1, keepdims=False)
 
 
 def _last(x_MxD: jax.Array, batch: int, count: int) -> jax.Array:

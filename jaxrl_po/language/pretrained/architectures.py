@@ -32,17 +32,19 @@ WINDOWED, WHOLE = "sliding_attention", "full_attention"
 
 
 class Tensor(NamedTuple):
-    """One tensor of a checkpoint and one parameter of ours.
+    """One tensor of a checkpoint and one parameter of ours, or its part in one block.
 
     Attributes:
       name: in the file.
       path: of the parameter.
+      layer: the block; None for a parameter that belongs to none.
       transposed: the file holds `[outputs, inputs]`, the parameter `[inputs, outputs]`.
       offset: the parameter is the tensor plus this.
     """
 
     name: str
     path: tuple[str, ...]
+    layer: int | None = None
     transposed: bool = False
     offset: float = 0.0
 
@@ -167,33 +169,36 @@ def _rope(settings: Mapping[str, Any]) -> Rope:
 def tensors(model: Transformer) -> Iterator[Tensor]:
     """Each tensor of a checkpoint of this model, and the parameter that it is."""
     # Gemma's norms hold w of 1 + w, and it alone has a second pair of them in a block.
-    gemma = model.post_norms
-    norm = functools.partial(Tensor, offset=1.0 if gemma else 0.0)
+    norm = functools.partial(Tensor, offset=1.0 if model.post_norms else 0.0)
     yield Tensor("model.embed_tokens.weight", ("embedding",))
     for layer in range(model.layers):
-        block = f"model.layers.{layer}"
-        attention, mlp = f"attention_{layer}", f"mlp_{layer}"
-        yield norm(f"{block}.input_layernorm.weight", (f"attention_norm_{layer}", "scale"))
-        for short, long in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "out")):
-            linear = f"{block}.self_attn.{short}_proj"
-            yield Tensor(f"{linear}.weight", (attention, long, "kernel"), transposed=True)
-            if model.qkv_bias and short != "o":
-                yield Tensor(f"{linear}.bias", (attention, long, "bias"))
-        if model.qk_norm:
-            for short, long in (("q", "query"), ("k", "key")):
-                name = f"{block}.self_attn.{short}_norm.weight"
-                yield norm(name, (attention, f"{long}_norm", "scale"))
-        before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
-        yield norm(f"{block}.{before}.weight", (f"mlp_norm_{layer}", "scale"))
-        if gemma:
-            after = ("post_attention_layernorm", "post_feedforward_layernorm")
-            for name, place in zip(after, ("attention", "mlp"), strict=True):
-                yield norm(f"{block}.{name}.weight", (f"{place}_post_norm_{layer}", "scale"))
-        for name in ("gate", "up", "down"):
-            yield Tensor(f"{block}.mlp.{name}_proj.weight", (mlp, name, "kernel"), transposed=True)
+        for tensor in _block(model, norm):
+            name = f"model.layers.{layer}.{tensor.name}"
+            yield tensor._replace(name=name, path=("blocks", *tensor.path), layer=layer)
     yield norm("model.norm.weight", ("final_norm", "scale"))
     if not model.tied:
         yield Tensor("lm_head.weight", ("output", "kernel"), transposed=True)
+
+
+def _block(model: Transformer, norm: Callable[..., Tensor]) -> Iterator[Tensor]:
+    """The tensors of one block, by their names and paths inside it."""
+    yield norm("input_layernorm.weight", ("attention_norm", "scale"))
+    for short, long in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "out")):
+        linear = f"self_attn.{short}_proj"
+        yield Tensor(f"{linear}.weight", ("attention", long, "kernel"), transposed=True)
+        if model.qkv_bias and short != "o":
+            yield Tensor(f"{linear}.bias", ("attention", long, "bias"))
+    if model.qk_norm:
+        for short, long in (("q", "query"), ("k", "key")):
+            path = ("attention", f"{long}_norm", "scale")
+            yield norm(f"self_attn.{short}_norm.weight", path)
+    before = "pre_feedforward_layernorm" if model.post_norms else "post_attention_layernorm"
+    yield norm(f"{before}.weight", ("mlp_norm", "scale"))
+    if model.post_norms:
+        yield norm("post_attention_layernorm.weight", ("attention_post_norm", "scale"))
+        yield norm("post_feedforward_layernorm.weight", ("mlp_post_norm", "scale"))
+    for name in ("gate", "up", "down"):
+        yield Tensor(f"mlp.{name}_proj.weight", ("mlp", name, "kernel"), transposed=True)
 
 
 def write(model: Transformer) -> dict[str, Any]:

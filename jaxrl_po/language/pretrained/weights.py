@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,12 @@ Place = Callable[[tuple[str, ...], np.ndarray[Any, Any]], jax.Array]
 def read(
     folder: Path, model: Transformer, *, dtype: Any = "float32", place: Place | None = None
 ) -> PyTree:
-    """Parameters of a model, tensor by tensor; shapes are compared before the first is read.
+    """Parameters of a model, one by one; shapes are compared before the first is read.
 
     Args:
       folder: of the checkpoint.
       model: see `architectures.read`.
-      dtype: of the parameters; None keeps that of each tensor.
+      dtype: of the parameters; None keeps that of the tensors, the widest of a parameter's.
       place: see `Place`; None takes the default device.
 
     Raises:
@@ -41,21 +41,25 @@ def read(
     from safetensors import SafetensorError, safe_open
 
     files = _files(folder)
+    parts: dict[tuple[str, ...], list[Tensor]] = {}
+    for tensor in architectures.tensors(model):
+        parts.setdefault(tensor.path, []).append(tensor)
+    shapes = model.parameter_shapes()["params"]
     params: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
-        try:
-            opened = {
-                path: stack.enter_context(safe_open(path, framework="numpy"))
-                for path in sorted(set(files.values()) if files else [folder / FILE])
-            }
-            found = {name: shard for shard in opened.values() for name in shard.keys()}  # noqa: SIM118
-            wanted = list(architectures.tensors(model))
-            _compare(wanted, {n: s.get_slice(n).get_shape() for n, s in found.items()}, model)
-            for tensor in wanted:
-                array = found[tensor.name].get_tensor(tensor.name)
-                _put(params, tensor, _ours(tensor, array, dtype), place)
-        except SafetensorError as error:
-            raise ConfigError(f"{folder} must hold whole safetensors files: {error}") from None
+    try:
+        found: dict[str, Path] = {}
+        found_shapes: dict[str, list[int]] = {}
+        for path in sorted(set(files.values()) if files else [folder / FILE]):
+            with safe_open(path, framework="numpy") as shard:
+                for name in shard.keys():  # noqa: SIM118
+                    found[name] = path
+                    found_shapes[name] = shard.get_slice(name).get_shape()
+        _compare(architectures.tensors(model), found_shapes, model)
+        # The largest first: while it is put in its place it is held twice.
+        for path in sorted(parts, key=lambda path: -_leaf(shapes, path).size):
+            _put(params, path, _ours(parts[path], found, dtype), place)
+    except SafetensorError as error:
+        raise ConfigError(f"{folder} must hold whole safetensors files: {error}") from None
     return {"params": params}
 
 
@@ -78,13 +82,14 @@ def _files(folder: Path) -> dict[str, Path]:
     raise ConfigError(f"{folder} must hold {FILE} or {INDEX}{refused}")
 
 
-def _compare(wanted: list[Tensor], found: Mapping[str, list[int]], model: Transformer) -> None:
+def _compare(wanted: Iterable[Tensor], found: Mapping[str, list[int]], model: Transformer) -> None:
     """Raises ConfigError unless the files hold exactly the tensors of the model."""
-    shapes = model.parameter_shapes()["params"]
+    shapes, names = model.parameter_shapes()["params"], set()
     for tensor in wanted:
+        names.add(tensor.name)
         if tensor.name not in found:
             raise ConfigError(f"tensor {tensor.name} is missing from the checkpoint")
-        shape = _leaf(shapes, tensor.path).shape
+        shape = _leaf(shapes, tensor.path).shape[0 if tensor.layer is None else 1 :]
         expected = list(shape[::-1] if tensor.transposed else shape)
         if list(found[tensor.name]) != expected:
             raise ConfigError(
@@ -92,7 +97,7 @@ def _compare(wanted: list[Tensor], found: Mapping[str, list[int]], model: Transf
             )
     # Some writers store the output of a tied model a second time, and RoPE's frequencies.
     tied = {"lm_head.weight"} if model.tied else set()
-    for name in sorted(set(found) - {tensor.name for tensor in wanted} - tied):
+    for name in sorted(set(found) - names - tied):
         if not name.endswith("rotary_emb.inv_freq"):
             raise ConfigError(f"tensor {name} has no place in the model of config.json")
 
@@ -103,20 +108,38 @@ def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-def _ours(tensor: Tensor, array: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
-    """A tensor as our parameter."""
-    array = array if dtype is None else array.astype(jnp.dtype(dtype), copy=False)
-    if tensor.offset:
-        # In float32: 1 + w has fewer digits for w than w itself.
-        array = array.astype(np.promote_types(array.dtype, np.float32)) + np.float32(tensor.offset)
-    return array.T if tensor.transposed else array
+def _ours(
+    parts: list[Tensor], found: Mapping[str, Path], dtype: Any
+) -> np.ndarray[Any, Any]:
+    """A parameter of ours from the tensors that are its parts, one a block."""
+    from safetensors import safe_open
+
+    arrays = []
+    with contextlib.ExitStack() as stack:
+        # Opened for one parameter at a time, so that the files do not stay in memory.
+        opened = {
+            path: stack.enter_context(safe_open(path, framework="numpy"))
+            for path in {found[part.name] for part in parts}
+        }
+        for part in parts:
+            array = opened[found[part.name]].get_tensor(part.name)
+            array = array if dtype is None else array.astype(jnp.dtype(dtype), copy=False)
+            if part.offset:
+                # In float32: 1 + w has fewer digits for w than w itself.
+                wide = np.promote_types(array.dtype, np.float32)
+                array = array.astype(wide) + np.float32(part.offset)
+            arrays.append(array.T if part.transposed else array)
+    if parts[0].layer is None:
+        return arrays[0]
+    ours = np.empty((len(arrays), *arrays[0].shape), jnp.result_type(*arrays))
+    return np.stack(arrays, out=ours)
 
 
-def _put(params: dict[str, Any], tensor: Tensor, array: Any, place: Place | None) -> None:
-    *outer, last = tensor.path
+def _put(params: dict[str, Any], path: tuple[str, ...], array: Any, place: Place | None) -> None:
+    *outer, last = path
     for name in outer:
         params = params.setdefault(name, {})
-    params[last] = jnp.asarray(array) if place is None else place(tensor.path, array)
+    params[last] = jnp.asarray(array) if place is None else place(path, array)
 
 
 def write(folder: Path, model: Transformer, params: PyTree, *, dtype: Any = None) -> None:
@@ -132,7 +155,8 @@ def write(folder: Path, model: Transformer, params: PyTree, *, dtype: Any = None
 
     arrays = {}
     for tensor in architectures.tensors(model):
-        array = np.asarray(jax.device_get(_leaf(params["params"], tensor.path)))
+        array = _leaf(params["params"], tensor.path)
+        array = np.asarray(jax.device_get(array if tensor.layer is None else array[tensor.layer]))
         array = (array.T if tensor.transposed else array) - array.dtype.type(tensor.offset)
         arrays[tensor.name] = np.ascontiguousarray(array.astype(dtype or array.dtype, copy=False))
     save_file(arrays, folder / FILE, metadata={"format": "pt"})
