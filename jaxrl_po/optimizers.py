@@ -53,13 +53,15 @@ def adam(
       epsilon: Adam's, outside the square root.
       flat_up_to: see `flat_if_small`.
     """
-    return flat_if_small(
-        optax.chain(
-            optax.clip_by_global_norm(max_grad_norm),
-            optax.scale_by_adam(eps=epsilon),
-            optax.scale(-1.0 * learning_rate),
-        ),
-        flat_up_to,
+    return in_float32(
+        flat_if_small(
+            optax.chain(
+                optax.clip_by_global_norm(max_grad_norm),
+                optax.scale_by_adam(eps=epsilon),
+                optax.scale(-1.0 * learning_rate),
+            ),
+            flat_up_to,
+        )
     )
 
 
@@ -74,14 +76,38 @@ def rmsprop(
       decay: of the mean square.
       epsilon: outside the square root.
     """
-    return flat_if_small(
-        optax.chain(
-            optax.clip_by_global_norm(max_grad_norm),
-            optax.scale_by_rms(decay=decay, eps=epsilon, eps_in_sqrt=False),
-            optax.scale(-1.0 * learning_rate),
-        ),
-        FLAT_UP_TO,
+    return in_float32(
+        flat_if_small(
+            optax.chain(
+                optax.clip_by_global_norm(max_grad_norm),
+                optax.scale_by_rms(decay=decay, eps=epsilon, eps_in_sqrt=False),
+                optax.scale(-1.0 * learning_rate),
+            ),
+            FLAT_UP_TO,
+        )
     )
+
+
+def widened(tree: PyTree) -> PyTree:
+    """The same leaves, those of less than float32 in float32.
+
+    Example:
+      >>> print(widened(jnp.bfloat16(1.5)).dtype)
+      float32
+    """
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+
+
+def in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same optimizer, whose state and updates are float32 where parameters have fewer bits."""
+
+    def init(params: PyTree) -> PyTree:
+        return optimizer.init(widened(params))
+
+    def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        return optimizer.update(widened(gradient), state, widened(params))
+
+    return optax.GradientTransformation(init, update)
 
 
 def flat_if_small(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import masked, minibatches, trust_region
+from jaxrl_po import masked, minibatches, optimizers, trust_region
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.masked import Mean
 from jaxrl_po.trust_region import LineSearchInfo
@@ -39,7 +39,8 @@ def gradient_update(
     Totals and counts are summed over microbatches and devices *before* the division, so the
     gradient does not depend on how a minibatch is split. A step whose loss or gradient is not
     finite, or whose minibatch is empty, changes neither parameters nor optimizer state (an empty
-    step would still let Adam's momentum move the parameters).
+    step would still let Adam's momentum move the parameters). Gradients are summed, and added to
+    the parameters, in float32 at least, whatever the parameters' type.
 
     Args:
       loss: `loss(params, samples) -> (means, metrics)`: a tuple of `Mean`s, each divided and then
@@ -89,7 +90,7 @@ def gradient_update(
             (value, metrics), gradient = jax.value_and_grad(objective, has_aux=True)(
                 params, counts, part
             )
-            return value, gradient, metrics
+            return value, optimizers.widened(gradient), metrics
 
         value, gradient, metrics = minibatches.summed(of_part, parts)
         value, gradient = masked.psum((value, gradient), axis_name)
@@ -103,7 +104,7 @@ def gradient_update(
         take = finite & (sum(counts) > 0) & ~stopped
         proposal, opt_state = optimizer.update(gradient, carry.opt_state, carry.params)
         params = jax.tree.map(
-            lambda p, u: jnp.where(take, p + (scale * u).astype(p.dtype), p), carry.params, proposal
+            lambda p, u: jnp.where(take, (p + scale * u).astype(p.dtype), p), carry.params, proposal
         )
         opt_state = jax.tree.map(
             lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state

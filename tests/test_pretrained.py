@@ -99,7 +99,6 @@ def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
         ("llama", {"rope": Rope(5e4)}),
         ("llama", {"rope": Rope(5e4, 8.0)}),
         ("qwen3", {"rope": Rope(5e5)}),
-        ("qwen3", {"qk_norm": False}),
         ("qwen3", {"epsilon": 1e-2}),
         ("smollm2", {"tied_scale": 0.0}),
         ("gemma3", {"activation": functools.partial(nn.gelu, approximate=False)}),

@@ -191,7 +191,9 @@ class Transformer(nn.Module):
 
         run = self._scanned if self.scanned else self._unrolled
         x_MxD, cache = run(layer, self._blocks(block), x_MxD, cache, new, last)
-        x_MxD = self._norm(dtype=_wide(self.dtype), name="final_norm")(_last(x_MxD, batch, last or new))
+        x_MxD = self._norm(dtype=_wide(self.dtype), name="final_norm")(
+            _last(x_MxD, batch, last or new)
+        )
         outputs = self.outputs or self.vocabulary
         if self.ties_output:
             x_MxD = x_MxD * (self.tied_scale or 1 / math.sqrt(self.width))
@@ -238,9 +240,9 @@ class Transformer(nn.Module):
         def draw(key: jax.Array, collection: str) -> PyTree:
             x_1xD, turned_1xh = jnp.zeros((1, self.width)), [jnp.zeros((1, self.size // 2))] * 2
             seen_1x1x1 = jnp.ones((1, 1, 1), bool)
-            return jax.vmap(
-                lambda key: block.init(key, x_1xD, turned_1xh, seen_1x1x1)[collection]
-            )(jax.random.split(key, self.layers))
+            return jax.vmap(lambda key: block.init(key, x_1xD, turned_1xh, seen_1x1x1)[collection])(
+                jax.random.split(key, self.layers)
+            )
 
         blocks = {"params": self.param("blocks", draw, "params")}
         if self.lora is not None:

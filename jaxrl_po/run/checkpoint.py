@@ -24,15 +24,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 import orbax.checkpoint as ocp
 
-from jaxrl_po.run import processes
+from jaxrl_po.run import layouts, processes
 from jaxrl_po.run.folder import reason
+from jaxrl_po.run.layouts import Arrays
 from jaxrl_po.run.metrics import write_atomically
 from jaxrl_po.types import PyTree
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 CHECKSUMS = "checksums.json"
 ITEM = "default"  # the folder that orbax gives to a single item
@@ -190,8 +188,9 @@ class Store:
         return newest
 
     def read(self, iteration: int) -> Arrays:
-        """The stored arrays of one checkpoint, by leaf path."""
-        return dict(self._manager.restore(iteration, args=ocp.args.StandardRestore()))
+        """The stored arrays of one checkpoint, by leaf path; see `layouts` for older ones."""
+        stored = self._manager.restore(iteration, args=ocp.args.StandardRestore())
+        return layouts.stacked(dict(stored))
 
     def close(self) -> None:
         """Waits until everything is written."""

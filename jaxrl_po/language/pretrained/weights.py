@@ -108,9 +108,7 @@ def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-def _ours(
-    parts: list[Tensor], found: Mapping[str, Path], dtype: Any
-) -> np.ndarray[Any, Any]:
+def _ours(parts: list[Tensor], found: Mapping[str, Path], dtype: Any) -> np.ndarray[Any, Any]:
     """A parameter of ours from the tensors that are its parts, one a block."""
     from safetensors import safe_open
 
