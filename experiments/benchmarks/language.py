@@ -1,29 +1,59 @@
-"""Time of one GRPO iteration on three-digit addition: sampling, scoring and two updates.
+"""Time, compile time and memory of one GRPO iteration: sampling, scoring and updates.
 
-`python experiments/benchmarks/language.py` measures the table, one process per row; with `--width`
-it measures one row, and `--json` prints that as the last line. An iteration has 512 completions and
-the DAPO loss. Sampling (with scoring) and the whole iteration are timed; the rest is training.
+`python experiments/benchmarks/language.py` measures the table, three-digit addition with 512
+completions, one process per row; with `--width` it measures one row. With `--shape` it measures
+random prompts and weights at the shape of a pretrained model. `--json` prints one object as the
+last line. The loss is DAPO's. Sampling (with scoring) and the whole iteration are timed; the rest
+is training.
 """
 
 import resource
 import time
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import config, language
+from jaxrl_po import config, language, types
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, static
+from jaxrl_po.language.lora import Lora
+from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.language.problem import DTYPES
+from jaxrl_po.language.transformer import ONE_HOT
 from jaxrl_po.run import comparison, flags, parallel
 from jaxrl_po.types import TrainState
 
 # Width, blocks and new tokens for which the peer reports its time.
 TABLE = ((64, 2, 5), (128, 4, 64))
-UPDATES = 2
+LLAMA = {"model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": True}
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        **LLAMA,
+        "vocab_size": 49_152,
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "rope_theta": 1e5,
+        "rms_norm_eps": 1e-5,
+    },
+    "qwen2.5-0.5b": {
+        **LLAMA,
+        "model_type": "qwen2",
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
+    },
+}
 
 
 @config.record
@@ -35,26 +65,45 @@ class Options:
     )
     layers: int = static(2, "its blocks", within=COUNT)
     heads: int = static(4, "its heads", within=COUNT)
+    shape: str = static(
+        "none",
+        "shape of a pretrained model, in place of the sizes above",
+        choices=("none", *SHAPES),
+    )
+    prompt_tokens: int = static(64, "length of a prompt, with --shape", unit="tokens", within=COUNT)
     new_tokens: int = static(5, "token budget of a completion", unit="tokens", within=COUNT)
     num_prompts: int = static(64, "prompts of an iteration of each seed", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)
     seeds: int = static(1, "parallel seeds", within=COUNT)
-    num_microbatches: int = static(1, "microbatches whose gradients are accumulated", within=COUNT)
+    updates: int = static(2, "gradient steps of an iteration", within=COUNT)
+    num_microbatches: int = static(
+        0,
+        "microbatches whose gradients are accumulated; 0 takes 1, with --shape one per prompt",
+        within=config.NON_NEGATIVE,
+    )
     remat: bool = static(False, "recompute activations in the backward pass to save memory")
     dtype: str = static("float32", "type of the matrix products", choices=tuple(DTYPES))
-    iterations: int = static(10, "timed iterations, after one for warm-up", within=COUNT)
-    devices: str = static("auto", "devices; auto on a CPU: one per core")
+    iterations: int = static(
+        0,
+        "timed iterations, after one for warm-up; 0 takes 10, with --shape 3",
+        within=config.NON_NEGATIVE,
+    )
+    devices: str = static("auto", "devices; auto on a CPU: one per core, with --shape one")
     json: bool = static(False, "print one JSON object as the last line")
 
 
-def measure(options: Options) -> dict[str, Any]:
-    """Times sampling alone and the whole iteration; medians over iterations.
+@config.record
+class Adapters:
+    """Low-rank adapters in place of full training."""
 
-    The model is untrained: one token in 14 ends a completion.
-    """
-    placement = parallel.choose(
-        options.devices, num_seeds=options.seeds, num_rows=options.num_prompts
-    )
+    rank: int = static(0, "their rank, with --shape; 0 for none", within=config.NON_NEGATIVE)
+
+
+Measured = tuple[language.Task, language.Transformer, types.Problem]
+
+
+def of_addition(options: Options) -> Measured:
+    """Three-digit addition with a model of the sizes asked for."""
     task = language.tasks.addition(3)
     model = language.ModelSettings(
         width=options.width,
@@ -65,16 +114,87 @@ def measure(options: Options) -> dict[str, Any]:
         remat=options.remat,
         dtype=options.dtype,
     ).build(task.tokenizer.size)
-    problem = language.make_problem(
+    return task, model, problem_of(options, task, model)
+
+
+def of_shape(options: Options, adapters: Adapters) -> Measured:
+    """Random prompts, and random weights that are spread as those of a pretrained model."""
+    model = architectures.read(SHAPES[options.shape], dtype=options.dtype, remat=options.remat)
+    task = random_prompts(model.vocabulary, options.prompt_tokens, options.new_tokens)
+    if not adapters.rank:
+        return task, model, problem_of(options, task, model, warm=lambda params, _: spread(params))
+    base = jax.jit(lambda key: spread(model.init(key, jnp.zeros((1, 1), int), jnp.zeros(1, int))))(
+        jax.random.key(1)
+    )
+    model = model.clone(lora=Lora(adapters.rank, 2.0 * adapters.rank))
+    return task, model, problem_of(options, task, model, initial=base)
+
+
+def problem_of(
+    options: Options, task: language.Task, model: language.Transformer, **initial: Any
+) -> types.Problem:
+    """The problem of a task and a model, with the sizes asked for."""
+    return language.make_problem(
         task,
         model,
         num_prompts=options.num_prompts,
         group_size=options.group_size,
         max_new_tokens=options.new_tokens,
+        **initial,
     )
+
+
+def spread(params: Any) -> Any:
+    """The parameters with an embedding of standard deviation 0.02, as pretrained models have."""
+    own = params["params"]
+    return {"params": own | {"embedding": 0.02 * own["embedding"]}}
+
+
+class Words(NamedTuple):
+    """A tokenizer as far as the benchmark needs one."""
+
+    size: int
+    pad: int
+    eos: int
+    ends: tuple[int, ...]
+
+
+def random_prompts(vocabulary: int, prompt_tokens: int, new_tokens: int) -> language.Task:
+    """Prompts of random tokens; the score is that of the first token of a completion."""
+    words: Any = Words(vocabulary, vocabulary - 1, vocabulary - 2, (vocabulary - 2,))
+
+    def sample(key: jax.Array, held_out: bool) -> language.tasks.Prompt:
+        del held_out
+        tokens = jax.random.randint(key, (prompt_tokens,), 0, words.eos)
+        return language.tasks.Prompt(tokens, jnp.int32(0), jnp.int32(0))
+
+    return language.Task(
+        "random prompts",
+        words,
+        prompt_tokens,
+        new_tokens,
+        sample,
+        lambda problem: jnp.full(new_tokens, words.eos, jnp.int32),
+        lambda problem, tokens: (tokens[0] % 7) / 6.0,
+        lambda problem, tokens: jnp.zeros(tokens.shape[0]),
+    )
+
+
+def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
+    """Times sampling alone and the whole iteration; medians over iterations.
+
+    The model is untrained: of addition, one token in 14 ends a completion.
+    """
+    shaped = options.shape != "none"
+    placement = parallel.choose(
+        "1" if shaped and options.devices == "auto" else options.devices,
+        num_seeds=options.seeds,
+        num_rows=options.num_prompts,
+    )
+    task, model, problem = of_shape(options, adapters) if shaped else of_addition(options)
     settings = dapo.Config(
-        num_epochs=UPDATES,
-        num_microbatches=options.num_microbatches,
+        num_epochs=options.updates,
+        num_microbatches=options.num_microbatches or (options.num_prompts if shaped else 1),
         dynamic_sampling="off",
         soft_overlong=False,
         overlong_filtering=False,
@@ -90,29 +210,33 @@ def measure(options: Options) -> dict[str, Any]:
         _, batch = whole.sample(state)
         return batch.mask.sum(), batch.score.sum()
 
-    state = jax.jit(whole.init)(keys)
+    # Under jit, a base of adapters would be copied.
+    state = whole.init(keys) if adapters.rank else jax.jit(whole.init)(keys)
     start = time.perf_counter()
-    step = jax.jit(whole.step).lower(state).compile()
+    step = jax.jit(whole.step, donate_argnums=0).lower(state).compile()
     compile_seconds = time.perf_counter() - start
     collect = jax.jit(sample).lower(state).compile()
     iteration, tokens, sampling = [], [], []
-    for _ in range(options.iterations + 1):
+    iterations = options.iterations or (3 if shaped else 10)
+    for _ in range(iterations + 1):
         took, (generated, _) = comparison.clock(collect, state)
         sampling.append(took)
         tokens.append(float(generated))
         took, (state, _) = comparison.clock(step, state)
         iteration.append(took)
     seconds, sampled = median(iteration[1:]), median(sampling[1:])
-    generated = sum(tokens[1:]) / options.iterations
+    generated = sum(tokens[1:]) / iterations
     parameters = sum(x.size for x in jax.tree.leaves(state.params.policy)) // options.seeds
-    trained = 6 * products(model, task.prompt_length, options.new_tokens) * UPDATES
+    trained = 6 * products(model, task.prompt_length, options.new_tokens) * options.updates
     trained *= options.seeds * options.num_prompts * options.group_size
     peak = matrix_peak(DTYPES[options.dtype]) * (
         1 if jax.default_backend() == "cpu" else placement.num_devices
     )
     return {
-        "width": options.width,
-        "layers": options.layers,
+        "shape": options.shape,
+        "width": model.width,
+        "layers": model.layers,
+        "lora_rank": adapters.rank,
         "new_tokens": options.new_tokens,
         "seeds": options.seeds,
         "parameters": parameters,
@@ -121,12 +245,12 @@ def measure(options: Options) -> dict[str, Any]:
         "sampling_seconds": round(sampled, 4),
         "training_seconds": round(seconds - sampled, 4),
         "sampled_tokens_per_second": round(generated / sampled),
-        "trained_tokens_per_second": round(generated * UPDATES / (seconds - sampled)),
+        "trained_tokens_per_second": round(generated * options.updates / (seconds - sampled)),
         "tokens_per_second": round(generated / seconds),
         "training_share_of_matrix_peak": round(trained / (seconds - sampled) / peak, 4),
         "matrix_peak_gflops": round(peak / 1e9),
         "compile_seconds": round(compile_seconds, 2),
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_rss_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
         "device": jax.devices()[0].device_kind,
     }
 
@@ -135,14 +259,18 @@ def products(model: language.Transformer, prompt_length: int, new_tokens: int) -
     """Weights × positions of the matrix products of one completion, without attention.
 
     2 operations each in the forward pass, 4 in the backward pass. At positions before the first
-    output that is read, the last block computes only keys and values.
+    output that is read, the last block computes only keys and values, unless blocks are scanned. A
+    large vocabulary is embedded without a product.
     """
     width, hidden, table = model.width, model.mlp_width, model.vocabulary * model.width
     keys_and_values = 2 * width * model.kv_heads * (width // model.heads)
     rest = 2 * width**2 + 3 * width * hidden
     positions = prompt_length + new_tokens - 1
-    everywhere = table + model.layers * keys_and_values + (model.layers - 1) * rest
-    return positions * everywhere + new_tokens * (rest + table)
+    everywhere = model.layers * keys_and_values + (model.layers - 1) * rest
+    if model.vocabulary <= ONE_HOT:
+        everywhere += table
+    whole = positions if model.scanned else new_tokens
+    return positions * everywhere + whole * rest + new_tokens * table
 
 
 def matrix_peak(dtype: Any, size: int = 0) -> float:
@@ -155,17 +283,15 @@ def matrix_peak(dtype: Any, size: int = 0) -> float:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    options = flags.ask(
-        argv,
-        "benchmarks/language.py",
-        "Times sampling and training of GRPO on three-digit addition.",
-        Options,
-    )
-    if options is None:
+    sections = {"": Options, "lora": Adapters}
+    if {"--help", "-h"} & set(argv):
+        summary = "Times sampling and training of GRPO."
+        print(flags.usage("benchmarks/language.py", summary, sections))
         return 0
-    if options.width:
-        with flags.blame({"": Options}):
-            row = measure(options)
+    options, adapters = flags.parse(argv, sections).values()
+    if options.width or options.shape != "none":
+        with flags.blame(sections):
+            row = measure(options, adapters)
         comparison.show(row, as_json=options.json)
         return 0
     print(

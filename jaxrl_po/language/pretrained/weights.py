@@ -49,10 +49,10 @@ def read(
     try:
         found: dict[str, Path] = {}
         found_shapes: dict[str, list[int]] = {}
-        for path in sorted(set(files.values()) if files else [folder / FILE]):
-            with safe_open(path, framework="numpy") as shard:
+        for file in sorted(set(files.values()) if files else [folder / FILE]):
+            with safe_open(file, framework="numpy") as shard:
                 for name in shard.keys():  # noqa: SIM118
-                    found[name] = path
+                    found[name] = file
                     found_shapes[name] = shard.get_slice(name).get_shape()
         _compare(architectures.tensors(model), found_shapes, model)
         # The largest first: while it is put in its place it is held twice.

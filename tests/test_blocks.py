@@ -1,0 +1,189 @@
+"""Deep models: their scanned blocks are those of a plain loop, and compile as one."""
+
+import functools
+
+import families
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import language, optimizers, updates
+from jaxrl_po.algorithms import grpo
+from jaxrl_po.language import Transformer, sampling, transformer
+from jaxrl_po.language.lora import Lora
+from jaxrl_po.language.pretrained import architectures
+from jaxrl_po.masked import Mean
+
+TASK = language.tasks.addition(1)
+DEEP = transformer.UNROLLED + 2
+TOKENS = jnp.asarray(np.random.default_rng(1).integers(2, 12, size=(3, 9)), jnp.int32)
+PAD = jnp.array([0, 2, 5])
+
+
+def drawn(model, scale=0.5):
+    generator = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: jnp.asarray(scale * generator.normal(size=x.shape), x.dtype),
+        model.parameter_shapes(),
+    )
+
+
+def by_hand(model, params, tokens, pad):
+    """Logits `[B, N, V]` in float64, with a loop over rows, blocks, heads and positions."""
+    own = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
+    size, heads, kv_heads = model.size, model.heads, model.kv_heads or model.heads
+
+    def norm(x, scale):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + model.epsilon) * scale
+
+    def turned(x, position, rope):
+        half = size // 2
+        angle = position * rope.theta ** (-np.arange(half) / half) / rope.factor
+        a, b = x[..., :half], x[..., half:]
+        return np.concatenate(
+            [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], -1
+        )
+
+    def attend(block, x, window):
+        rope = (model.window_rope or model.rope) if window else model.rope
+        q, k, v = (
+            (x @ block[name]["kernel"]).reshape(len(x), -1, size)
+            for name in ("query", "key", "value")
+        )
+        if model.qk_norm:
+            q, k = norm(q, block["query_norm"]["scale"]), norm(k, block["key_norm"]["scale"])
+        q, k = (np.stack([turned(row, n, rope) for n, row in enumerate(each)]) for each in (q, k))
+        out = np.zeros_like(q)
+        for n in range(len(x)):
+            first = max(0, n - window + 1) if window else 0
+            for head in range(heads):
+                shared = head // (heads // kv_heads)
+                scores = k[first : n + 1, shared] @ q[n, head]
+                scores = np.exp(scores * (model.query_scale or size**-0.5))
+                out[n, head] = scores @ v[first : n + 1, shared] / scores.sum()
+        return out.reshape(len(x), -1) @ block["out"]["kernel"]
+
+    def feed_forward(block, x):
+        gate = np.asarray(model.activation(jnp.asarray(x @ block["gate"]["kernel"])), np.float64)
+        return (gate * (x @ block["up"]["kernel"])) @ block["down"]["kernel"]
+
+    rows = []
+    for row, padding in zip(np.asarray(tokens), np.asarray(pad), strict=True):
+        x = own["embedding"][row[padding:]] * model.embedding_scale
+        for number in range(model.layers):
+            block = jax.tree.map(lambda leaf, number=number: leaf[number], own["blocks"])
+            window = model.windows[number] if model.windows else 0
+            h = attend(block["attention"], norm(x, block["attention_norm"]["scale"]), window)
+            x = x + (norm(h, block["attention_post_norm"]["scale"]) if model.post_norms else h)
+            h = feed_forward(block["mlp"], norm(x, block["mlp_norm"]["scale"]))
+            x = x + (norm(h, block["mlp_post_norm"]["scale"]) if model.post_norms else h)
+        rows.append(norm(x, own["final_norm"]["scale"]) @ own["embedding"].T * model.tied_scale)
+    return rows
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_scanned_blocks_are_those_of_a_loop(name, remat):
+    layers = {"num_hidden_layers": DEEP}
+    if name == "gemma3":
+        kinds = ["sliding_attention", "full_attention"] * DEEP
+        layers |= {"layer_types": kinds[:DEEP]}
+    model = architectures.read(families.CONFIGS[name] | layers, remat=remat)
+    assert model.scanned
+    params = drawn(model)
+    found = jax.jit(model.apply)(params, TOKENS, PAD)[0]
+    last = jax.jit(functools.partial(model.apply, last=2))(params, TOKENS, PAD)[0]
+    for row, few, expected in zip(found, last, by_hand(model, params, TOKENS, PAD), strict=True):
+        np.testing.assert_allclose(row[-len(expected) :], expected, rtol=1e-3, atol=2e-3)
+        np.testing.assert_allclose(few, row[-2:], atol=1e-5)
+
+
+@pytest.mark.parametrize("adapters", [None, Lora(2)])
+def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
+    """Values, gradients, and completions drawn with a cache."""
+    model = Transformer(14, width=8, layers=DEEP, heads=2, mlp_width=12, lora=adapters)
+    params = drawn(model)
+
+    def found(unrolled):
+        monkeypatch.setattr(transformer, "UNROLLED", unrolled)
+
+        def loss(params):
+            return jnp.square(model.apply(params, TOKENS, PAD, last=3)[0]).mean()
+
+        drawn = sampling.generate(
+            model,
+            params,
+            TOKENS,
+            PAD,
+            jax.random.split(jax.random.key(0), 3),
+            group_size=2,
+            decoding=sampling.Decoding(5),
+            eos=1,
+            pad_token=0,
+        )
+        return jax.jit(jax.value_and_grad(loss))(params), drawn._asdict()
+
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), found(0), found(DEEP)
+    )
+
+
+def instructions(layers):
+    """Those of the program of one iteration, sampling and update."""
+    model = Transformer(TASK.tokenizer.size, width=8, layers=layers, heads=2, mlp_width=12)
+    problem = language.make_problem(TASK, model, num_prompts=2, group_size=2)
+    learner = grpo.make(grpo.Config(num_minibatches=1), problem)
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    return jax.jit(learner.step).lower(state).as_text().count(" = ")
+
+
+def test_deeper_programs_are_no_longer():
+    unrolled, deep, deeper = (instructions(layers) for layers in (4, DEEP, 2 * DEEP))
+    assert deep == deeper < unrolled
+
+
+def test_the_cache_of_scanned_blocks_leads_with_rows():
+    model = Transformer(14, width=8, layers=DEEP, heads=2, kv_heads=1, dtype=jnp.dtype("bfloat16"))
+    leaves = jax.tree.leaves(model.empty_cache(3, 7))
+    assert {(leaf.shape, str(leaf.dtype)) for leaf in leaves} == {((3, DEEP, 1, 7, 4), "bfloat16")}
+
+
+def test_the_cache_of_scanned_blocks_is_updated_in_place():
+    """No instruction of a decoding step makes another array of its size."""
+    model = Transformer(14, width=8, layers=DEEP, heads=2)
+    cache, params = model.empty_cache(3, 50), drawn(model)
+
+    def decode(cache):
+        def step(column, cache):
+            return model.apply(params, TOKENS[:, :1], PAD, cache, column)[1]
+
+        return jax.lax.fori_loop(0, 50, step, cache)
+
+    program = jax.jit(decode, donate_argnums=0).lower(cache).compile()
+    held = 2 * cache[0].nbytes
+    assert program.memory_analysis().temp_size_in_bytes < 0.75 * held
+
+
+def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
+    """By hand: Adam's first step is 0.001957, just over half of the distance from 1 to 1 − 2⁻⁸.
+
+    Rounded to bfloat16 first, it would be exactly half of it, 2⁻⁹, and 1 would stay 1.
+    """
+    params = {"w": jnp.full(4, 1.0, jnp.bfloat16)}
+    optimizer = optimizers.adam(0.001957, max_grad_norm=1.0)
+    state = optimizer.init(params)
+
+    def loss(params, samples):
+        total = jnp.sum(params["w"].astype(jnp.float32)[None] * samples)
+        return (Mean(total, jnp.float32(1.0)),), {}
+
+    update = updates.gradient_update(loss, optimizer, num_microbatches=4)
+    # Summed in bfloat16, 1 + 3/1024 + 3/1024 + 3/1024 would stay 1.
+    samples = jnp.array([1.0, *[3 / 1024] * 3])[:, None] * jnp.ones((4, 4))
+    after, opt_state, metrics = jax.jit(update)(params, state, samples, jax.random.key(0))
+    np.testing.assert_allclose(metrics["grad_norm"].value(), 2 * (1 + 9 / 1024) / 4, rtol=1e-6)
+    assert after["w"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(after["w"].astype(jnp.float32), jnp.full(4, 1 - 2.0**-8))
+    for each in (state, opt_state):
+        assert {str(x.dtype) for x in jax.tree.leaves(each)} == {"float32", "int32"}
