@@ -115,6 +115,15 @@ def test_every_setting_of_a_family_is_in_its_logits(loaded, name, changed):
     assert np.abs(found - np.array(GOLDEN[name]["logits"])).max() > 2e-4
 
 
+def test_norms_of_queries_and_keys_are_in_the_logits(loaded):
+    model = loaded("qwen3")
+    params = jax.tree.map(lambda x: x, model.params)
+    for name in ("query_norm", "key_norm"):
+        del params["params"]["blocks"]["attention"][name]
+    found = last_logits(model.model.clone(qk_norm=False), params)
+    assert np.abs(found - np.array(GOLDEN["qwen3"]["logits"])).max() > 2e-4
+
+
 @pytest.mark.parametrize("layer", ["query", "key", "value"])
 def test_biases_are_in_the_logits(loaded, layer):
     model = loaded("qwen2")

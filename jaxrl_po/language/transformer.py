@@ -88,9 +88,11 @@ class Transformer(nn.Module):
       window_rope: the rotary positions of layers with a window; None for `rope`.
       lora: adapters, in a collection of their own beside `params`; None for none.
       dtype: of the matrix products: float32, bfloat16, or float64 where JAX has it on.
-      remat: recompute the activations inside blocks in the backward pass: less memory, more time.
-        On a CPU XLA's default schedule undoes most of the saving; without
-        `concurrency_optimized_scheduler` it does not.
+      remat: recompute the activations inside blocks in the backward pass: less memory, a third more
+        time. Microbatches bound the same memory at no such price; it pays where the activations of
+        one row, or one group, are still too many. On a CPU XLA's default schedule undoes most of
+        the saving where blocks are not scanned; without `concurrency_optimized_scheduler` it does
+        not.
       constrain: sharding constraint on the activations `[M, D]` between blocks; the default has
         none.
     """
