@@ -16,7 +16,7 @@ LAYERS = (
     {"__main__"},
 )
 CHAINS = {0, 2}  # layers whose modules may import each other
-FLAX_HOMES = {"control/networks.py", "language/transformer.py"}
+FLAX_HOMES = {"control/networks.py", "language/blocks.py", "language/transformer.py"}
 IMPURE = {"absl", "orbax", "matplotlib", "PIL", "rich"}
 MODULES = sorted(
     p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if p.name != "__init__.py"

@@ -8,7 +8,7 @@ MERGED = "test_lora.py::test_adapters_equal_the_merged_matrices"
 WRONG = [
     Wrong(
         "norms of queries and keys after they are rotated",
-        "language.transformer",
+        "language.blocks",
         "k_BxKxSxC = rotate(k_BxNxKxC, *turns_Nxh)",
         "k_BxKxSxC = rotate(self._normed(k_BxNxKxC, 'query_norm'), *turns_Nxh)",
         (f"{LOGITS}[qwen3]",),
@@ -50,7 +50,7 @@ WRONG = [
     ),
     Wrong(
         "adapters are scaled by α",
-        "language.transformer",
+        "language.blocks",
         "self.lora.scale * change_MxO",
         "self.lora.alpha * change_MxO",
         (f"{MERGED}[qwen2]",),
@@ -99,7 +99,7 @@ WRONG = [
     ),
     Wrong(
         "scanned blocks read the cache of the first",
-        "language.transformer",
+        "language.blocks",
         "jax.lax.dynamic_index_in_dim(held, number, axis=1, keepdims=False)",
         "jax.lax.dynamic_index_in_dim(held, 0 * number, axis=1, keepdims=False)",
         ("test_blocks.py::test_scanned_and_unrolled_are_one_function[None]",),
