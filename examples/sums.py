@@ -59,7 +59,7 @@ def main() -> None:
     """Writes the folder."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, help="folder, new or empty")
-    parser.add_argument("--accuracy", type=float, default=0.25, help="where the fit stops")
+    parser.add_argument("--accuracy", type=float, default=0.35, help="where the fit stops")
     options = parser.parse_args()
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)

