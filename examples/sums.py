@@ -75,8 +75,7 @@ def main() -> None:
     )
     template = pretrained.ChatTemplate(TEMPLATE, {"eos_token": END})
     examples = [
-        language.tasks.Example(template.render(row["messages"]), str(row["answer"]))
-        for row in rows
+        language.tasks.Example(template.render(row["messages"]), str(row["answer"])) for row in rows
     ]
     task = language.tasks.table("sums", tokenizer, examples[:1400], examples[1400:])
     model = language.Transformer(tokenizer.size, width=64, layers=2, heads=4, mlp_width=128)

@@ -36,8 +36,9 @@ SMALL = [
     "--config.num_epochs=1",
     "--algorithm=grpo",
 ]
-# Rewards of single tokens, since whole answers of a random model are never right.
-ADAPTED = ["--lora.rank=2", "--config.learning_rate=0.05", "--problem.process_reward"]
+# A bonus, since the answers of a random model are never right.
+BONUS = "--config.entropy_coefficient=0.1"
+ADAPTED = ["--lora.rank=2", "--config.learning_rate=0.05", BONUS]
 CONSTANT = re.compile('"0x[0-9A-F]+"')
 ROWS = [{"prompt": f"w{i} w{i + 1}", "answer": "w7"} for i in range(8, 28)]
 
@@ -152,14 +153,21 @@ def test_a_run_with_adapters_is_evaluated_reported_and_resumed(place, adapted, t
 
 
 def test_a_run_begins_where_adapters_ended(place, adapted, tmp_path):
-    """With all parameters, and with adapters over the merged ones."""
-    last = read(adapted / "metrics.jsonl")[-1]["greedy_accuracy"][0]
-    start = [f"--init_from={adapted}", "--seeds=1", "--total_steps=0"]
-    for i, further in enumerate(([], ["--lora.rank=3"])):
-        out = tmp_path / str(i)
-        assert script.main([*arguments(place, out), *start, *further]) == 0
-        assert read(out / "metrics.jsonl")[0]["greedy_accuracy"] == [last]
-    assert evaluate.main([f"--run={tmp_path / '1'}"]) == 0
+    """With all parameters; a run with adapters over the merged ones is evaluated too."""
+    few = [f"--init_from={adapted}", "--seeds=1", "--total_steps=0", "--show=0", "--eval_samples=0"]
+    assert script.main([*arguments(place, tmp_path / "all"), *few]) == 0
+    begun = names_of(tmp_path / "all")
+    merged = pretrained.load(export_of(adapted, tmp_path / "model", "--checkpoint=latest"))
+    base, moved = pretrained.load(place / "model").params, 0.0
+    for (path, leaf), before in zip(
+        jax.tree_util.tree_leaves_with_path(merged.params), jax.tree.leaves(base), strict=True
+    ):
+        name = f".params.policy{jax.tree_util.keystr(path)}"
+        np.testing.assert_array_equal(begun[name][0], leaf)
+        moved = max(moved, float(np.abs(leaf - before).max()))
+    assert moved > 1e-4
+    assert script.main([*arguments(place, tmp_path / "more"), *few, "--lora.rank=3"]) == 0
+    assert evaluate.main([f"--run={tmp_path / 'more'}"]) == 0
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "trpo", "dapo"])
@@ -202,7 +210,8 @@ def test_adapters_train_over_a_model_of_ours(tmp_path):
 def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_path):
     out = tmp_path / "run"
     further = [
-        "--problem.process_reward",
+        BONUS,
+        "--config.warm_up_iterations=0",
         "--total_steps=8",
         "--config.learning_rate=0.01",
         "--model.dtype=bfloat16",
