@@ -47,7 +47,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 # Environments that only the tests need.
 $(VENV)/extras: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,brax,envpool,jumanji,pretrained]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,brax,envpool,jumanji,math,pretrained]'
 	touch $@
 
 # What `make test` does without: large, or slow to compile.

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from jaxrl_po.run import flags, launch, methods, tasks
 from jaxrl_po.run.commands import (
     control,
     evaluate,
+    export,
     language,
     parity,
     plot,
@@ -87,12 +89,21 @@ def training_flags(script):
         variants += [{"sampling": sampling} for sampling in control.SAMPLINGS]
     else:
         variants += [{"task": task} for task in tasks.TASKS] + [{"reward": language.MODEL}]
+        variants += [{"init_from": str(pretrained_folder())}]
     return {
         flags.join(prefix, field.name)
         for variant in variants
         for prefix, record in launch.sections_of(script.SCRIPT, script.Options(**variant)).items()
         for field in flags.settable(record)
     }
+
+
+@functools.cache
+def pretrained_folder():
+    """A folder from which a command sees that a model is pretrained."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
 
 
 def fields_of(record):
@@ -106,7 +117,7 @@ def flags_of():
         f"jaxrl-po {name}": training_flags(globals()[name]) for name in ("control", "language")
     }
     found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweep.Options)
-    for command in (evaluate, parity, plot, render, report):
+    for command in (evaluate, export, parity, plot, render, report):
         found[f"jaxrl-po {command.__name__.rpartition('.')[2]}"] = fields_of(command.Options)
     for path in SCRIPTS:
         spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)

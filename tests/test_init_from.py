@@ -99,11 +99,11 @@ def test_another_vocabulary_or_model_is_refused_before_anything_is_written(
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(
         UsageError,
-        match=r"--init_from=.* must be the folder of a run of jaxrl-po language; "
-        r"it holds no config.json",
+        match=r"--init_from=.* must be the folder of a run of jaxrl-po language or of a "
+        r"pretrained model; it holds no config.json",
     ):
         script.main([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "config.json").write_text('{"mode": "llama"}')
     with pytest.raises(UsageError, match=r"; its config.json is that of something else$"):
         script.main([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
 

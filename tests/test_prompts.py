@@ -90,7 +90,10 @@ def test_a_split_follows_the_prompt_alone():
             "line 3 lacks the column 'answer'; it has 'prompt', 'level'",
         ),
         ('{"answer": "2"}', "line 3 lacks the column 'prompt'"),
-        ('{"prompt": "1+1=", "answer": 2, "level": 0}', "line 3: answer must be text, got 2"),
+        (
+            '{"prompt": "1+1=", "answer": 2.5, "level": 0}',
+            "line 3: answer must be text or a whole number, got 2.5",
+        ),
         ('{"prompt": "", "answer": "2", "level": 0}', "line 3: prompt must not be empty"),
         (
             '{"prompt": "1+1=", "answer": "2"}',

@@ -166,7 +166,7 @@ def started_backend():
         (
             "language",
             "--reward=modle",
-            r"--reward=modle must be verifier, model, or functions .*did you mean model\?",
+            r"--reward=modle must be verifier, model, math, or functions .*did you mean model\?",
         ),
         ("language", "--reward_model.width=8", r"--reward_model\.width is not a flag"),
         (

@@ -213,7 +213,7 @@ def test_the_policy_of_a_language_run_answers_texts(tmp_path, algorithm):
     assert max(map(len, sampled)) == {"ppo": 3, "dapo": 4}[algorithm]
     with pytest.raises(ConfigError, match="prompts must be a list of texts"):
         policy.generate("1+2=")
-    with pytest.raises(ConfigError, match="prompts must have at most 4 characters"):
+    with pytest.raises(ConfigError, match="prompts must have at most 4 tokens"):
         policy.generate(["1+2+3="])
 
 

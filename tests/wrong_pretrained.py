@@ -3,6 +3,7 @@
 from wrong import Wrong
 
 LOGITS = "test_pretrained.py::test_logits_are_those_of_transformers"
+RUNS = "test_pretrained_runs.py"
 MERGED = "test_lora.py::test_adapters_equal_the_merged_matrices"
 
 WRONG = [
@@ -131,5 +132,47 @@ WRONG = [
         "for number in sorted(layers)",
         "for number in sorted(layers, key=str)",
         ("test_layouts.py::test_a_state_with_blocks_apart_is_read",),
+    ),
+    Wrong(
+        "a text without the tokens that the tokenizer adds",
+        "run.prompts",
+        "self.tokenizer.encode(row.prompt, special=True)",
+        "self.tokenizer.encode(row.prompt)",
+        (f"{RUNS}::test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none",),
+    ),
+    Wrong(
+        "adapters go on over another base",
+        "run.provenance",
+        "if digest and before != digest:",
+        "if digest and not before:",
+        (f"{RUNS}::test_another_base_is_refused_and_a_missing_one_is_named",),
+    ),
+    Wrong(
+        "a run begins with the base of the adapters alone",
+        "run.models",
+        "found = lora.merge(over.policy, over.params, found)",
+        "found = over.params",
+        (f"{RUNS}::test_a_run_begins_where_adapters_ended",),
+    ),
+    Wrong(
+        "loaded parameters are constants of the program",
+        "run.commands.language",
+        "compose(warm_start, pair[1])",
+        "compose(warm_start, start.params)",
+        (f"{RUNS}::test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text",),
+    ),
+    Wrong(
+        "the first boxed answer counts",
+        "run.mathematics",
+        "text.rfind(BOXED), text.rfind(HASHES)",
+        "text.find(BOXED), text.rfind(HASHES)",
+        ("test_mathematics.py::test_answers_are_compared_in_the_guarded_process",),
+    ),
+    Wrong(
+        "the verifier scores the evaluation of a pretrained model",
+        "run.rewarding",
+        "pretrained or options.reward == MATH or unanswered(options, task)",
+        "False",
+        (f"{RUNS}::test_messages_are_written_by_the_template_and_a_function_rewards_them",),
     ),
 ]

@@ -177,10 +177,10 @@ def run(
                 fitted = warm.run(
                     programs.warm,
                     job.start,
-                    job.given,
                     wait_for,
                     reporter.phase,
                     leave_if_interrupted,
+                    given=job.given,
                 )
                 start = job.start, fitted
             reporter.phase("initialising")

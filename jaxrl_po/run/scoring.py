@@ -310,11 +310,7 @@ class HostScore:
         }
 
     def judge(self, answers: Answers) -> Answers:
-        """The answers with the score of the function that gives the raw score, 0 where it fails.
-
-        Args:
-          answers: of one seed.
-        """
+        """The answers of one seed, scored by the function of the raw score; 0 where that fails."""
         host: Any = jax.tree.map(np.asarray, answers)
         count, samples, budget = host.tokens.shape
         repeated: Any = jax.tree.map(lambda x: np.repeat(x, samples, axis=0), host)
@@ -325,8 +321,7 @@ class HostScore:
             np.arange(budget) < host.length.reshape(-1, 1),
             repeated.problem,
         )
-        names = [reward.name for reward in self._rewards]
-        worker = self._workers[names.index(self._accuracy)]
+        worker = self._workers[[each.name for each in self._rewards].index(self._accuracy)]
         worker.ask(columns, count * samples)
         scored: Answers = host._replace(score=worker.take().values.reshape(count, samples))
         return scored

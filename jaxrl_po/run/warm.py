@@ -80,20 +80,21 @@ def shared(given: PyTree) -> tuple[PyTree, ...]:
 def run(
     warm: Warm,
     start: Any,
-    given: PyTree,
     wait_for: Callable[..., tuple[Any, float]],
     show: Callable[[str, str, str], None],
     leave_if_interrupted: Callable[[], None],
+    *,
+    given: PyTree = None,
 ) -> PyTree:
     """The policy's parameters after the warm start.
 
     Args:
       warm: compiled.
       start: see `Job.start`.
-      given: see `Job.given`.
       wait_for: calls a function with arguments; returns its result and its seconds.
       show: shows a phase, how far it is and the time left; see `Reporter.phase`.
       leave_if_interrupted: called after every `BETWEEN` steps.
+      given: see `Job.given`.
     """
     settings, done, begun = warm.settings, 0, time.perf_counter()
     fit, _ = wait_for(warm.begin, start)

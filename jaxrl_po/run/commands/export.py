@@ -1,6 +1,6 @@
 """Writes the model that a run trained: `jaxrl-po export --run=runs/first --out=trained`.
 
-The folder is one that `transformers` and `--init_from` read, with adapters merged into the matrices.
+The folder is one that `transformers` and `--init_from` read; adapters are merged into the matrices.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,99 @@
+r"""The reward `math`: answers in `\boxed{}` or after `####`, equal as mathematics."""
+
+import importlib.util
+import json
+
+import families
+import jax
+import pytest
+
+from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
+from jaxrl_po.run.scoring import Worker
+
+pytest.importorskip("math_verify")
+CASES = [
+    ("0.5", r"so \boxed{\frac{1}{2}}", 1.0),
+    ("4", "2 + 2 = 4\n#### 4", 1.0),
+    ("4", "4", 0.0),
+    ("4", r"\boxed{5} or \boxed{4}", 1.0),
+    ("4", r"\boxed{4} or \boxed{5}", 0.0),
+    ("4", "#### 5 #### 4", 1.0),
+    ("1234", "#### 1,234.", 1.0),
+    ("5", "#### $5", 1.0),
+    ("(x+1)^2", r"\boxed{x^2+2x+1}", 1.0),
+    ("(3,4)", r"\boxed{(4,3)}", 0.0),
+    ("a long proof #### 7", r"\boxed{7}", 1.0),
+    ("1", "####", 0.0),
+    ("1", r"\boxed{1", 0.0),
+    ("1", r"\boxed{9^{9^{9}}}", 0.0),
+    ("1", r"\boxed{99999999!}", 0.0),
+    ("1", r"\boxed{__import__('os').system('true')}", 0.0),
+    ("1", r"\boxed{" + "1" * 300 + "}", 0.0),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """Starts the backend, whose number of devices a script would choose otherwise."""
+    return jax.local_device_count()
+
+
+def test_answers_are_compared_in_the_guarded_process():
+    worker = Worker("jaxrl_po.run.mathematics:correct", 60.0)
+    worker.start()
+    answers, texts, expected = zip(*CASES, strict=True)
+    columns = {"completions": texts, "answer": answers, "prompts": texts, "completion_ids": []}
+    worker.ask(columns, len(texts))
+    found = worker.take()
+    worker.close()
+    assert found.why == ""
+    assert found.values.tolist() == list(expected)
+
+
+def test_no_more_than_names_and_literals_is_compiled():
+    from jaxrl_po.run import mathematics
+
+    for text in ("from sympy import *", "Integer (12 )", "Symbol ('x' )", "E "):
+        assert mathematics.harmless(text, "")
+    for text in ("__import__('os')", "Integer (9**9)", "open ('x' )", "Symbol ('x' );f()"):
+        assert not mathematics.harmless(text, "")
+
+
+def test_a_run_is_rewarded_and_evaluated_by_it(tmp_path):
+    families.write(tmp_path / "model", "qwen2")
+    rows = [{"prompt": f"w{i}", "answer": i} for i in range(10, 40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = [
+        "--devices=1",
+        "--seeds=1",
+        "--eval_prompts=4",
+        "--show=2",
+        "--task=file",
+        f"--task.train={tmp_path / 'rows.jsonl'}",
+        f"--init_from={tmp_path / 'model'}",
+        "--problem.num_prompts=2",
+        "--problem.group_size=4",
+        "--problem.max_new_tokens=4",
+        "--config.num_minibatches=1",
+        "--algorithm=grpo",
+        "--reward=math",
+        "--total_steps=8",
+        f"--out={tmp_path / 'run'}",
+    ]
+    assert script.main(flags) == 0
+    last = read(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert last["greedy_accuracy"] == last["accuracy"] == last["reward/correct"] == [0.0]
+    assert last["reward_failures"] == [0.0]
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "math_verify" else found(name)
+    )
+    with pytest.raises(
+        UsageError, match=r"^--reward=math needs .*: pip install 'jaxrl_po\[math\]'$"
+    ):
+        script.main(["--reward=math", "--algorithm=grpo", f"--out={tmp_path / 'run'}"])
