@@ -86,8 +86,8 @@ WRONG = [
     Wrong(
         "γ for λ",
         "algorithms.actor_critic",
-        "lambda_=config.lambda_",
-        "lambda_=config.gamma",
+        "lambda_=factor(config.lambda_, end)",
+        "lambda_=factor(config.gamma, end)",
         ("test_coefficients.py::test_lambda_decays_what_follows",),
     ),
     Wrong(

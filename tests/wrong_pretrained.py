@@ -58,7 +58,7 @@ WRONG = [
     ),
     Wrong(
         "the completions are sampled without the adapters' base",
-        "language.problem",
+        "language.networks",
         "{lora.ADAPTERS: policy[lora.ADAPTERS]}, initial",
         "{lora.ADAPTERS: policy[lora.ADAPTERS]}, jax.tree.map(jnp.zeros_like, initial)",
         ("test_lora.py::test_the_first_policy_is_the_base",),
