@@ -87,7 +87,7 @@ WRONG = [
     Wrong(
         "a prompt is shown up to its first end",
         "language.evaluation",
-        "task.tokenizer.decode_rows(tokens, tokens != task.tokenizer.pad)",
+        "task.tokenizer.decode_rows(tokens, np.arange(tokens.shape[1]) >= pad[:, None])",
         "[decode(row.tolist()) for row in tokens]",
         ("test_pretrained.py::test_a_chat_is_shown_whole",),
     ),
