@@ -247,7 +247,7 @@ def turn_relative(
 
     Turn k of a member is compared with turn k of the members of its group that have one: what they
     were told before may differ, so that this is a baseline by time alone. Exactly 0 where all are
-    equal or one is alone.
+    equal, up to the rounding of sums, or one is alone.
 
     Args:
       reward: `[G, T]`, of which those of a turn's tokens are added up.
@@ -287,12 +287,13 @@ def turn_relative(
     count = has.sum(axis=0)
     mean = jnp.where(has, to_go, 0.0).sum(axis=0) / jnp.maximum(count, 1)
     centred = jnp.where(has, to_go - mean[None], 0.0)
-    # Compares the rewards, because rounding of the mean leaves a std above 0.
-    highest, lowest = (
+    # Sums of the same rewards in another order differ by rounding; so does the mean of equal ones.
+    highest, lowest, largest = (
         jnp.where(has, to_go, -jnp.inf).max(axis=0),
         jnp.where(has, to_go, jnp.inf).min(axis=0),
+        jnp.where(has, jnp.abs(to_go), 0.0).max(axis=0),
     )
-    differ = highest > lowest
+    differ = highest - lowest > 16 * jnp.finfo(to_go.dtype).eps * largest
     if scale == "std":
         std = jnp.sqrt(jnp.square(centred).sum(axis=0) / jnp.maximum(count - ddof, 1))
         centred = centred / jnp.where(differ, std + epsilon, 1.0)[None]

@@ -247,6 +247,7 @@ class Problem(NamedTuple):
       truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
         for overlong responses apply. False: it is an episode that reached its time limit, which may
         be a success.
+      turns: an episode is a dialogue, and `Batch.step_end` marks the ends of its turns.
       actor: how a policy with memory acts in an environment, step after step, see
         `control.Actor`; None for any other, which is its `apply`.
     """
@@ -259,4 +260,5 @@ class Problem(NamedTuple):
     on_policy: bool = True
     exact_sampler: bool = True
     truncated_is_overlong: bool = True
+    turns: bool = False
     actor: Any = None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po import advantages, language
-from jaxrl_po.algorithms import grpo
+from jaxrl_po.algorithms import a2c, grpo, ppo, trpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import conversation, dialogues
 from jaxrl_po.language.dialogue import Reply, check_contract
@@ -239,6 +239,43 @@ def test_rewards_to_go_are_compared_turn_by_turn():
     assert (alone[0, third:] == 0).all()  # nobody else has a third turn
 
 
+def test_equal_sums_in_another_order_are_equal():
+    """Rounding told them apart: permutations of three rewards gave one member an advantage."""
+    rewards = jnp.asarray(list(itertools.permutations((10.1, 20.2, 30.3)))[:4], jnp.float32)
+    whole = jnp.ones((4, 3), bool)
+    found = advantages.turn_relative(rewards, whole, whole)
+    assert (found[:, 0] == 0).all()
+    assert (found[:, 1] != 0).any()
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (grpo.Config(supervision="turn"), "supervision"),
+        (ppo.Config(discount_per="turn"), "discount_per"),
+        (trpo.Config(discount_per="turn"), "discount_per"),
+        (a2c.Config(discount_per="turn"), "discount_per"),
+    ],
+)
+def test_turns_are_asked_for_where_there_are_some(config, field):
+    task = language.tasks.addition(1)
+    model = language.Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
+    problem = language.make_problem(task, model, critic=model.clone(outputs=1))
+    module = {grpo.Config: grpo, ppo.Config: ppo, trpo.Config: trpo, a2c.Config: a2c}[type(config)]
+    with pytest.raises(ConfigError, match=f"{field} must be .*only dialogues have turns"):
+        module.make(config, problem)
+
+
+def test_a_demonstration_without_an_end_is_whole():
+    dialogue = parrot(turns=2, budget=3)._replace(
+        demonstrate=lambda state, key: jnp.array([4, 5, 6], jnp.int32)
+    )
+    keys = jax.random.split(jax.random.key(0), 2)
+    _, tokens, mask = conversation.demonstrations(dialogue, keys)
+    assert tokens.tolist() == [[4, 5, 6] * 2] * 2
+    assert mask.all()
+
+
 def test_the_three_credits_of_a_group_differ_as_they_say():
     """Two members with the same total, earned at different turns."""
     mask = jnp.ones((1, 2, 4), bool)
@@ -361,6 +398,9 @@ def test_the_calculator_adds(message, reply):
     prompt, state = dialogue.reset(jax.random.key(3), False)
     a, b = map(int, dialogue.tokenizer.decode(prompt.tokens.tolist())[:-1].split("+"))
     assert state.terms.tolist() == [a, b]
+    last, _, _, done = played(dialogue, state._replace(turns=jnp.int32(2)), message)
+    assert done
+    assert not last.used  # no turn is left to use a value
     state, said, reward, done = played(dialogue, state, message)
     assert (said, reward, done) == (reply, 0.0, False)
     assert bool(state.used) == (reply != "!")

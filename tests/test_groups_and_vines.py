@@ -238,7 +238,7 @@ def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
         params._replace(policy=policy), collector, jax.random.key(1)
     )
     estimate = actor_critic.make_estimate(
-        trpo.Config(normalize_advantage=False), keep_proposal=True
+        trpo.Config(normalize_advantage=False), problem, keep_proposal=True
     )
     samples = problem.rows(estimate(None, batch))
     later = jax.tree.map(lambda x: 2.0 * x, policy)

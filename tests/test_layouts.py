@@ -78,3 +78,13 @@ def test_a_state_with_blocks_apart_is_read(tmp_path, trained, flat_up_to):
     policy = jax.tree.map(lambda x: x[1], new.params.policy)
     alone = checkpoint.peek_policy(tmp_path / "latest", policy, seed_index=1)
     jax.tree.map(np.testing.assert_allclose, alone, policy)
+
+
+def test_modules_of_ones_own_with_the_same_names_stay_apart(tmp_path):
+    """As Flax names `self.mlp = [Dense(3), Dense(3)]`."""
+    params = {"params": {f"mlp_{i}": {"bias": jnp.full((SEEDS, 3), i * 1.0)} for i in range(2)}}
+    state = State(ActorCritic(params), (), ())
+    with Store(tmp_path / "latest") as store:
+        store.save(1, state)
+        _, found = store.load(state)
+    jax.tree.map(np.testing.assert_array_equal, found, state)

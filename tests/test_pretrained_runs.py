@@ -223,6 +223,23 @@ def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_pat
     assert max(jax.tree.leaves(moved)) > 1e-3
 
 
+def test_adapters_are_merged_in_float32(place, tmp_path):
+    """Over a base in bfloat16, most of what they change would be rounded away."""
+    half = ["--seeds=1", "--model.dtype=bfloat16", *ADAPTED]
+    base = pretrained.load(place / "model", param_dtype="bfloat16")
+    stored = tmp_path / "half"
+    pretrained.save(stored, base.model, base.params, base.tokenizer, base.chat_template)
+    flags = [f for f in arguments(place, tmp_path / "a", *half) if "--init_from" not in f]
+    assert script.main([*flags, f"--init_from={stored}"]) == 0
+    merged = pretrained.load(
+        export_of(tmp_path / "a", tmp_path / "b", "--checkpoint=latest"), param_dtype=None
+    )
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(merged.params)} == {"float32"}
+    settings = launch.parse(script.SCRIPT, [*flags, f"--init_from={tmp_path / 'a'}"], {})
+    begun = models.start(script.SCRIPT, settings)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(begun.params)} == {"float32"}
+
+
 def job_of(place, tmp_path, *further):
     records = launch.parse(script.SCRIPT, arguments(place, tmp_path / "run", *further), {})
     seeds = records[""].seeds

@@ -69,7 +69,7 @@ def make(
 
     return learner.make(
         problem,
-        estimate=actor_critic.make_estimate(config),
+        estimate=actor_critic.make_estimate(config, problem),
         improve=improve,
         init_optimizer=optimizer.init,
         num_parts=config.num_microbatches,

@@ -115,14 +115,10 @@ def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Advantages, not whitened, and the critic's targets: both `[B, T]`, reward units.
 
     Raises:
-      ConfigError: n-step returns longer than the rollout, or turns where there are none.
+      ConfigError: n-step returns longer than the rollout.
     """
     ends = batch.terminated, batch.truncated
-    turn_end = None
-    if config.discount_per == TURN:
-        if batch.step_end is None:
-            raise ConfigError(f"discount_per must be {STEP}: the problem has no turns, got {TURN}")
-        turn_end = batch.step_end
+    turn_end = batch.step_end if config.discount_per == TURN else None
 
     def factor(number: Number, turn_end: jax.Array | None) -> Any:
         """γ or λ of each step."""
@@ -158,15 +154,21 @@ def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 
 def make_estimate(
-    config: Estimation, *, keep_value: bool = False, keep_proposal: bool = False
+    config: Estimation, problem: Problem, *, keep_value: bool = False, keep_proposal: bool = False
 ) -> learner.Estimate:
     """`estimate(state, batch) -> samples` with targets and, if so configured, whitened advantages.
 
     Args:
       config: see `Estimation`.
+      problem: with turns, if discounts are per turn.
       keep_value: keep the critic's values from collection, for a clipped value loss.
       keep_proposal: keep log μ of the actions, for a surrogate weighted by π / μ.
+
+    Raises:
+      ConfigError: discounts per turn where there are no turns.
     """
+    if config.discount_per == TURN:
+        require_turns(problem, "discount_per", STEP)
 
     def from_batch(state: TrainState, batch: Batch) -> Samples:
         del state
@@ -291,6 +293,14 @@ def choose_optimizer(
     for name in ("learning_rate", "max_grad_norm"):
         config_lib.require_unset(config, name, "the optimizer is the method's own; leave it out")
     return given
+
+
+def require_turns(problem: Problem, field: str, otherwise: str) -> None:
+    """Raises ConfigError about a field with the value `turn` if the problem has no turns."""
+    if not problem.turns:
+        raise ConfigError(
+            f"{field} must be {otherwise} here, got {TURN}: only dialogues have turns"
+        )
 
 
 def require_on_policy(problem: Problem) -> None:

@@ -52,7 +52,7 @@ def make_with_fitted_critic(
       problem: its critic is fitted if it has one.
       improve_policy: `(params, opt_state, samples, key) -> (policy, opt_state, metrics)`, with the
         policy's own optimizer state; consumes `key`.
-      estimate: see `learner.make`; None for `make_estimate(config)`.
+      estimate: see `learner.make`; None for `make_estimate(config, problem)`.
       init_policy_optimizer: policy parameters to the state of their optimizer; none by default.
       num_parts: see `learner.make`.
 
@@ -104,7 +104,7 @@ def make_with_fitted_critic(
 
     return learner.make(
         problem,
-        estimate=make_estimate(config, keep_proposal=not problem.on_policy)
+        estimate=make_estimate(config, problem, keep_proposal=not problem.on_policy)
         if estimate is None
         else estimate,
         improve=improve,

@@ -17,7 +17,7 @@ import optax
 
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
-from jaxrl_po.algorithms import group_policy
+from jaxrl_po.algorithms import actor_critic, group_policy
 from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Number, number, static
 from jaxrl_po.group_statistics import running_relative
 from jaxrl_po.types import Learner, Problem
@@ -92,6 +92,8 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
+    if config.supervision == TURN:
+        actor_critic.require_turns(problem, "supervision", f"{OUTCOME} or {PROCESS}")
     settings: dict[str, Any] = {
         "scale": config.scale,
         "ddof": config.ddof,

@@ -130,7 +130,7 @@ def make(
 
     return learner.make(
         problem,
-        estimate=actor_critic.make_estimate(config, keep_value=config.clip_value),
+        estimate=actor_critic.make_estimate(config, problem, keep_value=config.clip_value),
         improve=improve,
         init_optimizer=optimizer.init,
         num_parts=config.num_parts,

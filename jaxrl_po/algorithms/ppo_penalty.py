@@ -154,7 +154,7 @@ def make(
 
     return learner.make(
         problem,
-        estimate=actor_critic.make_estimate(config),
+        estimate=actor_critic.make_estimate(config, problem),
         improve=improve,
         init_optimizer=optimizer.init,
         kl_coefficient=config.kl_coefficient,

@@ -274,7 +274,8 @@ def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Arr
             state, tokens, mask, used, done = carry
             demonstrate_key, respond_key = jax.random.split(key)
             message = demonstrate(state, demonstrate_key)
-            written = jnp.argmax(jnp.isin(message, ends)).astype(jnp.int32) + 1
+            is_end = jnp.isin(message, ends)
+            written = jnp.where(is_end.any(), jnp.argmax(is_end) + 1, length).astype(jnp.int32)
             state_after, reply, _, over = dialogue.respond(state, message, written, respond_key)
             count = jnp.where(done, 0, written)
             tokens = put(tokens, message, used, count)

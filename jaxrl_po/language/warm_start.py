@@ -88,15 +88,19 @@ def greedy_accuracy(model: Transformer, params: Any, task: AnyTask, key: jax.Arr
     Scored by the verifier, since a correct answer need not be the demonstrated one. In a dialogue
     it is the accuracy of its last state. Consumes `key`.
     """
-    # Greedy decoding draws nothing, so that the keys of the prompts can be passed on.
     keys = jax.random.split(key, MEASURED)
     decoding = sampling.Decoding(task.answer_length)
     if isinstance(task, Dialogue):
-        prompt, state = jax.vmap(lambda key: task.reset(key, False))(keys)
+        keys = jax.vmap(jax.random.split)(keys)
+        prompt, state = jax.vmap(lambda key: task.reset(key, False))(keys[:, 0])
         held = conversation.converse(
-            model, params, task, prompt, state, keys, group_size=1, decoding=decoding, greedy=True
+            *(model, params, task, prompt, state, keys[:, 1]),
+            group_size=1,
+            decoding=decoding,
+            greedy=True,
         )
         return jax.vmap(task.accuracy)(held.state).mean()
+    # Greedy decoding draws nothing, so that the keys of the prompts can be passed on.
     prompts = jax.vmap(lambda key: task.sample(key, False))(keys)
     completions = sampling.generate(
         model,

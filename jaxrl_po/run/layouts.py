@@ -9,8 +9,10 @@ import numpy.typing as npt
 Arrays = dict[str, npt.NDArray[Any]]
 
 ROLES = (".params.policy", ".params.value")
-BLOCK = re.compile(r"\['(attention|mlp)(_norm)?_(\d+)'\]")
+BLOCK = re.compile(r"\['(attention|mlp)(_norm|_post_norm)?_(\d+)'\]")
 """A module of one block, as the path of a leaf names it before 0.3: `mlp_norm_7` of block 7."""
+FIRST = re.compile(r"\['attention_0'\]\['(query|key|value|out)'\]")
+"""A leaf of the first block. Modules of a user's own may be called `mlp_0` too."""
 
 
 def stacked(arrays: Arrays) -> Arrays:
@@ -23,7 +25,7 @@ def stacked(arrays: Arrays) -> Arrays:
       Leaf path to array; stacked leaves are `[S, L, …]`. Moments that are one flat vector are
       brought into the order of the stacked parameters.
     """
-    if not any(BLOCK.search(name) for name in arrays):
+    if not any(FIRST.search(name) for name in arrays):
         return arrays
     state = _stack(arrays)
     # An optimizer has the moments of the policy, of the value, or of both.
@@ -38,11 +40,12 @@ def stacked(arrays: Arrays) -> Arrays:
 
 def _stack(arrays: Arrays) -> Arrays:
     """Leaves of the same name in each block, `[S, …]`, as one `[S, L, …]`."""
+    transformers = {name[: found.start()] for name in arrays if (found := FIRST.search(name))}
     kept: Arrays = {}
     blocks: dict[str, dict[int, npt.NDArray[Any]]] = {}
     for name, array in arrays.items():
         found = BLOCK.search(name)
-        if found is None:
+        if found is None or name[: found.start()] not in transformers:
             kept[name] = array
             continue
         module = f"['blocks']['{found[1]}{found[2] or ''}']"

@@ -5,7 +5,10 @@ one. It runs in the worker process of `scoring`, so it imports only what that ne
 """
 
 import logging
+import os
 import re
+import select
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +20,9 @@ LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 # Longer ones are no answers; neither are towers of powers, which take for ever.
 LONGEST = 256
 TOWER = re.compile(r"\^.{0,8}\^|\^\{?\d{4,}|!\s*!|\d{4,}\s*!")
+# One number with separators, which make no list of it.
+THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?(\\?%)?")
+LIMIT = 2.0  # seconds of one completion
 # What sympy compiles of its own: its names, and literals of numbers and symbols.
 NAMES = re.compile(
     r"from sympy import \*|(Integer|Float|Rational|Symbol) ?\( ?'?[\w.]*'? ?\) ?|\w+ ?"
@@ -36,8 +42,44 @@ def harmless(text: str, file: str) -> bool:
 
 
 def correct(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """1 for a completion whose answer equals that of its row, else 0; 0 without an answer."""
-    return [float(equal(right, text)) for right, text in zip(answer, completions, strict=True)]
+    """1 for a completion whose answer equals that of its row, else 0.
+
+    0 without an answer, and for one that takes longer than `LIMIT`, as the value of 9^(9·10⁹) does.
+    """
+    pairs = list(zip(answer, completions, strict=True))
+    scores: list[float] = []
+    while len(scores) < len(pairs):
+        scores += _compare(pairs[len(scores) :])
+    return scores
+
+
+def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """Scores in order, by a child: all of them, or up to one that hangs or ends it, which has 0."""
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for right, text in pairs:
+            os.write(there, b"1" if _equal(right, text) else b"0")
+        os._exit(0)
+    os.close(there)
+    found = b""
+    while len(found) < len(pairs) and select.select([here], [], [], LIMIT)[0]:
+        said = os.read(here, len(pairs))
+        if not said:
+            break
+        found += said
+    os.close(here)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    scores = [float(each == ord("1")) for each in found]
+    return scores if len(scores) == len(pairs) else [*scores, 0.0]
+
+
+def _equal(right: str, text: str) -> bool:
+    try:
+        return equal(right, text)
+    except Exception:  # whatever a parser makes of a text is no answer
+        return False
 
 
 def final(text: str) -> str:
@@ -81,8 +123,9 @@ def equal(right: str, text: str) -> bool:
 
 
 def _parsed(text: str) -> list[Any]:
-    # A thousands separator makes no list of numbers.
-    plain = re.sub(r"(?<=\d),(?=\d{3}(\D|$))", "", text.strip("$ ")).removesuffix(".")
+    plain = text.strip("$ ").removesuffix(".")
+    if THOUSANDS.fullmatch(plain):
+        plain = plain.replace(",", "")
     found: list[Any] = parse(
         rf"$\boxed{{{plain}}}$",
         extraction_config=LATEX,

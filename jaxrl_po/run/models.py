@@ -258,7 +258,7 @@ def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Tra
         )
     if over is not None:
         earlier.require_base(over.digest, "init_from", run)
-        found = lora.merge(over.policy, over.params, found)
+        found = _merged(over.policy, over.params, found)
     return jax.device_get(found)
 
 
@@ -294,7 +294,8 @@ def _parts(params: PyTree, base: Base | None) -> Iterator[Any]:
         yield f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode()
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if base is not None:
-        for name in (texts.CONFIG, texts.TOKENIZER, texts.SETTINGS, texts.TEMPLATE):
+        files = texts.CONFIG, texts.TOKENIZER, texts.SETTINGS, texts.TEMPLATE, texts.GENERATION
+        for name in files:
             file = base.folder / name
             yield file.read_bytes() if file.exists() else b""
 
@@ -303,7 +304,13 @@ def trained(policy: Transformer, params: ActorCritic) -> PyTree:
     """The policy of one seed as parameters without adapters: merged, where it has any."""
     if params.frozen is None:
         return params.policy
-    return lora.merge(policy, params.frozen, params.policy)
+    return _merged(policy, params.frozen, params.policy)
+
+
+def _merged(policy: Transformer, base: PyTree, adapters: PyTree) -> PyTree:
+    """In float32 at least: what adapters change would be lost in the rounding of a half type."""
+    wide = jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), base)
+    return lora.merge(policy, wide, adapters)
 
 
 @contextlib.contextmanager

@@ -310,7 +310,11 @@ class HostScore:
         }
 
     def judge(self, answers: Answers) -> Answers:
-        """The answers of one seed, scored by the function of the raw score; 0 where that fails."""
+        """The answers of one seed, scored by the function of the raw score; 0 where that fails.
+
+        Raises:
+          RewardError: it failed for all of them.
+        """
         host: Any = jax.tree.map(np.asarray, answers)
         count, samples, budget = host.tokens.shape
         repeated: Any = jax.tree.map(lambda x: np.repeat(x, samples, axis=0), host)
@@ -323,7 +327,10 @@ class HostScore:
         )
         worker = self._workers[[each.name for each in self._rewards].index(self._accuracy)]
         worker.ask(columns, count * samples)
-        scored: Answers = host._replace(score=worker.take().values.reshape(count, samples))
+        scores = worker.take()
+        if scores.failed.all():
+            raise RewardError(f"reward={self._accuracy} {scores.why} in an evaluation")
+        scored: Answers = host._replace(score=scores.values.reshape(count, samples))
         return scored
 
     def _read(

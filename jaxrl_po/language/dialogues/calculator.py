@@ -20,7 +20,7 @@ class State(NamedTuple):
     Attributes:
       terms: `[2]`, int32.
       turns: `[]`, int32, messages so far.
-      used: `[]`, bool, whether the calculator gave a value.
+      used: `[]`, bool, whether the calculator gave a value that can be used.
       right: `[]`, bool, whether the answer was right.
     """
 
@@ -53,8 +53,9 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
 
     The prompt is `123456+654321?`. A message that begins with `=` is the answer and ends the
     dialogue: `=777777` and EOS. Any other is an expression, one number or two joined by `+`, of at
-    most 8 digits each, and the reply is its value; `!` where it is none. The reward is 1 for the
-    right answer, at its end. One pair in ten, in either order, is held out.
+    most 8 digits each, and the reply is its value of `num_digits` + 1 digits; `!` where it is none
+    or longer. The reward is 1 for the right answer, at its end. One pair in ten, in either order,
+    is held out.
 
     Demonstrations ask for the sum and then answer with the reply.
 
@@ -133,7 +134,8 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
         legal = legal & (value < 10**places) & tool
         reply = jnp.where(legal, digits_of(value, places), wrong).astype(jnp.int32)
         turns = state.turns + 1
-        state = State(state.terms, turns, state.used | (legal & ~answers), right)
+        read = legal & ~answers & (turns < max_turns)  # there is a turn left to use it
+        state = State(state.terms, turns, state.used | read, right)
         reward = right.astype(jnp.float32)
         length = jnp.where(legal, places, 1).astype(jnp.int32)
         return state, Reply(reply, length), reward, answers | (turns == max_turns)

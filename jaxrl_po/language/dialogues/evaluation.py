@@ -29,6 +29,7 @@ class Games(NamedTuple):
 
     Attributes:
       prompt: `[P, L]`, int32, left-padded.
+      pad: `[P]`, int32, padding tokens on the left.
       held: see `Conversations`; without its state.
       accuracy: `[P, n]`, float32.
       measures: name to `[P, n]`.
@@ -37,6 +38,7 @@ class Games(NamedTuple):
     """
 
     prompt: jax.Array
+    pad: jax.Array
     held: Conversations
     accuracy: jax.Array
     measures: dict[str, jax.Array]
@@ -89,7 +91,7 @@ def make_play(
         advantage = jnp.zeros_like(held.reward)
         if n > 1:
             advantage = jax.vmap(advantages.turn_relative)(held.reward, held.mask, held.message_end)
-        return Games(prompts.tokens, held, accuracy, measures, advantage)
+        return Games(prompts.tokens, prompts.pad, held, accuracy, measures, advantage)
 
     return play
 
@@ -162,8 +164,10 @@ def render(dialogue: Dialogue, games: Mapping[str, Games]) -> list[dict[str, Any
       dialogue: whose tokenizer is used.
       games: name of the decoding to the dialogues.
     """
-    prompt = np.asarray(next(iter(games.values())).prompt)
-    prompts = dialogue.tokenizer.decode_rows(prompt, prompt != dialogue.tokenizer.pad)
+    first = next(iter(games.values()))
+    prompt, pad = np.asarray(first.prompt), np.asarray(first.pad)
+    shown = np.arange(prompt.shape[1]) >= pad[:, None]
+    prompts = dialogue.tokenizer.decode_rows(prompt, shown)
     return [
         {
             "decoding": decoding,

@@ -149,4 +149,5 @@ def make_problem(
         exact_sampler=networks.exact_sampler,
         # One that was cut may have had short messages.
         truncated_is_overlong=False,
+        turns=True,
     )
