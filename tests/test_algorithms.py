@@ -138,7 +138,8 @@ FURTHER = [
     ),
 ]
 # Left to the slow tests: cases that are compared in double precision on the same problem, except
-# one with a search and a number of rounds for each seed; and a second natural step on tokens.
+# one with a search and a number of rounds for each seed; and further natural steps and refills on
+# tokens.
 REPEATED = [
     *(
         (algorithm, "table")
@@ -146,6 +147,8 @@ REPEATED = [
     ),
     ("grpo", "addition"),
     ("trpo", "addition"),
+    ("trpo", "dialogue"),
+    ("dapo", "dialogue"),
 ]
 SHARDED = [
     *(pytest.param(case, (2, 4), marks=[pytest.mark.slow] * (case in REPEATED)) for case in CASES),

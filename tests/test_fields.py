@@ -272,13 +272,15 @@ def shared_with_grpo(name):
     return inherited & set(CASES["grpo"][2])
 
 
-# Fields that an algorithm passes to code covered by another algorithm's cases.
+# Fields that an algorithm passes to code covered by another algorithm's cases; `discount_per` needs
+# a dialogue: test_dialogue_runs.
 HANDED_ON = {
-    "reinforce": {"lambda_", "estimator", "n", "normalize_advantage"},
-    "a2c": {"lambda_", "estimator"},
+    "reinforce": {"lambda_", "estimator", "n", "normalize_advantage", "discount_per"},
+    "a2c": {"lambda_", "estimator", "discount_per"},
+    "ppo": {"discount_per"},
     "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)},
     "ppo_reference": {f.name for f in dataclasses.fields(ppo.Config)},
-    "npg": {"lambda_", "estimator", "n", "normalize_advantage"},
+    "npg": {"lambda_", "estimator", "n", "normalize_advantage", "discount_per"},
     "trpo": {f.name for f in dataclasses.fields(npg.Config)},
     **{name: shared_with_grpo(name) - set(CASES[name][2]) for name in IN_GROUPS if name != "grpo"},
 }

@@ -233,7 +233,7 @@ def test_what_a_file_lacks_is_named(files, source, message):
             language_command.main,
             "task",
             "three",
-            r"--task=\S+ must make a \S+language.Task, got int",
+            r"--task=\S+ must make a \S+language.Task or Dialogue, got int",
         ),
         (
             control_command.main,

@@ -63,15 +63,14 @@ def test_every_seed_starts_where_the_earlier_run_stopped(earlier, tmp_path):
     )
     last, first = read(earlier / "metrics.jsonl")[-1], read(out / "metrics.jsonl")[0]
     (reached,) = last["greedy_accuracy"]
-    assert reached > 0.0
     assert first["greedy_accuracy"] == [reached, reached]
-    saved = Store(earlier / "checkpoints" / "latest")
-    (name,) = (
-        name for name in saved.read(0) if name.startswith(".params.policy") and "embedding" in name
-    )
+    saved = Store(earlier / "checkpoints" / "latest").read(0)
     begun = Store(out / "checkpoints" / "latest")
     assert 0 in begun.iterations()
-    np.testing.assert_array_equal(begun.read(0)[name], np.repeat(saved.read(0)[name], 2, axis=0))
+    policy = [name for name in saved if name.startswith(".params.policy")]
+    assert len(policy) > 5
+    for name in policy:
+        np.testing.assert_array_equal(begun.read(0)[name], np.repeat(saved[name], 2, axis=0))
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ WRONG = [
     Wrong(
         "a run begins with the base of the adapters alone",
         "run.models",
-        "found = lora.merge(over.policy, over.params, found)",
+        "found = _merged(over.policy, over.params, found)",
         "found = over.params",
         (f"{RUNS}::test_a_run_begins_where_adapters_ended",),
     ),

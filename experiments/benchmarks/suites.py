@@ -59,6 +59,7 @@ def mujoco(name: str, *tianshou: float) -> Row:
 SMALL = ("--problem.num_envs=64", "--problem.num_steps=32", "--problem.normalize_observations")
 SCALED = (*SMALL, "--problem.scale_rewards", "--config.gamma=0.997")
 BOARD = ("--problem.num_envs=64", "--problem.num_steps=32")
+LONG = ("--problem.num_envs=64", "--problem.num_steps=64")
 NO_MASK = '--env_params={"mask": false}'
 GRU = "--network.memory=gru"
 
@@ -86,8 +87,8 @@ SUITES = {
     ),
     "xminigrid": (
         Row("xminigrid:MiniGrid-Empty-8x8", 300_000, BOARD),
-        Row("xminigrid:MiniGrid-MemoryS8", 1_000_000, (*BOARD, GRU), {}, "memory"),
-        Row("xminigrid:MiniGrid-MemoryS8", 1_000_000, BOARD, {}, "no memory"),
+        Row("xminigrid:MiniGrid-MemoryS8", 5_000_000, (*LONG, GRU), {}, "memory"),
+        Row("xminigrid:MiniGrid-MemoryS8", 5_000_000, LONG, {}, "no memory"),
     ),
 }
 

@@ -58,7 +58,7 @@ def check_adapters(model: Transformer) -> None:
     if adapters is None:
         return
     adapters.validate()
-    if lora.ADAPTERS not in model.parameter_shapes():
+    if not jax.tree.leaves(model.parameter_shapes().get(lora.ADAPTERS)):
         raise ConfigError(
             f"targets must name matrices of the model, which has no {', '.join(adapters.targets)}"
         )

@@ -243,9 +243,9 @@ class Transformer(nn.Module):
         def draw(key: jax.Array, collection: str) -> PyTree:
             x_1xD, turned_1xh = jnp.zeros((1, self.width)), [jnp.zeros((1, self.size // 2))] * 2
             seen_1x1x1 = jnp.ones((1, 1, 1), bool)
-            return jax.vmap(lambda key: block.init(key, x_1xD, turned_1xh, seen_1x1x1)[collection])(
-                jax.random.split(key, self.layers)
-            )
+            return jax.vmap(
+                lambda key: block.init(key, x_1xD, turned_1xh, seen_1x1x1).get(collection, {})
+            )(jax.random.split(key, self.layers))
 
         blocks = {"params": self.param("blocks", draw, "params")}
         if self.lora is not None:
