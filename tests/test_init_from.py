@@ -63,6 +63,7 @@ def test_every_seed_starts_where_the_earlier_run_stopped(earlier, tmp_path):
     )
     last, first = read(earlier / "metrics.jsonl")[-1], read(out / "metrics.jsonl")[0]
     (reached,) = last["greedy_accuracy"]
+    assert reached > 0.0
     assert first["greedy_accuracy"] == [reached, reached]
     saved = Store(earlier / "checkpoints" / "latest").read(0)
     begun = Store(out / "checkpoints" / "latest")

@@ -50,6 +50,29 @@ class Block(nn.Module):
         return self.constrain(x_MxD + h_MxD), cache
 
 
+class Apart(nn.Module):
+    """The modules of all blocks by names of their own, which their initial parameters follow.
+
+    Attributes:
+      attention: see `Block`.
+      mlp: see `Block`.
+      layers: L.
+    """
+
+    attention: Callable[..., "Attention"]
+    mlp: Callable[..., "Mlp"]
+    layers: int
+
+    @nn.compact
+    def __call__(
+        self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], mask_BxRxS: jax.Array
+    ) -> None:
+        """Calls each once."""
+        for number in range(self.layers):
+            self.attention(name=f"attention_{number}")(x_MxD, turns_Nxh, mask_BxRxS)
+            self.mlp(name=f"mlp_{number}")(x_MxD)
+
+
 class Attention(nn.Module):
     """Causal self-attention with rotary positions and grouped queries.
 

@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.language.blocks import Attention, Block, Mlp, last_of, scaled, wide
+from jaxrl_po.language.blocks import Apart, Attention, Block, Mlp, last_of, scaled, wide
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import PLAIN, Rope, turns
 from jaxrl_po.types import PyTree
@@ -242,10 +242,25 @@ class Transformer(nn.Module):
 
         def draw(key: jax.Array, collection: str) -> PyTree:
             x_1xD, turned_1xh = jnp.zeros((1, self.width)), [jnp.zeros((1, self.size // 2))] * 2
-            seen_1x1x1 = jnp.ones((1, 1, 1), bool)
-            return jax.vmap(
-                lambda key: block.init(key, x_1xD, turned_1xh, seen_1x1x1).get(collection, {})
+            inputs = x_1xD, turned_1xh, jnp.ones((1, 1, 1), bool)
+            stacked: dict[str, PyTree] = jax.vmap(
+                lambda key: block.init(key, *inputs).get(collection, {})
             )(jax.random.split(key, self.layers))
+            if self.scanned:
+                return stacked
+            # As each was drawn when it had a name of its own: a seed gives what it gave.
+            assert self.scope is not None
+            apart = Apart(block.attention, block.mlp, self.layers, parent=None)
+            drawn = apart.init(self.scope.rngs["params"].rng, *inputs).get(collection, {})
+            return {
+                role: jax.tree.map(
+                    lambda *each: jnp.stack(each),
+                    *(drawn[f"{role}_{number}"] for number in range(self.layers)),
+                )
+                if f"{role}_0" in drawn
+                else leaves
+                for role, leaves in stacked.items()
+            }
 
         blocks = {"params": self.param("blocks", draw, "params")}
         if self.lora is not None:
