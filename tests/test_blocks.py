@@ -19,6 +19,11 @@ TASK = language.tasks.addition(1)
 DEEP = transformer.UNROLLED + 2
 TOKENS = jnp.asarray(np.random.default_rng(1).integers(2, 12, size=(3, 9)), jnp.int32)
 PAD = jnp.array([0, 2, 5])
+BEFORE = {
+    ("attention", "query"): ([0.2038965, 0.1921305], [0.1918965, 0.1915073]),
+    ("attention", "out"): ([0.2152103, 0.1906206], [0.1823677, 0.2256487]),
+    ("mlp", "down"): ([0.16934, 0.1758346], [0.144097, 0.1642854]),
+}
 
 
 def drawn(model, scale=0.5):
@@ -187,3 +192,18 @@ def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
     np.testing.assert_array_equal(after["w"].astype(jnp.float32), jnp.full(4, 1 - 2.0**-8))
     for each in (state, opt_state):
         assert {str(x.dtype) for x in jax.tree.leaves(each)} == {"float32", "int32"}
+
+
+def test_a_shallow_model_begins_with_what_a_key_has_always_given():
+    """Means of the matrices as commit 0fc4288 drew them, when each block had names of its own."""
+    model = Transformer(14, width=16, heads=4, mlp_width=24, lora=Lora(rank=2))
+    variables = model.init(jax.random.key(7), TOKENS, PAD)
+    blocks, adapters = (variables[name]["blocks"] for name in ("params", "lora"))
+    for path, expected in BEFORE.items():
+        role, matrix = path
+        np.testing.assert_allclose(
+            jnp.abs(blocks[role][matrix]["kernel"]).mean(axis=(1, 2)), expected[0], rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            jnp.abs(adapters[role][matrix]["a"]).mean(axis=(1, 2)), expected[1], rtol=1e-5
+        )

@@ -246,7 +246,7 @@ class Transformer(nn.Module):
             stacked: dict[str, PyTree] = jax.vmap(
                 lambda key: block.init(key, *inputs).get(collection, {})
             )(jax.random.split(key, self.layers))
-            if self.scanned:
+            if self.scanned or not self.has_rng("params"):  # without, only shapes are asked for
                 return stacked
             # As each was drawn when it had a name of its own: a seed gives what it gave.
             assert self.scope is not None
