@@ -2,21 +2,23 @@
 
 import functools
 import itertools
-from collections import Counter
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from learners import dialogue_problem
 
-from jaxrl_po import advantages, language
+from jaxrl_po import advantages, language, losses
 from jaxrl_po.algorithms import a2c, grpo, ppo, trpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import conversation, dialogues
 from jaxrl_po.language.dialogue import Reply, check_contract
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.tasks import Prompt
+from jaxrl_po.types import ActorCritic
 
 TOKENIZER = language.make_tokenizer("0123456789+=?")
 MODEL = language.Transformer(TOKENIZER.size, width=16, layers=1, heads=2, mlp_width=16)
@@ -276,174 +278,35 @@ def test_a_demonstration_without_an_end_is_whole():
     assert mask.all()
 
 
-def test_the_three_credits_of_a_group_differ_as_they_say():
-    """Two members with the same total, earned at different turns."""
-    mask = jnp.ones((1, 2, 4), bool)
-    end = jnp.array([[[False, True, False, True]] * 2])
-    reward = jnp.array([[[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]])
-    found = {}
-    for supervision in grpo.SUPERVISIONS:
-        credit = {
-            "outcome": lambda: jnp.broadcast_to(
-                advantages.group_relative(reward[0].sum(-1))[:, None], (2, 4)
-            ),
-            "process": lambda: advantages.process_relative(reward[0], mask[0], end[0]),
-            "turn": lambda: advantages.turn_relative(reward[0], mask[0], end[0], epsilon=0.0),
-        }[supervision]
-        found[supervision] = np.asarray(credit())
-    assert (found["outcome"] == 0).all()
-    np.testing.assert_allclose(found["turn"], [[0, 0, -1, -1], [0, 0, 1, 1]], atol=1e-6)
-    np.testing.assert_allclose(found["process"], [[0, 0, -1, -1], [0, 0, 1, 1]], atol=1e-5)
+@pytest.mark.parametrize("supervision", grpo.SUPERVISIONS)
+def test_grpo_steps_along_the_credit_that_is_asked_for(supervision):
+    """One step of plain gradient descent, beside the gradient written out."""
+    problem = dialogue_problem()
+    config = grpo.Config(supervision=supervision, use_reference=False, std_epsilon=0.0)
+    learner = grpo.make(config, problem, optax.sgd(1.0))
+    state, batch = jax.jit(learner.sample)(learner.init(jax.random.key(3)))
+    after, _ = jax.jit(learner.update)(state, batch)
+    group = [x.reshape(*batch.score.shape, -1) for x in (batch.reward, batch.mask, batch.step_end)]
+    credit = {
+        "outcome": lambda reward, mask, end: jnp.broadcast_to(
+            advantages.group_relative(reward.sum(axis=-1), epsilon=0.0)[:, None], mask.shape
+        ),
+        "process": functools.partial(advantages.process_relative, epsilon=0.0),
+        "turn": functools.partial(advantages.turn_relative, epsilon=0.0),
+    }[supervision]
+    advantage = jax.vmap(credit)(*group).reshape(batch.mask.shape)
 
+    def loss(policy):
+        log_prob = problem.apply(ActorCritic(policy), batch.inputs)[0].log_prob(batch.action)
+        ratio = jnp.exp(log_prob - batch.log_prob)
+        return losses.sequence_mean(-ratio * advantage, batch.mask).value()
 
-@functools.cache
-def feedback(code, guess):
-    """Of Mastermind, by counting."""
-    at_place = sum(a == b for a, b in zip(code, guess, strict=True))
-    return at_place, sum((Counter(code) & Counter(guess)).values()) - at_place
-
-
-def played(dialogue, state, text):
-    tokens = [*dialogue.tokenizer.encode(text), dialogue.tokenizer.eos]
-    tokens = tokens[: dialogue.message_length]
-    padded = tokens + [0] * (dialogue.message_length - len(tokens))
-    state, reply, reward, done = dialogue.respond(
-        state, jnp.asarray(padded, jnp.int32), jnp.int32(len(tokens)), jax.random.key(0)
+    expected = jax.tree.map(jnp.subtract, state.params.policy, jax.grad(loss)(state.params.policy))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        after.params.policy,
+        expected,
     )
-    said = dialogue.tokenizer.decode(reply.tokens[: int(reply.length)].tolist())
-    return state, said, float(reward), bool(done)
-
-
-def test_mastermind_says_what_is_right():
-    dialogue = dialogues.mastermind(2, symbols=3)
-    _, start = dialogue.reset(jax.random.key(0), False)
-    codes = list(itertools.product(range(3), repeat=2))
-    for number, code in enumerate(codes):
-        for guess in codes:
-            state, said, reward, done = played(
-                dialogue, start._replace(code=jnp.int32(number)), "".join(map(str, guess))
-            )
-            assert said == "{}{}".format(*feedback(code, guess))
-            assert (done, reward) == (code == guess, 1.0 if code == guess else 0.0)
-            fits = [feedback(each, guess) == feedback(code, guess) for each in codes]
-            assert state.possible.tolist() == fits
-    state, said, reward, done = played(dialogue, start, "03")
-    assert (said, reward, done) == ("!!", 0.0, False)
-    assert state.possible.all()
-    assert float(dialogue.measures["malformed"](state)) == 1
-    for _ in range(7):
-        state, _, reward, done = played(dialogue, state, "0")
-    assert (done, reward) == (True, 0.0)
-    assert float(dialogue.measures["guesses"](state)) == 9
-
-
-def test_the_least_mean_number_of_guesses_is_the_known_one():
-    """Exact search over our replies: 21 / 9 for two symbols of three."""
-    codes = list(itertools.product(range(3), repeat=2))
-
-    @functools.cache
-    def least(left):
-        """Total guesses over the codes that are left."""
-        if len(left) == 1:
-            return 1
-        best = None
-        for guess in codes:
-            parts = {}
-            for code in left:
-                parts.setdefault(feedback(code, guess), []).append(code)
-            if len(parts) == 1 and guess not in left:
-                continue
-            if any(len(part) == len(left) for part in parts.values()):
-                continue
-            total = len(left) + sum(
-                least(tuple(part)) for said, part in parts.items() if said != (2, 0)
-            )
-            best = total if best is None else min(best, total)
-        return best
-
-    assert least(tuple(codes)) == 21
-
-
-def test_binary_search_takes_5_125_guesses():
-    dialogue = dialogues.higher_lower(64)
-    _, start = dialogue.reset(jax.random.key(0), False)
-    guesses = []
-    for number in range(0, 64, 7):
-        state, low, high, done = start._replace(number=jnp.int32(number)), 0, 63, False
-        while not done:
-            guess = (low + high) // 2
-            state, said, reward, done = played(dialogue, state, f"{guess:02}")
-            low, high = (guess + 1, high) if said == ">" else (low, guess - 1)
-        assert reward == pytest.approx((11 - int(state.guesses)) / 10)
-        guesses.append((number, int(state.guesses)))
-
-    def steps(number, low=0, high=63):
-        guess = (low + high) // 2
-        if guess == number:
-            return 1
-        return 1 + (
-            steps(number, guess + 1, high) if number > guess else steps(number, low, guess - 1)
-        )
-
-    assert guesses == [(number, steps(number)) for number, _ in guesses]
-    assert np.mean([steps(number) for number in range(64)]) == 5.125
-
-
-@pytest.mark.parametrize(
-    ("message", "reply"),
-    [("12+34", "046"), ("99+99", "198"), ("7", "007"), ("1+2+3", "!"), ("12+", "!"), ("?", "!")],
-)
-def test_the_calculator_adds(message, reply):
-    dialogue = dialogues.calculator(2)
-    prompt, state = dialogue.reset(jax.random.key(3), False)
-    a, b = map(int, dialogue.tokenizer.decode(prompt.tokens.tolist())[:-1].split("+"))
-    assert state.terms.tolist() == [a, b]
-    last, _, _, done = played(dialogue, state._replace(turns=jnp.int32(2)), message)
-    assert done
-    assert not last.used  # no turn is left to use a value
-    state, said, reward, done = played(dialogue, state, message)
-    assert (said, reward, done) == (reply, 0.0, False)
-    assert bool(state.used) == (reply != "!")
-    right, _, reward, done = played(dialogue, state, f"={a + b:03}")
-    assert (reward, done, float(dialogue.accuracy(right))) == (1.0, True, 1.0)
-    _, _, reward, done = played(dialogue, state, f"={a + b + 1:03}")
-    assert (reward, done) == (0.0, True)
-    without = dialogues.calculator(2, tool=False)
-    assert played(without, without.reset(jax.random.key(3), False)[1], message)[1] == "!"
-
-
-@pytest.mark.parametrize(
-    "dialogue",
-    [
-        dialogues.mastermind(),
-        dialogues.higher_lower(16),
-        dialogues.calculator(3),
-        dialogues.calculator(3, tool=False),
-    ],
-    ids=lambda dialogue: dialogue.name,
-)
-def test_demonstrations_win_and_are_what_the_policy_would_have_seen(dialogue):
-    keys = jax.random.split(jax.random.key(0), 64)
-    _, tokens, mask = jax.jit(functools.partial(conversation.demonstrations, dialogue))(keys)
-    for row in range(64):
-        _, state = dialogue.reset(jax.random.split(keys[row])[0], False)
-        said = np.asarray(tokens[row])
-        done = False
-        for first, last in runs(np.asarray(mask[row])):
-            for end in np.flatnonzero(said[first:last] == dialogue.tokenizer.eos) + first + 1:
-                text = dialogue.tokenizer.decode(said[first:end].tolist())
-                state, reply, _, done = played(dialogue, state, text)
-                if not done:
-                    heard = dialogue.tokenizer.decode(said[end : end + len(reply)].tolist())
-                    assert heard == reply
-                first = end
-        assert done
-        assert float(dialogue.accuracy(state)) == 1.0
-
-
-def runs(mask):
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def test_a_pair_of_reset_and_step_is_a_dialogue():

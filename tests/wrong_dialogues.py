@@ -81,6 +81,6 @@ WRONG = [
         "language.dialogues.mastermind",
         "return at_place, shared - at_place",
         "return at_place, shared",
-        ("test_dialogues.py::test_mastermind_says_what_is_right",),
+        ("test_games.py::test_mastermind_says_what_is_right",),
     ),
 ]

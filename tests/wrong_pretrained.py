@@ -3,7 +3,7 @@
 from wrong import Wrong
 
 LOGITS = "test_pretrained.py::test_logits_are_those_of_transformers"
-RUNS = "test_pretrained_runs.py"
+RUNS, INPUT = "test_pretrained_runs.py", "test_pretrained_input.py"
 MERGED = "test_lora.py::test_adapters_equal_the_merged_matrices"
 
 WRONG = [
@@ -138,7 +138,7 @@ WRONG = [
         "run.prompts",
         "self.tokenizer.encode(row.prompt, special=True)",
         "self.tokenizer.encode(row.prompt)",
-        (f"{RUNS}::test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none",),
+        (f"{INPUT}::test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none",),
     ),
     Wrong(
         "adapters go on over another base",
@@ -173,6 +173,6 @@ WRONG = [
         "run.rewarding",
         "pretrained or options.reward == MATH or unanswered(options, task)",
         "False",
-        (f"{RUNS}::test_messages_are_written_by_the_template_and_a_function_rewards_them",),
+        (f"{INPUT}::test_messages_are_written_by_the_template_and_a_function_rewards_them",),
     ),
 ]

@@ -71,8 +71,8 @@ WRONG = [
     Wrong(
         "every token is a step",
         "algorithms.grpo",
-        "advantages.process_relative(*group, **settings)",
-        "advantages.process_relative(*group[:2], **settings)",
+        "estimator(*group, **settings)",
+        "estimator(*group[:2], **settings)",
         ("test_group_policy.py::test_process_supervision_counts_the_steps_that_the_problem_names",),
     ),
     Wrong(

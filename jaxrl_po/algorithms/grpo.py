@@ -9,6 +9,7 @@ samples for the statistics only (`extra_samples`), running estimates for prompts
 (`running_statistics`), and larger groups whose sum is divided by √G (`group_divisor`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,11 +19,13 @@ import optax
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic, group_policy
+from jaxrl_po.algorithms.actor_critic import TURN
 from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Number, number, static
 from jaxrl_po.group_statistics import running_relative
 from jaxrl_po.types import Learner, Problem
 
-OUTCOME, PROCESS, TURN = SUPERVISIONS = ("outcome", "process", "turn")
+OUTCOME, PROCESS = "outcome", "process"
+SUPERVISIONS = (OUTCOME, PROCESS, TURN)
 SIZE, ROOT = DIVISORS = ("size", "root_size")
 
 
@@ -104,17 +107,14 @@ def make(
             problem, decay=config.running_decay, axis_name=config.axis_name, **settings
         )
 
-    def process(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
-        group_policy.require_group(reward)
-        return jax.vmap(lambda *group: advantages.process_relative(*group, **settings))(
-            reward, mask, step_end
-        )
+    def along(estimator: Callable[..., jax.Array]) -> group_policy.Advantage:
+        """An advantage that differs along the response, by an estimator for one group."""
 
-    def by_turn(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
-        group_policy.require_group(reward)
-        return jax.vmap(lambda *group: advantages.turn_relative(*group, **settings))(
-            reward, mask, step_end
-        )
+        def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+            group_policy.require_group(reward)
+            return jax.vmap(lambda *group: estimator(*group, **settings))(reward, mask, step_end)
+
+        return advantage
 
     def already_relative(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         del step_end
@@ -122,8 +122,8 @@ def make(
 
     relative = {
         OUTCOME: group_policy.group_relative(config),
-        PROCESS: process,
-        TURN: by_turn,
+        PROCESS: along(advantages.process_relative),
+        TURN: along(advantages.turn_relative),
     }[config.supervision]
     relative = already_relative if config.running_statistics else relative
 

@@ -102,7 +102,18 @@ class Settings(Sampling):
 
 
 @record
-class ModelSettings:
+class Computation:
+    """How a transformer is computed, whatever its sizes."""
+
+    dtype: str = static("float32", "dtype of the matrix products", choices=tuple(DTYPES))
+    remat: bool = static(
+        False,
+        "recompute the activations inside blocks in the backward pass: less memory, more time",
+    )
+
+
+@record
+class ModelSettings(Computation):
     """Sizes of the transformer, shared by policy and critic (two models of these sizes)."""
 
     width: int = static(64, "width of the residual stream", within=COUNT)
@@ -112,11 +123,6 @@ class ModelSettings:
     mlp_width: int = static(256, "width of the hidden layer of each MLP", within=COUNT)
     gated: bool = static(True, "SwiGLU in place of GELU")
     tied: bool = static(False, "the output layer of the policy shares the embedding")
-    dtype: str = static("float32", "dtype of the matrix products", choices=tuple(DTYPES))
-    remat: bool = static(
-        False,
-        "recompute the activations inside blocks in the backward pass: less memory, more time",
-    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or sizes that do not divide."""

@@ -58,9 +58,11 @@ def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
     here, there = os.pipe()
     child = os.fork()
     if child == 0:
-        for right, text in pairs:
-            os.write(there, b"1" if _equal(right, text) else b"0")
-        os._exit(0)
+        try:
+            for right, text in pairs:
+                os.write(there, b"1" if _equal(right, text) else b"0")
+        finally:
+            os._exit(0)  # whatever happens, it must not go on as the worker
     os.close(there)
     found = b""
     while len(found) < len(pairs) and select.select([here], [], [], LIMIT)[0]:

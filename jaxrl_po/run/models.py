@@ -17,23 +17,12 @@ from jaxrl_po.language import Transformer, lora
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.pretrained import architectures, weights
 from jaxrl_po.language.pretrained import text as texts
-from jaxrl_po.language.problem import DTYPES
+from jaxrl_po.language.problem import DTYPES, Computation
 from jaxrl_po.run import checkpoint, earlier, extras, flags, folder, prompts, tasks
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.script import Script
 from jaxrl_po.run.user_code import UserCodeError
 from jaxrl_po.types import ActorCritic, PyTree
-
-
-@config.record
-class Computation:
-    """How a pretrained model is computed; its sizes are its own."""
-
-    dtype: str = static("float32", "dtype of the matrix products", choices=tuple(DTYPES))
-    remat: bool = static(
-        False,
-        "recompute the activations inside blocks in the backward pass: less memory, more time",
-    )
 
 
 @config.record

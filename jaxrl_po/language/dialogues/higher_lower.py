@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import Interval
 from jaxrl_po.language.dialogue import Dialogue, Reply
+from jaxrl_po.language.dialogues import guessing
 from jaxrl_po.language.tasks.types import Prompt, check_size
 from jaxrl_po.language.tokenizer import make_tokenizer
 
@@ -87,7 +88,7 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
             won=won,
         )
         said = jnp.where(is_lower, lower, jnp.where(is_higher, higher, wrong)).astype(jnp.int32)
-        reward = jnp.where(won, (max_turns + 1.0 - guesses) / max_turns, 0.0)
+        reward = guessing.reward(state, max_turns)
         return state, Reply(said[None], jnp.int32(1)), reward, won | (guesses == max_turns)
 
     def demonstrate(state: State, key: jax.Array) -> jax.Array:
@@ -95,7 +96,7 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
         return jnp.stack([zero + guess // 10, zero + guess % 10, jnp.int32(tokenizer.eos)])
 
     def counted(state: State) -> jax.Array:
-        return jnp.where(state.won, state.guesses, max_turns + 1).astype(jnp.float32)
+        return guessing.counted(state, max_turns)
 
     return Dialogue(
         name=f"higher or lower, {numbers} numbers",

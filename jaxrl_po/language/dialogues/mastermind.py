@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_po.config import Interval
 from jaxrl_po.language.dialogue import Dialogue, Reply
+from jaxrl_po.language.dialogues import guessing
 from jaxrl_po.language.tasks.types import Prompt, check_size
 from jaxrl_po.language.tokenizer import make_tokenizer
 
@@ -105,7 +106,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
             malformed=state.malformed + ~legal,
         )
         reply = Reply(jnp.where(legal, zero + jnp.stack(heard), wrong), jnp.int32(2))
-        reward = jnp.where(won, (max_turns + 1.0 - guesses) / max_turns, 0.0)
+        reward = guessing.reward(state, max_turns)
         return state, reply, reward, won | (guesses == max_turns)
 
     def demonstrate(state: State, key: jax.Array) -> jax.Array:
@@ -114,7 +115,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
         return jnp.concatenate([zero + codes[guess], eos])
 
     def counted(state: State) -> jax.Array:
-        return jnp.where(state.won, state.guesses, max_turns + 1).astype(jnp.float32)
+        return guessing.counted(state, max_turns)
 
     return Dialogue(
         name=f"Mastermind with {length} of {symbols} symbols",

@@ -9,7 +9,7 @@ from jaxrl_po import config, language
 from jaxrl_po.algorithms import dapo, reference
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, number, static
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
-from jaxrl_po.language.problem import Sampling
+from jaxrl_po.language.problem import Computation, Sampling
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run import (
     jobs,
@@ -42,8 +42,8 @@ class Options(RunOptions):
     )
     init_from: str = static(
         "",
-        "folder of a pretrained model, or of an earlier run of this script, whose latest policy "
-        "(of its first seed); it is the initial policy of every seed; empty for none",
+        "folder of a pretrained model, or of an earlier run of this script (the latest policy of "
+        "its first seed), with which every seed begins; empty for none",
     )
     reward: str = static(
         VERIFIER,
@@ -303,7 +303,7 @@ def sections(options: Options) -> dict[str, type]:
     return {
         "task": tasks.entry(options.task).settings,
         "problem": Sampling if tasks.is_dialogue(options.task) else language.Settings,
-        "model": models.Computation if pretrained else language.ModelSettings,
+        "model": Computation if pretrained else language.ModelSettings,
         **({"critic": language.ModelSettings} if critic else {}),
         "lora": models.Adapters,
         "warm_start": language.WarmStart,

@@ -1,0 +1,162 @@
+"""The games of `dialogues`, beside what the host knows of them."""
+
+import functools
+import itertools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po.language import conversation, dialogues
+
+
+@functools.cache
+def feedback(code, guess):
+    """Of Mastermind, by counting."""
+    at_place = sum(a == b for a, b in zip(code, guess, strict=True))
+    return at_place, sum((Counter(code) & Counter(guess)).values()) - at_place
+
+
+def played(dialogue, state, text):
+    tokens = [*dialogue.tokenizer.encode(text), dialogue.tokenizer.eos]
+    tokens = tokens[: dialogue.message_length]
+    padded = tokens + [0] * (dialogue.message_length - len(tokens))
+    state, reply, reward, done = dialogue.respond(
+        state, jnp.asarray(padded, jnp.int32), jnp.int32(len(tokens)), jax.random.key(0)
+    )
+    said = dialogue.tokenizer.decode(reply.tokens[: int(reply.length)].tolist())
+    return state, said, float(reward), bool(done)
+
+
+def test_mastermind_says_what_is_right():
+    dialogue = dialogues.mastermind(2, symbols=3)
+    _, start = dialogue.reset(jax.random.key(0), False)
+    codes = list(itertools.product(range(3), repeat=2))
+    for number, code in enumerate(codes):
+        for guess in codes:
+            state, said, reward, done = played(
+                dialogue, start._replace(code=jnp.int32(number)), "".join(map(str, guess))
+            )
+            assert said == "{}{}".format(*feedback(code, guess))
+            assert (done, reward) == (code == guess, 1.0 if code == guess else 0.0)
+            fits = [feedback(each, guess) == feedback(code, guess) for each in codes]
+            assert state.possible.tolist() == fits
+    state, said, reward, done = played(dialogue, start, "03")
+    assert (said, reward, done) == ("!!", 0.0, False)
+    assert state.possible.all()
+    assert float(dialogue.measures["malformed"](state)) == 1
+    for _ in range(7):
+        state, _, reward, done = played(dialogue, state, "0")
+    assert (done, reward) == (True, 0.0)
+    assert float(dialogue.measures["guesses"](state)) == 9
+
+
+def test_the_least_mean_number_of_guesses_is_the_known_one():
+    """Exact search over our replies: 21 / 9 for two symbols of three."""
+    codes = list(itertools.product(range(3), repeat=2))
+
+    @functools.cache
+    def least(left):
+        """Total guesses over the codes that are left."""
+        if len(left) == 1:
+            return 1
+        best = None
+        for guess in codes:
+            parts = {}
+            for code in left:
+                parts.setdefault(feedback(code, guess), []).append(code)
+            if len(parts) == 1 and guess not in left:
+                continue
+            if any(len(part) == len(left) for part in parts.values()):
+                continue
+            total = len(left) + sum(
+                least(tuple(part)) for said, part in parts.items() if said != (2, 0)
+            )
+            best = total if best is None else min(best, total)
+        return best
+
+    assert least(tuple(codes)) == 21
+
+
+def test_binary_search_takes_5_125_guesses():
+    dialogue = dialogues.higher_lower(64)
+    _, start = dialogue.reset(jax.random.key(0), False)
+    guesses = []
+    for number in range(0, 64, 7):
+        state, low, high, done = start._replace(number=jnp.int32(number)), 0, 63, False
+        while not done:
+            guess = (low + high) // 2
+            state, said, reward, done = played(dialogue, state, f"{guess:02}")
+            low, high = (guess + 1, high) if said == ">" else (low, guess - 1)
+        assert reward == pytest.approx((11 - int(state.guesses)) / 10)
+        guesses.append((number, int(state.guesses)))
+
+    def steps(number, low=0, high=63):
+        guess = (low + high) // 2
+        if guess == number:
+            return 1
+        return 1 + (
+            steps(number, guess + 1, high) if number > guess else steps(number, low, guess - 1)
+        )
+
+    assert guesses == [(number, steps(number)) for number, _ in guesses]
+    assert np.mean([steps(number) for number in range(64)]) == 5.125
+
+
+@pytest.mark.parametrize(
+    ("message", "reply"),
+    [("12+34", "046"), ("99+99", "198"), ("7", "007"), ("1+2+3", "!"), ("12+", "!"), ("?", "!")],
+)
+def test_the_calculator_adds(message, reply):
+    dialogue = dialogues.calculator(2)
+    prompt, state = dialogue.reset(jax.random.key(3), False)
+    a, b = map(int, dialogue.tokenizer.decode(prompt.tokens.tolist())[:-1].split("+"))
+    assert state.terms.tolist() == [a, b]
+    last, _, _, done = played(dialogue, state._replace(turns=jnp.int32(2)), message)
+    assert done
+    assert not last.used  # no turn is left to use a value
+    state, said, reward, done = played(dialogue, state, message)
+    assert (said, reward, done) == (reply, 0.0, False)
+    assert bool(state.used) == (reply != "!")
+    right, _, reward, done = played(dialogue, state, f"={a + b:03}")
+    assert (reward, done, float(dialogue.accuracy(right))) == (1.0, True, 1.0)
+    _, _, reward, done = played(dialogue, state, f"={a + b + 1:03}")
+    assert (reward, done) == (0.0, True)
+    without = dialogues.calculator(2, tool=False)
+    assert played(without, without.reset(jax.random.key(3), False)[1], message)[1] == "!"
+
+
+@pytest.mark.parametrize(
+    "dialogue",
+    [
+        dialogues.mastermind(),
+        dialogues.higher_lower(16),
+        dialogues.calculator(3),
+        dialogues.calculator(3, tool=False),
+    ],
+    ids=lambda dialogue: dialogue.name,
+)
+def test_demonstrations_win_and_are_what_the_policy_would_have_seen(dialogue):
+    keys = jax.random.split(jax.random.key(0), 64)
+    _, tokens, mask = jax.jit(functools.partial(conversation.demonstrations, dialogue))(keys)
+    for row in range(64):
+        _, state = dialogue.reset(jax.random.split(keys[row])[0], False)
+        said = np.asarray(tokens[row])
+        done = False
+        for first, last in runs(np.asarray(mask[row])):
+            for end in np.flatnonzero(said[first:last] == dialogue.tokenizer.eos) + first + 1:
+                text = dialogue.tokenizer.decode(said[first:end].tolist())
+                state, reply, _, done = played(dialogue, state, text)
+                if not done:
+                    heard = dialogue.tokenizer.decode(said[end : end + len(reply)].tolist())
+                    assert heard == reply
+                first = end
+        assert done
+        assert float(dialogue.accuracy(state)) == 1.0
+
+
+def runs(mask):
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
+    return list(zip(edges[::2], edges[1::2], strict=True))

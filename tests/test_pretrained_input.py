@@ -1,0 +1,230 @@
+"""What runs over a pretrained folder are given: texts and chats, and what ends in one line."""
+
+import json
+import shutil
+
+import families
+import jax
+import numpy as np
+import pytest
+import tiny
+from folders import arguments, write_place, write_rows
+
+from jaxrl_po.run import launch, models, prompts
+from jaxrl_po.run.commands import evaluate
+from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """Starts the backend, whose number of devices a script would choose otherwise."""
+    return jax.local_device_count()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A pretrained folder and prompts for it."""
+    return write_place(tmp_path_factory.mktemp("place"))
+
+
+CHAT = [
+    {"messages": [{"role": "user", "content": f"w{i}"}], "answer": 10 + i} for i in range(20, 40)
+]
+
+
+def test_messages_are_written_by_the_template_and_a_function_rewards_them(place, tmp_path):
+    """Rows need no answer then, and the function scores the evaluation too."""
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def short(completions, prompts, **columns):\n"
+        "    assert all(prompt.startswith('w') for prompt in prompts), prompts\n"
+        "    assert set(columns) == {'completion_ids', 'level'}, columns\n"
+        "    return [1.0 for text in completions]\n"
+    )
+    rows = [{"messages": row["messages"], "level": 1} for row in CHAT]
+    train = write_rows(tmp_path / "chat.jsonl", rows)
+    flags = [
+        *arguments(place, tmp_path / "run", "--total_steps=8"),
+        train,
+        f"--reward={rewards}:short",
+    ]
+    with pytest.raises(UsageError, match=r"--problem\.max_new_tokens must be given where"):
+        script.main([*flags, "--problem.max_new_tokens=0"])
+    with pytest.raises(UsageError, match=r"--warm_start\.steps needs prompts with answers"):
+        script.main([*flags, "--warm_start.steps=3"])
+    assert script.main(flags) == 0
+    row = read(tmp_path / "run" / "metrics.jsonl")[0]
+    assert row["greedy_accuracy"] == row["pass@2"] == [1.0, 1.0]
+    shown = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
+    assert shown["score"] == 1.0
+    assert shown["prompt"].startswith("w")
+    evaluated = f"--out={tmp_path / 'e.json'}"
+    assert evaluate.main([f"--run={tmp_path / 'run'}", evaluated]) == 0
+    assert json.loads((tmp_path / "e.json").read_text())["greedy_accuracy"] == [1.0, 1.0]
+    with pytest.raises(UsageError, match="line 1 lacks the column 'answer'"):
+        script.main([*arguments(place, tmp_path / "other"), train])
+
+
+def test_arguments_reach_the_template(place, tmp_path):
+    train = write_rows(tmp_path / "chat.jsonl", CHAT)
+    flags = arguments(
+        place, tmp_path / "run", train, '--task.template_arguments={"tools": [" w9 "]}'
+    )
+    records = launch.parse(script.SCRIPT, flags, {})
+    base = models.read_base(str(place / "model"), records["model"])
+    task = models.make_task(records, base)
+    prompt = task.sample(jax.random.key(0), False)
+    kept = prompt.tokens[int(prompt.pad) :].tolist()
+    assert 9 in kept
+    assert 9 not in base.text.encode(row_of(CHAT[0]))
+    assert task.columns(np.zeros(1, int))["answer"][0].isdigit()
+
+
+def row_of(columns):
+    return prompts.Row(columns, "row")
+
+
+def test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none(place):
+    from tokenizers import processors
+
+    base = models.read_base(str(place / "model"), models.Computation())
+    begin = processors.TemplateProcessing(
+        single="<bos> $A",
+        special_tokens=[("<bos>", base.text.tokenizer.rules.token_to_id("<bos>"))],
+    )
+    base.text.tokenizer.rules.post_processor = begin
+    assert base.text.encode(row_of({"prompt": "w8"})) == (3, 8)
+    chat = row_of({"messages": [{"role": "user", "content": "w8"}]})
+    assert 3 not in base.text.encode(chat)
+
+
+def spoilt(place, tmp_path, spoil, name="qwen2"):
+    families.write(tmp_path / "model", name)
+    spoil(tmp_path / "model")
+    shutil.copy(place / "rows.jsonl", tmp_path / "rows.jsonl")
+    return tmp_path
+
+
+def rewrite(file, **changed):
+    def spoil(folder):
+        path = folder / file
+        settings = (json.loads(path.read_text()) if path.exists() else {}) | changed
+        path.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+
+    return spoil
+
+
+def without_end(folder):
+    (folder / "generation_config.json").unlink()
+    rewrite("config.json", eos_token_id=None)(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+
+
+BAD_FOLDERS = {
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        r"--init_from=\S+ must be the folder of a run of jaxrl-po language or of a pretrained "
+        r"model; it holds no config.json",
+    ),
+    "unknown family": (
+        rewrite("config.json", model_type="mamba"),
+        r"--init_from=\S+: model_type must be one of llama, .*, got 'mamba'",
+    ),
+    "no end": (without_end, r"--init_from=\S+: \S+ must name a token that ends a text"),
+    "short context": (
+        rewrite("config.json", max_position_embeddings=1),
+        r"--task.train: \S+ line \d+: the prompt has 2 tokens, more than 1, the context of the mo",
+    ),
+    "context without room": (
+        rewrite("config.json", max_position_embeddings=5),
+        r"--problem.max_new_tokens: the longest prompt and completion have 6 tokens together, "
+        r"more than 5, the context",
+    ),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        r"--init_from=\S+: \S+ must hold model.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_FOLDERS)
+def test_a_bad_folder_ends_in_one_line_before_anything_is_written(place, tmp_path, bad):
+    spoil, message = BAD_FOLDERS[bad]
+    folder = spoilt(place, tmp_path, spoil)
+    with pytest.raises(UsageError, match=f"^{message}"):
+        script.main(arguments(folder, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+BAD_FLAGS = {
+    "--model.width=8": r"--model.width has no effect with --init_from=\S+: a pretrained model has",
+    "--model.gated=false": r"--model.gated has no effect with --init_from",
+    "--lora.rank=0": r"--lora.rank must lie in \[1, inf\), got 0",
+    "--lora.rank=-1": r"--lora.rank must lie in",
+    "--lora.alpha=8": r"--lora.alpha has no effect unless rank is given",
+    "--lora.targets=query": r"--lora.targets has no effect unless rank is given",
+    "--lora.rank=2 --lora.targets=embedding": "--lora.targets must be some of query, .* got embed",
+    "--lora.rank=2 --lora.targets=,": "--lora.targets must be some of query, .* got nothing",
+    "--lora.rank=2 --lora.alpha=0": "--lora.alpha must lie in",
+    "--task=addition": "--task=addition has a vocabulary of its own: choose file, reasoning_gym",
+    "--task.characters=ab": "--task.characters has no effect with the tokenizer of a pretrained",
+    "--task.template_arguments=[1]": "--task.template_arguments must be a JSON object",
+    "--task.template_arguments={": "--task.template_arguments must be JSON, got '{'",
+    '--task.template_arguments={"a":1}': "--task.template_arguments has no effect unless",
+    "--critic.width=8": "--critic.width is not a flag",
+    "--reward=maths": "--reward=maths must be verifier, model, math, or .*did you mean math",
+}
+
+
+@pytest.mark.parametrize("given", BAD_FLAGS)
+def test_a_bad_flag_ends_in_one_line_before_anything_is_written(place, tmp_path, given):
+    flags = arguments(place, tmp_path / "run", *given.split())
+    if "addition" in given:
+        flags = [flag for flag in flags if not flag.startswith("--task.")]
+    with pytest.raises(UsageError, match=f"^{BAD_FLAGS[given]}") as raised:
+        script.main(flags)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_targets_that_the_model_lacks_are_named(tmp_path):
+    flags = [*tiny.LANGUAGE, "--model.gated=false", "--lora.rank=2", "--lora.targets=gate"]
+    with pytest.raises(UsageError, match=r"--lora\.targets must name matrices .* has no gate"):
+        script.main([*flags, "--algorithm=grpo", f"--out={tmp_path / 'run'}"])
+
+
+BAD_ROWS = {
+    "both": ({"prompt": "w4", **CHAT[0]}, "line 21 must have prompt or messages, not both"),
+    "no list": ({"messages": "w4", "answer": "w5"}, "messages must be a list of objects with role"),
+    "no content": (
+        {"messages": [{"role": "user"}], "answer": "w5"},
+        "messages must be a list of objects with role",
+    ),
+    "empty": ({"messages": [], "answer": "w5"}, "messages must be a list of objects with role"),
+    "answer": ({**CHAT[0], "answer": 0.5}, "answer must be text or a whole number, got 0.5"),
+    "refused": (
+        {"messages": [{"role": "tool", "content": "w4"}], "answer": "w5"},
+        "line 21: chat template: role tool is unknown",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS)
+def test_a_bad_row_is_named(place, tmp_path, bad):
+    row, message = BAD_ROWS[bad]
+    train = write_rows(tmp_path / "rows.jsonl", [*CHAT, row])
+    with pytest.raises(UsageError, match=f"^--task.train: .*{message}"):
+        script.main(arguments(place, tmp_path / "run", train))
+    assert not (tmp_path / "run").exists()
+
+
+def test_messages_need_a_template(place, tmp_path):
+    train = write_rows(tmp_path / "chat.jsonl", CHAT)
+    bare = spoilt(place, tmp_path, lambda folder: (folder / "chat_template.jinja").unlink())
+    with pytest.raises(UsageError, match=r"line \d+: messages need a model with a chat template"):
+        script.main(arguments(bare, tmp_path / "run", train))
+    ours = ["--task=file", train, "--algorithm=grpo", f"--out={tmp_path / 'run'}"]
+    with pytest.raises(UsageError, match=r"line \d+: messages need a pretrained model"):
+        script.main(ours)
