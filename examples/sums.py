@@ -59,7 +59,7 @@ def main() -> None:
     """Writes the folder."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, help="folder, new or empty")
-    parser.add_argument("--accuracy", type=float, default=0.35, help="where the fit stops")
+    parser.add_argument("--accuracy", type=float, default=0.45, help="where the fit stops")
     options = parser.parse_args()
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def main() -> None:
         first, second, third = jax.random.split(key, 3)
         prompt = task.sample(first, False)
         params = model.init(first, prompt.tokens[None], prompt.pad[None])
-        settings = language.WarmStart(steps=4000, accuracy=options.accuracy)
+        settings = language.WarmStart(steps=4000, accuracy=options.accuracy, learning_rate=2e-3)
         params = warm_start(model, params, task, settings, second)
         return params, language.warm_start.greedy_accuracy(model, params, task, third)
 
