@@ -1,12 +1,13 @@
 # `make demo`, `make test`, `make coverage` and `make docs`, each of which sets up its own environment
 # first; `make extras` tests the environments of every suite, `make parity` pretrained models beside
-# transformers.
+# transformers. `make bench` times ours beside its peers and writes the table of docs/benchmarks.md;
+# `make bench BENCH=--only=rejax` some rows of it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check slow extras parity coverage docs clean
+.PHONY: demo test check slow extras parity coverage docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/python experiments/demo.py
@@ -37,6 +38,9 @@ coverage: $(VENV)/extras
 docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
+
+bench: $(VENV)/extras
+	$(BIN)/python experiments/benchmarks/bench/bench.py --page=docs/benchmarks.md $(BENCH)
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -13,10 +13,11 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
   control    train a method on an environment
   language   train a transformer on a task whose answers are verified
   sweep      search the hyperparameters of a method on an environment
+  study      test a claim about methods on many seeds
   evaluate   evaluate the policies of a finished run again
   plot       compare runs in a figure and a table
   report     write an HTML page about one or several runs
-  render     show an episode of a run as a GIF
+  render     show an episode of a run as a GIF, or what a transformer wrote
   export     write the model of a run for transformers
   parity     compare a pretrained model with transformers"""
 
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
         plot,
         render,
         report,
+        study,
         sweep,
     )
 
@@ -47,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
         "control": control.main,
         "language": language.main,
         "sweep": sweep.main,
+        "study": study.main,
         "evaluate": evaluate.main,
         "plot": plot.main,
         "report": report.main,

@@ -9,6 +9,8 @@ In float32, rewards up to 1e30 do not overflow; deviations above 1e19 have an in
 makes the normalised advantages 0.
 """
 
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -322,6 +324,72 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
     return jnp.where(
         reward.max() != reward.min(), reward - (reward.sum() - reward) / (size - 1), 0.0
     )
+
+
+def maximum_likelihood(reward: jax.Array) -> jax.Array:
+    """`(r_i − mean(r)) / mean(r)` within one group; 0 where no member has a reward.
+
+    The gradient is that of `log p`, p the probability of a right answer, up to terms that need more
+    than G samples: a prompt that is solved one time in ten counts ten times as much as in the
+    gradient of p.
+
+    Args:
+      reward: `[G]`, at least 0; one below 0 makes the whole group NaN, and the update is skipped.
+
+    Returns:
+      `[G]`. Tajwar et al. 2026 (arXiv:2602.02710), MaxRL.
+
+    Raises:
+      ValueError: G = 1.
+
+    Example:
+      >>> maximum_likelihood(jnp.array([1.0, 0.0, 0.0, 0.0])).tolist()
+      [3.0, -1.0, -1.0, -1.0]
+    """
+    chex.assert_rank(reward, 1)
+    mean = reward.mean()
+    relative = group_relative(reward, scale="none") / jnp.where(mean > 0, mean, 1.0)
+    return jnp.where(reward.min() < 0, jnp.nan, relative)
+
+
+def pass_at_k(reward: jax.Array, k: int) -> jax.Array:
+    """`k · E[max(r_i − max of k − 1 others, 0)]` over subsets of the other members of a group.
+
+    Weights of the scores in an unbiased gradient of the expected maximum of k samples, which is
+    pass@k for rewards of 0 and 1, less a baseline: the maximum without member i. In the paper's
+    terms it is `G · s_i^(loo−1)`, for a mean over the group where the paper has a sum.
+
+    Args:
+      reward: `[G]`.
+      k: in [2, G]; at 1 pass@k is the mean reward, see `leave_one_out`.
+
+    Returns:
+      `[G]`, never negative; exactly 0 if all rewards are equal. Walder and Karkhanis 2025
+      (arXiv:2505.15201), eq. 33.
+
+    Raises:
+      ValueError: k out of range.
+
+    Example:
+      >>> [round(a, 3) for a in pass_at_k(jnp.array([1.0, 1.0, 0.0, 0.0]), 2).tolist()]
+      [1.333, 1.333, 0.0, 0.0]
+    """
+    chex.assert_rank(reward, 1)
+    size = reward.shape[0]
+    if not 2 <= k <= size:
+        raise ValueError(f"k must lie in [2, {size}], the size of a group, got {k}")
+    reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
+    order = jnp.argsort(reward)
+    ascending = reward[order]
+    # Row i: the other members in ascending order. The m-th of them is the largest of k − 1 in
+    # C(m − 1, k − 2) of C(G − 1, k − 1) subsets.
+    others = ascending[jnp.array([[j for j in range(size) if j != i] for i in range(size)])]
+    largest = jnp.array(
+        [math.comb(m, k - 2) / math.comb(size - 1, k - 1) for m in range(size - 1)],
+        ascending.dtype,
+    )
+    gain = k * jnp.maximum(ascending[:, None] - others, 0.0) @ largest
+    return jnp.zeros_like(gain).at[order].set(gain)
 
 
 def scale_of(mean: jax.Array, std: jax.Array) -> jax.Array:

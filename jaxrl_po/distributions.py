@@ -332,6 +332,17 @@ def possible(legal: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
 MAX_LOG_RATIO = 20.0
 
 
+def log_prob_and_entropy(
+    distribution: Distribution, action: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Both, `E*` each, in nats; at once where the distribution has a method of this name."""
+    at_once = getattr(distribution, "log_prob_and_entropy", None)
+    if at_once is None:
+        return distribution.log_prob(action), distribution.entropy()
+    both: tuple[jax.Array, jax.Array] = at_once(action)
+    return both
+
+
 def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
     """Probability ratio `exp(clip(log_prob − old_log_prob, ±20))`, in float32 at least.
 

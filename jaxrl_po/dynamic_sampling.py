@@ -85,6 +85,11 @@ def dynamic_sampling(
         raise ConfigError(
             f"max_generation_batches must be at least 1, got {max_generation_batches}"
         )
+    if carry_surplus and problem.staleness:
+        raise ConfigError(
+            f"carry_surplus must be off with staleness = {problem.staleness}: what is carried "
+            "would be of another age"
+        )
     if num_groups not in NON_NEGATIVE:
         raise ConfigError(
             f"num_groups must be at least 1, or 0 for as many as are generated, got {num_groups}"

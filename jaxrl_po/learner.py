@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from jaxrl_po import divergences, masked, minibatches
 from jaxrl_po.config import ConfigError, Number
-from jaxrl_po.distributions import log_ratio
+from jaxrl_po.distributions import log_ratio, ratio
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
+    CollectorState,
     Learner,
     Metrics,
     Problem,
@@ -20,6 +21,10 @@ from jaxrl_po.types import (
     Samples,
     TrainState,
 )
+
+# Replicated entry of the collector's state: policies of the last k iterations, `[k, …]`, the oldest
+# first.
+EARLIER_POLICIES = "earlier_policies"
 
 Estimate = Callable[[TrainState, Batch], Samples]
 Improve = Callable[[TrainState, Samples, jax.Array], tuple[TrainState, Metrics]]
@@ -57,6 +62,11 @@ def make(
     def init(key: jax.Array) -> TrainState:
         problem_key, key = jax.random.split(key)
         params, collector = problem.init(problem_key)
+        if problem.staleness:
+            earlier = jax.tree.map(
+                lambda x: jnp.repeat(x[None], problem.staleness, axis=0), params.policy
+            )
+            collector = collector.add(replicated={EARLIER_POLICIES: earlier})
         return TrainState(
             params=params,
             opt_state=init_optimizer(params.trained()),
@@ -67,9 +77,20 @@ def make(
             step=jnp.int32(0),
         )
 
+    def collect(state: TrainState, key: jax.Array) -> tuple[CollectorState, Batch]:
+        if not problem.staleness:
+            return problem.collect(state.params, state.collector, key)
+        earlier = state.collector.replicated[EARLIER_POLICIES]
+        oldest = state.params._replace(policy=jax.tree.map(lambda x: x[0], earlier))
+        later = jax.tree.map(
+            lambda x, now: jnp.concatenate([x[1:], now[None]]), earlier, state.params.policy
+        )
+        collector, batch = problem.collect(oldest, state.collector.remove(EARLIER_POLICIES), key)
+        return collector.add(replicated={EARLIER_POLICIES: later}), batch
+
     def sample(state: TrainState) -> tuple[TrainState, Batch]:
         state, key = next_key(state)
-        collector, batch = problem.collect(state.params, state.collector, key)
+        collector, batch = collect(state, key)
         batch = zero_masked(batch)
         metrics = batch.metrics
         if not problem.exact_sampler:
@@ -153,7 +174,8 @@ def recompute_log_prob(
 
     Returns:
       The batch, and metrics over the fresh rows: `sampler_kl`, the k3 estimate of KL(μ ‖ π_old) in
-      nats, and `sampler_max_ratio`, the largest of π_old / μ and μ / π_old at any token.
+      nats, `learner_kl`, that of KL(π_old ‖ μ), and `sampler_max_ratio`, the largest of π_old / μ
+      and μ / π_old at any token.
     """
     recomputed = log_prob(problem, params, batch, num_parts=num_parts)
     recomputed = masked.zero(recomputed, batch.mask)
@@ -162,6 +184,12 @@ def recompute_log_prob(
     largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
     return batch._replace(log_prob=jnp.where(fresh, recomputed, batch.log_prob)), {
         "sampler_kl": masked.total(divergences.k3(batch.sampler_log_prob, recomputed), fresh),
+        # The samples are of μ: each counts π_old / μ times.
+        "learner_kl": masked.total(
+            ratio(recomputed, batch.sampler_log_prob)
+            * divergences.k3(recomputed, batch.sampler_log_prob),
+            fresh,
+        ),
         "sampler_max_ratio": Mean(jnp.exp(largest), jnp.float32(1.0)),
     }
 
@@ -170,6 +198,7 @@ ZEROED = (
     "action",
     "log_prob",
     "sampler_log_prob",
+    "teacher_log_prob",
     "reward",
     "value",
     "next_value",

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked
 from jaxrl_po.config import Number
-from jaxrl_po.distributions import ratio
+from jaxrl_po.distributions import log_ratio, ratio
 from jaxrl_po.masked import Mean
 
 
@@ -165,6 +165,134 @@ def cispo(
     """
     weight = jnp.clip(ratio(log_prob, old_log_prob), 1.0 - epsilon_low, 1.0 + epsilon_high)
     return -jax.lax.stop_gradient(weight * advantage) * log_prob
+
+
+def sapo(
+    log_prob: jax.Array,
+    old_log_prob: jax.Array,
+    advantage: jax.Array,
+    *,
+    temperature_positive: Number,
+    temperature_negative: Number,
+) -> jax.Array:
+    """`−(4/τ) σ(τ (r − 1)) · A`: a soft gate in place of the clip.
+
+    Its gradient is that of `−r · A` times `4 p (1 − p)`, p = σ(τ (r − 1)): 1 at r = 1, and falling
+    to 0 on either side of it.
+
+    Args:
+      log_prob: `E*`, nats.
+      old_log_prob: `E*`, nats.
+      advantage: `E*`.
+      temperature_positive: τ where A > 0, above 0; larger is narrower.
+      temperature_negative: τ elsewhere, above 0.
+
+    Returns:
+      `E*`. Gao et al. 2025 (arXiv:2511.20347).
+
+    Example:
+      >>> loss = sapo(
+      ...     jnp.log(1.5), jnp.log(1.0), 1.0, temperature_positive=1.0, temperature_negative=1.05
+      ... )
+      >>> round(float(loss), 4)  # −4 σ(½)
+      -2.4898
+    """
+    advantage = jax.lax.stop_gradient(jnp.asarray(advantage))
+    chex.assert_equal_shape([log_prob, old_log_prob, advantage])
+    temperature = jnp.where(advantage > 0, temperature_positive, temperature_negative)
+    r = ratio(log_prob, old_log_prob)
+    return -4.0 / temperature * jax.nn.sigmoid(temperature * (r - 1.0)) * advantage
+
+
+def dppo(
+    log_prob: jax.Array,
+    sampler_log_prob: jax.Array,
+    advantage: jax.Array,
+    *,
+    delta_low: Number,
+    delta_high: Number,
+    max_ratio: Number,
+) -> jax.Array:
+    """`−stop_gradient(min(r, c) · 1[inside]) · A · log π`, r = π / μ: DPPO's binary TV.
+
+    A token leaves the trust region by the change of its probability, not by its ratio: outside is
+    `π − μ > δ_high` where A > 0 and `π − μ < −δ_low` where A < 0. A rare token may then change by a
+    large factor, a frequent one may not change by much.
+
+    Args:
+      log_prob: `E*`, nats.
+      sampler_log_prob: `E*`, nats, log μ of the policy that sampled.
+      advantage: `E*`.
+      delta_low: in (0, 1).
+      delta_high: in (0, 1).
+      max_ratio: c, above 0.
+
+    Returns:
+      `E*`. Qi et al. 2026 (arXiv:2602.04879); the bound c is of section 5.4.
+
+    Example:
+      >>> bounds = {"delta_low": 0.2, "delta_high": 0.2, "max_ratio": 20.0}
+      >>> rare = dppo(jnp.log(0.1), jnp.log(0.01), 1.0, **bounds)  # r = 10, π − μ = .09
+      >>> frequent = dppo(jnp.log(0.9), jnp.log(0.6), 1.0, **bounds)  # r = 1.5, π − μ = .3
+      >>> print(round(float(rare / jnp.log(0.1)), 4), float(frequent) == 0.0)
+      -10.0 True
+    """
+    advantage = jnp.asarray(advantage)
+    chex.assert_equal_shape([log_prob, sampler_log_prob, advantage])
+    inside = ~outside_total_variation(
+        log_prob, sampler_log_prob, advantage, delta_low=delta_low, delta_high=delta_high
+    )
+    weight = jnp.where(inside, jnp.minimum(ratio(log_prob, sampler_log_prob), max_ratio), 0.0)
+    return -jax.lax.stop_gradient(weight * advantage) * log_prob
+
+
+def outside_total_variation(
+    log_prob: jax.Array,
+    sampler_log_prob: jax.Array,
+    advantage: jax.Array,
+    *,
+    delta_low: Number,
+    delta_high: Number,
+) -> jax.Array:
+    """Where `dppo` removes the gradient, bool `E*`; arguments as there."""
+    change = jnp.exp(log_prob) - jnp.exp(sampler_log_prob)
+    return jnp.where(advantage > 0, change > delta_high, (advantage < 0) & (change < -delta_low))
+
+
+def clipped_log_ratio(
+    log_prob: jax.Array,
+    old_log_prob: jax.Array,
+    advantage: jax.Array,
+    *,
+    epsilon_low: Number,
+    epsilon_high: Number,
+) -> jax.Array:
+    """`s · min(s · log r, s · clip(log r, −ε_low, ε_high))`, s the sign of A: GMPO's log-ratio.
+
+    As in `clipped_surrogate`, the side that would take a step back is not clipped.
+
+    Args:
+      log_prob: `E*`, nats.
+      old_log_prob: `E*`, nats.
+      advantage: `E*`; where it is 0 the result is that of a negative one.
+      epsilon_low: above 0, nats.
+      epsilon_high: above 0, nats.
+
+    Returns:
+      `E*`, nats. Zhao et al. 2025 (arXiv:2507.20673).
+
+    Example:
+      >>> advantage = jnp.array([1.0, -1.0])
+      >>> print(
+      ...     clipped_log_ratio(
+      ...         jnp.ones(2), jnp.zeros(2), advantage, epsilon_low=0.4, epsilon_high=0.4
+      ...     )
+      ... )
+      [0.4 1. ]
+    """
+    chex.assert_equal_shape([log_prob, old_log_prob, advantage])
+    x = log_ratio(log_prob, old_log_prob)
+    return jnp.where(advantage > 0, jnp.minimum(x, epsilon_high), jnp.maximum(x, -epsilon_low))
 
 
 def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.Array) -> jax.Array:

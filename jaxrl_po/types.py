@@ -24,9 +24,9 @@ class ActorCritic(NamedTuple):
     Attributes:
       policy: parameters of the policy.
       value: parameters of the critic, or None without one.
-      frozen: parameters that `Problem.apply` reads and nothing trains (a pretrained base under
-        adapters), or None. They are excluded from gradients, optimizers and checkpoints, and all
-        seeds share one copy; they must not depend on the key.
+      frozen: arrays that the problem reads and nothing trains (a pretrained base under adapters,
+        the prompts of a file), or None. They are excluded from gradients, optimizers and
+        checkpoints, and all seeds share one copy; they must not depend on the key.
     """
 
     policy: PyTree
@@ -117,6 +117,7 @@ class Batch(NamedTuple):
       step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; None for all
         slots.
       age: `[B]`, int32, parameter updates since the row was sampled; None if all rows are fresh.
+      teacher_log_prob: `[B, T]`, nats, of `action` under a frozen teacher; None without one.
     """
 
     inputs: PyTree
@@ -134,6 +135,7 @@ class Batch(NamedTuple):
     sampler_log_prob: Any = None
     step_end: Any = None
     age: Any = None
+    teacher_log_prob: Any = None
 
 
 class Samples(NamedTuple):
@@ -150,6 +152,8 @@ class Samples(NamedTuple):
       target: regression target of the critic, reward units, or None without one.
       value: the critic during collection, reward units, or None.
       reference_log_prob: nats, under the reference policy, or None.
+      teacher_log_prob: see `Batch`, or None.
+      penalized: bool, slots whose loss has a penalty of its own, or None.
       sampler_log_prob: see `Batch`, or None.
       sampled: bool, slots sampled by the old policy, over which an update's KL is measured; None if
         equal to `mask`. They differ where the loss excludes slots, and where older rows were
@@ -164,6 +168,8 @@ class Samples(NamedTuple):
     target: Any = None
     value: Any = None
     reference_log_prob: Any = None
+    teacher_log_prob: Any = None
+    penalized: Any = None
     sampler_log_prob: Any = None
     sampled: Any = None
 
@@ -247,9 +253,13 @@ class Problem(NamedTuple):
       truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
         for overlong responses apply. False: it is an episode that reached its time limit, which may
         be a success.
+      staleness: how many iterations old the parameters are with which `collect` samples.
       turns: an episode is a dialogue, and `Batch.step_end` marks the ends of its turns.
       actor: how a policy with memory acts in an environment, step after step, see
         `control.Actor`; None for any other, which is its `apply`.
+      grouped: `grouped(inputs)`, of whole groups in order, holds once what the members of a group
+        share; `apply` takes it in place of `inputs`, to the same effect. The identity where nothing
+        is gained.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
@@ -261,4 +271,6 @@ class Problem(NamedTuple):
     exact_sampler: bool = True
     truncated_is_overlong: bool = True
     turns: bool = False
+    staleness: int = 0
     actor: Any = None
+    grouped: Callable[[Any], Any] = lambda inputs: inputs

@@ -74,17 +74,19 @@ def gradient_update(
         )
         return jnp.asarray(value), metrics
 
-    def gradients(
-        params: PyTree, samples: Any
-    ) -> tuple[jax.Array, PyTree, tuple[jax.Array, ...], Metrics]:
-        """Global loss, gradient and counts, and the local metrics, of one minibatch."""
-        parts = minibatches.split(samples, num_microbatches)
-        # The denominators first. They do not depend on parameters, so the compiler removes
-        # everything else from this pass.
-        local = minibatches.summed(
-            lambda part: tuple(mean.count for mean in loss(params, part)[0]), parts
+    def local_counts(params: PyTree, samples: Any) -> tuple[jax.Array, ...]:
+        """The denominators of one minibatch, of this device's rows."""
+        # They do not depend on parameters, so the compiler removes everything else from this pass.
+        return minibatches.summed(
+            lambda part: tuple(mean.count for mean in loss(params, part)[0]),
+            minibatches.split(samples, num_microbatches),
         )
-        counts = masked.psum(local, axis_name)
+
+    def gradients(
+        params: PyTree, samples: Any, counts: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, PyTree, Metrics]:
+        """Global loss and gradient, and the local metrics, of one minibatch."""
+        parts = minibatches.split(samples, num_microbatches)
 
         def of_part(part: Any) -> tuple[jax.Array, PyTree, Metrics]:
             (value, metrics), gradient = jax.value_and_grad(objective, has_aux=True)(
@@ -94,11 +96,13 @@ def gradient_update(
 
         value, gradient, metrics = minibatches.summed(of_part, parts)
         value, gradient = masked.psum((value, gradient), axis_name)
-        return value, gradient, counts, metrics
+        return value, gradient, metrics
 
-    def minibatch_step(carry: _Carry, samples: Any, scale: Number) -> tuple[_Carry, Metrics]:
-        value, gradient, counts, metrics = gradients(carry.params, samples)
-        norm = optax.tree.norm(gradient)
+    def minibatch_step(
+        carry: _Carry, samples: Any, counts: tuple[jax.Array, ...], scale: Number
+    ) -> tuple[_Carry, Metrics]:
+        value, gradient, metrics = gradients(carry.params, samples, counts)
+        norm = optimizers.norm(gradient)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         stopped = carry.stopped if stop is None else stop(masked.psum(metrics, axis_name))
         take = finite & (sum(counts) > 0) & ~stopped
@@ -127,36 +131,43 @@ def gradient_update(
                 f"{num_microbatches} must divide the {rows} rows"
             )
 
+        steps = num_epochs * num_minibatches
         if num_minibatches == 1:
             orders = None
         else:
             order = jax.vmap(
                 lambda key: minibatches.shuffle(key, rows, num_minibatches, axis_name=axis_name)
             )
-            orders = order(jax.random.split(key, num_epochs)).reshape(
-                num_epochs * num_minibatches, -1
-            )
+            orders = order(jax.random.split(key, num_epochs)).reshape(steps, -1)
             matrices, unpack = minibatches.pack(samples)
 
-        def step(carry: _Carry, order: jax.Array | None) -> tuple[_Carry, Metrics]:
-            minibatch = samples if order is None else unpack([matrix[order] for matrix in matrices])
-            return minibatch_step(carry, minibatch, scale)
+        def rows_of(order: jax.Array | None) -> Any:
+            return samples if order is None else unpack([matrix[order] for matrix in matrices])
 
-        def step_unless_stopped(carry: _Carry, order: jax.Array | None) -> tuple[_Carry, Metrics]:
+        # The denominators of all steps at once: on a CPU each sum over devices synchronises them.
+        of_all = jax.vmap(lambda order: local_counts(params, rows_of(order)), axis_size=steps)
+        local = of_all(orders)
+        counts = masked.psum(local, axis_name)
+
+        def step(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
+            order, counts = of_step
+            return minibatch_step(carry, rows_of(order), counts, scale)
+
+        def step_unless_stopped(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
             # After the stop, a step adds to no metric but `updates`, which counts it as not taken.
             no_metrics = jax.tree.map(
-                lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, carry, order)[1]
+                lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, carry, of_step)[1]
             )
             no_metrics["updates"] = Mean(jnp.float32(0.0), jnp.float32(1.0))
             # The collectives inside are safe: `stopped` comes from pooled metrics and is equal on
             # all devices.
             return jax.lax.cond(
-                carry.stopped, lambda carry, order: (carry, no_metrics), step, carry, order
+                carry.stopped, lambda carry, of_step: (carry, no_metrics), step, carry, of_step
             )
 
         carry = _Carry(params, opt_state, jnp.bool_(False))
         body = step if stop is None else step_unless_stopped
-        carry, metrics = jax.lax.scan(body, carry, orders, length=num_epochs * num_minibatches)
+        carry, metrics = jax.lax.scan(body, carry, (orders, counts))
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
         return carry.params, carry.opt_state, metrics
 

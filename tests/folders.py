@@ -3,6 +3,7 @@
 import json
 
 import families
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 SMALL = [
     "--devices=1",
@@ -44,3 +45,52 @@ def arguments(place, out, *further):
         f"--out={out}",
         *further,
     ]
+
+
+# A model with tools. A call is one word, so that a random policy makes many.
+CALLS = {
+    "guess0": '{"name":"guess","arguments":{"number":0}}',
+    "guess1": '{"name":"guess","arguments":{"number":1}}',
+    "guess2": '{"name":"guess","arguments":{"number":2}}',
+    "raises": '{"name":"raises","arguments":{}}',
+    "unknown": '{"name":"unheard","arguments":{}}',
+    "arguments": '{"name":"guess","arguments":{"letter":"a"}}',
+    "malformed": '{"name":"guess"',
+}
+WORDS = [
+    *("<unk>", "<end>", "<pad>", "<bos>"),
+    *("user:", "assistant:", "tool:", "tools:", "low", "high", "right", "go", "w1", "w2", "w3"),
+    *(f"<call>{call}</call>" for call in CALLS.values()),
+]
+TOOLS_TEMPLATE = (
+    "{%- if tools %}{{ 'tools: ' }}{% for tool in tools %}{{ tool.function.name + ' ' }}"
+    "{% endfor %}{{ '\\n' }}{% endif %}\n"
+    "{%- for message in messages %}\n"
+    "{{- message.role + ': ' + message.content }}\n"
+    "{%- for call in message.tool_calls or [] %}\n"
+    "{{- ' <call>' + call.function | tojson + '</call>' }}\n"
+    "{%- endfor %}\n"
+    "{{- (' ' + eos_token if message.role == 'assistant' else '') + '\\n' }}\n"
+    "{%- endfor %}\n"
+    "{%- if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+TOOL_ROWS = [
+    {"prompt": " ".join(["go", *words]), "secret": i % 3}
+    for i, words in enumerate(
+        [["w1"], ["w2"], ["w3"], ["w1", "w2"], ["w2", "w3"], ["w3", "w1"], ["w1", "w1"], ["w2"] * 2]
+    )
+]
+
+
+def write_tools(folder):
+    """Writes a model with tools and prompts for it into a folder."""
+    model = families.write(folder / "model", "qwen2", vocab_size=len(WORDS), num_hidden_layers=1)
+    rules = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
+    rules.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    rules.add_special_tokens([AddedToken(word, special=True) for word in WORDS[:4]])
+    rules.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(TOOLS_TEMPLATE)
+    write_rows(folder / "rows.jsonl", TOOL_ROWS)
+    return folder

@@ -21,6 +21,18 @@ def dead_is_zero(out, reward, *_):
         assert not out.any()
 
 
+def gained(out, reward, *_):
+    dead_is_zero(out, reward)
+    assert np.all(out >= 0.0)
+    assert np.all(out[reward == reward.min()] == 0.0)
+
+
+def a_third(out, _, __, mask):
+    assert not out[~mask].any()
+    most = int(np.float32(0.3) * mask.sum(dtype=np.float32))
+    assert out.sum() == (max(most, 1) if mask.any() else 0)
+
+
 def centred(out, reward, *_):
     dead_is_zero(out, reward)
     assert abs(np.float64(out).sum()) <= 1e-5 * len(out) * max(

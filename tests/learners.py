@@ -7,7 +7,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import ppo_reference
-from probes import tabular_problem
+from probes import imprecise, tabular_problem, taught
 from structured import Everything
 
 from jaxrl_po import control, language
@@ -15,15 +15,21 @@ from jaxrl_po.algorithms import (
     a2c,
     cispo,
     dapo,
+    distillation,
+    dppo,
     dr_grpo,
+    gmpo,
     grpo,
     gspo,
+    kl_cov,
     npg,
+    pkpo,
     ppo,
     ppo_penalty,
     reinforce,
     reinforce_pp,
     rloo,
+    sapo,
     trpo,
 )
 from jaxrl_po.config import as_arrays
@@ -151,6 +157,10 @@ PROBLEMS = {
         horizon=8,
     ),
     "table": lambda axis_name: tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False),
+    # With a teacher, and a sampler that is not quite the policy, and late.
+    "mismatch": lambda axis_name: taught(
+        imprecise(tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False))
+    )._replace(staleness=2),
 }
 FIT = {"value_epochs": 1, "value_minibatches": 2}
 ALGORITHMS = {
@@ -208,6 +218,32 @@ ALGORITHMS = {
     "reinforce_pp-baseline": (reinforce_pp, reinforce_pp.Config(group_baseline=True)),
     "gspo": (gspo, gspo.Config(num_epochs=2)),
     "cispo": (cispo, cispo.Config(num_epochs=2)),
+    "sapo": (sapo, sapo.Config(num_epochs=2)),
+    "gmpo": (gmpo, gmpo.Config(num_epochs=2)),
+    "dppo": (dppo, dppo.Config(num_epochs=2)),
+    "pkpo": (pkpo, pkpo.Config(k=2)),
+    "kl_cov": (kl_cov, kl_cov.Config(num_epochs=2, num_minibatches=2, share=0.1)),
+    "distillation": (distillation, distillation.Config(num_epochs=2)),
+    "maxrl-v3.2": (
+        grpo,
+        grpo.Config(
+            scale="mean",
+            num_epochs=2,
+            mask_off_policy=True,
+            off_policy_kl=0.05,
+            reweight_kl=True,
+        ),
+    ),
+    "lite_ppo-truncate": (
+        dapo,
+        dapo.Config(
+            scale="batch",
+            dynamic_sampling="off",
+            correction="truncate",
+            correction_high=1.1,
+            soft_overlong=False,
+        ),
+    ),
 }
 CASES = [
     ("ppo", "CartPole"),
@@ -241,6 +277,14 @@ CASES = [
     ("reinforce_pp-baseline", "table"),
     ("gspo", "table"),
     ("cispo", "table"),
+    ("sapo", "table"),
+    ("gmpo", "table"),
+    ("dppo", "mismatch"),
+    ("pkpo", "table"),
+    ("kl_cov", "table"),
+    ("distillation", "mismatch"),
+    ("maxrl-v3.2", "mismatch"),
+    ("lite_ppo-truncate", "mismatch"),
 ]
 
 

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from probes import tabular_problem
-from test_fields import CASES
+from fields import CASES
+from fields import IN_GROUPS as GROUPS
+from probes import imprecise, tabular_problem, taught
 
 from jaxrl_po.algorithms.reference import COEFFICIENT
 from jaxrl_po.config import as_arrays
 from jaxrl_po.types import ActorCritic
 
 WITH_CRITIC = tabular_problem(num_prompts=8, num_steps=8)
-IN_GROUPS = tabular_problem(num_prompts=4, group_size=4, dense=False)
-GROUPS = ("grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo")
+IN_GROUPS = taught(imprecise(tabular_problem(num_prompts=4, group_size=4, dense=False)))
 # One program per method: numbers set in the tests are traced, these settings are static.
 ONE_STEP = {"num_epochs": 1, "num_minibatches": 1}
 FIT = {"value_epochs": 1, "value_minibatches": 1, "normalize_advantage": False}
@@ -30,6 +30,7 @@ BASE = {
     "trpo": FIT,
     **{name: ONE_STEP | {"use_reference": True, "kl_coefficient": 0.0} for name in GROUPS},
 }
+BASE["pkpo"] |= {"k": 2}
 BASE["dapo"] |= {"dynamic_sampling": "off", "overlong_filtering": False, "overlong_cache": 6}
 PPO = ("ppo", "ppo_penalty", "ppo_reference")
 TESTED: set[tuple[str, str]] = set()
@@ -173,6 +174,10 @@ def arrays(problem):
     distribution, value = problem.apply(params, batch.inputs)
     names = ("reward", "value", "next_value", "terminated", "truncated", "mask", "score", "stratum")
     known = {name: np.asarray(getattr(batch, name), np.float64) for name in names}
+    if problem is IN_GROUPS:
+        known["sampler"], known["teacher"] = (
+            np.asarray(x, np.float64) for x in (batch.sampler_log_prob, batch.teacher_log_prob)
+        )
     known["old"], known["now"] = (
         np.asarray(x, np.float64) for x in (batch.log_prob, distribution.log_prob(batch.action))
     )
@@ -195,11 +200,11 @@ def known(algorithm):
 def weights(algorithm):
     """Weight of one step in the mean: equal for all, equal for rows, or over a constant."""
     mask = known(algorithm).mask
-    if algorithm in ("grpo", "gspo"):
+    if algorithm in ("grpo", "gspo", "sapo", "gmpo"):
         return mask / mask.sum(1, keepdims=True) / len(mask)
     if algorithm == "dr_grpo":
         return mask / mask.size
-    return mask / (len(mask) if algorithm == "rloo" else mask.sum())
+    return mask / (len(mask) if algorithm in ("rloo", "pkpo") else mask.sum())
 
 
 def gae(k, gamma, lambda_, reward=None):

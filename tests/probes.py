@@ -8,6 +8,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from jaxrl_po import masked
+from jaxrl_po.algorithms.teacher import with_teacher
 from jaxrl_po.config import as_arrays
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, Problem
@@ -172,6 +173,22 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
     return Problem(init, collect, apply, rows, strata=states)
+
+
+def imprecise(problem, size=0.3):
+    """The same actions, as if their sampler had had other log-probabilities, by up to `size`."""
+
+    def collect(params, collector, key):
+        collector, batch = problem.collect(params, collector, key)
+        off = size * jnp.sin(1e4 * batch.log_prob + jnp.arange(batch.mask.shape[1])[None])
+        return collector, batch._replace(sampler_log_prob=batch.log_prob + off)
+
+    return problem._replace(collect=collect, exact_sampler=False)
+
+
+def taught(problem):
+    """The problem with another initial policy as its teacher."""
+    return with_teacher(problem, problem.init(jax.random.key(9))[0]._replace(value=None))
 
 
 def one_piece(init, step):

@@ -9,6 +9,7 @@ gradient is computed in numpy, from the weight of every step on `∇ log π`.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fields import CASES
 from one_step import (
     GROUPS,
     WITH_CRITIC,
@@ -32,7 +33,6 @@ from one_step import (
     weights,
     whitened,
 )
-from test_fields import CASES
 
 from jaxrl_po.config import as_arrays
 
@@ -60,7 +60,11 @@ def test_the_value_loss_is_half_the_squared_error_times_its_coefficient(algorith
     np.testing.assert_array_equal(*map(flat, policies))
 
 
-@number("kl_coefficient", "grpo", "dapo", "dr_grpo", "gspo", "cispo")
+@number(
+    "kl_coefficient",
+    *("grpo", "dapo", "dr_grpo", "gspo", "cispo"),
+    *("sapo", "gmpo", "dppo", "pkpo", "kl_cov", "distillation"),
+)
 def test_the_penalty_pulls_towards_the_reference_in_proportion(algorithm):
     """k3 has the gradient (1 − π_ref / π) ∇ log π; along the step the exact KL(π_ref ‖ π) falls."""
     k = known(algorithm)

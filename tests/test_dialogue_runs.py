@@ -1,5 +1,6 @@
 """Runs of dialogues on the command line."""
 
+import html
 import json
 import re
 
@@ -12,8 +13,9 @@ from tiny import MODEL
 
 from jaxrl_po import run
 from jaxrl_po.algorithms import actor_critic
-from jaxrl_po.run.commands import evaluate, language
+from jaxrl_po.run.commands import evaluate, language, render, report
 from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.transcripts import transcript
 
 SMALL = [
     "--task=higher_lower",
@@ -35,7 +37,25 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_writes_games_to_read_and_is_evaluated_again(tmp_path):
+def written(game):
+    """As a person reads it, written another way."""
+    text = f"step {game['step']:,}, {game['decoding']}, score {game['score']:g}"
+    text += f", guesses {game['guesses']:g}\nprompt  {game['prompt']}"
+    for turn in game["turns"]:
+        text += f"\npolicy  {turn['message']}"
+        earned = []
+        if turn["reward"] != 0:
+            earned.append(f"reward {turn['reward']:g}")
+        if game["decoding"] == "sampled":
+            earned.append(f"advantage {turn['advantage']:+.2f}")
+        if earned:
+            text += f"    ({', '.join(earned)})"
+        if turn["reply"]:
+            text += f"\nreply   {turn['reply']}"
+    return text
+
+
+def test_a_run_writes_games_to_read_and_is_evaluated_again(tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["--algorithm=grpo", "--config.supervision=turn", "--warm_start.steps=20"]
     assert language.main([*SMALL, *arguments, f"--out={out}"]) == 0
@@ -58,6 +78,16 @@ def test_a_run_writes_games_to_read_and_is_evaluated_again(tmp_path):
     assert evaluate.main([f"--run={out}"]) == 0
     assert "greedy_guesses" in json.loads((out / "evaluation.json").read_text())
     assert isinstance(run.load(str(out)).generate(["?"])[0], str)
+    capsys.readouterr()
+    assert render.main([f"--run={out}"]) == 0
+    shown = capsys.readouterr().out.strip()
+    last = [game for game in games if game["iteration"] == games[-1]["iteration"]]
+    assert shown == "\n\n".join(map(written, last))
+    assert report.main([str(out), f"--out={tmp_path / 'run.html'}"]) == 0
+    page = (tmp_path / "run.html").read_text()
+    assert all(html.escape(transcript(game)) in page for game in last)
+    with pytest.raises(UsageError, match="--fps must be left out"):
+        render.main([f"--run={out}", "--fps=5"])
 
 
 def test_a_dialogue_in_a_file_of_ones_own(tmp_path):

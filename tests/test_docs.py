@@ -28,6 +28,7 @@ from jaxrl_po.run.commands import (
     plot,
     render,
     report,
+    study,
     sweep,
 )
 
@@ -41,10 +42,12 @@ LENGTHS = {README: 150, CONTRIBUTING: 120}  # lines at most: a front door that i
 FENCE = re.compile(r"^```(\w*)(?: title=\"(.+?)\")?\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z][\w.]*\*?)")
-COMMAND = re.compile(r"(jaxrl-po|python experiments/\w+/\w+\.py)(?: (.*))?$")
+COMMAND = re.compile(r"(jaxrl-po|python experiments/(?:\w+/)+\w+\.py)(?: (.*))?$")
 OTHERS = re.compile(r"^\.venv/bin/python .*|^#SBATCH .*|^srun |--worker=all --command=", re.M)
 SCRIPTS = sorted(
-    [*ROOT.glob("experiments/studies/*.py"), *ROOT.glob("experiments/benchmarks/*.py")]
+    path
+    for folder in ("studies", "studies/claims", "benchmarks", "benchmarks/bench")
+    for path in ROOT.glob(f"experiments/{folder}/*.py")
 )
 ROW = re.compile(r"^\| `(\w+)` \|(.*)\|$", re.M)
 SNIPPETS = [
@@ -90,6 +93,7 @@ def training_flags(script):
     else:
         variants += [{"task": task} for task in tasks.TASKS] + [{"reward": language.MODEL}]
         variants += [{"init_from": str(pretrained_folder())}]
+        variants += [{"environment": "mine.py:Game", **variants[-1], "task": "file"}]
     return {
         flags.join(prefix, field.name)
         for variant in variants
@@ -117,7 +121,7 @@ def flags_of():
         f"jaxrl-po {name}": training_flags(globals()[name]) for name in ("control", "language")
     }
     found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweep.Options)
-    for command in (evaluate, export, parity, plot, render, report):
+    for command in (evaluate, export, parity, plot, render, report, study):
         found[f"jaxrl-po {command.__name__.rpartition('.')[2]}"] = fields_of(command.Options)
     for path in SCRIPTS:
         spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
@@ -125,6 +129,8 @@ def flags_of():
         spec.loader.exec_module(module)
         if hasattr(module, "main"):
             found[f"python {name(path)}"] = fields_of(module.Options)
+        elif hasattr(module, "claim"):
+            found[f"python {name(path)}"] = fields_of(study.Options)
     return found
 
 

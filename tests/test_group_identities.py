@@ -21,28 +21,88 @@ def double_precision():
         yield
 
 
+LOGITS = np.array([0.3, -0.5, 0.8])
+
+
+def expected_gradient(estimator, reward, size):
+    """Over every group of so many draws from 3 actions, with its probability."""
+    groups = np.array(list(itertools.product(range(3), repeat=size)))
+    probability = np.prod(np.asarray(jax.nn.softmax(LOGITS))[groups], axis=1)
+    weights = jax.vmap(estimator)(reward[groups])
+
+    def loss(logits):
+        log_prob = Categorical(jnp.broadcast_to(logits, (*groups.shape, 3))).log_prob(
+            jnp.asarray(groups)
+        )
+        return -probability @ losses.policy_gradient(log_prob, weights).mean(1)
+
+    return jax.grad(loss)(LOGITS)
+
+
 # 12
 def test_leave_one_out_is_unbiased_and_the_group_mean_shrinks():
-    """Every group of G = 3 draws from 3 actions, with its probability."""
-    logits, reward = jnp.array([0.3, -0.5, 0.8]), jnp.array([1.0, 0.0, 2.5])
-    groups = np.array(list(itertools.product(range(3), repeat=3)))
-    probability = np.prod(np.asarray(jax.nn.softmax(logits))[groups], axis=1)
-
-    def expected_gradient(estimator):
-        weights = jax.vmap(estimator)(reward[groups])
-
-        def loss(logits):
-            log_prob = Categorical(jnp.broadcast_to(logits, (*groups.shape, 3))).log_prob(
-                jnp.asarray(groups)
-            )
-            return -probability @ losses.policy_gradient(log_prob, weights).mean(1)
-
-        return jax.grad(loss)(logits)
-
-    true = jax.grad(lambda x: jax.nn.softmax(x) @ reward)(logits)
-    np.testing.assert_allclose(expected_gradient(advantages.leave_one_out), true, **EXACT)
+    reward = jnp.array([1.0, 0.0, 2.5])
+    true = jax.grad(lambda x: jax.nn.softmax(x) @ reward)(LOGITS)
+    unbiased = expected_gradient(advantages.leave_one_out, reward, 3)
+    np.testing.assert_allclose(unbiased, true, **EXACT)
     centred = functools.partial(advantages.group_relative, scale="none")
-    np.testing.assert_allclose(expected_gradient(centred), (1 - 1 / 3) * true, **EXACT)
+    np.testing.assert_allclose(expected_gradient(centred, reward, 3), (1 - 1 / 3) * true, **EXACT)
+
+
+@pytest.mark.parametrize(("k", "size"), [(2, 2), (2, 4), (3, 4), (4, 4)])
+@pytest.mark.parametrize("reward", [(0.0, 1.0, 0.0), (1.0, -0.5, 2.5)], ids=["pass", "max"])
+def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
+    """Walder and Karkhanis 2025, by autodiff: `Σ_v v (P(all ≤ v) − P(all < v))`."""
+    reward = jnp.array(reward)
+
+    def best_of_k(logits):
+        at_most = (reward[None, :] <= reward[:, None]) @ jax.nn.softmax(logits)
+        below = (reward[None, :] < reward[:, None]) @ jax.nn.softmax(logits)
+        ties = (reward[None, :] == reward[:, None]).sum(axis=1)
+        return (reward * (at_most**k - below**k) / ties).sum()
+
+    got = expected_gradient(functools.partial(advantages.pass_at_k, k=k), reward, size)
+    np.testing.assert_allclose(got, jax.grad(best_of_k)(LOGITS), **EXACT)
+
+
+@pytest.mark.parametrize("right", range(7))
+@pytest.mark.parametrize("k", [2, 4, 6])
+def test_pass_at_k_is_the_papers_weight_less_the_maximum_without_it(right, k):
+    """Of n = 6 with c right: k/n for a right one, (k/n) ρ(n − 1, c, k − 1) for a wrong one."""
+    n, reward = 6, jnp.array([1.0] * right + [0.0] * (6 - right))
+
+    def rho(size, c, k):
+        return 1 - math.comb(size - c, k) / math.comb(size, k)
+
+    got = advantages.pass_at_k(reward, k)
+    for i in range(n):
+        weight = k / n if i < right else k / n * rho(n - 1, right, k - 1)
+        baseline = k / n * rho(n - 1, right - (i < right), k - 1)
+        np.testing.assert_allclose(got[i], n * (weight - baseline), **EXACT)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_maximum_likelihood_has_the_terms_of_log_p_below_the_size_of_the_group(size):
+    """`log p = −Σ_k (1 − p)^k / k`; the group's mean as a baseline costs the last of G terms."""
+    reward = jnp.array([0.0, 1.0, 0.0])
+
+    def series(logits):
+        p = jax.nn.softmax(logits)[1]
+        return -sum((1 - p) ** k / k for k in range(1, size))
+
+    got = expected_gradient(advantages.maximum_likelihood, reward, size)
+    np.testing.assert_allclose(got, jax.grad(series)(LOGITS), **EXACT)
+
+
+def test_a_negative_reward_has_no_likelihood():
+    assert np.isnan(advantages.maximum_likelihood(jnp.array([1.0, -1.0, 0.0]))).all()
+    np.testing.assert_array_equal(advantages.maximum_likelihood(jnp.zeros(3)), np.zeros(3))
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_k_is_from_two_to_the_size_of_the_group(k):
+    with pytest.raises(ValueError, match=rf"k must lie in \[2, 4\], .* got {k}"):
+        advantages.pass_at_k(jnp.zeros(4), k)
 
 
 def test_leave_one_out_is_the_scaled_group_mean():

@@ -15,6 +15,7 @@ from probes import tabular_problem
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo, ppo, trpo
 from jaxrl_po.config import as_arrays
+from jaxrl_po.run import presets
 from jaxrl_po.run.commands import language as script
 from jaxrl_po.run.comparison import Result
 from jaxrl_po.run.flags import UsageError
@@ -206,7 +207,7 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
             )
     with pytest.raises(UsageError, match="--variants has no '11'"):
         group_estimates.main(["--variants=1,11", f"--out={tmp_path}"])
-    for algorithm in script.WITH_CRITIC:
+    for algorithm in presets.WITH_CRITIC:
         with pytest.raises(AssertionError, match="compiled"):
             script.main(
                 [f"--algorithm={algorithm}", f"--out={tmp_path / 'x'}", "--devices=1", *tiny.MODEL]

@@ -8,7 +8,10 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "jaxrl_po"
 LAYERS = (
     {"version", "config", "types", "masked", "distributions"},  # data
-    {"advantages", "losses", "divergences", "trust_region", "group_statistics"},  # the mathematics
+    {  # the mathematics
+        *("advantages", "losses", "token_weights"),
+        *("divergences", "trust_region", "group_statistics"),
+    },
     {"minibatches", "optimizers", "updates", "learner", "dynamic_sampling"},  # one iteration
     {"control", "language"},  # problems
     {"algorithms"},

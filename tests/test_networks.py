@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,6 +112,29 @@ def test_layers_have_the_scales_of_ppo():
         norms = [np.linalg.norm(np.float64(layer["kernel"]), ord=2) for layer in layers]
         np.testing.assert_allclose(norms, [math.sqrt(2.0), math.sqrt(2.0), scale], rtol=1e-4)
         assert not any(np.any(layer["bias"]) for layer in layers)
+
+
+@pytest.mark.parametrize("columns", [1, 2, networks.NARROW, networks.NARROW + 1])
+def test_product_has_the_derivatives_of_a_matrix_product(columns):
+    """Forwards and backwards, one kernel after another and vmapped over kernels."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    x, dx = (jax.random.normal(key, (3, 5, 4)) for key in keys[:2])
+    kernel, d_kernel = (jax.random.normal(key, (4, columns)) for key in keys[2:])
+
+    def derivatives(product, x, kernel, dx, d_kernel):
+        forwards = jax.jvp(product, (x, kernel), (dx, d_kernel))
+        backwards = jax.grad(lambda *both: jnp.sin(product(*both)).sum(), argnums=(0, 1))(x, kernel)
+        return forwards, backwards
+
+    arguments = x, kernel, dx, d_kernel
+    want = derivatives(jnp.matmul, *arguments)
+    chex.assert_trees_all_close(derivatives(networks.product, *arguments), want, rtol=1e-5)
+    twice = jax.tree.map(lambda x: jnp.stack([x, -x]), arguments)
+    over = [
+        jax.vmap(lambda *each, product=product: derivatives(product, *each))(*twice)
+        for product in (networks.product, jnp.matmul)
+    ]
+    chex.assert_trees_all_close(*over, rtol=1e-5)
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 4)])

@@ -15,6 +15,7 @@ SHORTER = {
         "iterations=60": "iterations=6",
         "zip((2, 8, 32), (ORANGE, BLUE, PURPLE)": "zip((8,), (BLUE,)",
     },
+    "06_turns": {"ITERATIONS = 40": "ITERATIONS = 4"},
     "05_four_models": {"length=30": "length=4", "comparisons=4096": "comparisons=1024"},
 }
 

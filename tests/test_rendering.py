@@ -220,7 +220,7 @@ def test_a_place_that_cannot_be_written_is_told_of(script, run):
         (["--run={tmp}/absent"], r"--run=.* holds no config\.json"),
         (
             ["--run={tmp}/language"],
-            r"--run=.* must be the folder of a run of jaxrl-po control, not of jaxrl-po language",
+            r"--max_steps must be left out: --run=.* is one of language",
         ),
         (["--run={tmp}/damaged"], r"--run=.* holds a config\.json that is damaged"),
         (

@@ -78,7 +78,7 @@ def test_scores_weights_and_the_last_token():
     )
     assert batch.reward.dtype == batch.score.dtype == np.float32
     values = {name: float(mean.value()[1]) for name, mean in means.items()}
-    told = {"accuracy": 0.5, "dead_groups": 0.0, "reward_failures": 0.0}
+    told = {"accuracy": 0.5, "wrong_length": 3.0, "dead_groups": 0.0, "reward_failures": 0.0}
     assert values == {"reward/exact": 0.5, "reward/digits": 0.75, "reward": 1.375, **told}
 
 

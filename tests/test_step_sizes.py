@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_coefficients  # noqa: F401  its tests register the numbers that they cover
+import test_coefficients_of_groups  # noqa: F401  likewise
+from fields import CASES, shared_with_grpo
 from one_step import (
     GROUPS,
     PPO,
@@ -33,10 +35,14 @@ from one_step import (
     value_gradient,
     weights,
 )
-from test_fields import CASES, shared_with_grpo
 
 from jaxrl_po.algorithms import actor_critic, npg, ppo
 from jaxrl_po.types import ActorCritic
+
+UNCLIPPED = (
+    *("reinforce", "a2c", "npg", "trpo", "ppo_penalty"),
+    *("rloo", "sapo", "pkpo", "kl_cov", "distillation"),
+)
 
 # The length of a step.
 
@@ -218,9 +224,7 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     got = {name: float(metrics[name]) for name in wanted}
     assert got == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert np.isfinite(float(metrics["kl"]))
-    assert ("clip_fraction_high" in metrics) == (
-        algorithm not in ("reinforce", "a2c", "npg", "trpo", "rloo", "ppo_penalty")
-    )
+    assert ("clip_fraction_high" in metrics) == (algorithm not in UNCLIPPED)
 
 
 # Numbers that a method passes to code covered by another method's tests.

@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo
-from jaxrl_po.distributions import Categorical
+from jaxrl_po.distributions import Categorical, log_prob_and_entropy
 from jaxrl_po.language import Transformer, lora, unembedding
 from jaxrl_po.language.unembedding import Unembedded
 from jaxrl_po.trust_region import fisher
@@ -27,6 +27,14 @@ WEIGHT = drawn(*ROWS, seed=5)
 QUANTITIES = {
     "log_prob": lambda distribution, other: distribution.log_prob(ACTION),
     "entropy": lambda distribution, other: distribution.entropy(),
+    "both": lambda distribution, other: jnp.add(
+        *(
+            scale * quantity
+            for scale, quantity in zip(
+                (2.0, -3.0), log_prob_and_entropy(distribution, ACTION), strict=True
+            )
+        )
+    ),
     "kl": lambda distribution, other: distribution.kl(other),
     "kl to it": lambda distribution, other: other.kl(distribution),
 }

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_po import masked, updates
+from jaxrl_po import masked, minibatches, updates
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 
@@ -108,6 +108,16 @@ def test_devices_do_not_change_the_update(devices, num_minibatches):
         np.testing.assert_array_equal(params["w"][device], params["w"][0])
     np.testing.assert_allclose(params["w"][0], alone[0]["w"], rtol=1e-5)
     np.testing.assert_allclose(metrics["loss"].value(), alone[2]["loss"].value(), rtol=1e-5)
+
+
+def test_each_step_divides_by_the_counts_of_its_own_minibatch():
+    samples, key = make_samples(), jax.random.key(3)
+    params, _, _ = run(samples, key=3, num_minibatches=4)
+    [epoch] = jax.random.split(key, 1)
+    by_hand = PARAMS
+    for order in minibatches.shuffle(epoch, 32, 4):
+        by_hand, _, _ = run(jax.tree.map(lambda x, order=order: x[order], samples), by_hand)
+    np.testing.assert_allclose(params["w"], by_hand["w"], rtol=1e-5)
 
 
 def test_empty_minibatch_changes_nothing_not_even_momentum():

@@ -44,8 +44,8 @@ WRONG = [
     Wrong(
         "distance to the reference with the other sign",
         "algorithms.group_policy",
-        " reference.kl_coefficient,\n",
-        " -reference.kl_coefficient,\n",
+        "(kl, reference.kl_coefficient)",
+        "(kl, -reference.kl_coefficient)",
         ("test_coefficients.py::test_the_penalty_pulls_towards_the_reference_in_proportion[grpo]",),
     ),
     Wrong(
@@ -218,8 +218,8 @@ WRONG = [
     Wrong(
         "every gradient step decays by itself",
         "updates",
-        "minibatch_step(carry, minibatch, scale)",
-        "minibatch_step(carry, minibatch, scale / num_minibatches)",
+        "minibatch_step(carry, rows_of(order), counts, scale)",
+        "minibatch_step(carry, rows_of(order), counts, scale / num_minibatches)",
         (
             "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[ppo]",
         ),

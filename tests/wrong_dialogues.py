@@ -30,9 +30,16 @@ WRONG = [
     Wrong(
         "a message does not end at its budget",
         "language.conversation",
-        "(jnp.isin(token, ends) | (written == budget))",
-        "jnp.isin(token, ends)",
+        "(ends_here | (written == budget))",
+        "ends_here",
         (BATCH,),
+    ),
+    Wrong(
+        "each seed loops by itself",
+        "language.conversation",
+        "(loop.t < columns) & sampling.anywhere(~over(loop.turn))",
+        "(loop.t < columns) & ~over(loop.turn).all()",
+        ("test_sampled_seeds.py",),
     ),
     Wrong(
         "outputs at the first columns, not at those of the sampled tokens",

@@ -4,17 +4,24 @@ Each is one replacement in the text of one module. The text `before` must occur 
 that a change of the program breaks the table and no mistake drops out of it unnoticed.
 """
 
+import wrong_claims
 import wrong_coefficients
+import wrong_corrections
 import wrong_dialogues
+import wrong_environments
 import wrong_pretrained
 import wrong_random_numbers
 import wrong_regressions
 import wrong_spaces
+import wrong_timings
 from wrong import Wrong
 
 WRONG = [
+    *wrong_claims.WRONG,
     *wrong_coefficients.WRONG,
+    *wrong_corrections.WRONG,
     *wrong_random_numbers.WRONG,
+    *wrong_timings.WRONG,
     # Evaluation.
     Wrong(
         "episodes are sampled where greedy is asked",
@@ -100,6 +107,27 @@ WRONG = [
         ("test_updates.py::test_devices_do_not_change_the_update",),
     ),
     Wrong(
+        "denominators of the first minibatch for all",
+        "updates",
+        "local_counts(params, rows_of(order))",
+        "local_counts(params, rows_of(orders[0]))",
+        ("test_updates.py::test_each_step_divides_by_the_counts_of_its_own_minibatch",),
+    ),
+    Wrong(
+        "a narrow product whose input has no derivative",
+        "control.networks",
+        "return _narrow(x, kernel), dx @ kernel + jnp.stack(columns, axis=-1)",
+        "return _narrow(x, kernel), jnp.stack(columns, axis=-1)",
+        ("test_networks.py::test_product_has_the_derivatives_of_a_matrix_product[2]",),
+    ),
+    Wrong(
+        "columns of a narrow product side by side along the rows",
+        "control.networks",
+        "jnp.stack(columns, axis=-1)",
+        "jnp.stack(columns).reshape(*x.shape[:-1], -1)",
+        ("test_networks.py::test_product_has_the_derivatives_of_a_matrix_product[2]",),
+    ),
+    Wrong(
         "EOS is not trained",
         "language.problem",
         "mask = position < completions.length[:, None]",
@@ -182,8 +210,8 @@ WRONG = [
     Wrong(
         "training prompts in an evaluation",
         "language.evaluation",
-        "task.sample(key, True)",
-        "task.sample(key, False)",
+        "source.sample(key, True)",
+        "source.sample(key, False)",
         ("test_evaluation.py::test_what_is_asked_is_held_out",),
     ),
     Wrong(
@@ -317,8 +345,8 @@ WRONG = [
     Wrong(
         "environments of the host share their seed",
         "run.host",
-        "_seed(self._base, seed, env, iteration)",
-        "_seed(self._base, seed, 0, iteration)",
+        "seed_of(self._base, seed, env, iteration)",
+        "seed_of(self._base, seed, 0, iteration)",
         ("test_host.py::test_further_seeds_leave_the_environments_of_the_first_as_they_are",),
     ),
     Wrong(
@@ -336,6 +364,7 @@ WRONG = [
         ("test_networks.py::test_convolution_equals_xlas[4-2-size1]",),
     ),
     *wrong_dialogues.WRONG,
+    *wrong_environments.WRONG,
     *wrong_pretrained.WRONG,
     *wrong_regressions.WRONG,
     *wrong_spaces.WRONG,

@@ -1,10 +1,11 @@
-"""Throughput of PPO or TRPO training on CartPole-v1 with a 64 × 64 tanh actor and critic.
+"""Throughput of PPO or TRPO training, on CartPole-v1 or another environment; 64 × 64 tanh networks.
 
 `python experiments/benchmarks/control.py` measures the whole table, one process per row; with
 `--envs --steps --seeds --total_steps` it measures one row, and `--json` prints that last.
 PPO takes 4 epochs × 4 minibatches.
 """
 
+import dataclasses
 import resource
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from jaxrl_po import config, control
 from jaxrl_po.algorithms import ppo, trpo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.run import comparison, flags, parallel
+from jaxrl_po.run.commands import control as command
 from jaxrl_po.types import Batch, Learner, Problem, TrainState
 
 # Environments, steps, seeds, steps per seed: the sizes for which peers report their throughput.
@@ -29,6 +31,8 @@ TABLE = (
     (4, 128, 128, 20_000),
 )
 REPETITIONS = 3
+# PPO as in the peers' benchmarks.
+PPO = ppo.Config(learning_rate=2.5e-4, entropy_coefficient=0.01, num_epochs=4, num_minibatches=4)
 
 
 @config.record
@@ -36,6 +40,8 @@ class Options:
     """What is measured."""
 
     algorithm: str = static("ppo", "what is timed", choices=("ppo", "trpo"))
+    env: str = static("CartPole-v1", "environment, as `jaxrl-po control --env` takes one in JAX")
+    normalize_observations: bool = static(False, "as --problem.normalize_observations")
     fisher_stride: int = static(1, "for trpo: Fisher products read every n-th row", within=COUNT)
     envs: int = static(
         0, "environments of each seed; 0 measures the whole table", within=config.NON_NEGATIVE
@@ -56,13 +62,7 @@ class Options:
 
 def make_ppo(options: Options, problem: Problem, axis_name: str | None) -> Learner:
     """PPO with the settings of the peers' benchmarks."""
-    settings = ppo.Config(
-        learning_rate=2.5e-4,
-        entropy_coefficient=0.01,
-        num_epochs=4,
-        num_minibatches=4,
-        axis_name=axis_name,
-    )
+    settings = dataclasses.replace(PPO, axis_name=axis_name)
     return ppo.make(config.as_arrays(settings), problem)
 
 
@@ -88,12 +88,11 @@ def measure(options: Options) -> dict[str, Any]:
     Without logging and evaluation.
     """
     placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=options.envs)
-    import gymnax  # here, because it starts the backend, whose devices are chosen first
-
     problem = control.make_problem(
-        gymnax.make("CartPole-v1")[0],
+        command.make_env(options.env),
         num_envs=options.envs,
         num_steps=options.steps,
+        normalize_observations=options.normalize_observations,
         axis_name=placement.axis_name,
     )
     learner = parallel.over_devices(
@@ -131,6 +130,7 @@ def measure(options: Options) -> dict[str, Any]:
         ),
         "seconds": [round(s, 3) for s in seconds],
         "compile_seconds": round(compile_seconds, 2),
+        "device": jax.devices()[0].device_kind,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
@@ -140,10 +140,11 @@ def compare_updates(options: Options) -> dict[str, float]:
 
     Both read all rows. Each is the median time of an iteration minus that of collecting alone.
     """
-    import gymnax  # here, because it starts the backend
-
     problem = control.make_problem(
-        gymnax.make("CartPole-v1")[0], num_envs=options.envs or 16, num_steps=options.steps
+        command.make_env(options.env),
+        num_envs=options.envs or 16,
+        num_steps=options.steps,
+        normalize_observations=options.normalize_observations,
     )
 
     def collect(state: TrainState) -> tuple[TrainState, Batch]:
@@ -201,7 +202,7 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(
         argv,
         "benchmarks/control.py",
-        "Times the training loop of PPO or TRPO on CartPole-v1.",
+        "Times the training loop of PPO or TRPO.",
         Options,
     )
     if options is None:

@@ -227,7 +227,10 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     seconds, sampled = median(iteration[1:]), median(sampling[1:])
     generated = sum(tokens[1:]) / iterations
     parameters = sum(x.size for x in jax.tree.leaves(state.params.policy)) // options.seeds
-    trained = 6 * products(model, task.prompt_length, options.new_tokens) * options.updates
+    # Prompts are read once a group in whole groups of scanned blocks.
+    whole_groups = model.scanned and options.num_prompts % settings.num_microbatches == 0
+    readers = options.group_size if whole_groups else 1
+    trained = 6 * products(model, task.prompt_length, options.new_tokens, readers) * options.updates
     trained *= options.seeds * options.num_prompts * options.group_size
     peak = matrix_peak(DTYPES[options.dtype]) * (
         1 if jax.default_backend() == "cpu" else placement.num_devices
@@ -255,17 +258,20 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     }
 
 
-def products(model: language.Transformer, prompt_length: int, new_tokens: int) -> int:
+def products(
+    model: language.Transformer, prompt_length: int, new_tokens: int, readers: int = 1
+) -> int:
     """Weights × positions of the matrix products of one completion, without attention.
 
     2 operations each in the forward pass, 4 in the backward pass. At positions before the first
     output that is read, the last block computes only keys and values, unless blocks are scanned. A
-    large vocabulary is embedded without a product.
+    large vocabulary is embedded without a product. A prompt that is read once for several
+    completions, `readers`, counts for each by its share.
     """
     width, hidden, table = model.width, model.mlp_width, model.vocabulary * model.width
     keys_and_values = 2 * width * model.kv_heads * (width // model.heads)
     rest = 2 * width**2 + 3 * width * hidden
-    positions = prompt_length + new_tokens - 1
+    positions = prompt_length // readers + new_tokens - 1
     everywhere = model.layers * keys_and_values + (model.layers - 1) * rest
     if model.vocabulary <= ONE_HOT:
         everywhere += table

@@ -100,18 +100,8 @@ def measure(options: Options) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    options = flags.ask(
-        argv,
-        "benchmarks/reward.py",
-        "Times a reward in Python against a verifier in the program.",
-        Options,
-    )
-    if options is None:
-        return 0
-    with flags.blame({"": Options}):
-        row = measure(options)
-    comparison.show(row, as_json=options.json)
-    return 0
+    summary = "Times a reward in Python against a verifier in the program."
+    return comparison.measured(argv, "benchmarks/reward.py", summary, Options, measure)
 
 
 if __name__ == "__main__":

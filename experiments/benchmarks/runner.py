@@ -147,18 +147,8 @@ def measure(options: Options) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    options = flags.ask(
-        argv,
-        "benchmarks/runner.py",
-        "Times a whole run against the bare loop of its chunks.",
-        Options,
-    )
-    if options is None:
-        return 0
-    with flags.blame({"": Options}):
-        row = measure(options)
-    comparison.show(row, as_json=options.json)
-    return 0
+    summary = "Times a whole run against the bare loop of its chunks."
+    return comparison.measured(argv, "benchmarks/runner.py", summary, Options, measure)
 
 
 if __name__ == "__main__":

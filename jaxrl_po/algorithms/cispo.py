@@ -10,13 +10,13 @@ import optax
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.algorithms import group_policy
-from jaxrl_po.config import POSITIVE, Interval, Number, number, static
+from jaxrl_po.config import POSITIVE, Interval, Number, number
 from jaxrl_po.distributions import ratio
 from jaxrl_po.types import Learner, Problem, Samples
 
 
 @config_lib.record
-class Config(group_policy.GroupScale, group_policy.Reference):
+class Config(group_policy.GroupScale, group_policy.OptionalReference):
     """Hyperparameters of CISPO; nothing is clipped from below by default, as in the paper."""
 
     epsilon_low: Number = number(
@@ -24,9 +24,6 @@ class Config(group_policy.GroupScale, group_policy.Reference):
     )
     epsilon_high: Number = number(
         4.0, "the weight is clipped from above at 1 + epsilon_high", within=POSITIVE
-    )
-    use_reference: bool = static(
-        False, "KL penalty to a reference policy, at first the initial one"
     )
 
 

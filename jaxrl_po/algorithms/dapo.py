@@ -13,7 +13,7 @@ from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.advantages import informative
 from jaxrl_po.algorithms import group_policy
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import rewards
 from jaxrl_po.types import Batch, Learner, Problem
@@ -88,6 +88,10 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
             )
         for name in ("overlong_cache", "overlong_factor"):
             config_lib.require_effect(self, name, self.soft_overlong, "soft_overlong is on")
+        if self.scale == group_policy.MEAN and self.soft_overlong:
+            raise ConfigError(
+                "soft_overlong must be off where scale is mean: its penalty makes outcomes negative"
+            )
 
 
 def make(

@@ -11,18 +11,13 @@ import optax
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import group_policy
-from jaxrl_po.config import static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import Learner, Problem
 
 
 @config_lib.record
-class Config(group_policy.Clip, group_policy.Reference):
+class Config(group_policy.Clip, group_policy.OptionalReference):
     """Hyperparameters of Dr. GRPO."""
-
-    use_reference: bool = static(
-        False, "KL penalty to a reference policy, at first the initial one"
-    )
 
 
 def make(

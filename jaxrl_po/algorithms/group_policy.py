@@ -6,6 +6,7 @@ mix-ins from which each method inherits those it uses.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import optax
 
 from jaxrl_po import advantages, learner, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
-from jaxrl_po.algorithms import actor_critic, surrogates
+from jaxrl_po.algorithms import actor_critic, corrections, surrogates
 from jaxrl_po.algorithms import reference as reference_lib
 from jaxrl_po.algorithms.reference import Divergence
 from jaxrl_po.algorithms.surrogates import CLIP, Surrogate
@@ -27,6 +28,7 @@ from jaxrl_po.config import (
     number,
     static,
 )
+from jaxrl_po.distributions import log_prob_and_entropy, ratio
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,
@@ -40,6 +42,7 @@ from jaxrl_po.types import (
 )
 
 ABOVE_ONE = Interval(1.0, open_low=True)
+STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
 
 Advantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`(reward [P, G, T], mask [P, G, T], step_end [P, G, T]) -> [P, G, T]`; see `Batch`."""
@@ -48,7 +51,7 @@ Aggregate = Callable[[jax.Array, jax.Array], Mean]
 
 
 @config_lib.record
-class GradientSteps:
+class GradientSteps(corrections.Corrections):
     """Gradient steps on a batch: fields of every method without a critic."""
 
     learning_rate: Number = number(1e-3, "Adam's step size", within=POSITIVE)
@@ -75,10 +78,6 @@ class GradientSteps:
     )
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        config_lib.check(self)
-
 
 @config_lib.record
 class Reference(GradientSteps):
@@ -87,6 +86,11 @@ class Reference(GradientSteps):
     use_reference: bool = static(True, "KL penalty to a reference policy, at first the initial one")
     kl_coefficient: Number = number(
         0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE
+    )
+    reweight_kl: bool = static(
+        False,
+        "multiply the penalty in the loss by the ratio π / π_old, so that its expected gradient is "
+        "that of KL(policy ‖ reference) (DeepSeek-V3.2)",
     )
     reset_iterations: int = static(
         0,
@@ -99,8 +103,17 @@ class Reference(GradientSteps):
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
         super().validate()
-        for name in ("kl_coefficient", "reset_iterations"):
+        for name in ("kl_coefficient", "reweight_kl", "reset_iterations"):
             config_lib.require_effect(self, name, self.use_reference, "use_reference is on")
+
+
+@config_lib.record
+class OptionalReference(Reference):
+    """The same, off by default."""
+
+    use_reference: bool = static(
+        False, "KL penalty to a reference policy, at first the initial one"
+    )
 
 
 @config_lib.record
@@ -137,7 +150,10 @@ class GroupScale(GradientSteps):
     """Normalisation of a group's advantages."""
 
     scale: str = static(
-        "std", "advantages are divided by the group's std, or not at all", choices=("std", "none")
+        STD,
+        "divisor of R − mean: the group's std, none, the std of the whole batch (Lite PPO), or the "
+        "group's mean (MaxRL), for outcomes of at least 0",
+        choices=SCALES,
     )
     ddof: int = static(0, "the std divides by G − ddof", choices=(0, 1))
     std_epsilon: Number = number(1e-6, "added to the std", unit="reward units", within=NON_NEGATIVE)
@@ -145,17 +161,41 @@ class GroupScale(GradientSteps):
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
         super().validate()
-        config_lib.require_effect(self, "ddof", self.scale == "std", "scale is std")
-        config_lib.require_effect(self, "std_epsilon", self.scale == "std", "scale is std")
+        config_lib.require_effect(self, "ddof", self.scale == STD, f"scale is {STD}")
+        config_lib.require_effect(
+            self, "std_epsilon", self.scale in (STD, BATCH), f"scale is {STD} or {BATCH}"
+        )
 
 
 def group_relative(config: GroupScale) -> Advantage:
-    """`(R − mean) / std` within the group, for every token; see `advantages.group_relative`."""
+    """`(R − mean) / scale` within the group, for every token.
+
+    See `advantages.group_relative` and `advantages.maximum_likelihood`.
+    """
+    if config.scale == MEAN:
+        return outcome_advantage(advantages.maximum_likelihood)
+    if config.scale == BATCH:
+        return batch_relative(config.std_epsilon, config.axis_name)
     return outcome_advantage(
         lambda r: advantages.group_relative(
             r, scale=config.scale, ddof=config.ddof, epsilon=config.std_epsilon
         )
     )
+
+
+def batch_relative(epsilon: Number, axis_name: str | None) -> Advantage:
+    """`(R − mean of the group) / (std of all outcomes + ε)`: Lite PPO (arXiv:2508.08221).
+
+    A group that agrees but for one member no longer has a tiny divisor of its own. The std has ddof
+    0, and rows without a token do not count.
+    """
+    centred = outcome_advantage(lambda r: advantages.group_relative(r, scale=CENTRED))
+
+    def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+        _, std = masked.moments(reward.sum(axis=-1), mask.any(axis=-1), axis_name=axis_name)
+        return centred(reward, mask, step_end) / (std + epsilon)
+
+    return advantage
 
 
 def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
@@ -193,6 +233,15 @@ def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
     return jax.tree.map(keep, samples)
 
 
+def in_order(problem: Problem) -> Problem:
+    """The problem for parts of a batch that are not shuffled: what groups share is read once."""
+
+    def apply(params: ActorCritic, inputs: PyTree) -> tuple[Any, jax.Array]:
+        return problem.apply(params, problem.grouped(inputs))
+
+    return problem._replace(apply=apply)
+
+
 def require_group(reward: jax.Array) -> None:
     """Raises ConfigError if G = 1 in rewards `[P, G, T]`."""
     if reward.shape[1] < 2:
@@ -219,11 +268,13 @@ def make(
     extra_samples: int = 0,
     reward_kl: Divergence | None = None,
     loss_kl: Divergence | None = None,
+    select: Callable[[Samples], jax.Array] | None = None,
 ) -> Learner:
     """A learner that compares responses within groups.
 
-    The loss is `aggregate(surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`, on
+    The loss is `aggregate(w · surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`, on
     rewards `reward_fn(batch) − β · reward_kl`. A method gives `loss_kl` or `reward_kl`, not both.
+    The weights w, of `correction` and `mask_off_policy`, leave all denominators as they are.
 
     Args:
       config: inherits the mix-ins above that the method uses.
@@ -239,21 +290,32 @@ def make(
         not the loss.
       reward_kl: estimate of KL(policy ‖ reference) for the penalty in the rewards, or None.
       loss_kl: estimate of KL(policy ‖ reference) for the penalty in the loss, or None.
+      select: samples of the whole batch to `Samples.penalized`, for a surrogate that penalises some
+        slots, or None.
 
     Returns:
-      The learner. Metrics `signal`: share of tokens with a non-zero advantage; `extreme_ratio`:
-      share of tokens with a ratio outside [1/2, 2].
+      The learner. Metrics `signal`: share of tokens with a non-zero advantage, unless a teacher
+      rewards each token; `extreme_ratio`:
+      share of tokens with a ratio outside [1/2, 2]; with a `correction`, `sampler_weight`: its mean
+      over tokens; with `mask_off_policy`, `off_policy`: share of tokens that it drops.
 
     Raises:
       ConfigError: names the invalid field.
     """
     config.validate()
     actor_critic.require_on_policy(problem)
+    if config.num_minibatches == 1 and not extra_samples:
+        problem = in_order(problem)
     num_parts = config.num_minibatches * config.num_microbatches
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     surrogate = surrogates.checked(surrogate)
     reference = config if isinstance(config, Reference) and config.use_reference else None
+    corrections.require_mismatch(config, problem, config.num_epochs * config.num_minibatches)
+    if reference is not None:
+        config_lib.require_effect(
+            reference, "reweight_kl", loss_kl is not None, "the penalty is in the loss"
+        )
 
     def estimate_advantage(state: TrainState, batch: Batch) -> Samples:
         del state
@@ -264,28 +326,33 @@ def make(
         relative = advantage(*grouped).reshape(batch.mask.shape)
         # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
         fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
-        return Samples(
+        samples = Samples(
             inputs=batch.inputs,
             action=batch.action,
             log_prob=batch.log_prob,
             advantage=relative,
             mask=loss_mask_fn(batch),
+            teacher_log_prob=batch.teacher_log_prob,
+            sampler_log_prob=batch.sampler_log_prob,
             sampled=fresh,
         )
+        return samples if select is None else samples._replace(penalized=select(samples))
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
-        log_prob = distribution.log_prob(samples.action)
+        log_prob, entropy = log_prob_and_entropy(distribution, samples.action)
         elements, others = surrogate(log_prob, samples)
+        elements, corrected = corrections.correct(config, elements, log_prob, samples)
+        others |= corrected
         terms = {
             "policy_loss": (elements, 1.0),
-            "entropy": (distribution.entropy(), -config.entropy_coefficient),
+            "entropy": (entropy, -config.entropy_coefficient),
         }
         if reference is not None and loss_kl is not None:
-            terms["reference_kl"] = (
-                loss_kl(log_prob, samples.reference_log_prob),
-                reference.kl_coefficient,
-            )
+            kl = loss_kl(log_prob, samples.reference_log_prob)
+            if reference.reweight_kl:
+                kl *= ratio(log_prob, samples.log_prob)
+            terms["reference_kl"] = (kl, reference.kl_coefficient)
         means = {name: aggregate(x, samples.mask) for name, (x, _) in terms.items()}
         others |= {
             "extreme_ratio": (jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)).astype(
@@ -313,7 +380,8 @@ def make(
         )
         params = state.params._replace(policy=new)
         metrics |= actor_critic.update_kl(problem, params, samples, num_parts=num_parts)
-        metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
+        if samples.teacher_log_prob is None:  # else every token has a signal
+            metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=params, opt_state=opt_state)
         return (state if reference is None else reset(state, reference.reset_iterations)), metrics
 

@@ -74,6 +74,12 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
                 f"supervision must be {OUTCOME} with running_statistics, which are of "
                 f"outcomes, got {self.supervision}"
             )
+        relative_to_group = self.scale in (group_policy.STD, group_policy.CENTRED)
+        if not relative_to_group and (self.running_statistics or self.supervision != OUTCOME):
+            raise ConfigError(
+                f"scale must be {group_policy.STD} or {group_policy.CENTRED} unless supervision is "
+                f"{OUTCOME} and running_statistics is off, got {self.scale}"
+            )
 
 
 def make(

@@ -10,12 +10,12 @@ import optax
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.algorithms import group_policy
-from jaxrl_po.config import Number, number, static
+from jaxrl_po.config import Number, number
 from jaxrl_po.types import Learner, Problem, Samples
 
 
 @config_lib.record
-class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference):
+class Config(group_policy.Clip, group_policy.GroupScale, group_policy.OptionalReference):
     """Hyperparameters of GSPO; the ratio is a geometric mean over tokens, hence the narrow clip."""
 
     epsilon_low: Number = number(
@@ -23,9 +23,6 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
     )
     epsilon_high: Number = number(
         4e-4, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP
-    )
-    use_reference: bool = static(
-        False, "KL penalty to a reference policy, at first the initial one"
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_po import losses, updates
 from jaxrl_po.config import ConfigError, Interval, Number
@@ -19,6 +20,20 @@ Surrogate = Callable[[jax.Array, Samples], tuple[jax.Array, dict[str, jax.Array]
 def plain(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
     """`−r · A`, see `losses.surrogate`; logs nothing."""
     return losses.surrogate(log_prob, samples.log_prob, samples.advantage), {}
+
+
+def sampler_log_prob(samples: Samples) -> jax.Array:
+    """Log-probabilities of the sampler μ; of the old policy where that sampled."""
+    mu: jax.Array | None = samples.sampler_log_prob
+    return samples.log_prob if mu is None else mu
+
+
+def clip_fractions(outside: jax.Array, advantage: jax.Array) -> dict[str, jax.Array]:
+    """Metrics of slots without a gradient: clipped from below (A < 0) and from above (A > 0)."""
+    return {
+        "clip_fraction_low": (outside & (advantage < 0)).astype(jnp.float32),
+        "clip_fraction_high": (outside & (advantage > 0)).astype(jnp.float32),
+    }
 
 
 def clipped(

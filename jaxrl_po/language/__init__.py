@@ -3,6 +3,7 @@
 from jaxrl_po.language import dialogues, pretrained, reward_model, rewards, tasks
 from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.evaluation import make_describe, make_evaluate, render
+from jaxrl_po.language.mismatch import Sampler
 from jaxrl_po.language.networks import Sequences
 from jaxrl_po.language.problem import ModelSettings, Settings, give_reward, make_problem
 from jaxrl_po.language.reward_model import Preferences, RewardModel, learned_reward
@@ -19,6 +20,7 @@ __all__ = [
     "Preferences",
     "Prompt",
     "RewardModel",
+    "Sampler",
     "Sequences",
     "Settings",
     "Task",

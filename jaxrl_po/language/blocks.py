@@ -3,6 +3,7 @@
 Shape suffixes and `dtype` as in `transformer`.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,13 +38,14 @@ class Block(nn.Module):
         self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], mask_BxRxS: jax.Array, *cached: Any
     ) -> tuple[jax.Array, Any]:
         """The last R new positions, `[B·R, D]`, and the extended cache; `cached` as `Attention`."""
-        batch, read, _ = mask_BxRxS.shape
         h_MxD, cache = self.attention(name="attention")(
             self.norm(name="attention_norm")(x_MxD), turns_Nxh, mask_BxRxS, *cached
         )
         if self.post_norms:
             h_MxD = self.norm(name="attention_post_norm")(h_MxD)
-        x_MxD = self.constrain(last_of(x_MxD, batch, read) + h_MxD)
+        if h_MxD.shape != x_MxD.shape:
+            x_MxD = last_of(x_MxD, *mask_BxRxS.shape[:2])
+        x_MxD = self.constrain(x_MxD + h_MxD)
         h_MxD = self.mlp(name="mlp")(self.norm(name="mlp_norm")(x_MxD))
         if self.post_norms:
             h_MxD = self.norm(name="mlp_post_norm")(h_MxD)
@@ -105,26 +107,72 @@ class Attention(nn.Module):
         cache: tuple[jax.Array, jax.Array] | None = None,
         start: jax.Array | int = 0,
         number: jax.Array | None = None,
+        shared: int = 0,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """Attends from the last R new tokens to cached and new ones; caches all new ones.
 
         Where a cache holds all blocks, `number` is that of this one.
+
+        With `shared` columns above 0, the first ones, rows are in groups that have these in common:
+        positions are those of each group's shared columns, then those of each row's others.
         """
-        (batch, read, _), width, new = mask_BxRxS.shape, x_MxD.shape[-1], turns_Nxh[0].shape[0]
-        heads, kv_heads, size = self.heads, self.kv_heads, self.size
-        q_MxHC = self._project(heads, "query")(last_of(x_MxD, batch, read))
-        k_MxKC, v_MxKC = (self._project(kv_heads, name)(x_MxD) for name in ("key", "value"))
-        q_BxRxHxC = self._normed(q_MxHC.reshape(batch, read, heads, size), "query_norm")
-        k_BxNxKxC = self._normed(k_MxKC.reshape(batch, new, kv_heads, size), "key_norm")
-        q_BxRxHxC = rotate(q_BxRxHxC, *(turn[new - read :] for turn in turns_Nxh))
-        k_BxKxSxC = rotate(k_BxNxKxC, *turns_Nxh).transpose(0, 2, 1, 3)
-        v_BxKxSxC = v_MxKC.reshape(batch, new, kv_heads, size).transpose(0, 2, 1, 3)
-        if cache is not None:
-            (keys, k_BxKxSxC), (values, v_BxKxSxC) = (
-                _extend(held, new, start, number)
-                for held, new in zip(cache, (k_BxKxSxC, v_BxKxSxC), strict=True)
+        (batch, read, _), width = mask_BxRxS.shape, x_MxD.shape[-1]
+        asking_MxD = x_MxD if shared else last_of(x_MxD, batch, read)
+        q_MxHxC = self._normed(self._project(self.heads, "query")(asking_MxD), "query_norm")
+        k_MxKxC = self._normed(self._project(self.kv_heads, "key")(x_MxD), "key_norm")
+        v_MxKxC = self._project(self.kv_heads, "value")(x_MxD)
+        v_MxKxC = v_MxKxC.reshape(-1, self.kv_heads, self.size)
+
+        def attend(part: slice, columns: slice, mask: jax.Array, join: "Join") -> tuple[Any, Any]:
+            turned = [turn[columns] for turn in turns_Nxh]
+            return self._attend(q_MxHxC[part], k_MxKxC[part], v_MxKxC[part], turned, mask, join)
+
+        if shared:
+            own = batch * (read - shared)
+            groups = (x_MxD.shape[0] - own) // shared
+            before_MxHC, read_before = attend(
+                slice(groups * shared),
+                slice(shared),
+                mask_BxRxS[:: batch // groups, :shared, :shared],
+                lambda new: (new, new),
             )
-            cache = keys, values
+            after_MxHC, _ = attend(
+                slice(groups * shared, None),
+                slice(shared, None),
+                mask_BxRxS[:, shared:],
+                lambda new: (_behind(read_before, new), None),
+            )
+            out_MxHC = jnp.concatenate([before_MxHC, after_MxHC])
+        else:
+            out_MxHC, cache = attend(
+                slice(None),
+                slice(None),
+                mask_BxRxS,
+                functools.partial(_cached, cache, start, number),
+            )
+        return Linear(width, self.dtype, self.lora, name="out")(out_MxHC), cache
+
+    def _attend(
+        self,
+        q_MxHxC: jax.Array,
+        k_MxKxC: jax.Array,
+        v_MxKxC: jax.Array,
+        turns_Nxh: Sequence[jax.Array],
+        mask_BxRxS: jax.Array,
+        join: "Join",
+    ) -> tuple[jax.Array, Any]:
+        """Attends from the last R of N positions of each row to what `join` makes of theirs."""
+        (batch, read, _), new = mask_BxRxS.shape, turns_Nxh[0].shape[0]
+        heads, kv_heads, size = self.heads, self.kv_heads, self.size
+        q_BxRxHxC = q_MxHxC.reshape(batch, read, heads, size)
+        q_BxRxHxC = rotate(q_BxRxHxC, *(turn[new - read :] for turn in turns_Nxh))
+        k_BxNxKxC, v_BxNxKxC = (
+            x_MxKxC.reshape(batch, new, kv_heads, size) for x_MxKxC in (k_MxKxC, v_MxKxC)
+        )
+        k_BxNxKxC = rotate(k_BxNxKxC, *turns_Nxh)
+        (k_BxKxSxC, v_BxKxSxC), kept = join(
+            (k_BxNxKxC.transpose(0, 2, 1, 3), v_BxNxKxC.transpose(0, 2, 1, 3))
+        )
         q_BxRxKxGxC = q_BxRxHxC.reshape(batch, read, kv_heads, heads // kv_heads, size)
         scores_BxKxGxRxS = self.scale * jnp.einsum(
             "brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC
@@ -133,16 +181,17 @@ class Attention(nn.Module):
         scores_BxKxGxRxS = jnp.where(mask_BxRxS[:, None, None], scores_BxKxGxRxS, -1e30)
         weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(self.dtype)
         out_BxRxKxGxC = jnp.einsum("bkgrs,bksc->brkgc", weights_BxKxGxRxS, v_BxKxSxC)
-        out_MxHC = out_BxRxKxGxC.reshape(batch * read, heads * size)
-        return Linear(width, self.dtype, self.lora, name="out")(out_MxHC), cache
+        return out_BxRxKxGxC.reshape(batch * read, heads * size), kept
 
     def _project(self, heads: int, name: str) -> "Linear":
         return Linear(heads * self.size, self.dtype, self.lora, self.bias, name=name)
 
-    def _normed(self, x_BxNxHxC: jax.Array, name: str) -> jax.Array:
+    def _normed(self, x_MxHC: jax.Array, name: str) -> jax.Array:
+        """By heads, `[M, H, C]`."""
+        x_MxHxC = x_MxHC.reshape(x_MxHC.shape[0], -1, self.size)
         if self.norm_epsilon is None:
-            return x_BxNxHxC
-        normed: jax.Array = nn.RMSNorm(self.norm_epsilon, dtype=self.dtype, name=name)(x_BxNxHxC)
+            return x_MxHxC
+        normed: jax.Array = nn.RMSNorm(self.norm_epsilon, dtype=self.dtype, name=name)(x_MxHxC)
         return normed
 
 
@@ -198,6 +247,32 @@ class Linear(nn.Module):
         b_RxO = self.variable(ADAPTERS, "b", jnp.zeros, (rank, self.outputs), jnp.float32).value
         change_MxO = (x_MxI @ a_IxR.astype(self.dtype)) @ b_RxO.astype(self.dtype)
         return y_MxO + self.lora.scale * change_MxO
+
+
+Pair = tuple[jax.Array, jax.Array]
+Join = Callable[[Pair], tuple[Pair, Any]]
+"""Keys and values of new columns, `[B, K, N, C]`, to those attended to and to what is kept."""
+
+
+def _cached(
+    cache: Pair | None, start: jax.Array | int, number: jax.Array | None, new: Pair
+) -> tuple[Pair, Pair | None]:
+    """A `Join` with earlier columns, of which the extended cache is kept."""
+    if cache is None:
+        return new, None
+    (keys, k_BxKxSxC), (values, v_BxKxSxC) = (
+        _extend(held, columns, start, number) for held, columns in zip(cache, new, strict=True)
+    )
+    return (k_BxKxSxC, v_BxKxSxC), (keys, values)
+
+
+def _behind(shared: Pair, new: Pair) -> Pair:
+    """The columns of each group, repeated for its members, then those of each member."""
+    keys, values = (
+        jnp.concatenate([jnp.repeat(of_group, own.shape[0] // of_group.shape[0], axis=0), own], 2)
+        for of_group, own in zip(shared, new, strict=True)
+    )
+    return keys, values
 
 
 def _extend(

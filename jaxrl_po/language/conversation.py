@@ -5,40 +5,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.language import sampling
+from jaxrl_po.language import sampling, transcript
 from jaxrl_po.language.dialogue import Dialogue, Reply
 from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks.types import Prompt
+from jaxrl_po.language.transcript import Conversations, Written
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
-
-
-class Conversations(NamedTuple):
-    """B = P·G dialogues, group-major; N tokens after the prompt, S of them sampled at most.
-
-    Attributes:
-      tokens: `[B, N]`, int32: messages and replies in turn, without gaps; PAD after the end.
-      position: `[B, S]`, int32 below N: where each sampled token stands among them.
-      action: `[B, S]`, int32, the sampled tokens.
-      log_prob: `[B, S]`, nats, under the policy at its temperature, before top-k and top-p.
-      mask: `[B, S]`, bool, False after the last sampled token.
-      message_end: `[B, S]`, bool, the last token of each message.
-      reward: `[B, S]`, reward units, at the ends of messages.
-      state: the environment's last state, leaves `[B, …]`.
-      ended: `[B]`, bool, whether the dialogue was done within its turns.
-      turns: `[B]`, int32, messages.
-    """
-
-    tokens: jax.Array
-    position: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    mask: jax.Array
-    message_end: jax.Array
-    reward: jax.Array
-    state: PyTree
-    ended: jax.Array
-    turns: jax.Array
 
 
 class Turn(NamedTuple):
@@ -52,6 +26,7 @@ class Turn(NamedTuple):
       read: `[B]`, tokens of it that the policy has read.
       turns: `[B]`, messages that are complete.
       done: `[B]`, bool, as the environment says.
+      matched: of the message, see `Ends.begin`.
     """
 
     state: PyTree
@@ -61,6 +36,7 @@ class Turn(NamedTuple):
     read: jax.Array
     turns: jax.Array
     done: jax.Array
+    matched: Any
 
 
 def converse(
@@ -74,6 +50,7 @@ def converse(
     group_size: int,
     decoding: Decoding,
     greedy: bool = False,
+    noise: float = 0.0,
 ) -> Conversations:
     """Holds `group_size` dialogues from each of P starting states.
 
@@ -93,13 +70,14 @@ def converse(
       group_size: G.
       decoding: see `Decoding`; its budget, above 0, is that of a message.
       greedy: write the most likely tokens.
+      noise: std of the noise on the logits, see `sampling.draw`.
 
     Returns:
       The conversations.
     """
     tokenizer, budget = dialogue.tokenizer, decoding.max_new_tokens
     columns, prompt_length = dialogue.longest(budget), prompt.tokens.shape[1]
-    ends = jnp.asarray(tokenizer.ends, jnp.int32)
+    ends = ends_of(tokenizer)
     row_keys = sampling.member_keys(keys, group_size)
     rows = row_keys.shape[0]
     logits, filled, pad = sampling.prefill(
@@ -128,7 +106,9 @@ def converse(
     def emit(loop: Loop) -> Loop:
         """Token t of every row: of its reply, sampled, or PAD once its dialogue is over."""
         turn = loop.turn
-        token, log_prob = sampling.draw(loop.logits, row_keys, loop.t, decoding, greedy=greedy)
+        token, log_prob = sampling.draw(
+            loop.logits, row_keys, loop.t, decoding, greedy=greedy, noise=noise
+        )
         reads = turn.read < turn.reply.length
         writes = ~reads & ~over(turn)
         if dialogue.reply_length:
@@ -138,17 +118,19 @@ def converse(
         token = jnp.where(over(turn), tokenizer.pad, token)
         here = writes[:, None] & (jnp.arange(budget)[None] == turn.written[:, None])
         written = turn.written + writes
-        complete = writes & (jnp.isin(token, ends) | (written == budget))
+        matched, ends_here = ends.after(turn.matched, token)
+        complete = writes & (ends_here | (written == budget))
         turn = turn._replace(
             message=jnp.where(here, token[:, None], turn.message),
             written=written,
             read=turn.read + reads,
+            matched=None if matched is None else jnp.where(writes, matched, turn.matched),
         )
         respond_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, columns + loop.t)
         turn, reward = jax.lax.cond(
-            complete.any(),
+            sampling.anywhere(complete),
             answer,
-            lambda turn, complete, keys: (turn, jnp.zeros(rows)),
+            lambda turn, complete, keys: (turn, jnp.zeros(rows, jnp.float32)),
             turn,
             complete,
             respond_keys,
@@ -180,6 +162,7 @@ def converse(
             read=jnp.zeros_like(turn.read),
             turns=turn.turns + 1,
             done=done,
+            matched=ends.begin(rows),
         )
         turn = jax.tree.map(
             lambda new, old: jnp.where(complete.reshape(-1, *[1] * (new.ndim - 1)), new, old),
@@ -192,7 +175,7 @@ def converse(
         return turn, jnp.where(complete, reward, 0.0)
 
     def unfinished(loop: Loop) -> jax.Array:
-        return (loop.t < columns) & ~over(loop.turn).all()
+        return (loop.t < columns) & sampling.anywhere(~over(loop.turn))
 
     def step(loop: Loop) -> Loop:
         previous = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.t - 1, 1, axis=1)
@@ -208,36 +191,25 @@ def converse(
         read=nothing,
         turns=nothing,
         done=jnp.zeros(rows, bool),
+        matched=ends.begin(rows),
     )
-    empty = jnp.zeros((rows, columns))
     loop = Loop(
         t=jnp.int32(0),
         logits=logits,
         cache=filled,
         turn=begun,
         tokens=jnp.full((rows, columns), tokenizer.pad, jnp.int32),
-        log_prob=empty,
+        log_prob=jnp.zeros((rows, columns), logits.dtype),
         sampled=jnp.zeros((rows, columns), bool),
         message_end=jnp.zeros((rows, columns), bool),
-        reward=empty,
+        reward=jnp.zeros((rows, columns), jnp.float32),
     )
     loop = jax.lax.while_loop(unfinished, step, emit(loop))
-    # Sampled tokens to the front, in order, so that nothing that follows sees the gaps.
-    position = jnp.argsort(~loop.sampled, axis=1, stable=True)[:, : dialogue.max_turns * budget]
-    position = position.astype(jnp.int32)
-    action, log_prob, mask, message_end, reward = (
-        jnp.take_along_axis(x, position, axis=1)
-        for x in (loop.tokens, loop.log_prob, loop.sampled, loop.message_end, loop.reward)
-    )
+    written = Written(loop.tokens, loop.log_prob, loop.sampled, loop.message_end, loop.reward)
     turn = loop.turn
-    return Conversations(
-        tokens=loop.tokens,
-        position=position,
-        action=action,
-        log_prob=log_prob,
-        mask=mask,
-        message_end=message_end,
-        reward=reward,
+    return transcript.gather(
+        written,
+        dialogue.max_turns * budget,
         state=turn.state,
         ended=turn.done,
         turns=turn.turns,

@@ -71,11 +71,16 @@ class Dialogue(NamedTuple):
         return self.message_length
 
     def longest(self, budget: int) -> int:
-        """N, tokens of the longest dialogue after its prompt: the last reply is not read."""
-        return self.max_turns * budget + (self.max_turns - 1) * self.reply_length
+        """N, see the function `longest`."""
+        return longest(self.max_turns, budget, self.reply_length)
 
 
 AnyTask = Task | Dialogue
+
+
+def longest(max_turns: int, budget: int, reply_length: int) -> int:
+    """N, tokens of the longest dialogue after its prompt: the last reply is not read."""
+    return max_turns * budget + (max_turns - 1) * reply_length
 
 
 def check_contract(dialogue: Dialogue) -> None:

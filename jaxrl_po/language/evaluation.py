@@ -12,7 +12,9 @@ from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
 from jaxrl_po.language.problem import Settings
 from jaxrl_po.language.sampling import PLAIN, Decoding
+from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.tasks.types import reading
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, CollectorState, PyTree
@@ -75,8 +77,9 @@ def make_answer(
     budgeted = decoding._replace(max_new_tokens=check_budget(task, decoding.max_new_tokens))
 
     def answer(params: ActorCritic, key: jax.Array, n: int) -> Answers:
+        source = reading(task, params.frozen)
         keys = jax.vmap(jax.random.split)(jax.random.split(key, num_prompts))
-        prompts = jax.vmap(lambda key: task.sample(key, True))(keys[:, 0])
+        prompts = jax.vmap(lambda key: source.sample(key, True))(keys[:, 0])
         completions = sampling.generate(
             lora.over(model, params.frozen),
             params.policy,
@@ -85,7 +88,7 @@ def make_answer(
             keys[:, 1],
             group_size=max(n, 1),
             decoding=budgeted,
-            eos=task.tokenizer.ends,
+            eos=ends_of(task.tokenizer),
             pad_token=task.tokenizer.pad,
             greedy=n == 0,
         )
@@ -93,8 +96,8 @@ def make_answer(
             x.reshape(num_prompts, -1, *x.shape[1:])
             for x in (completions.tokens, completions.length, completions.ended)
         )
-        score = jax.vmap(jax.vmap(task.score, in_axes=(None, 0)))(prompts.problem, tokens)
-        expected = jax.vmap(task.demonstrate)(prompts.problem)
+        score = jax.vmap(jax.vmap(source.score, in_axes=(None, 0)))(prompts.problem, tokens)
+        expected = jax.vmap(source.demonstrate)(prompts.problem)
         return Answers(*prompts, tokens, length, ended, score, expected)
 
     return answer
@@ -241,7 +244,7 @@ def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
         {
             "decoding": decoding,
             "prompt": prompt,
-            "completion": decode(answer.tokens[p, i].tolist(), pad=PAD),
+            "completion": decode(answer.tokens[p, i, : answer.length[p, i]].tolist(), pad=PAD),
             "expected": decode(answer.expected[p].tolist()),
             "length": int(answer.length[p, i]),
             "score": float(answer.score[p, i]),

@@ -14,6 +14,8 @@ EVERY = (*ATTENTION, *MLP)
 
 ADAPTERS = "lora"
 """Name of the collection of parameters."""
+BASE = "params"
+"""Name of the collection that they are over."""
 
 
 class Lora(NamedTuple):
@@ -69,9 +71,11 @@ class Adapted(NamedTuple):
         return self.model.empty_cache(batch, length)
 
 
-def over(model: Any, base: PyTree) -> Any:
-    """The model as a function of what is trained: of its adapters where there is a base."""
-    return model if base is None else Adapted(model, base)
+def over(model: Any, frozen: PyTree) -> Any:
+    """The model as a function of what is trained: of its adapters where a base is frozen."""
+    if frozen is None or BASE not in frozen:
+        return model
+    return Adapted(model, {BASE: frozen[BASE]})
 
 
 def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:

@@ -11,6 +11,8 @@ from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora
 from jaxrl_po.language.checks import check_adapters, check_parameters, check_vocabulary
 from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.mismatch import Sampler
+from jaxrl_po.language.tasks.types import DATA, Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
@@ -40,6 +42,25 @@ class Sequences(NamedTuple):
     position: jax.Array | None = None
 
 
+class Grouped(NamedTuple):
+    """What `apply` reads of whole groups, B = P·G rows in order: each prompt once.
+
+    Attributes:
+      prompt: `[P, L]`, int32, left-padded.
+      pad: `[P]`, int32, padding tokens on the left.
+      tokens: `[B, N]`, int32, what follows it.
+      position: see `Sequences`.
+    """
+
+    prompt: jax.Array
+    pad: jax.Array
+    tokens: jax.Array
+    position: jax.Array | None
+
+
+Inputs = Sequences | Grouped
+
+
 class Networks(NamedTuple):
     """Policy and critic on sequences.
 
@@ -48,12 +69,14 @@ class Networks(NamedTuple):
       apply: see `Problem`.
       value: `value(params, inputs) -> [B, S]`; zeros without a critic.
       exact_sampler: see `Problem`.
+      grouped: see `Problem`.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
-    apply: Callable[[ActorCritic, Sequences], tuple[Categorical | Unembedded, jax.Array]]
-    value: Callable[[ActorCritic, Sequences], jax.Array]
+    apply: Callable[[ActorCritic, Inputs], tuple[Categorical | Unembedded, jax.Array]]
+    value: Callable[[ActorCritic, Inputs], jax.Array]
     exact_sampler: bool
+    grouped: Callable[[Sequences], Inputs]
 
 
 def make_networks(
@@ -62,9 +85,11 @@ def make_networks(
     critic: Transformer | None,
     *,
     num_prompts: int,
+    group_size: int,
     columns: int,
     temperature: float,
     old_log_prob: str,
+    sampler: Sampler,
     initial: PyTree | None,
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None,
 ) -> Networks:
@@ -75,9 +100,11 @@ def make_networks(
       model: see `problem.make_problem`, as for all but `columns`.
       critic: likewise.
       num_prompts: likewise.
+      group_size: likewise.
       columns: N, tokens of a completion at most.
       temperature: likewise.
       old_log_prob: likewise.
+      sampler: likewise.
       initial: likewise.
       warm: likewise.
 
@@ -88,7 +115,8 @@ def make_networks(
         # Below float32 the cached and the whole forward pass round differently. A custom module
         # need not have a dtype.
         dtype = getattr(model, "dtype", jnp.float32)
-        old_log_prob = SAMPLER if jnp.promote_types(dtype, jnp.float32) == dtype else LEARNER
+        whole = jnp.promote_types(dtype, jnp.float32) == dtype
+        old_log_prob = SAMPLER if whole and not sampler.differs(model) else LEARNER
     check_vocabulary(source, model)
     # A custom module need not know of adapters either.
     adapters: lora.Lora | None = getattr(model, "lora", None)
@@ -106,34 +134,50 @@ def make_networks(
         policy_key, critic_key, warm_key = jax.random.split(key, 3)
         tokens, pad = jnp.zeros((1, source.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
         policy: PyTree = initial
-        base: PyTree = None
+        frozen: dict[str, PyTree] = {}
+        if isinstance(source, Task) and source.data is not None:
+            frozen[DATA] = jax.tree.map(jnp.asarray, source.data)
         if initial is None or adapters is not None:
             policy = model.init(policy_key, tokens, pad)
         if adapters is not None:
-            policy, base = {lora.ADAPTERS: policy[lora.ADAPTERS]}, initial
+            assert initial is not None
+            policy, frozen[lora.BASE] = {lora.ADAPTERS: policy[lora.ADAPTERS]}, initial[lora.BASE]
         if isinstance(warm, WarmStart):
-            policy = warm_start(lora.over(model, base), policy, source, warm, warm_key)
+            policy = warm_start(lora.over(model, frozen), policy, source, warm, warm_key)
         elif warm is not None:
             policy = warm(policy, warm_key)
         value = None if critic is None else critic.init(critic_key, tokens, pad)
-        return ActorCritic(policy, value, base), CollectorState(
+        return ActorCritic(policy, value, frozen or None), CollectorState(
             {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
         )
 
-    def apply(params: ActorCritic, inputs: Sequences) -> tuple[Categorical | Unembedded, jax.Array]:
+    def apply(params: ActorCritic, inputs: Inputs) -> tuple[Categorical | Unembedded, jax.Array]:
+        # Where prompts are read once a group, there is an output after each prompt and token.
+        reading: dict[str, Any] = {"last": columns}
+        if isinstance(inputs, Grouped):
+            reading = {"prompt": inputs.prompt}
         distribution = next_tokens(
             lora.over(model, params.frozen),
             params.policy,
             inputs.tokens[:, :-1],
             inputs.pad,
-            last=columns,
             temperature=temperature,
             position=inputs.position,
+            **reading,
         )
         return distribution, value(params, inputs)
 
-    def value(params: ActorCritic, inputs: Sequences) -> jax.Array:
-        if critic is None or params.value is None:
+    def grouped(inputs: Sequences) -> Inputs:
+        deep = isinstance(model, Transformer) and model.scanned
+        rows = inputs.tokens.shape[0]
+        # In models of few blocks it gains little, and sums would have another order.
+        if not deep or critic is not None or group_size == 1 or rows % group_size:
+            return inputs
+        prompt, tokens = jnp.split(inputs.tokens, [inputs.tokens.shape[1] - columns], axis=1)
+        return Grouped(prompt[::group_size], inputs.pad[::group_size], tokens, inputs.position)
+
+    def value(params: ActorCritic, inputs: Inputs) -> jax.Array:
+        if critic is None or params.value is None or isinstance(inputs, Grouped):
             every = (inputs.tokens.shape[0], columns)
             return jnp.zeros(every if inputs.position is None else inputs.position.shape)
         values = critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=columns)[0]
@@ -142,7 +186,7 @@ def make_networks(
             return values
         return jnp.take_along_axis(values, inputs.position, axis=1)
 
-    return Networks(init, apply, value, old_log_prob == SAMPLER)
+    return Networks(init, apply, value, old_log_prob == SAMPLER, grouped)
 
 
 def prompt_keys(collector: CollectorState, key: jax.Array) -> jax.Array:

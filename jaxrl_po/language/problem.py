@@ -24,6 +24,7 @@ from jaxrl_po.language.checks import (
     check_budget,
     check_top_k,
 )
+from jaxrl_po.language.mismatch import DTYPES, Sampler
 from jaxrl_po.language.networks import (
     AUTO,
     OLD_LOG_PROBS,
@@ -31,14 +32,14 @@ from jaxrl_po.language.networks import (
     make_networks,
     prompt_keys,
 )
+from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task, finite
-from jaxrl_po.language.tasks.types import check_lengths
+from jaxrl_po.language.tasks.types import check_lengths, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
 
-DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
-
+SAMPLER_OF_LEARNER = Sampler()
 NUCLEUS = Interval(0.0, 1.0, open_low=True)
 
 
@@ -155,6 +156,7 @@ def make_problem(
     verify: bool = True,
     prompt_set: int = 0,
     old_log_prob: str = AUTO,
+    sampler: Sampler = SAMPLER_OF_LEARNER,
     critic: Transformer | None = None,
     initial: PyTree | None = None,
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
@@ -182,6 +184,7 @@ def make_problem(
         warm start still sees the whole train split.
       old_log_prob: see `Settings`; groups that dynamic sampling carries over always keep the
         sampler's.
+      sampler: how the policy that samples differs from the learner's; see `Sampler`.
       critic: transformer with one output, or None for no critic (values are then zeros).
       initial: initial parameters of the policy, the same for every key; None draws them. Where the
         model has adapters (`lora`), they are the base, which is frozen, and the adapters are drawn.
@@ -189,10 +192,10 @@ def make_problem(
         place, from these and a key to other parameters; None for none.
 
     Returns:
-      The `Problem`. Metrics: with `verify`, `accuracy` (raw score) and, in groups, `dead_groups`
-      (share of groups whose scores are all equal); `response_length` (tokens, EOS included);
-      `truncated` (share of completions without EOS); where the task has `parses`, `malformed`
-      (share of completions that do not parse).
+      The `Problem`. Metrics: with `verify`, `accuracy` (raw score), `wrong_length` (tokens of the
+      completions with score 0) and, in groups, `dead_groups` (share of groups whose scores are all
+      equal); `response_length` (tokens, EOS included); `truncated` (share of completions without
+      EOS); where the task has `parses`, `malformed` (share of completions that do not parse).
 
     Raises:
       ConfigError: for an invalid argument, which the message names.
@@ -216,9 +219,14 @@ def make_problem(
             old_log_prob=old_log_prob,
         )
     )
+    check(sampler)
     check_top_k(top_k, model)
     budget = check_budget(task, max_new_tokens)
-    source = finite(task, prompt_set) if prompt_set else task
+
+    def drawn_from(task: Task) -> Task:
+        return finite(task, prompt_set) if prompt_set else task
+
+    strata = drawn_from(task).strata
     check_lengths(task)
     if process_reward and not verify:
         raise ConfigError(
@@ -231,9 +239,11 @@ def make_problem(
         model,
         critic,
         num_prompts=num_prompts,
+        group_size=group_size,
         columns=budget,
         temperature=temperature,
         old_log_prob=old_log_prob,
+        sampler=sampler,
         initial=initial,
         warm=warm,
     )
@@ -241,17 +251,19 @@ def make_problem(
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
+        source = drawn_from(reading(task, params.frozen))
         keys = prompt_keys(collector, key)
         prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
-            lora.over(model, params.frozen),
+            lora.over(sampler.of(model), params.frozen),
             params.policy,
             prompts.tokens,
             prompts.pad,
             keys[:, 1],
             group_size=group_size,
             decoding=sampling.Decoding(budget, temperature, top_k, top_p),
-            eos=task.tokenizer.ends,
+            eos=ends_of(task.tokenizer),
+            noise=sampler.noise,
             pad_token=task.tokenizer.pad,
         )
         members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
@@ -263,6 +275,7 @@ def make_problem(
         if verify:
             score = jax.vmap(source.score)(members.problem, completions.tokens)
             metrics["accuracy"] = masked.total(score)
+            metrics["wrong_length"] = masked.total(completions.length, score == 0)
             if group_size > 1:
                 metrics["dead_groups"] = masked.total(~informative(score.reshape(-1, group_size)))
             reward = jnp.where(is_last, score[:, None], 0.0)
@@ -306,8 +319,10 @@ def make_problem(
         collect,
         networks.apply,
         rows,
-        source.strata,
+        strata,
         exact_sampler=networks.exact_sampler,
+        grouped=networks.grouped,
+        staleness=sampler.staleness,
     )
 
 

@@ -26,7 +26,9 @@ from jaxrl_po.config import (
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import check_budget, check_parameters, check_vocabulary
 from jaxrl_po.language.networks import Sequences
+from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.tasks.types import reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
@@ -127,7 +129,7 @@ def compare(
       The comparisons.
     """
     budget = check_budget(task, max_new_tokens)
-    pad_token, ends = task.tokenizer.pad, task.tokenizer.ends
+    pad_token, ends = task.tokenizer.pad, ends_of(task.tokenizer)
     prompt_key, sample_key, demonstration_key, flip_key = jax.random.split(key, 4)
     prompts = jax.vmap(lambda key: task.sample(key, False))(jax.random.split(prompt_key, num_pairs))
     sampled = sampling.generate(
@@ -152,9 +154,9 @@ def compare(
     swap = (score[:, 1] > score[:, 0]) ^ jax.random.bernoulli(flip_key, flip, (num_pairs,))
     pairs = jnp.where(swap[:, None, None], pairs[:, ::-1], pairs)
     prompt, pad = (jnp.repeat(x[:, None], 2, axis=1) for x in (prompts.tokens, prompts.pad))
-    # True up to and including the first EOS.
-    is_eos = jnp.isin(pairs, jnp.array(ends))
-    mask = jnp.cumsum(is_eos, axis=-1) - is_eos == 0
+    # True up to and including the first end.
+    is_end = ends.mark(pairs.reshape(-1, budget)).reshape(pairs.shape)
+    mask = jnp.cumsum(is_end, axis=-1) - is_end == 0
     return Comparisons(
         Sequences(jnp.concatenate([prompt, pairs], axis=-1), pad), mask, score[:, 0] != score[:, 1]
     )
@@ -215,6 +217,7 @@ def fit(
     """
     settings.validate()
     check_model(task, model)
+    task = reading(task, params.frozen)
     init_key, pairs_key = jax.random.split(key)
     steps, fresh = settings.comparisons // settings.batch_size, -(-FRESH // settings.batch_size)
     schedule = optax.linear_schedule(settings.learning_rate, 0.0, settings.epochs * steps)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.distributions import Categorical
+from jaxrl_po.language.stopping import Ends
 from jaxrl_po.language.transformer import Transformer
 
 
@@ -70,11 +71,11 @@ class Completions(NamedTuple):
     """Generated completions, B = P·G rows, group-major.
 
     Attributes:
-      tokens: `[B, T]`, int32; PAD after EOS.
+      tokens: `[B, T]`, int32; PAD after EOS, or after the token that completes a stop string.
       log_prob: `[B, T]`, nats, under the policy at its temperature, before top-k and top-p; 0 after
-        EOS.
-      length: `[B]`, int32, tokens generated, EOS included.
-      ended: `[B]`, bool, whether EOS came within the budget.
+        the end.
+      length: `[B]`, int32, tokens generated, the last one included.
+      ended: `[B]`, bool, whether the end came within the budget.
     """
 
     tokens: jax.Array
@@ -88,6 +89,23 @@ def member_keys(keys: jax.Array, group_size: int) -> jax.Array:
     chex.assert_rank(keys, 1)
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
     return fold(keys, jnp.arange(group_size)).reshape(-1)
+
+
+@jax.custom_batching.custom_vmap
+def anywhere(condition: jax.Array) -> jax.Array:
+    """Whether it holds in any row, of any seed where seeds are mapped: `[]`, bool.
+
+    A loop whose condition is mapped selects between its old and new carry, the cache too, in each
+    step, and its counter, mapped likewise, turns slices into scatters. With this one the seeds run
+    until the last has ended, in which the others write padding.
+    """
+    return condition.any()
+
+
+@anywhere.def_vmap
+def _(size: int, mapped: Sequence[bool], condition: jax.Array) -> tuple[jax.Array, bool]:
+    del size, mapped
+    return anywhere(condition), False
 
 
 def prefill(
@@ -122,17 +140,30 @@ def prefill(
 
 
 def draw(
-    logits: jax.Array, keys: jax.Array, t: jax.Array, decoding: Decoding, *, greedy: bool
+    logits: jax.Array,
+    keys: jax.Array,
+    t: jax.Array,
+    decoding: Decoding,
+    *,
+    greedy: bool,
+    noise: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Token t of each row and its log-probability before top-k and top-p, both `[B]`.
 
-    `keys` `[B]` are folded with t and consumed; greedy draws nothing.
+    `keys` `[B]` are folded with t, `[]` or `[B]`, and consumed; greedy draws nothing. Without
+    greedy the logits have Gaussian noise of std `noise`, before the temperature.
     """
+    step_keys = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(t, keys.shape))
+    if noise and not greedy:
+        step_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(step_keys), 1, 0)
+        drawn = jax.vmap(lambda row, key: jax.random.normal(key, row.shape, row.dtype))(
+            logits, noise_keys
+        )
+        logits = logits + noise * drawn
     distribution = Categorical(logits / decoding.temperature)
     if greedy:
         token = distribution.mode()
     else:
-        step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
         kept = Categorical(
             truncate(distribution.logits, top_k=decoding.top_k, top_p=decoding.top_p)
         )
@@ -149,9 +180,10 @@ def generate(
     *,
     group_size: int,
     decoding: Decoding,
-    eos: int | Sequence[int],
+    eos: int | Sequence[int] | Ends,
     pad_token: int,
     greedy: bool = False,
+    noise: float = 0.0,
 ) -> Completions:
     """Samples `group_size` completions of each prompt.
 
@@ -173,15 +205,16 @@ def generate(
         `fold_in(fold_in(key, g), t)`.
       group_size: G.
       decoding: see `Decoding`; its budget is above 0.
-      eos: id that ends a completion, or several of which each does.
+      eos: id that ends a completion, several of which each does, or `Ends`, with stop strings.
       pad_token: id that fills the rest.
       greedy: take the most likely token; `log_prob` is still at the temperature.
+      noise: std of the noise on the logits, see `draw`.
 
     Returns:
       The completions.
     """
     prompt_length = prompt.shape[1]
-    ends = jnp.atleast_1d(jnp.asarray(eos, jnp.int32))
+    ends = eos if isinstance(eos, Ends) else Ends((eos,) if isinstance(eos, int) else tuple(eos))
     rows = prompt.shape[0] * group_size
     row_keys = member_keys(keys, group_size)
     # The last token is never fed back, so it needs no column.
@@ -196,12 +229,14 @@ def generate(
         log_prob: jax.Array
         length: jax.Array
         ended: jax.Array
+        matched: Any
 
     def emit(loop: Loop) -> Loop:
         """Draws token t of every row that has not ended."""
-        token, log_prob = draw(loop.logits, row_keys, loop.t, decoding, greedy=greedy)
+        token, log_prob = draw(loop.logits, row_keys, loop.t, decoding, greedy=greedy, noise=noise)
         log_prob = jnp.where(loop.ended, 0.0, log_prob)
         token = jnp.where(loop.ended, pad_token, token)
+        matched, ends_here = ends.after(loop.matched, token)
         return loop._replace(
             t=loop.t + 1,
             tokens=jax.lax.dynamic_update_slice_in_dim(loop.tokens, token[:, None], loop.t, axis=1),
@@ -209,11 +244,12 @@ def generate(
                 loop.log_prob, log_prob[:, None], loop.t, axis=1
             ),
             length=loop.length + ~loop.ended,
-            ended=loop.ended | jnp.isin(token, ends),
+            ended=loop.ended | ends_here,
+            matched=matched,
         )
 
     def unfinished(loop: Loop) -> jax.Array:
-        return (loop.t < decoding.max_new_tokens) & ~loop.ended.all()
+        return (loop.t < decoding.max_new_tokens) & anywhere(~loop.ended)
 
     def step(loop: Loop) -> Loop:
         previous = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.t - 1, 1, axis=1)
@@ -228,6 +264,7 @@ def generate(
         log_prob=jnp.zeros((rows, decoding.max_new_tokens)),
         length=jnp.zeros(rows, jnp.int32),
         ended=jnp.zeros(rows, bool),
+        matched=ends.begin(rows),
     )
     loop = jax.lax.while_loop(unfinished, step, emit(loop))
     return Completions(loop.tokens, loop.log_prob, loop.length, loop.ended)

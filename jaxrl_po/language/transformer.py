@@ -134,6 +134,7 @@ class Transformer(nn.Module):
         *,
         last: int = 0,
         unembed: bool = True,
+        prompt: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache | None]:
         """Logits after each new token.
 
@@ -148,6 +149,9 @@ class Transformer(nn.Module):
             block computes keys and values only.
           unembed: compute the outputs; otherwise the vectors `[…, D]` are returned of which they
             are the product with `unembedding`.
+          prompt: `[P, L]`, int32, left-padded by `pad` `[P]`: what each group of B / P consecutive
+            rows has before its tokens, read once a group. Without a cache, and where blocks are
+            scanned. There is then an output after the prompt too, before those after the tokens.
 
         Returns:
           Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without
@@ -155,10 +159,19 @@ class Transformer(nn.Module):
         """
         chex.assert_rank([tokens, pad], [2, 1])
         batch, new = tokens.shape
+        shared = 0
+        tokens_M = tokens.reshape(-1)
+        if prompt is not None:
+            assert self.scanned, "prompts are read once a group where blocks are scanned"
+            assert cache is None, "prompts that are read once a group are not cached"
+            shared = prompt.shape[1]
+            new += shared
+            tokens_M = jnp.concatenate([prompt.reshape(-1), tokens_M])
+            pad = jnp.repeat(pad, batch // prompt.shape[0])
         embedding_VxD = self.param(
             "embedding", nn.initializers.normal(1.0), (self.vocabulary, self.width)
         )
-        x_MxD = self.constrain(_embed(embedding_VxD, tokens.reshape(-1), self.dtype))
+        x_MxD = self.constrain(_embed(embedding_VxD, tokens_M, self.dtype))
         if self.embedding_scale != 1.0:
             x_MxD = x_MxD * jnp.asarray(self.embedding_scale, self.dtype)
         total = new if cache is None else jax.tree.leaves(cache)[0].shape[-2]
@@ -188,15 +201,18 @@ class Transformer(nn.Module):
                 ]
             seen_BxRxS = seen_BxNxS[:, new - read :]
             out: tuple[jax.Array, Any] = block.apply(
-                variables, x_MxD, turned_Nxh, seen_BxRxS, cache, start, number
+                variables, x_MxD, turned_Nxh, seen_BxRxS, cache, start, number, shared
             )
             return out
 
         run = self._scanned if self.scanned else self._unrolled
         x_MxD, cache = run(layer, self._blocks(block), x_MxD, cache, new, last)
-        x_MxD = self._norm(dtype=wide(self.dtype), name="final_norm")(
+        x_MxD = (
             last_of(x_MxD, batch, last or new)
+            if prompt is None
+            else _after_prompts(x_MxD, batch, *prompt.shape)
         )
+        x_MxD = self._norm(dtype=wide(self.dtype), name="final_norm")(x_MxD)
         outputs = self.outputs or self.vocabulary
         if self.ties_output:
             x_MxD = x_MxD * (self.tied_scale or 1 / math.sqrt(self.width))
@@ -338,6 +354,16 @@ class Transformer(nn.Module):
         shape = (batch, *blocks, self.kv_heads or self.heads, length, self.size)
         pair = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
         return pair if self.scanned else (pair,) * self.layers
+
+
+def _after_prompts(x_MxD: jax.Array, batch: int, prompts: int, columns: int) -> jax.Array:
+    """Of each row the prompt's last position and its own: `[P·L + B·N, D]` to `[B·(1 + N), D]`."""
+    of_prompts_PxLxD, of_rows_BxNxD = (
+        part.reshape(rows, -1, x_MxD.shape[-1])
+        for part, rows in zip(jnp.split(x_MxD, [prompts * columns]), (prompts, batch), strict=True)
+    )
+    last_Bx1xD = jnp.repeat(of_prompts_PxLxD[:, -1:], batch // prompts, axis=0)
+    return jnp.concatenate([last_Bx1xD, of_rows_BxNxD], 1).reshape(-1, x_MxD.shape[-1])
 
 
 def _embed(embedding_VxD: jax.Array, tokens_M: jax.Array, dtype: jnp.dtype) -> jax.Array:

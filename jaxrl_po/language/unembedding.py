@@ -72,6 +72,21 @@ class Unembedded:
         """`−Σ_a p log p`, `E*`, in nats."""
         return self._by_rows(lambda hidden, m: Categorical(_logits(hidden, m[0])).entropy())
 
+    def log_prob_and_entropy(self, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Both of the same logits, which are computed once for the two."""
+        chex.assert_shape(action, self.hidden.shape[:-1])
+
+        def of_rows(
+            hidden: jax.Array, matrices: Any, action: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            distribution = Categorical(_logits(hidden, matrices[0]))
+            log_probs = distribution.log_probs()
+            chosen = jnp.take_along_axis(log_probs, action[:, None], axis=1)[:, 0]
+            return chosen, distribution.entropy()
+
+        both: tuple[jax.Array, jax.Array] = self._by_rows(of_rows, action)
+        return both
+
     def kl(self, other: "Unembedded") -> jax.Array:
         """Exact KL(self ‖ other), `E*`, in nats."""
         chex.assert_equal_shape([self.hidden, other.hidden])
@@ -85,18 +100,22 @@ class Unembedded:
         return self._by_rows(of_rows, other.hidden, matrices=(self.matrix, other.matrix))
 
     def _by_rows(
-        self, function: Callable[..., jax.Array], *arrays: jax.Array, matrices: Any = None
-    ) -> jax.Array:
-        """`function(hidden [C, D], matrices, *rows [C, …]) -> [C]` over C rows at a time, `E*`."""
+        self, function: Callable[..., Any], *arrays: jax.Array, matrices: Any = None
+    ) -> Any:
+        """`function(hidden [C, D], matrices, *rows [C, …]) -> [C]` over C rows at a time, `E*`.
+
+        The function may return several arrays.
+        """
         shape = self.hidden.shape[:-1]
         matrices = (self.matrix,) if matrices is None else matrices
         rows = [array.reshape(-1, *array.shape[len(shape) :]) for array in (self.hidden, *arrays)]
         recomputed = jax.checkpoint(function)
-        return _map_rows(
+        found = _map_rows(
             lambda hidden, *arrays: recomputed(hidden, matrices, *arrays),
             rows,
             max(1, self.at_once // self.matrix.shape[1]),
-        ).reshape(shape)
+        )
+        return jax.tree.map(lambda x: x.reshape(shape), found)
 
 
 def next_tokens(
@@ -105,9 +124,10 @@ def next_tokens(
     tokens: jax.Array,
     pad: jax.Array,
     *,
-    last: int,
+    last: int = 0,
     temperature: float = 1.0,
     position: jax.Array | None = None,
+    **reading: Any,
 ) -> Categorical | Unembedded:
     """The distribution of the token after each of the last ones, `[B, last]`, or after some.
 
@@ -116,9 +136,10 @@ def next_tokens(
       params: what it is applied to.
       tokens: `[B, N]`, int32, left-padded.
       pad: `[B]`, int32.
-      last: how many.
+      last: how many; 0 for all.
       temperature: divides the logits.
       position: `[B, S]`, int32 below `last`: after which of them; None for all.
+      **reading: further arguments of the model, such as `prompt`.
     """
 
     def some(outputs: jax.Array) -> jax.Array:
@@ -130,9 +151,9 @@ def next_tokens(
     if isinstance(model, Adapted):
         whole, core = model.base, model.model
     if not isinstance(core, Transformer) or core.vocabulary <= HELD:
-        logits, _ = model.apply(params, tokens, pad, last=last)
+        logits, _ = model.apply(params, tokens, pad, last=last, **reading)
         return Categorical(some(logits) / temperature)
-    hidden, _ = model.apply(params, tokens, pad, last=last, unembed=False)
+    hidden, _ = model.apply(params, tokens, pad, last=last, unembed=False, **reading)
     return Unembedded(some(hidden) / temperature, core.unembedding(whole))
 
 
@@ -142,14 +163,15 @@ def _logits(hidden: jax.Array, matrix: jax.Array) -> jax.Array:
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def _map_rows(function: Callable[..., jax.Array], rows: list[jax.Array], at_once: int) -> jax.Array:
+def _map_rows(function: Callable[..., Any], rows: list[jax.Array], at_once: int) -> Any:
     """A function of parts of `at_once` rows, and of the shorter last one."""
     count = rows[0].shape[0]
     whole = count // at_once
     found = []
     if whole:
         parts = [row[: whole * at_once].reshape(whole, at_once, *row.shape[1:]) for row in rows]
-        found.append(jax.lax.map(lambda part: function(*part), parts).reshape(-1))
+        mapped = jax.lax.map(lambda part: function(*part), parts)
+        found.append(jax.tree.map(lambda x: x.reshape(-1), mapped))
     if whole * at_once < count:
         found.append(function(*(row[whole * at_once :] for row in rows)))
-    return jnp.concatenate(found)
+    return jax.tree.map(lambda *each: jnp.concatenate(each), *found)

@@ -19,6 +19,7 @@ from jaxrl_po.config import (
 )
 from jaxrl_po.language import conversation, sampling
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import next_tokens
 
@@ -110,7 +111,7 @@ def greedy_accuracy(model: Transformer, params: Any, task: AnyTask, key: jax.Arr
         keys,
         group_size=1,
         decoding=decoding,
-        eos=task.tokenizer.ends,
+        eos=ends_of(task.tokenizer),
         pad_token=task.tokenizer.pad,
         greedy=True,
     )

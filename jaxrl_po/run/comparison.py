@@ -1,6 +1,7 @@
 """Comparisons: runs of one script in separate folders, benchmarks in processes of their own."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from jaxrl_po.run import metrics, plotting
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run import flags, metrics, plotting
+from jaxrl_po.run.flags import RunError, UsageError
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.plotting import Panel, Series
 from jaxrl_po.types import TrainState
@@ -19,6 +20,7 @@ from jaxrl_po.types import TrainState
 Name = TypeVar("Name", bound=Hashable)
 
 
+CACHE = "JAX_COMPILATION_CACHE_DIR"
 START = "warm start"  # folder of the initial policy that several runs share
 
 
@@ -161,9 +163,78 @@ def show(row: Mapping[str, Any], *, as_json: bool) -> None:
     )
 
 
+def measured(
+    argv: Sequence[str], name: str, summary: str, record: type, measure: Callable[[Any], Any]
+) -> int:
+    """Runs a benchmark: asks for its options, measures and shows; returns the exit status.
+
+    Args:
+      argv: command line.
+      name: of the script, see `flags.ask`.
+      summary: likewise.
+      record: of its options, `json` among them.
+      measure: options to one row.
+    """
+    options: Any = flags.ask(argv, name, summary, record)
+    if options is not None:
+        with flags.blame({"": record}):
+            row = measure(options)
+        show(row, as_json=options.json)
+    return 0
+
+
 def measure_apart(script: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Runs a benchmark in a new process, with its own memory and devices; returns its last line."""
-    command = [sys.executable, script, *arguments, "--json"]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    row: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return last_line([sys.executable, script, *arguments, "--json"])
+
+
+def last_line(command: Sequence[object], timeout: float | None = None) -> dict[str, Any]:
+    """Runs a program, whose last line of output is one JSON object, and returns that.
+
+    Args:
+      command: the program and its arguments.
+      timeout: see `output_of`.
+
+    Raises:
+      RunError: see `output_of`, or it printed something else.
+    """
+    try:
+        row: dict[str, Any] = json.loads(output_of(command, timeout).splitlines()[-1])
+    except (IndexError, ValueError):
+        raise RunError(f"{command[0]} printed no JSON object last") from None
     return row
+
+
+def output_of(command: Sequence[object], timeout: float | None = None) -> str:
+    """Runs a program and returns what it printed.
+
+    Programs that were compiled before are not read, so that compile times are those of a first run.
+
+    Args:
+      command: the program and its arguments.
+      timeout: seconds after which it is ended; None for no limit.
+
+    Raises:
+      RunError: it failed, with the last error that it named or else the last line of its errors;
+        or it did not end in time.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != CACHE}
+    try:
+        return subprocess.run(
+            [str(word) for word in command],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=timeout,
+        ).stdout
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{command[0]} did not end in {timeout:.0f} seconds") from None
+    except OSError as error:
+        raise RunError(f"{command[0]}: {error.strerror}") from None
+    except subprocess.CalledProcessError as error:
+        said = [line.strip() for line in error.stderr.splitlines() if line.strip()]
+        # After its error, a program may still give advice.
+        errors = [line for line in said if line.lower().startswith(("error", "fatal"))]
+        message = (errors or said or [f"status {error.returncode}"])[-1]
+        raise RunError(message) from None

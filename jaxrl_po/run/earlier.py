@@ -50,6 +50,13 @@ def read(script: Script, flag: str, run: str) -> dict[str, Any]:
 
 def read_any(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[str, Any]]:
     """The script among several that made an earlier run, and the run's settings; see `read`."""
+    script, stored = maker(scripts, flag, run)
+    with blame(flag, run):
+        return script, launch.parse(script, [], stored)
+
+
+def maker(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[str, Any]]:
+    """The script among several that made an earlier run, and its settings as stored; see `read`."""
     makers = " or ".join(f"jaxrl-po {script.name}" for script in scripts)
     if not run:
         raise UsageError(
@@ -64,8 +71,7 @@ def read_any(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, di
         raise UsageError(f"--{flag}={run} holds a {folder.CONFIG} that is damaged") from None
     for script in scripts:
         if stored.get("script") == script.name:
-            with blame(flag, run):
-                return script, launch.parse(script, [], stored)
+            return script, stored
     if "script" not in stored:
         raise UsageError(f"{wanted}; its {folder.CONFIG} is that of something else")
     raise UsageError(f"{wanted}, not of jaxrl-po {stored['script']}")

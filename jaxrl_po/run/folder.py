@@ -32,6 +32,7 @@ ARTEFACTS = (
     ),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
     *("sweep.json", "sweep.png", "table.txt"),  # written by `sweep`
+    *("arms", "verdict.json", "verdict.png"),  # written by `study`
 )
 # Flags of one start, which are not stored: a run that was started with --overwrite would otherwise
 # be deleted when it is resumed.

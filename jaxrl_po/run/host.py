@@ -15,7 +15,7 @@ from jaxrl_po.control.recorded import Recording
 from jaxrl_po.control.statistics import ROLLING_RETURN
 from jaxrl_po.run.pools import Array, Pool, Source
 from jaxrl_po.run.seeds import STATE_AXES
-from jaxrl_po.types import ActorCritic, Problem, TrainState
+from jaxrl_po.types import ActorCritic, Metrics, Problem, TrainState
 
 # In place of a seed's index: the episodes of the run's own evaluations, and of later ones.
 EVALUATION, LATER = 2**31, 2**31 + 1
@@ -37,6 +37,10 @@ class HostProblem(NamedTuple):
     num_envs: int
     num_steps: int
     num_episodes: int
+
+    def open(self, base_seed: int, seeds: Sequence[int]) -> "Rollouts":
+        """See `Rollouts`."""
+        return Rollouts(self, base_seed, seeds)
 
 
 class Episodes(NamedTuple):
@@ -84,6 +88,20 @@ class Rollouts:
         if self._pool is not None:
             self._pool.close()
         self._pool = None
+
+    @property
+    def examples(self) -> None:
+        """None: there is nothing to read."""
+        return None
+
+    def metrics(self, seconds: float) -> Metrics:
+        """None beside those of `collect`."""
+        del seconds
+        return {}
+
+    def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
+        """See `recorded.with_recording`."""
+        return recorded.with_recording(state, recording)
 
     def recording(self) -> Recording:
         """Shapes and dtypes of a recording, `[S, B, …]`."""
@@ -180,7 +198,7 @@ class Rollouts:
         """
         drawn = (self._base, EVALUATION) if later_seed is None else (later_seed, LATER)
         rows = len(self._seeds), self._host.num_episodes
-        of_episodes = [_seed(*drawn, episode) for episode in range(rows[1])]
+        of_episodes = [seed_of(*drawn, episode) for episode in range(rows[1])]
         pool = self._host.source.open(of_episodes * rows[0])
         policy = self._policy(state)
         total, length, alive = np.zeros(rows), np.zeros(rows), np.ones(rows, bool)
@@ -208,7 +226,7 @@ class Rollouts:
             report("environments begin new episodes, since their states cannot be saved")
         self._pool = self._host.source.open(
             [
-                _seed(self._base, seed, env, iteration)
+                seed_of(self._base, seed, env, iteration)
                 for seed in self._seeds
                 for env in range(num_envs)
             ]
@@ -274,6 +292,6 @@ def _to_play(action: jax.Array) -> Array:
     return array if array.dtype.kind == "i" else np.nan_to_num(array)
 
 
-def _seed(*entropy: int) -> int:
+def seed_of(*entropy: int) -> int:
     """A seed of an environment, below 2³¹."""
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)

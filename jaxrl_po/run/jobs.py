@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_po.run import parallel, processes, programs, sharding
-from jaxrl_po.run.host import HostProblem, Rollouts
 from jaxrl_po.run.options import Options
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.scoring import HostScore
@@ -28,15 +27,19 @@ class Experiment(NamedTuple):
       examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` gets
         the key of the evaluation.
       axes: logical axes of the parameters, or None if they cannot be sharded.
-      host: its environments, where they run on the host; they evaluate, in place of `evaluate`.
-      rewarded: scores batches on the host; None if the program does.
+      host: what runs on the host in each iteration, or None; it evaluates, in place of `evaluate`,
+        and has examples of its own.
+      rewarded: scores on the host, batches or what `host` makes; None if the program does.
       warm: the warm start in the learner's `init`, in parts; None without one.
-      given: the parameters that every seed begins with; `learner.init` then takes `(key, given)`,
-        so that they are no constants of its program. None where `init` takes the key alone.
+      given: the parameters and prompts that every seed begins with; `learner.init` then takes
+        `(key, given)`, so that they are no constants of its program. None where `init` takes the
+        key alone.
       base: digest of what adapters are trained over; empty without adapters.
       judge: scores on the host what `evaluate` returns, leaves `[S, …]`, to `{name: [S, n]}`; None
         where that holds the scores.
       notes: lines that are shown before the run.
+      learner_of: settings of the method to its learner, which differ from those of `learner` in
+        numbers alone; None where they are not known.
     """
 
     learner: Learner
@@ -45,13 +48,14 @@ class Experiment(NamedTuple):
     initial: str = ""
     examples: programs.Examples | None = None
     axes: sharding.LogicalAxes | None = None
-    host: HostProblem | None = None
+    host: programs.Host | None = None
     rewarded: HostScore | None = None
     warm: Warm | None = None
     given: PyTree = None
     base: str = ""
     judge: Callable[[Any], dict[str, Any]] | None = None
     notes: tuple[str, ...] = ()
+    learner_of: Callable[[Any], Learner] | None = None
 
 
 def make_job(
@@ -88,8 +92,10 @@ def make_job(
         assert rollouts is not None
         return {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
 
-    rollouts = experiment.host and Rollouts(experiment.host, options.seed, range(options.seeds))
+    host = experiment.host
+    rollouts = None if host is None else host.open(options.seed, range(options.seeds))
     in_program = None if measure is None else evaluate
+    examples = experiment.examples and of_first_seed(experiment.examples, evaluation_key)
     replicated = parallel.replicated(placement) if processes.several() else None
     seeds = jax.numpy.arange(options.seeds)
     return programs.Job(
@@ -105,12 +111,12 @@ def make_job(
         patience=options.patience,
         idle_patience=options.idle_patience,
         rollouts=rollouts,
-        rewarded=experiment.rewarded,
+        rewarded=experiment.rewarded if rollouts is None else None,
         evaluate=in_program if rollouts is None else evaluate_on_host,
         judge=experiment.judge and (lambda values: of_seeds(judge(jax.device_get(values)))),
         score=experiment.score,
         given=experiment.given,
-        examples=experiment.examples and of_first_seed(experiment.examples, evaluation_key),
+        examples=examples if rollouts is None else rollouts.examples,
         where=placement.describe(),
         replicated=replicated,
         warm=warm,

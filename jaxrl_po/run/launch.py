@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,12 +211,7 @@ def prepare(
             shard_params=script.shards_params(options),
             num_processes=options.num_processes if options.distributed else 1,
         )
-        steps = script.steps(records)
-        iterations = count_iterations(options.total_steps, steps, script.unit)
-        if iterations and DECAY in script.defaults(options) and not stored and DECAY not in given:
-            # A tuned decay ends with the run, however long that is.
-            records["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
-        require_learning(records["config"], iterations)
+        records, iterations = settle(script, records, settings if stored else given)
         experiment = script.build(records, ALGORITHMS[options.algorithm], placement)
         if placement.cuts_params and experiment.axes is None:
             raise UsageError(
@@ -233,7 +228,7 @@ def prepare(
             options,
             placement,
             iterations=iterations,
-            steps_per_iteration=steps,
+            steps_per_iteration=script.steps(records),
             log_every=log_every,
         )
         programs.check(job)
@@ -243,7 +238,7 @@ def prepare(
     found = {name: value for name, value in script.tuned(options).items() if name not in given}
     sizes = {
         "iterations": iterations,
-        "steps_per_iteration": steps,
+        "steps_per_iteration": job.steps_per_iteration,
         "log_every": log_every,
         "tuned": before.get("tuned", {}) if stored else found,
     }
@@ -334,6 +329,22 @@ def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dic
     )
     own = user_code.absolute(vars(records[""]))
     return records | {"": dataclasses.replace(records[""], **own)}
+
+
+def settle(
+    script: Script, records: Mapping[str, Any], given: Collection[str]
+) -> tuple[dict[str, Any], int]:
+    """The records with a decay that ends with the run, unless one is given, and its iterations.
+
+    Raises:
+      UsageError: the run is shorter than an iteration, or nothing is learned in it.
+    """
+    options, settled = records[""], dict(records)
+    iterations = count_iterations(options.total_steps, script.steps(records), script.unit)
+    if iterations and DECAY in script.defaults(options) and DECAY not in given:
+        settled["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
+    require_learning(settled["config"], iterations)
+    return settled, iterations
 
 
 def sections_of(script: Script, options: Any) -> dict[str, type]:

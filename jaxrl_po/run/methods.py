@@ -4,15 +4,21 @@ from jaxrl_po.algorithms import (
     a2c,
     cispo,
     dapo,
+    distillation,
+    dppo,
     dr_grpo,
+    gmpo,
     grpo,
     gspo,
+    kl_cov,
     npg,
+    pkpo,
     ppo,
     ppo_penalty,
     reinforce,
     reinforce_pp,
     rloo,
+    sapo,
     trpo,
 )
 
@@ -32,5 +38,11 @@ IN_GROUPS = {
     "reinforce_pp": reinforce_pp,
     "gspo": gspo,
     "cispo": cispo,
+    "sapo": sapo,
+    "gmpo": gmpo,
+    "dppo": dppo,
+    "pkpo": pkpo,
+    "kl_cov": kl_cov,
+    "distillation": distillation,
 }
 ALGORITHMS = WITH_CRITIC | IN_GROUPS

@@ -15,14 +15,17 @@ from jaxrl_po import config, language
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, static
 from jaxrl_po.language import Transformer, lora
 from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.pretrained import architectures, weights
 from jaxrl_po.language.pretrained import text as texts
-from jaxrl_po.language.problem import DTYPES, Computation
+from jaxrl_po.language.problem import Computation
 from jaxrl_po.run import checkpoint, earlier, extras, flags, folder, prompts, tasks
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.script import Script
 from jaxrl_po.run.user_code import UserCodeError
 from jaxrl_po.types import ActorCritic, PyTree
+
+DISTILLATION = "distillation"
 
 
 @config.record
@@ -162,8 +165,15 @@ class Start(NamedTuple):
 
 def make_task(records: Mapping[str, Any], base: Base | None, *, answers: bool = True) -> AnyTask:
     """The task of a run; see `tasks.make`."""
-    name = records[""].task
-    return tasks.make(name, records["task"], text=base and base.text, answers=answers)
+    options = records[""]
+    return tasks.make(
+        options.task,
+        records["task"],
+        text=base and base.text,
+        answers=answers and not options.environment,
+        # What an environment is given are all columns of a row.
+        whole=bool(options.environment),
+    )
 
 
 def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -> Start:
@@ -231,8 +241,53 @@ def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Tra
     settings = earlier.read(script, "init_from", run)
     if isinstance(records["model"], language.ModelSettings):
         require_alike(records, settings, task)
+    return _latest(script, "init_from", run, settings, model)
+
+
+class Teacher(NamedTuple):
+    """The policy that an earlier run ended with, which is not trained.
+
+    Attributes:
+      model: the transformer, of whatever sizes.
+      params: `{"params": …}` on the host.
+    """
+
+    model: Transformer
+    params: PyTree
+
+
+def teacher(script: Script, records: Mapping[str, Any], task: AnyTask) -> Teacher | None:
+    """The policy of `--teacher`, the latest of the first seed of a run; None where none is asked.
+
+    Raises:
+      UsageError: the method has no use for a teacher, or needs one; the folder is not that of a run
+        with a model of ours and the vocabulary of this task, or it has no intact checkpoint.
+    """
+    options = records[""]
+    if (options.algorithm == DISTILLATION) != bool(options.teacher):
+        raise UsageError(
+            f"--teacher={options.teacher} has no effect unless --algorithm={DISTILLATION}"
+            if options.teacher
+            else f"--algorithm={DISTILLATION} must have a teacher: --teacher=runs/first, a run of "
+            "jaxrl-po language"
+        )
+    if not options.teacher:
+        return None
+    run = options.teacher
+    settings = earlier.read(script, "teacher", run)
+    if root(settings[""].init_from):
+        raise UsageError(f"--teacher={run} must be a run without a pretrained model")
+    require_vocabulary("teacher", run, records, settings, task)
+    model = settings["model"].build(task.tokenizer.size)
+    return Teacher(model, _latest(script, "teacher", run, settings, model))
+
+
+def _latest(
+    script: Script, flag: str, run: str, settings: Mapping[str, Any], model: Transformer
+) -> PyTree:
+    """The newest policy of the first seed of a run with these settings; see `of_run`."""
     adapted = settings["lora"].rank > 0
-    with earlier.blame("init_from", run):
+    with earlier.blame(flag, run):
         like = model.clone(lora=settings["lora"].lora) if adapted else model
         shapes = like.parameter_shapes()
         found = checkpoint.peek_policy(
@@ -243,10 +298,10 @@ def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Tra
         over = start(script, settings, answers=False) if adapted else None
     if found is None:
         raise UsageError(
-            f"--init_from={run} holds no intact checkpoint; wait for one or choose another run"
+            f"--{flag}={run} holds no intact checkpoint; wait for one or choose another run"
         )
     if over is not None:
-        earlier.require_base(over.digest, "init_from", run)
+        earlier.require_base(over.digest, flag, run)
         found = _merged(over.policy, over.params, found)
     return jax.device_get(found)
 
@@ -254,12 +309,7 @@ def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Tra
 def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task: AnyTask) -> None:
     """Raises UsageError unless the run of `settings` has the vocabulary and model of `records`."""
     run = records[""].init_from
-    tokenizer = make_task(settings, None, answers=False).tokenizer
-    if tokenizer != task.tokenizer:
-        raise UsageError(
-            f"--init_from={run} must have the vocabulary of --task={records[''].task}, "
-            f"{task.tokenizer}; it was trained on {settings[''].task}, {tokenizer}"
-        )
+    require_vocabulary("init_from", run, records, settings, task)
     for name, mine in vars(records["model"]).items():
         its = vars(settings["model"])[name]
         # These two change how the model is computed, not its parameters.
@@ -267,6 +317,18 @@ def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task:
             raise UsageError(
                 f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
             )
+
+
+def require_vocabulary(
+    flag: str, run: str, records: Mapping[str, Any], settings: Mapping[str, Any], task: AnyTask
+) -> None:
+    """Raises UsageError unless the run of `settings`, given as a flag, has the task's tokens."""
+    tokenizer = make_task(settings, None, answers=False).tokenizer
+    if tokenizer != task.tokenizer:
+        raise UsageError(
+            f"--{flag}={run} must have the vocabulary of --task={records[''].task}, "
+            f"{task.tokenizer}; it was trained on {settings[''].task}, {tokenizer}"
+        )
 
 
 def digest(params: PyTree, base: Base | None) -> str:
@@ -291,9 +353,10 @@ def _parts(params: PyTree, base: Base | None) -> Iterator[Any]:
 
 def trained(policy: Transformer, params: ActorCritic) -> PyTree:
     """The policy of one seed as parameters without adapters: merged, where it has any."""
-    if params.frozen is None:
+    if policy.lora is None:
         return params.policy
-    return _merged(policy, params.frozen, params.policy)
+    base = {lora.BASE: params.frozen[lora.BASE]}
+    return _merged(policy, base, params.policy)
 
 
 def _merged(policy: Transformer, base: PyTree, adapters: PyTree) -> PyTree:

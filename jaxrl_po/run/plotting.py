@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,6 +175,56 @@ def save_sweep(rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], path: Pa
             axes.set_xticks(range(len(ticks)), ticks)
             axes.set(title=name, xlabel="mean of a combination; line: its seeds")
         columns[0].set_ylabel("final score")
+        write(figure, path)
+
+
+class Difference(NamedTuple):
+    """A row of `save_differences`.
+
+    Attributes:
+      label: left of it.
+      centre: the difference.
+      low: end of its interval.
+      high: likewise.
+      margin: to mark.
+      note: right of it.
+    """
+
+    label: str
+    centre: float
+    low: float
+    high: float
+    margin: float
+    note: str = ""
+
+
+def save_differences(rows: Sequence[Difference], title: str, x_label: str, path: Path) -> None:
+    """Writes a figure of differences with their intervals, one below another.
+
+    Args:
+      rows: top to bottom; one with a note is drawn bold.
+      title: above them, wrapped.
+      x_label: with the unit.
+      path: of the PNG file.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 1.6 + 0.34 * len(rows)), layout="constrained", dpi=150)
+        axes = figure.subplots()
+        for y, row in enumerate(rows):
+            colour, width = (COLOURS[1], 2.6) if row.note else (COLOURS[0], 1.4)
+            axes.hlines(y, row.low, row.high, color=colour, linewidth=width)
+            axes.plot(row.centre, y, "o", color=colour, markersize=3 + width)
+            axes.vlines(row.margin, y - 0.45, y + 0.45, color=QUIET, linestyle=(0, (2, 1)))
+            if row.note:
+                place = (1.01, y)
+                axes.annotate(row.note, place, xycoords=("axes fraction", "data"), va="center")
+        axes.axvline(0.0, color=QUIET, linewidth=0.8)
+        axes.set_yticks(range(len(rows)), [row.label for row in rows])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_title("\n".join(textwrap.wrap(title, 76)), fontsize=11)
+        axis = f"{x_label}: differences with 95 % intervals; dashed: the margin"
+        axes.set_xlabel("\n".join(textwrap.wrap(axis, 80)))
         write(figure, path)
 
 

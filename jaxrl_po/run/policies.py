@@ -14,6 +14,7 @@ from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.run import earlier, flags, models
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.commands import language as language_command
@@ -139,7 +140,7 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
     base = models.read_base(records[""].init_from, records["model"])
     task = models.make_task(records, base, answers=False)
     model = records["model"].build(task.tokenizer.size) if base is None else base.model
-    if state.params.frozen is not None:
+    if records["lora"].rank:
         model = model.clone(lora=records["lora"].lora)
     settings = language_command.problem_settings(records, task)
     budget = settings.max_new_tokens or task.answer_length
@@ -154,7 +155,7 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
             jax.random.split(jax.random.key(0) if key is None else key, prompt.shape[0]),
             group_size=1,
             decoding=settings.decoding._replace(max_new_tokens=budget),
-            eos=task.tokenizer.ends,
+            eos=ends_of(task.tokenizer),
             pad_token=task.tokenizer.pad,
             greedy=key is None,
         )
@@ -162,8 +163,8 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
     def generate(prompts: Sequence[str], key: jax.Array | None = None) -> list[str]:
         tokens, pad = _left_padded(prompts, task)
         completions = complete(jnp.asarray(tokens), jnp.asarray(pad), key)
-        length = np.asarray(completions.length - completions.ended)  # without EOS
-        within = np.arange(budget) < length[:, None]
+        within = np.arange(budget) < np.asarray(completions.length)[:, None]
+        within &= ~np.isin(completions.tokens, task.tokenizer.ends)
         return task.tokenizer.decode_rows(np.asarray(completions.tokens), within)
 
     return generate

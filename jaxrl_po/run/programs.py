@@ -5,6 +5,7 @@ rollouts on the host before it.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -12,9 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.control.recorded import Recording, with_recording
 from jaxrl_po.run import memory
-from jaxrl_po.run.host import Rollouts
 from jaxrl_po.run.memory import Memory
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.pools import PoolError
@@ -37,11 +36,48 @@ class Score(Protocol):
         """
 
 
+class Rollouts(Protocol):
+    """What happens on the host in an iteration, of which `sample` then makes its batch."""
+
+    def recording(self) -> PyTree:
+        """Shapes and dtypes of the recording of an iteration."""
+
+    def compile(self, like: TrainState) -> None:
+        """Compiles what acts; `like` are the shapes of the state."""
+
+    def record(self, state: TrainState, report: Callable[[str], None]) -> tuple[TrainState, PyTree]:
+        """Plays one iteration; raises PoolError where that is no longer possible."""
+
+    def with_recording(self, state: TrainState, recording: PyTree) -> TrainState:
+        """The state with what the next `collect` takes its batch from."""
+
+    def metrics(self, seconds: float) -> Metrics:
+        """Metrics `[S]` of the iteration that was recorded last and took that long."""
+
+    def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Any]:
+        """Name to `[S, n]`; `later_seed` is that of a later evaluation."""
+
+    @property
+    def examples(self) -> "Examples | None":
+        """Computed on the host."""
+
+    def close(self) -> None:
+        """Frees what is held."""
+
+
+class Host(Protocol):
+    """What a run on the host is made of, for one seed."""
+
+    def open(self, base_seed: int, seeds: Sequence[int]) -> Rollouts:
+        """Its rollouts; `seeds` is the index of the seed of each row of the state."""
+
+
 class Examples(NamedTuple):
     """Sample outputs of the policy at an evaluation, for people to read.
 
     Attributes:
-      describe: training state to arrays; compiled. It must use a fixed key of its own.
+      describe: training state to arrays; compiled, unless it is that of `Rollouts`. It must use a
+        fixed key of its own.
       render: those arrays, on the host, to rows of `samples.jsonl`.
     """
 
@@ -152,7 +188,7 @@ def check(job: Job) -> None:
     """
     state = jax.eval_shape(job.learner.init, job.start)
     if job.rollouts is not None:
-        state = with_recording(state, job.rollouts.recording())
+        state = job.rollouts.with_recording(state, job.rollouts.recording())
     state, batch = jax.eval_shape(job.learner.sample, state)
     if job.rewarded is not None:
         batch = _with_reward(batch)
@@ -186,13 +222,15 @@ def compile_programs(job: Job) -> Programs:
         measured = jax.jit(evaluate, out_shardings=out).lower(like).compile()
         judge = job.judge
         evaluate = measured if judge is None else lambda state: judge(measured(state))
+    describe = job.examples and job.examples.describe
+    if job.rollouts is None and describe is not None:
+        describe = jax.jit(describe, out_shardings=out).lower(like).compile()
     return Programs(
         init=init,
         warm=warm,
         chunk=chunk,
         evaluate=evaluate,
-        describe=job.examples
-        and jax.jit(job.examples.describe, out_shardings=out).lower(like).compile(),
+        describe=describe,
         like=like,
         memory=memory_of_chunk,
     )
@@ -295,8 +333,8 @@ def compile_with_rollouts(
 ) -> tuple[Chunk, Memory]:
     """A chunk as rollouts on the host and one program for the rest of each iteration."""
 
-    def iterate(state: TrainState, recording: Recording) -> tuple[TrainState, Metrics]:
-        return job.learner.step(with_recording(state, recording))
+    def iterate(state: TrainState, recording: PyTree) -> tuple[TrainState, Metrics]:
+        return job.learner.step(rollouts.with_recording(state, recording))
 
     compiled = (
         jax.jit(iterate, donate_argnums=0, out_shardings=(placed, job.replicated))
@@ -310,12 +348,13 @@ def compile_with_rollouts(
     ) -> tuple[TrainState, Metrics]:
         rows = list[Metrics]()
         for _ in range(n):
+            begun = time.perf_counter()
             try:
                 state, recording = rollouts.record(state, report)
             except PoolError as error:
                 raise RolloutsFailed(error, state, rows) from error
-            state, row = compiled(state, recording)
-            rows.append(row)
+            state, row = jax.block_until_ready(compiled(state, recording))
+            rows.append({**row, **rollouts.metrics(time.perf_counter() - begun)})
         return state, stacked(rows)
 
     return chunk, memory.measure(compiled, like)

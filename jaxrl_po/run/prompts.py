@@ -71,6 +71,10 @@ class Row(NamedTuple):
             return json.dumps(self.columns[MESSAGES], sort_keys=True)
         return str(self.columns[PROMPT])
 
+    def identity(self, whole: bool) -> str:
+        """What tells the row from others: its prompt, or all of its columns."""
+        return json.dumps(self.columns, sort_keys=True) if whole else self.prompt
+
 
 def read_jsonl(path: str, *, answers: bool = True) -> list[Row]:
     """The rows of a file; empty lines are skipped.
@@ -156,7 +160,9 @@ def _is_chat(messages: Any) -> bool:
     )
 
 
-def split(rows: Sequence[Row], fraction: float) -> tuple[list[Row], list[Row]]:
+def split(
+    rows: Sequence[Row], fraction: float, *, whole: bool = False
+) -> tuple[list[Row], list[Row]]:
     """Train and test rows, assigned by a hash of the prompt.
 
     So equal prompts are in the same split, and the order of the rows does not matter.
@@ -164,6 +170,7 @@ def split(rows: Sequence[Row], fraction: float) -> tuple[list[Row], list[Row]]:
     Args:
       rows: of one file.
       fraction: approximate share of the prompts to hold out.
+      whole: tell rows by all of their columns.
 
     Raises:
       ConfigError: one split is empty.
@@ -174,7 +181,7 @@ def split(rows: Sequence[Row], fraction: float) -> tuple[list[Row], list[Row]]:
       >>> len(train), len(test)
       (900, 100)
     """
-    words = [hashlib.blake2b(row.prompt.encode(), digest_size=8).digest() for row in rows]
+    words = [hashlib.blake2b(row.identity(whole).encode(), digest_size=8).digest() for row in rows]
     held_out = [int.from_bytes(word, "big") < fraction * 2**64 for word in words]
     train, test = (
         [row for row, out in zip(rows, held_out, strict=True) if out == side]
@@ -197,6 +204,7 @@ def make_task(
     characters: str = "",
     max_prompt_length: int = 0,
     text: Text | None = None,
+    whole: bool = False,
 ) -> Task:
     """A task over rows, in the tokens of a pretrained model, or with one token per character.
 
@@ -207,6 +215,7 @@ def make_task(
       characters: the alphabet; empty takes the characters that occur.
       max_prompt_length: maximum length of a prompt, tokens; 0 for no maximum.
       text: how a pretrained model reads prompts; None for a token per character.
+      whole: tell rows by all of their columns, so that prompts may repeat.
 
     Returns:
       The task: a completion is correct if it equals `answer`, or if it is empty where rows have no
@@ -217,12 +226,12 @@ def make_task(
         in the tokens.
     """
     rows = [*train, *test]
-    where = {row.prompt: row.place for row in train}
+    where = {row.identity(whole): row.place for row in train}
     for row in test:
-        if row.prompt in where:
+        if (identity := row.identity(whole)) in where:
             raise ConfigError(
-                f"{row.place}: the test prompt {row.prompt!r} is a training prompt as well, "
-                f"in {where[row.prompt]}"
+                f"{row.place}: the test prompt {identity!r} is a training prompt as well, "
+                f"in {where[identity]}"
             )
     tokenizer: AnyTokenizer
     if text is None:
@@ -240,7 +249,9 @@ def make_task(
     examples = [
         Example(prompt, row.columns.get(ANSWER, "")) for row, prompt in zip(rows, ids, strict=True)
     ]
-    task = table(name, tokenizer, examples[: len(train)], examples[len(train) :])
+    task = table(
+        name, tokenizer, examples[: len(train)], examples[len(train) :], share_prompts=whole
+    )
     names = [column for column in rows[0].columns if column not in (PROMPT, MESSAGES)]
 
     def columns(problem: PyTree) -> dict[str, list[Any]]:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxrl_po.run import machine
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import strict
 from jaxrl_po.types import Learner
@@ -48,9 +50,7 @@ def describe(placement: str, files: Sequence[Path] = ()) -> dict[str, Any]:
         "placement": placement,
         "device": f"{jax.device_count()} × {jax.devices()[0].device_kind}{several}",
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": machine.cores(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "jax_config": {name: getattr(jax.config, name) for name in NUMERICS},
         "versions": versions(),
@@ -91,10 +91,16 @@ def source(*places: Path) -> str:
 
 
 def program(learner: Learner) -> str:
-    """A digest of one iteration as JAX lowers it: of the method, its numbers and the problem."""
-    state = jax.eval_shape(learner.init, jax.random.key(0))
-    lowered = jax.jit(learner.step).lower(state).as_text()
-    return hashlib.sha256(lowered.encode()).hexdigest()[:16]
+    """A digest of one iteration as JAX lowers it: of the method, its numbers and the problem.
+
+    What is frozen is an argument of it, and enters by the arrays of which `init` makes it.
+    """
+    key = jax.random.key(0)
+    state = jax.eval_shape(learner.init, key)
+    digest = hashlib.sha256(jax.jit(learner.step).lower(state).as_text().encode())
+    for array in jax.make_jaxpr(lambda key: learner.init(key).params.frozen)(key).consts:
+        digest.update(np.asarray(array).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def another_program(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:

@@ -5,14 +5,9 @@ its time limit; a thread could not be. Like in TRL's GRPOTrainer, a function is 
 arguments (prompts, completions, columns of the task) and returns a number per completion.
 """
 
-import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -26,11 +21,9 @@ from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.problem import give_reward
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import scoring_worker
+from jaxrl_po.run import scoring_worker, workers
 from jaxrl_po.types import Batch, Metrics, PyTree
 
-START_LIMIT = 120.0  # seconds for a worker to import what its function needs
-PATIENCE = 1.0  # seconds for a worker to exit by itself
 FAILURES = "reward_failures"
 
 Columns = Mapping[str, Sequence[Any]]
@@ -73,6 +66,20 @@ class Scores(NamedTuple):
     why: str = ""
 
 
+class Scored(NamedTuple):
+    """What the functions make of completions, `[S, B]`.
+
+    Attributes:
+      raw: raw scores.
+      reward: weighted sum.
+      measures: name to what is logged as its mean.
+    """
+
+    raw: Floats
+    reward: Floats
+    measures: dict[str, npt.NDArray[Any]]
+
+
 class Worker:
     """A reward function in its own process, which is restarted after it was killed or died.
 
@@ -83,8 +90,7 @@ class Worker:
 
     def __init__(self, source: str, timeout: float):
         self._source, self._timeout = source, timeout
-        self._pipe: Connection | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = workers.Process(scoring_worker.__file__)
         self._asked = (0.0, 0, "")  # the pending call: start, number of completions, failure
 
     def start(self) -> None:
@@ -93,19 +99,9 @@ class Worker:
         Raises:
           RewardError: it cannot be loaded.
         """
-        if self._pipe is not None:
+        if self._process.running:
             return
-        self._pipe, theirs = Pipe()
-        with theirs:
-            # Not a fork, which is unsafe with JAX's threads, and not a spawn of `multiprocessing`,
-            # which imports the main script again.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", scoring_worker.__file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        start = {"source": self._source, "path": sys.path, "timeout": self._timeout}
-        reply = self._exchange(json.dumps(start).encode(), START_LIMIT)
+        reply = self._process.start({"source": self._source, "timeout": self._timeout})
         if "error" in reply:
             self.close()
             raise RewardError(f"reward={self._source} cannot be loaded: {reply['error']}")
@@ -115,19 +111,16 @@ class Worker:
         why = ""
         try:
             self.start()
-            self._send(json.dumps(columns).encode())
-        except RewardError as error:
+            self._process.send(columns)
+        except (RewardError, workers.Ended) as error:
             why = str(error)
         self._asked = time.monotonic(), count, why
 
     def take(self) -> Scores:
         """Waits for the result of the pending call, up to its time limit."""
         begun, count, why = self._asked
-        reply = (
-            {"error": why}
-            if why
-            else self._receive(begun + self._timeout, f"did not return within {self._timeout:g} s")
-        )
+        late = f"did not return within {self._timeout:g} s"
+        reply = {"error": why} if why else self._process.receive(begun + self._timeout, late)
         if "error" in reply:
             return Scores(np.zeros(count, np.float32), np.ones(count, bool), reply["error"])
         values = np.array(reply["scores"], np.float32)
@@ -139,48 +132,9 @@ class Worker:
         )
         return Scores(np.where(failed, np.float32(0.0), values), failed, why)
 
-    def _exchange(self, message: bytes, limit: float) -> dict[str, Any]:
-        deadline = time.monotonic() + limit
-        try:
-            self._send(message)
-        except RewardError as error:
-            return {"error": str(error)}
-        return self._receive(deadline, f"could not be loaded within {limit:g} s")
-
-    def _send(self, message: bytes) -> None:
-        assert self._pipe is not None
-        try:
-            self._pipe.send_bytes(message)
-        except OSError:
-            raise RewardError(self._ended()) from None
-
-    def _receive(self, deadline: float, late: str) -> dict[str, Any]:
-        assert self._pipe is not None
-        try:
-            if self._pipe.poll(max(deadline - time.monotonic(), 0.0)):
-                reply: dict[str, Any] = json.loads(self._pipe.recv_bytes())
-                return reply
-        except (OSError, EOFError):
-            return {"error": self._ended()}
-        self.close(patience=0.0)  # kills it: a late reply would be taken for the next call's
-        return {"error": late}
-
-    def _ended(self) -> str:
-        status = None if self._process is None else self._process.wait()
-        self.close()
-        return f"ended its process, with status {status}"
-
-    def close(self, patience: float = PATIENCE) -> None:
-        """Closes the pipe, at which the process exits; kills it after `patience` seconds."""
-        if self._pipe is not None:
-            self._pipe.close()
-        if self._process is not None:
-            try:
-                self._process.wait(patience)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._process = self._pipe = None
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.close()
 
 
 class HostScore:
@@ -202,9 +156,10 @@ class HostScore:
       timeout: limit of one call, seconds.
 
     Metrics:
-      `accuracy` (the raw score), `dead_groups` (share of the groups whose raw scores are all
-      equal), `reward/<name>` of each function, `reward` (their weighted sum), `reward_failures`
-      (share of the completions on which any function failed).
+      `accuracy` (the raw score), `wrong_length` (tokens of the completions with raw score 0),
+      `dead_groups` (share of the groups whose raw scores are all equal), `reward/<name>` of each
+      function, `reward` (their weighted sum), `reward_failures` (share of the completions on which
+      any function failed).
 
     Raises:
       ConfigError: names the argument that cannot work.
@@ -273,18 +228,48 @@ class HostScore:
         )
         problem = jax.tree.map(np.asarray, batch.inputs.problem)
         prompt_length = tokens.shape[2] - action.shape[2]
-        by_seed = []
-        for seed in range(len(tokens)):
-            columns = self._read(
+        columns = [
+            self._read(
                 tokens[seed, :, :prompt_length],
                 pad[seed],
                 action[seed],
                 mask[seed],
                 jax.tree.map(lambda x, seed=seed: x[seed], problem),
             )
+            for seed in range(len(tokens))
+        ]
+        scored = self.score(columns, action.shape[1], first=first, report=report)
+        means = {"accuracy": scored.raw, **scored.measures}
+        if batch.score.shape[2] > 1:
+            means["dead_groups"] = np.ptp(scored.raw.reshape(batch.score.shape), axis=2) == 0.0
+        metrics = {name: _mean(values) for name, values in means.items()}
+        metrics["wrong_length"] = _mean(mask.sum(axis=2), scored.raw == 0)
+        return give_reward(batch, scored.raw, scored.reward), metrics
+
+    def score(
+        self,
+        columns: Sequence[Columns],
+        count: int,
+        *,
+        first: bool,
+        report: Callable[[str], None],
+    ) -> "Scored":
+        """Calls the functions, once for each seed.
+
+        Args:
+          columns: of each seed, what the functions are given.
+          count: B, completions of a seed.
+          first: see `__call__`, as for `report`.
+          report: likewise.
+
+        Raises:
+          RewardError: a function fails, and it is the first time that they are called.
+        """
+        by_seed = []
+        for given in columns:
             # Ask all before waiting for any: the functions run at the same time.
             for worker in self._workers:
-                worker.ask(columns, len(action[seed]))
+                worker.ask(given, count)
             by_seed.append([worker.take() for worker in self._workers])
             for reward, scores in zip(self._rewards, by_seed[-1], strict=True):
                 if scores.why:
@@ -299,15 +284,14 @@ class HostScore:
         total = np.sum(
             [np.float32(reward.weight) * scored[reward.name] for reward in self._rewards], axis=0
         )
-        means = {"accuracy": scored[self._accuracy], "reward": total, FAILURES: failed}
-        means |= {f"reward/{name}": values for name, values in scored.items()}
-        if batch.score.shape[2] > 1:
-            means["dead_groups"] = (
-                np.ptp(scored[self._accuracy].reshape(batch.score.shape), axis=2) == 0.0
-            )
-        return give_reward(batch, scored[self._accuracy], total), {
-            name: _mean(values) for name, values in means.items()
-        }
+        measures = {"reward": total, FAILURES: failed}
+        measures |= {f"reward/{name}": values for name, values in scored.items()}
+        return Scored(scored[self._accuracy], total, measures)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of what `score` measures."""
+        return ("reward", FAILURES, *(f"reward/{reward.name}" for reward in self._rewards))
 
     def judge(self, answers: Answers) -> Answers:
         """The answers of one seed, scored by the function of the raw score; 0 where that fails.
@@ -399,8 +383,9 @@ def check(rewards: Sequence[Reward], accuracy: str, timeout: float) -> None:
         raise ConfigError(f"reward_timeout must be above 0 s, got {timeout}")
 
 
-def _mean(values: npt.NDArray[Any]) -> Mean:
-    """The mean of each seed, from `[S, B]`."""
-    count = np.full(len(values), values.shape[1], np.float32)
+def _mean(values: npt.NDArray[Any], counted: npt.NDArray[np.bool_] | None = None) -> Mean:
+    """The mean of each seed, from `[S, B]`, over the values that are counted."""
+    counted = np.ones(values.shape, bool) if counted is None else counted
     mean: Any = Mean
-    return mean(values.sum(axis=1, dtype=np.float32), count)
+    total = np.where(counted, values, 0).sum(axis=1, dtype=np.float32)
+    return mean(total, counted.sum(axis=1, dtype=np.float32))

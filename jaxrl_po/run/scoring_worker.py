@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 LIBRARY = sysconfig.get_path("stdlib")
+# What a model has written, or was told in between; the other columns are data.
+WRITTEN = ("completions", "messages")
 GRACE = 10.0  # seconds past the time limit after which a worker that was not killed ends itself
 
 
@@ -165,7 +167,7 @@ def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) 
     """The reply to one call: `{"scores": [...]}` or `{"error": text}`."""
     completions = request["completions"]
     given = frozenset(
-        text for name, column in request.items() if name != "completions" for text in texts(column)
+        text for name, column in request.items() if name not in WRITTEN for text in texts(column)
     )
     try:
         result = guard.call(function, given, request)

@@ -70,36 +70,50 @@ def from_file(
     template_arguments: str,
     text: prompts.Text | None = None,
     answers: bool = True,
+    whole: bool = False,
 ) -> language.Task:
     """The task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
 
     Raises:
       UsageError: names the flag, the file and the line.
     """
-    arguments = _parse_object("template_arguments", template_arguments)
+    arguments = parse_object("template_arguments", template_arguments)
     if text is not None and characters:
         raise UsageError("--task.characters has no effect with the tokenizer of a pretrained model")
-    try:
-        rows = prompts.read_jsonl(train, answers=answers)
-    except ConfigError as error:
-        raise UsageError(f"--task.train: {error}") from None
-    if arguments and (text is None or prompts.MESSAGES not in rows[0].columns):
+    split = read_rows(train, test, test_fraction, answers=answers, whole=whole)
+    if arguments and (text is None or prompts.MESSAGES not in split[0][0].columns):
         raise UsageError(
             "--task.template_arguments has no effect unless a pretrained model reads messages"
         )
     try:
-        split = (
-            (rows, prompts.read_jsonl(test, answers=answers))
-            if test
-            else prompts.split(rows, test_fraction)
-        )
         return prompts.make_task(
             train,
             *split,
             characters=characters,
             max_prompt_length=max_prompt_length,
             text=text and text._replace(arguments=arguments),
+            whole=whole,
         )
+    except ConfigError as error:
+        raise UsageError(f"--task.{'test' if test else 'train'}: {error}") from None
+
+
+def read_rows(
+    train: str, test: str, test_fraction: float, *, answers: bool, whole: bool
+) -> tuple[list[prompts.Row], list[prompts.Row]]:
+    """Training and held-out rows of `--task=file`.
+
+    Raises:
+      UsageError: names the flag, the file and the line.
+    """
+    try:
+        rows = prompts.read_jsonl(train, answers=answers)
+    except ConfigError as error:
+        raise UsageError(f"--task.train: {error}") from None
+    try:
+        if test:
+            return rows, prompts.read_jsonl(test, answers=answers)
+        return prompts.split(rows, test_fraction, whole=whole)
     except ConfigError as error:
         raise UsageError(f"--task.{'test' if test else 'train'}: {error}") from None
 
@@ -135,7 +149,7 @@ def from_reasoning_gym(
         )
     try:
         items = reasoning.items(
-            dataset, seed=seed, size=size, options=_parse_object("options", options)
+            dataset, seed=seed, size=size, options=parse_object("options", options)
         )
         rows = [prompts.Row(item, f"item {i} of {dataset}") for i, item in enumerate(items)]
         return prompts.make_task(
@@ -148,7 +162,8 @@ def from_reasoning_gym(
         raise UsageError(f"--task.dataset={dataset}: {error}") from None
 
 
-def _parse_object(name: str, options: str) -> dict[str, Any]:
+def parse_object(name: str, options: str) -> dict[str, Any]:
+    """The value of `--task.<name>`, a JSON object; raises UsageError for anything else."""
     try:
         parsed = json.loads(options)
     except ValueError as error:

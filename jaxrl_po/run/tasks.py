@@ -191,7 +191,12 @@ TASKS = (
 
 
 def make(
-    name: str, settings: Any, *, text: prompts.Text | None = None, answers: bool = True
+    name: str,
+    settings: Any,
+    *,
+    text: prompts.Text | None = None,
+    answers: bool = True,
+    whole: bool = False,
 ) -> AnyTask:
     """The task of a name.
 
@@ -200,6 +205,7 @@ def make(
       settings: record of `--task.*`.
       text: how a pretrained model reads prompts; None without one.
       answers: whether each prompt needs an answer.
+      whole: see `prompts.make_task`; for `file` only.
 
     Raises:
       UsageError: settings that cannot be used, or a task that has a vocabulary of its own where
@@ -207,7 +213,8 @@ def make(
     """
     row = entry(name)
     if row.in_text:
-        return row.make(**vars(settings), text=text, answers=answers)
+        further = {"whole": True} if whole else {}
+        return row.make(**vars(settings), text=text, answers=answers, **further)
     if text is not None and not user_code.is_source(name):
         raise UsageError(
             f"--task={name} has a vocabulary of its own: choose file, reasoning_gym or a task of "

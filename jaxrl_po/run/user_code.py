@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_po.run import scoring_worker
 from jaxrl_po.run.flags import UsageError
 
-FLAGS = ("env", "task", "reward", "policy", "critic")
+FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
 FOLDERS = ("init_from",)
 
 

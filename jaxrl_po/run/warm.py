@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from jaxrl_po.language import Transformer, lora, warm_start
-from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.tasks.types import reading
 from jaxrl_po.language.warm_start import BETWEEN, Fit, WarmStart
 from jaxrl_po.run import processes
 from jaxrl_po.run.progress import clock
@@ -66,8 +67,9 @@ def in_parts(
         return make(lambda *_: params).init(start)
 
     def advance(fit: Fit, done: Any, given: PyTree = None) -> Fit:
-        base = None if policy.lora is None else given
-        return warm_start.advance(lora.over(policy, base), task, settings, fit, done)
+        model = policy if policy.lora is None else lora.over(policy, given)
+        source = task if isinstance(task, Dialogue) else reading(task, given)
+        return warm_start.advance(model, source, settings, fit, done)
 
     return Warm(settings, begin, advance, init)
 

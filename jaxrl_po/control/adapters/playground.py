@@ -57,7 +57,7 @@ def make(
             f"env {of_suite} needs robots of MuJoCo Menagerie, which Playground downloads by git "
             f"into its own folder, and they cannot be had: {_one_line(error)}"
         ) from error
-    except (ValueError, NotImplementedError) as error:  # the latter of physics that MJX lacks
+    except (ValueError, NotImplementedError) as error:  # MJX raises both where it lacks a feature
         raise ConfigError(f"env {of_suite}: {_one_line(error)}") from error
     return with_episodes(
         of_suite,

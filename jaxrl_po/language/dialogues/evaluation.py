@@ -11,12 +11,12 @@ from jaxrl_po import advantages
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, check
 from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
-from jaxrl_po.language.conversation import Conversations
-from jaxrl_po.language.dialogue import Dialogue, check_contract
+from jaxrl_po.language.dialogue import AnyTask, Dialogue, check_contract
 from jaxrl_po.language.evaluation import Describe, Evaluate, samples_metrics
 from jaxrl_po.language.problem import Sampling
 from jaxrl_po.language.sampling import PLAIN, Decoding
 from jaxrl_po.language.tokenizer import PAD
+from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, CollectorState
 
@@ -154,14 +154,14 @@ def make_describe(
     return describe
 
 
-def render(dialogue: Dialogue, games: Mapping[str, Games]) -> list[dict[str, Any]]:
+def render(dialogue: AnyTask, games: Mapping[str, Games]) -> list[dict[str, Any]]:
     """Turns the output of `describe` into one row per dialogue, on the host, prompt by prompt.
 
     `turns` has for each message its text, the reply, the reward and, in a group, the advantage of
     its tokens.
 
     Args:
-      dialogue: whose tokenizer is used.
+      dialogue: or task, whose tokenizer is used.
       games: name of the decoding to the dialogues.
     """
     first = next(iter(games.values()))
@@ -184,7 +184,7 @@ def render(dialogue: Dialogue, games: Mapping[str, Games]) -> list[dict[str, Any
     ]
 
 
-def _turns(dialogue: Dialogue, game: Games, p: int, i: int) -> list[dict[str, Any]]:
+def _turns(dialogue: AnyTask, game: Games, p: int, i: int) -> list[dict[str, Any]]:
     tokens, position, end, reward, advantage = (
         np.asarray(x[p, i])
         for x in (
@@ -213,7 +213,7 @@ def _turns(dialogue: Dialogue, game: Games, p: int, i: int) -> list[dict[str, An
     return rows
 
 
-def _text(dialogue: Dialogue, tokens: Any) -> str:
+def _text(dialogue: AnyTask, tokens: Any) -> str:
     """Text without its ends; a reply may hold one."""
     kept = [int(token) for token in tokens if int(token) not in dialogue.tokenizer.ends]
     return dialogue.tokenizer.decode(kept, pad=PAD)

@@ -11,12 +11,16 @@ from jaxrl_po.config import check
 from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_budget, check_top_k
 from jaxrl_po.language.dialogue import Dialogue, check_contract
-from jaxrl_po.language.networks import AUTO, Sequences, make_networks, prompt_keys
-from jaxrl_po.language.problem import Sampling, rows
+from jaxrl_po.language.mismatch import Sampler
+from jaxrl_po.language.networks import AUTO, Networks, Sequences, make_networks, prompt_keys
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Sampling, rows
 from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree
+
+Collect = Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
 
 
 def make_problem(
@@ -30,6 +34,7 @@ def make_problem(
     top_k: int = 0,
     top_p: float = 1.0,
     old_log_prob: str = AUTO,
+    sampler: Sampler = SAMPLER_OF_LEARNER,
     critic: Transformer | None = None,
     initial: PyTree | None = None,
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
@@ -52,6 +57,7 @@ def make_problem(
       top_k: likewise.
       top_p: likewise.
       old_log_prob: likewise.
+      sampler: likewise.
       critic: likewise; its value before a token is that of the dialogue so far.
       initial: likewise.
       warm: likewise; demonstrations are the dialogue's.
@@ -75,6 +81,7 @@ def make_problem(
             old_log_prob=old_log_prob,
         )
     )
+    check(sampler)
     check_top_k(top_k, model)
     check_contract(dialogue)
     budget = check_budget(dialogue, max_new_tokens)
@@ -84,9 +91,11 @@ def make_problem(
         model,
         critic,
         num_prompts=num_prompts,
+        group_size=group_size,
         columns=columns,
         temperature=temperature,
         old_log_prob=old_log_prob,
+        sampler=sampler,
         initial=initial,
         warm=warm,
     )
@@ -97,7 +106,7 @@ def make_problem(
         keys = prompt_keys(collector, key)
         prompts, states = jax.vmap(lambda key: dialogue.reset(key, False))(keys[:, 0])
         held = conversation.converse(
-            lora.over(model, params.frozen),
+            lora.over(sampler.of(model), params.frozen),
             params.policy,
             dialogue,
             prompts,
@@ -105,42 +114,81 @@ def make_problem(
             keys[:, 1],
             group_size=group_size,
             decoding=Decoding(budget, temperature, top_k, top_p),
+            noise=sampler.noise,
         )
         accuracy = jax.vmap(dialogue.accuracy)(held.state)
         score = accuracy if dialogue.score is None else jax.vmap(dialogue.score)(held.state)
-        score = score.reshape(-1, group_size)
-        metrics: Metrics = {
-            "accuracy": masked.total(accuracy),
-            "response_length": masked.total(held.mask.sum(axis=1)),
-            "turns": masked.total(held.turns),
-            "truncated": masked.total(~held.ended),
+        measures: Metrics = {
+            name: masked.total(jax.vmap(measure)(held.state))
+            for name, measure in dialogue.measures.items()
         }
-        if group_size > 1:
-            metrics["dead_groups"] = masked.total(~informative(score))
-        for name, measure in dialogue.measures.items():
-            metrics[name] = masked.total(jax.vmap(measure)(held.state))
         prompt, pad = (jnp.repeat(x, group_size, axis=0) for x in (prompts.tokens, prompts.pad))
-        tokens = jnp.concatenate([prompt, held.tokens], axis=1)
-        inputs = Sequences(tokens, pad, None, held.position)
-        values = networks.value(params, inputs)
-        is_last = held.mask & ~jnp.roll(held.mask, -1, axis=1).at[:, -1].set(False)
-        batch = Batch(
-            inputs=inputs,
-            action=held.action,
-            log_prob=held.log_prob,
-            reward=held.reward,
-            value=values,
-            next_value=jnp.where(is_last, 0.0, jnp.roll(values, -1, axis=1)),
-            terminated=is_last,
-            truncated=is_last & ~held.ended[:, None],
-            mask=held.mask,
-            score=score,
-            metrics=metrics,
-            sampler_log_prob=None if networks.exact_sampler else held.log_prob,
-            step_end=held.message_end,
+        return collector, batch_of(
+            networks,
+            params,
+            prompt,
+            pad,
+            held,
+            accuracy,
+            score.reshape(-1, group_size),
+            measures,
         )
-        return collector, batch
 
+    return problem_of(networks, collect)._replace(staleness=sampler.staleness)
+
+
+def batch_of(
+    networks: Networks,
+    params: ActorCritic,
+    prompt: jax.Array,
+    pad: jax.Array,
+    held: Conversations,
+    accuracy: jax.Array,
+    score: jax.Array,
+    measures: Metrics,
+) -> Batch:
+    """The batch of B = P·G dialogues: their sampled tokens alone.
+
+    Args:
+      networks: see `Networks`.
+      params: under which they were sampled.
+      prompt: `[B, L]`, int32.
+      pad: `[B]`, int32.
+      held: see `Conversations`; its state is not read.
+      accuracy: `[B]`, float32.
+      score: `[P, G]`, raw outcomes.
+      measures: further metrics.
+    """
+    metrics: Metrics = {
+        "accuracy": masked.total(accuracy),
+        "response_length": masked.total(held.mask.sum(axis=1)),
+        "turns": masked.total(held.turns),
+        "truncated": masked.total(~held.ended),
+    }
+    if score.shape[1] > 1:
+        metrics["dead_groups"] = masked.total(~informative(score))
+    inputs = Sequences(jnp.concatenate([prompt, held.tokens], axis=1), pad, None, held.position)
+    values = networks.value(params, inputs)
+    is_last = held.mask & ~jnp.roll(held.mask, -1, axis=1).at[:, -1].set(False)
+    return Batch(
+        inputs=inputs,
+        action=held.action,
+        log_prob=held.log_prob,
+        reward=held.reward,
+        value=values,
+        next_value=jnp.where(is_last, 0.0, jnp.roll(values, -1, axis=1)),
+        terminated=is_last,
+        truncated=is_last & ~held.ended[:, None],
+        mask=held.mask,
+        score=score,
+        metrics=metrics | measures,
+        sampler_log_prob=None if networks.exact_sampler else held.log_prob,
+        step_end=held.message_end,
+    )
+
+
+def problem_of(networks: Networks, collect: Collect) -> Problem:
+    """The problem whose batches are those of `batch_of`."""
     return Problem(
         networks.init,
         collect,
@@ -150,4 +198,5 @@ def make_problem(
         # One that was cut may have had short messages.
         truncated_is_overlong=False,
         turns=True,
+        grouped=networks.grouped,
     )

@@ -1,7 +1,9 @@
 """The tokenizer and the chat template of a pretrained model."""
 
 import datetime
+import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.stopping import Stops, make_stops
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 CONTEXT = "max_position_embeddings"  # in config.json: the longest text, tokens
@@ -48,18 +51,20 @@ class ChatTemplate(NamedTuple):
         import jinja2
 
         try:
-            return (
-                _environment()
-                .from_string(self.source)
-                .render(
-                    messages=messages,
-                    add_generation_prompt=add_generation_prompt,
-                    **self.special,
-                    **arguments,
-                )
+            text: str = _compiled(self.source).render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                **self.special,
+                **arguments,
             )
         except (jinja2.TemplateError, TypeError) as error:
             raise ConfigError(f"chat template: {error}") from None
+        return text
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(source: str) -> Any:
+    return _environment().from_string(source)
 
 
 def _environment() -> Any:
@@ -102,6 +107,7 @@ class TextTokenizer(NamedTuple):
         length. Any other id, where the tokenizer has no such token.
       ends: ids of which each ends a completion.
       settings: the content of `tokenizer_config.json`.
+      stops: strings of which each ends a completion too; None for none.
     """
 
     rules: Any
@@ -109,6 +115,7 @@ class TextTokenizer(NamedTuple):
     pad: int
     ends: tuple[int, ...]
     settings: Mapping[str, Any]
+    stops: Stops | None = None
 
     @property
     def eos(self) -> int:
@@ -166,7 +173,9 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
     # A demonstration ends with the first end, from which PAD must be told.
     pads = (rules.token_to_id(special.get("pad_token", "")), *ends, *range(len(ends) + 1))
     pad = next(token for token in pads if token not in (None, ends[0]))
-    tokenizer = TextTokenizer(rules, vocabulary, pad, ends, settings)
+    tokenizer = TextTokenizer(
+        rules, vocabulary, pad, ends, settings, _stops(folder, rules, vocabulary)
+    )
     source = _template(folder, settings)
     return tokenizer, None if source is None else ChatTemplate(source, special)
 
@@ -184,6 +193,43 @@ def _ends(folder: Path, rules: Any, special: Mapping[str, str]) -> tuple[int, ..
             f"{CONFIG}, or eos_token in {SETTINGS}"
         )
     return (end,)
+
+
+def _stops(folder: Path, rules: Any, vocabulary: int) -> Stops | None:
+    strings = read_json(folder / GENERATION, optional=True).get("stop_strings") or []
+    strings = [strings] if isinstance(strings, str) else strings
+    try:
+        return make_stops(strings, token_texts(rules, vocabulary)) if strings else None
+    except ConfigError as error:
+        raise ConfigError(f"{folder / GENERATION}: {error}") from None
+
+
+def token_texts(rules: Any, vocabulary: int) -> list[bytes]:
+    """What each token adds to a text that it does not begin; nothing where an id has no token."""
+    decoder = json.loads(rules.to_str())["decoder"]
+    by_bytes = _unicode_to_byte() if "ByteLevel" in json.dumps(decoder) else {}
+    added = {token.content for token in rules.get_added_tokens_decoder().values()}
+
+    def text(token: str | None) -> bytes:
+        if token is None or token in added:
+            return (token or "").encode()
+        if by_bytes and set(token) <= by_bytes.keys():
+            return bytes(by_bytes[character] for character in token)
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", token):
+            return bytes([int(byte[1], 16)])
+        whole: str = rules.decoder.decode(["a", token]) if decoder else f"a {token}"
+        return whole.removeprefix("a").encode()
+
+    return [text(rules.id_to_token(i)) for i in range(vocabulary)]
+
+
+def _unicode_to_byte() -> dict[str, int]:
+    """How byte-level tokens are written: printable bytes as themselves, others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -206,7 +252,8 @@ def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTempla
         name: value for name, value in tokenizer.settings.items() if name != "chat_template"
     }
     write_json(folder / SETTINGS, settings)
-    write_json(folder / GENERATION, {"eos_token_id": list(tokenizer.ends)})
+    stops = {} if tokenizer.stops is None else {"stop_strings": list(tokenizer.stops.strings)}
+    write_json(folder / GENERATION, {"eos_token_id": list(tokenizer.ends)} | stops)
     if template is not None:
         (folder / TEMPLATE).write_text(template.source)
 

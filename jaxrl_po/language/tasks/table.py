@@ -1,7 +1,8 @@
 """A finite list of prompts with their answers."""
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.tasks.types import Prompt, Task
-from jaxrl_po.language.tasks.verify import exact_answer
+from jaxrl_po.language.tasks.verify import exact_match, token_match
 from jaxrl_po.language.tokenizer import AnyTokenizer
 
 
@@ -25,13 +26,32 @@ class Example(NamedTuple):
     answer: str
 
 
+class Rows(NamedTuple):
+    """R prompts and their answers, on the left padded and on the right.
+
+    Attributes:
+      tokens: `[R, L]`, int32.
+      pad: `[R]`, int32, padding tokens on the left.
+      answer: `[R, A]`, int32, EOS included.
+    """
+
+    tokens: Any
+    pad: Any
+    answer: Any
+
+
 def table(
-    name: str, tokenizer: AnyTokenizer, train: Sequence[Example], test: Sequence[Example]
+    name: str,
+    tokenizer: AnyTokenizer,
+    train: Sequence[Example],
+    test: Sequence[Example],
+    *,
+    share_prompts: bool = False,
 ) -> Task:
     """A task over two lists of prompts, drawn uniformly; only the exact answer is correct.
 
-    The problem is the row in `[*train, *test]`. The lists are constants of the program: meant for
-    thousands, not for millions.
+    The problem is the row in `[*train, *test]`. The lists are the task's `data`, an argument of the
+    programs of a run.
 
     Args:
       name: for logs and plots.
@@ -39,6 +59,7 @@ def table(
         model.
       train: at least one example.
       test: at least one example, held out.
+      share_prompts: whether both lists may hold a prompt, of which more is known elsewhere.
 
     Returns:
       The task.
@@ -58,35 +79,55 @@ def table(
     for split, examples in (("train", train), ("test", test)):
         if not examples:
             raise ConfigError(f"{split} must hold at least one prompt")
-    if shared := {example.prompt for example in train} & {example.prompt for example in test}:
+    shared = {example.prompt for example in train} & {example.prompt for example in test}
+    if shared and not share_prompts:
         raise ConfigError(
             f"train and test must share no prompt, but both hold {min(map(str, shared))!r}"
         )
-    rows = [
+    texts = [
         (
             tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
             [*tokenizer.encode(answer), tokenizer.eos],
         )
         for prompt, answer in (*train, *test)
     ]
-    if not all(prompt for prompt, _ in rows):
+    if not all(prompt for prompt, _ in texts):
         raise ConfigError("prompts must not be empty")
-    prompt_length, answer_length = (max(map(len, column)) for column in zip(*rows, strict=True))
-    tokens = np.array(
-        [[tokenizer.pad] * (prompt_length - len(prompt)) + prompt for prompt, _ in rows], np.int32
+    prompt_length, answer_length = (max(map(len, column)) for column in zip(*texts, strict=True))
+    rows = Rows(
+        tokens=np.array(
+            [[tokenizer.pad] * (prompt_length - len(prompt)) + prompt for prompt, _ in texts],
+            np.int32,
+        ),
+        pad=np.array([prompt_length - len(prompt) for prompt, _ in texts], np.int32),
+        answer=np.array(
+            [answer + [tokenizer.pad] * (answer_length - len(answer)) for _, answer in texts],
+            np.int32,
+        ),
     )
-    answers = np.array(
-        [answer + [tokenizer.pad] * (answer_length - len(answer)) for _, answer in rows], np.int32
-    )
-    pad = np.array([prompt_length - len(prompt) for prompt, _ in rows], np.int32)
 
-    def sample(key: jax.Array, held_out: bool) -> Prompt:
-        first, last = (len(train), len(rows)) if held_out else (0, len(train))
+    def sample(rows: Rows, key: jax.Array, held_out: bool) -> Prompt:
+        first, last = (len(train), len(texts)) if held_out else (0, len(train))
         row = jax.random.randint(key, (), first, last)
-        return Prompt(jnp.asarray(tokens)[row], jnp.asarray(pad)[row], row)
+        return Prompt(jnp.asarray(rows.tokens)[row], jnp.asarray(rows.pad)[row], row)
 
-    def demonstrate(row: jax.Array) -> jax.Array:
-        return jnp.asarray(answers)[row]
+    def demonstrate(rows: Rows, row: jax.Array) -> jax.Array:
+        return jnp.asarray(rows.answer)[row]
 
-    # Any text may be an answer: none is malformed.
-    return exact_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)
+    def score(rows: Rows, row: jax.Array, tokens: jax.Array) -> jax.Array:
+        return exact_match(demonstrate(rows, row), tokens, tokenizer.pad)
+
+    def credit(rows: Rows, row: jax.Array, tokens: jax.Array) -> jax.Array:
+        return token_match(demonstrate(rows, row), tokens, tokenizer.pad)
+
+    return Task(
+        name,
+        tokenizer,
+        prompt_length,
+        answer_length,
+        sample=functools.partial(sample, rows),
+        demonstrate=functools.partial(demonstrate, rows),
+        score=functools.partial(score, rows),
+        credit=functools.partial(credit, rows),
+        data=rows,
+    )  # Any text may be an answer: none is malformed, and there is no `parses`.

@@ -1,5 +1,6 @@
 """What a task is, and the check of its sizes."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,6 +9,9 @@ import jax
 from jaxrl_po.config import ConfigError, Interval
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
+
+DATA = "data"
+"""The entry of `ActorCritic.frozen` that holds `Task.data`."""
 
 
 class Prompt(NamedTuple):
@@ -50,6 +54,9 @@ class Task(NamedTuple):
       step_end: `step_end(problem, tokens [T]) -> [T]` bool: the tokens that end a step, at which a
         process reward is due, even if it is 0. The last token of a completion always is one. None
         where every token is a step.
+      data: arrays that functions above read as `functools.partial(function, data)`. A state holds
+        them, so that they are an argument of the programs, and no constant in their text. None
+        where there are none.
     """
 
     name: str
@@ -65,6 +72,25 @@ class Task(NamedTuple):
     strata: int = 0
     stratum: Callable[[PyTree], jax.Array] | None = None
     step_end: Callable[[PyTree, jax.Array], jax.Array] | None = None
+    data: PyTree = None
+
+
+def reading(task: Task, frozen: PyTree) -> Task:
+    """The task with functions that read the data of a state in place of its own.
+
+    Args:
+      task: any.
+      frozen: `ActorCritic.frozen`, or what has its entry `DATA`; the task's own where it has none.
+    """
+    if task.data is None or not frozen or DATA not in frozen:
+        return task
+    data = frozen[DATA]
+    readers: dict[str, Any] = {
+        name: functools.partial(field.func, data, *field.args[1:], **field.keywords)
+        for name, field in task._asdict().items()
+        if isinstance(field, functools.partial) and field.args[:1] and field.args[0] is task.data
+    }
+    return task._replace(data=data, **readers)
 
 
 def check_size(name: str, value: int, within: Interval) -> None:

@@ -22,7 +22,7 @@ from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.plotting import Series
 from jaxrl_po.run.script import Script
-from jaxrl_po.types import Problem, Samples
+from jaxrl_po.types import Learner, Problem, Samples
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -267,9 +267,14 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         make = functools.partial(
             make, surrogate=functools.partial(self_normalized, settings.num_branches)
         )
-    learner = make(
-        dataclasses.replace(records["config"], axis_name=placement.axis_name), built.problem
-    )
+
+    def learner_of(method: Any) -> Learner:
+        learner: Learner = make(
+            dataclasses.replace(method, axis_name=placement.axis_name), built.problem
+        )
+        return learner
+
+    learner = learner_of(records["config"])
     if built.source is not None:
         host = HostProblem(
             built.source,
@@ -278,7 +283,9 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
             settings.num_steps,
             options.eval_episodes,
         )
-        return jobs.Experiment(learner, evaluate=None, score="greedy_return", host=host)
+        return jobs.Experiment(
+            learner, evaluate=None, score="greedy_return", host=host, learner_of=learner_of
+        )
     evaluate = control.make_evaluate(built.env, built.problem, num_episodes=options.eval_episodes)
     environment, notes = control.adapt(built.env), tuple[str, ...]()
     if environment.refresh is not None:
@@ -286,7 +293,9 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
             f"starting states are drawn every {environment.reset_interval} steps and where needed, "
             'not in each step (--env_params={"reset_interval": 1})',
         )
-    return jobs.Experiment(learner, greedy(evaluate), score="greedy_return", notes=notes)
+    return jobs.Experiment(
+        learner, greedy(evaluate), score="greedy_return", notes=notes, learner_of=learner_of
+    )
 
 
 SCRIPT = Script(

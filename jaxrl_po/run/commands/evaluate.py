@@ -6,6 +6,7 @@ selected the best checkpoint, whose own score is biased upwards by that selectio
 `evaluation.json` to the folder of the run, or to `--out`.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, static
 from jaxrl_po.run import earlier, flags, folder, metrics
 from jaxrl_po.run.commands import control, language
-from jaxrl_po.run.host import Rollouts
 from jaxrl_po.run.script import Script
 from jaxrl_po.run.seeds import STATE_AXES
 
@@ -69,8 +69,12 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
     )
     seeds = records[""].seeds
     if experiment.host is not None:
-        rollouts = Rollouts(experiment.host, records[""].seed, range(seeds))
-        values = rollouts.evaluate(state, options.seed)
+        with contextlib.ExitStack() as stack:
+            if experiment.rewarded is not None:
+                stack.enter_context(experiment.rewarded)
+            rollouts = experiment.host.open(records[""].seed, range(seeds))
+            stack.enter_context(contextlib.closing(rollouts))
+            values = rollouts.evaluate(state, options.seed)
     else:
         key, measure = jax.random.key(options.seed), experiment.evaluate
         assert measure is not None

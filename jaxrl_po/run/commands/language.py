@@ -7,15 +7,21 @@ from typing import Any
 
 from jaxrl_po import config, language
 from jaxrl_po.algorithms import dapo, reference
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, number, static
+from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, number, static
+from jaxrl_po.language import lora
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.problem import Computation, Sampling
+from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run import (
+    flags,
     jobs,
     launch,
     methods,
     models,
+    presets,
     programs,
     rewarding,
     sharding,
@@ -23,6 +29,7 @@ from jaxrl_po.run import (
     user_code,
     warm,
 )
+from jaxrl_po.run.conversations import setup as conversations
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.options import Options as RunOptions
 from jaxrl_po.run.parallel import Placement
@@ -30,7 +37,7 @@ from jaxrl_po.run.plotting import Series
 from jaxrl_po.run.rewarding import MATH, MODEL, VERIFIER
 from jaxrl_po.run.script import Script
 from jaxrl_po.run.tasks import TASKS
-from jaxrl_po.types import Learner
+from jaxrl_po.types import ActorCritic, Learner
 
 
 @config.record
@@ -44,6 +51,16 @@ class Options(RunOptions):
         "",
         "folder of a pretrained model, or of an earlier run of this script (the latest policy of "
         "its first seed), with which every seed begins; empty for none",
+    )
+    teacher: str = static(
+        "",
+        "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
+        f"the teacher of --algorithm={models.DISTILLATION}; empty for none",
+    )
+    environment: str = static(
+        "",
+        "class with tools for a pretrained model, as file.py:Class; each dialogue has an instance; "
+        "empty for none",
     )
     reward: str = static(
         VERIFIER,
@@ -84,6 +101,26 @@ class Options(RunOptions):
         within=NON_NEGATIVE,
     )
 
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        if not self.environment:
+            return
+        for name, wanted, why in (
+            ("distributed", False, "environments run in one process"),
+            ("task", "file", "its prompts come from a file"),
+        ):
+            if getattr(self, name) != wanted:
+                raise ConfigError(
+                    f"{name} must be {flags.shown(wanted)} with environment={self.environment}: "
+                    f"{why}"
+                )
+        if not models.root(self.init_from):
+            raise ConfigError(
+                f"init_from must be a pretrained model with environment={self.environment}, whose "
+                "chat template writes tools and their results"
+            )
+
 
 def problem_settings(records: Mapping[str, Any], task: AnyTask) -> Any:
     """`--problem.*`, with the token budget that the method leaves around the longest answer."""
@@ -101,8 +138,13 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
     start = models.start(SCRIPT, records, answers=not rewarding.functions(options))
     task, policy = start.task, start.policy
     settings = problem_settings(records, task)
+    teacher = models.teacher(SCRIPT, records, task)
     rewarded = rewarding.host_score(options, task, placement)
-    require_room(records, start)
+    hosted = None
+    if options.environment:
+        hosted = conversations.make(records, start, rewarded, placement)
+    else:
+        require_room(records, start)
     critic = None
     if options.algorithm not in methods.IN_GROUPS:
         sizes = records["critic" if start.base else "model"]
@@ -113,34 +155,74 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         policy = policy.clone(constrain=rows)
         critic = critic and critic.clone(constrain=rows)
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
-    settings_of_method = dataclasses.replace(records["config"], axis_name=placement.axis_name)
 
-    def compose(warm_start: Any, initial: Any) -> Learner:
+    # As an argument: as constants, parameters and prompts would be part of the program's text.
+    data = None if isinstance(task, Dialogue) or hosted is not None else task.data
+    begun = dict(start.params or {}) | ({} if data is None else {DATA: data})
+    begun |= {} if teacher is None else {TEACHER: ActorCritic(teacher.params)}
+
+    def compose(method: Any, warm_start: Any, frozen: Any) -> Learner:
+        initial = {lora.BASE: frozen[lora.BASE]} if start.params else None
         given = {"critic": critic, "initial": initial, "warm": warm_start} | vars(settings)
-        if isinstance(task, Dialogue):
+        given |= {"sampler": records.get("sampler")}
+        if hosted is not None:
+            assert isinstance(task, language.Task)
+            problem = recorded_problem(
+                task._replace(data=None),  # drawn from on the host
+                policy,
+                settings,
+                columns=hosted.scene.columns,
+                critic=critic,
+                initial=initial,
+            )
+        elif isinstance(task, Dialogue):
             problem = language.dialogues.make_problem(task, policy, **given)
         else:
-            problem = language.make_problem(task, policy, **given, verify=rewarded is None)
+            source = reading(task, frozen)
+            problem = language.make_problem(source, policy, **given, verify=rewarded is None)
             if options.reward == rewarding.MODEL:
-                problem = rewarding.with_reward_model(problem, records, task, policy)
-        learner: Learner = algorithm.make(settings_of_method, problem)
+                problem = rewarding.with_reward_model(problem, records, source, policy)
+        if teacher is not None:
+            problem = with_teacher(
+                problem,
+                frozen[TEACHER],
+                kind.make_problem(task, teacher.model, **vars(settings)).apply,
+                num_parts=method.num_minibatches * method.num_microbatches,
+            )
+        if placement.cuts_params:  # the prompts of some devices would be read on others
+            problem = problem._replace(grouped=lambda inputs: inputs)
+        learner: Learner = algorithm.make(
+            dataclasses.replace(method, axis_name=placement.axis_name), problem
+        )
         if options.algorithm in methods.WITH_CRITIC and records["reference"].enabled:
             learner = reference.with_reference_kl(
                 learner,
                 problem,
                 records["reference"],
-                num_parts=records["config"].num_parts,
+                num_parts=method.num_parts,
                 axis_name=placement.axis_name,
             )
         return learner
 
-    def make(warm_start: Any) -> Learner:
-        learner = compose(warm_start, start.params)
-        if start.params is None:
+    def make(warm_start: Any, method: Any = records["config"]) -> Learner:
+        learner = compose(method, warm_start, begun)
+        if not begun:
             return learner
-        # Parameters as an argument: as constants they would be part of the program's text.
-        return learner._replace(init=lambda pair: compose(warm_start, pair[1]).init(pair[0]))
+        return learner._replace(
+            init=lambda pair: compose(method, warm_start, pair[1]).init(pair[0])
+        )
 
+    if hosted is not None:
+        return jobs.Experiment(
+            make(None),
+            evaluate=None,
+            score="greedy_accuracy",
+            initial="warm_start_accuracy",
+            host=hosted,
+            rewarded=rewarded,
+            given=start.params,
+            base=start.digest,
+        )
     write = functools.partial(kind.make_describe, task, policy, decoding=settings.decoding)
     render: Callable[[Any], list[dict[str, Any]]] = functools.partial(kind.render, task)
     evaluate: Any = kind.make_evaluate(
@@ -167,9 +249,10 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         axes=LOGICAL_AXES,
         rewarded=rewarded,
         warm=warm.in_parts(make, records["warm_start"], task, policy),
-        given=start.params,
+        given=begun or None,
         base=start.digest,
         judge=judge,
+        learner_of=functools.partial(make, records["warm_start"]),
     )
 
 
@@ -212,85 +295,6 @@ def require_shares(start: models.Start, placement: Placement) -> None:
                 )
 
 
-# Few epochs over large batches keep a small model stable.
-SMALL = {
-    "total_steps": 131_072,
-    "seeds": 4,
-    "model.mlp_width": 128,
-    "warm_start.steps": 10_000,
-    "warm_start.accuracy": 0.5,
-}
-# A completion is an episode with its reward at the end, so nothing is discounted.
-EPISODES: dict[str, Any] = {
-    "config.gamma": 1.0,
-    "problem.num_prompts": 256,
-    "problem.group_size": 1,
-}
-# An underfitted critic halves the gain of a natural-gradient step: fit it well, and subsample the
-# rows of the Fisher products.
-FIT = {"config.value_epochs": 4, "config.value_minibatches": 8, "config.value_learning_rate": 3e-3}
-STEPS = {
-    "config.learning_rate": 1e-3,
-    "config.lambda_": 1.0,
-    "config.max_grad_norm": 1.0,
-    "config.num_epochs": 2,
-    "config.num_minibatches": 2,
-}
-NATURAL = EPISODES | FIT | {"config.lambda_": 1.0, "config.fisher_stride": 2}
-WITH_CRITIC = {
-    "reinforce": EPISODES | FIT | {"config.learning_rate": 1e-3, "config.max_grad_norm": 1.0},
-    "a2c": EPISODES
-    | {
-        "config.learning_rate": 1e-3,
-        "config.max_grad_norm": 1.0,
-        "config.estimator": "monte_carlo",
-    },
-    "npg": NATURAL,
-    "trpo": NATURAL | {"config.max_kl": 0.02},
-    "ppo": EPISODES | STEPS,
-    "ppo_penalty": EPISODES | STEPS,
-}
-# Four small steps per batch of 512: with 128 completions and an entropy bonus, most seeds forgot
-# what the warm start had taught them.
-IN_GROUPS = {
-    "total_steps": 204_800,
-    "config.learning_rate": 1e-3,
-    "config.warm_up_iterations": 30,
-    launch.DECAY: 400,
-    "config.entropy_coefficient": 0.0,
-    "config.num_epochs": 2,
-    "config.num_minibatches": 2,
-    "problem.num_prompts": 64,
-    "problem.group_size": 8,
-}
-
-
-# A pretrained model forgets at the step sizes of a new one; adapters take ten times this.
-PRETRAINED = {"config.learning_rate": 1e-5, "seeds": 1}
-# A reward model is reliable only near the initial policy, whose samples it was fitted on; hence the
-# KL penalty to that policy.
-JUDGED = {"reward_model.width": 32, "reward_model.mlp_width": 64}
-REFERRED = {"reference.enabled": True}
-
-
-def defaults(options: Options) -> dict[str, Any]:
-    """Default values of flags that suit small transformers."""
-    small: dict[str, Any] = dict(SMALL)
-    if options.init_from:
-        small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
-    if options.reward == MODEL:
-        small |= JUDGED | (REFERRED if options.algorithm in ("ppo", "ppo_penalty") else {})
-    gentle = PRETRAINED if models.root(options.init_from) else {}
-    if options.algorithm in WITH_CRITIC:
-        return small | WITH_CRITIC[options.algorithm] | gentle
-    if options.algorithm == "dapo" and rewarding.functions(options):
-        # A refill needs the scores inside the program.
-        small |= {"config.dynamic_sampling": dapo.REWEIGHT}
-    # The surrogate of RLOO is not clipped, so it is valid only near the old policy.
-    once = {"config.num_epochs": 1} if options.algorithm == "rloo" else {}
-    return small | IN_GROUPS | once | gentle if options.algorithm in methods.IN_GROUPS else {}
-
-
 def sections(options: Options) -> dict[str, type]:
     """Prefix to record class, besides the algorithm's."""
     judge = (
@@ -302,9 +306,13 @@ def sections(options: Options) -> dict[str, type]:
     critic = pretrained and options.algorithm in methods.WITH_CRITIC
     return {
         "task": tasks.entry(options.task).settings,
-        "problem": Sampling if tasks.is_dialogue(options.task) else language.Settings,
+        "problem": Sampling
+        if options.environment or tasks.is_dialogue(options.task)
+        else language.Settings,
+        **({"environment": conversations.Settings} if options.environment else {}),
         "model": Computation if pretrained else language.ModelSettings,
         **({"critic": language.ModelSettings} if critic else {}),
+        **({} if options.environment else {"sampler": language.Sampler}),
         "lora": models.Adapters,
         "warm_start": language.WarmStart,
         **judge,
@@ -312,18 +320,23 @@ def sections(options: Options) -> dict[str, type]:
     }
 
 
+def named(options: Options) -> str:
+    """What a run is about: its environment, or its task."""
+    return options.environment or options.task
+
+
 SCRIPT = Script(
     name="language",
     summary="Trains a small transformer on a task whose answers are verified.",
     options=Options,
-    defaults=defaults,
+    defaults=presets.of_language,
     tuned=lambda options: {},
     sections=sections,
     rows=lambda records: records["problem"].num_prompts,
     steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,
     shards_params=lambda options: options.shard_params,
     build=build,
-    title=lambda records: f"{records[''].algorithm} on {user_code.short(records[''].task)}",
+    title=lambda records: f"{records[''].algorithm} on {user_code.short(named(records['']))}",
     unit="completions",
     curves=(Series("accuracy", "training"), Series("greedy_accuracy", "held-out greedy")),
     y_label="accuracy",

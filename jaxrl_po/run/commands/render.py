@@ -1,7 +1,8 @@
-"""Shows an episode as a GIF: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
+"""Shows what a run learned: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
 
-It is one episode of one seed of a `jaxrl-po control` run, finished or still running, played from a
-checkpoint, which is only read.
+Of a `jaxrl-po control` run, finished or still running, one episode of one seed as a GIF, played
+from a checkpoint, which is only read. Of a `jaxrl-po language` run, what its first seed wrote at
+the last evaluation, as text.
 """
 
 import functools
@@ -17,8 +18,18 @@ from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, Interval, static
 from jaxrl_po.control import Observation, adapt, unroll
 from jaxrl_po.control.actor import actor_of
-from jaxrl_po.run import earlier, filming, flags, folder, pools, rendering
-from jaxrl_po.run.commands import control
+from jaxrl_po.run import (
+    earlier,
+    filming,
+    flags,
+    folder,
+    metrics,
+    pools,
+    rendering,
+    runner,
+    transcripts,
+)
+from jaxrl_po.run.commands import control, language
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.rendering import Draw, Episode, Floats
 from jaxrl_po.run.seeds import of_seed
@@ -56,8 +67,12 @@ OTHER = Scene(rendering.components, 10)
 class Options:
     """The episode and its rendering."""
 
-    run: str = static("", "folder of a run of jaxrl-po control")
-    out: str = static("", "the GIF; empty is episode.gif in the folder of the run")
+    run: str = static("", "folder of a run of jaxrl-po control or language")
+    out: str = static(
+        "",
+        "the GIF; empty is episode.gif in the folder of the run. The text of a run of language, "
+        "a .txt; empty prints it. The flags that follow are of a GIF",
+    )
     seed_index: int = static(0, "which of the run's seeds plays, from 0", within=NON_NEGATIVE)
     checkpoint: str = static(
         "best", f"whose parameters play; {earlier.WHICH}", choices=earlier.CHECKPOINTS
@@ -194,13 +209,34 @@ def film(
     return made.episode, OTHER
 
 
+def transcribe(options: Options) -> int:
+    """Prints what a run of language wrote last, or writes it to a file."""
+    for name in vars(options):
+        if name not in ("run", "out") and config.changed(options, name):
+            raise UsageError(f"--{name} must be left out: --run={options.run} is one of language")
+    out = folder.require_file(options.out, ".txt") if options.out else None
+    text = transcripts.latest(Path(options.run) / runner.EXAMPLES)
+    if not text:
+        raise UsageError(
+            f"--run={options.run} holds nothing to read: it was made with --show=0, or has not "
+            "been evaluated yet"
+        )
+    if out is None:
+        print(text)
+        return 0
+    with folder.writing(out):
+        metrics.write_atomically(out, text + "\n")
+    print(f"see {out}")
+    return 0
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options = flags.ask(
-        argv, "jaxrl-po render", "Shows one episode of a run of jaxrl-po control as a GIF.", Options
-    )
+    options = flags.ask(argv, "jaxrl-po render", "Shows what a run learned.", Options)
     if options is None:
         return 0
+    if earlier.maker([control.SCRIPT, language.SCRIPT], "run", options.run)[0] == language.SCRIPT:
+        return transcribe(options)
     records = earlier.read(control.SCRIPT, "run", options.run)
     out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
     player = restore(options, records)

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxrl_po import config
 from jaxrl_po.config import static
-from jaxrl_po.run import flags, folder, metrics
+from jaxrl_po.run import flags, folder, metrics, transcripts
 from jaxrl_po.run.commands import plot
 
 STYLE = """
@@ -106,7 +106,7 @@ def settings(runs: Sequence[plot.Run]) -> str:
 
 
 def examples(path: Path) -> str:
-    """A table of the completions logged at the first and the last evaluation; empty if none."""
+    """A table of what was written at the first and the last evaluation; empty if nothing was."""
     rows = metrics.read(path)
     if not rows:
         return ""
@@ -115,7 +115,10 @@ def examples(path: Path) -> str:
         [
             f"{row['step']:,}",
             row["decoding"],
-            *(f"<code>{html.escape(row[name])}</code>" for name in ("prompt", "completion")),
+            *(
+                f"<pre>{html.escape(text)}</pre>"
+                for text in (row["prompt"], transcripts.transcript(row))
+            ),
             f"{row['score']:g}",
         ]
         for row in rows

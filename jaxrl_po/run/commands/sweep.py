@@ -12,27 +12,22 @@ alone), `table.txt` and `sweep.png` to `--out`, and prints the flags of the best
 files in `jaxrl_po/run/configs/` were found in this way.
 """
 
-import contextlib
-import functools
 import json
 import multiprocessing
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.control.recorded import Recording, with_recording
 from jaxrl_po.run import (
     flags,
     folder,
     grid,
+    lanes,
     launch,
     methods,
     parallel,
@@ -44,9 +39,8 @@ from jaxrl_po.run.commands import control
 from jaxrl_po.run.compilation import keep_programs
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.grid import OF_A_START, Asked, Combination
-from jaxrl_po.run.host import HostProblem, Rollouts
+from jaxrl_po.run.lanes import Training
 from jaxrl_po.run.parallel import Placement
-from jaxrl_po.types import Learner, TrainState
 
 ALONE = Placement(1, 1, 1)
 
@@ -131,135 +125,46 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
         )
     algorithm = methods.ALGORITHMS[options.algorithm]
     experiments = [control.build(records, algorithm, ALONE) for records in group]
+    experiment = experiments[0]
     steps = control.steps(group[0])
     iterations = launch.count_iterations(options.total_steps, steps, "environment steps")
     for records in group:
         launch.require_learning(records["config"], iterations)
     every = max(1, iterations // options.evaluations)
-    # [C·S] with the seeds innermost, in the order of `keys` below.
-    configs = jax.tree.map(
-        lambda *leaves: jnp.repeat(jnp.stack(leaves), options.seeds, axis=0),
-        *(config.as_arrays(r["config"]) for r in group),
-    )
-    training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
-    # Every combination gets the same keys (common random numbers).
-    keys = jnp.tile(
-        jax.vmap(jax.random.fold_in, in_axes=(None, 0))(training_key, jnp.arange(options.seeds)),
-        len(group),
-    )
+    # Seeds innermost; every combination gets the same keys.
+    configs = lanes.configs([records["config"] for records in group], options.seeds)
+    keys, evaluation_key = lanes.keys(options.seed, options.seeds, len(group))
 
-    def learner(settings: Any) -> Learner:
-        return control.build({**group[0], "config": settings}, algorithm, ALONE).learner
-
-    training = Training(learner, configs, keys, placement, iterations, every)
-    host, measure = experiments[0].host, experiments[0].evaluate
+    assert experiment.learner_of is not None
+    training = Training(experiment.learner_of, placement, iterations, every)
+    host, measure = experiment.host, experiment.evaluate
     if host is not None:
-        done = train_on_host(training, host, options)
+        done = lanes.train_on_host(
+            training, host, configs, keys, base_seed=options.seed, num_seeds=options.seeds
+        )
     else:
         assert measure is not None
-        done = train_in_program(training, measure, evaluation_key)
+        done = lanes.train_in_program(training, measure, configs, keys, evaluation_key)
+    require_actions(done.curves)
     return {
-        "steps": [steps * every * (i + 1) for i in range(iterations // every)],
-        "scores": done.scores.reshape(len(group), options.seeds, -1).tolist(),
+        "steps": [steps * every * (i + 1) for i in range(training.evaluations)],
+        "scores": done.curves["greedy_return"].reshape(len(group), options.seeds, -1).tolist(),
         "seconds": done.seconds,
         "compile_seconds": done.compile_seconds,
     }
 
 
-class Training(NamedTuple):
-    """What one program trains.
-
-    Attributes:
-      learner: settings of one run to its learner.
-      configs: settings, leaves `[C·S]`.
-      keys: `[C·S]`.
-      placement: on devices.
-      iterations: of each run.
-      every: iterations between evaluations.
-    """
-
-    learner: Callable[[Any], Learner]
-    configs: Any
-    keys: jax.Array
-    placement: Placement
-    iterations: int
-    every: int
-
-
-class Trained(NamedTuple):
-    """What became of it.
-
-    Attributes:
-      scores: `[C·S, E]`.
-      seconds: without those of compiling.
-      compile_seconds: on the host, with the first iteration.
-    """
-
-    scores: np.ndarray[Any, Any]
-    seconds: float
-    compile_seconds: float
-
-
-def train_in_program(
-    training: Training, measure: Callable[..., Mapping[str, jax.Array]], key: jax.Array
-) -> Trained:
-    """Trains all combinations and seeds in one program; `key` is that of every evaluation."""
-
-    def train(settings: Any, training_key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        method = training.learner(settings)
-
-        def iterate(state: TrainState, _: None) -> tuple[TrainState, jax.Array]:
-            state, metrics = method.step(state)
-            missing = metrics.get(runner.NO_ACTION)
-            return state, jnp.float32(0) if missing is None else missing.metric()
-
-        def stretch(state: TrainState, _: None) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
-            state, no_action = jax.lax.scan(iterate, state, None, length=training.every)
-            scores = measure(state.params, state.collector, key)
-            return state, (scores["greedy_return"].mean(), no_action.max())
-
-        evaluations = training.iterations // training.every
-        scored: tuple[jax.Array, jax.Array]
-        _, scored = jax.lax.scan(stretch, method.init(training_key), None, length=evaluations)
-        return scored
-
-    program = parallel.spread(jax.vmap(train), training.placement)
-    begun = time.perf_counter()
-    compiled = jax.jit(program).lower(training.configs, training.keys).compile()
-    compile_seconds = time.perf_counter() - begun
-    begun = time.perf_counter()
-    scores, no_action = jax.tree.map(np.asarray, compiled(training.configs, training.keys))
-    if no_action.any():
+def require_actions(curves: lanes.Curves) -> None:
+    """Raises UsageError if in some state no action was legal."""
+    if runner.NO_ACTION not in curves:
+        return
+    without = np.any(curves[runner.NO_ACTION] > 0, axis=1)
+    if without.any():
         raise UsageError(
-            f"--env: no action was legal in some state of {int(no_action.any(axis=1).sum())} of "
-            f"{len(no_action)} runs: the action_mask of the environment must allow one in every "
+            f"--env: no action was legal in some state of {int(without.sum())} of "
+            f"{without.size} runs: the action_mask of the environment must allow one in every "
             "state that is not the last of an episode"
         )
-    return Trained(scores, time.perf_counter() - begun, compile_seconds)
-
-
-def train_on_host(training: Training, host: HostProblem, options: Options) -> Trained:
-    """Trains all combinations and seeds in one pool; each combination has the same environments."""
-    over = functools.partial(parallel.spread, placement=training.placement)
-    init = jax.jit(over(jax.vmap(lambda settings, key: training.learner(settings).init(key))))
-    step = over(jax.vmap(lambda settings, state: training.learner(settings).step(state)[0]))
-
-    @functools.partial(jax.jit, donate_argnums=1)
-    def iterate(configs: Any, state: TrainState, recording: Recording) -> TrainState:
-        following: TrainState = step(configs, with_recording(state, recording))
-        return following
-
-    begun = time.perf_counter()
-    first, scores = 0.0, []
-    seeds = list(range(options.seeds)) * (len(training.keys) // options.seeds)
-    with contextlib.closing(Rollouts(host, options.seed, seeds)) as rollouts:
-        state = init(training.configs, training.keys)
-        for iteration in range(1, training.iterations // training.every * training.every + 1):
-            state = jax.block_until_ready(iterate(training.configs, *rollouts.record(state, print)))
-            first = first or time.perf_counter() - begun
-            if iteration % training.every == 0:
-                scores.append(rollouts.evaluate(state)["greedy_return"].mean(axis=1))
-    return Trained(np.stack(scores, axis=1), time.perf_counter() - begun - first, first)
 
 
 def run_all(

@@ -1,0 +1,212 @@
+"""Ours beside rejax, PureJaxRL's loop, brax's PPO and TRL, in turns on the same machine.
+
+`make bench` measures every row but the optional ones and writes the table and the picture of
+`docs/benchmarks.md`; `python experiments/benchmarks/bench/bench.py --only=rejax` leaves them in
+`--out`.
+
+A turn is one process, which compiles, then times; a round is a turn of ours and one of the peer's,
+and the next round runs in reverse. Rounds begin after one that does not count, in which a peer with
+several ways to run is timed in each, and keeps the fastest.
+
+Each peer has an environment of its own in `.venv/peers`, made on first use from `peers/*.txt`. A
+peer that cannot be installed or fails costs its rows only. Started again with the same code on the
+same machine, it keeps the rows that are finished, and measures those again that were noisy.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import libraries
+import page
+import rows
+from page import OURS, THEIRS
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.run import comparison, flags, folder, machine, provenance
+from jaxrl_po.run.flags import RunError, UsageError
+
+HOUR = 3600.0  # after which a process has hung
+
+
+@config.record
+class Options:
+    """What is measured, and where the results go."""
+
+    only: str = static("", "rows whose name holds one of these words, a,b,…; empty for all")
+    rounds: int = static(5, "rounds that count", within=COUNT)
+    pythons: str = static(
+        "",
+        "interpreters with a peer installed, as environment=path,…, in place of environments made "
+        f"here; environments: {', '.join(libraries.environments())}",
+    )
+    tiny: bool = static(False, "sizes that only show that everything runs: no figure counts")
+    page: str = static("", "page whose table is written, and beside it the picture; empty for none")
+    out: str = static("runs/bench", "folder for the results, where finished rows are kept")
+
+
+class Program:
+    """A program of which each call is a turn, in a process of its own.
+
+    Args:
+      name: for messages.
+      command: how it is run.
+      choices: further arguments, of which the fastest are found in the first turn.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[object],
+        choices: Sequence[Sequence[str]] = ((),),
+    ):
+        self.name, self.command, self.choices = name, command, choices
+        self.rows: list[dict[str, Any]] = []
+        self.others: list[float | None] = []
+
+    def __call__(self) -> float:
+        """Runs once; returns the seconds of a unit of work."""
+        before = machine.clock()
+        rows = [self.run(choice) for choice in self.choices]
+        fastest = max(range(len(rows)), key=lambda i: rate(rows[i]))
+        self.choices = [self.choices[fastest]]
+        self.rows.append(rows[fastest])
+        self.others.append(machine.others(before, machine.clock()))
+        return 1.0 / rate(rows[fastest])
+
+    def run(self, choice: Sequence[str]) -> dict[str, Any]:
+        """What the program prints last."""
+        try:
+            return comparison.last_line([*self.command, *choice], HOUR)
+        except RunError as error:
+            raise RunError(f"{self.name} ended: {error}") from None
+
+    def results(self) -> dict[str, Any]:
+        """The rounds that count, and how the program was run."""
+        rows = self.rows[1:]
+        return {
+            "rates": [rate(row) for row in rows],
+            "compile_seconds": [row["compile_seconds"] for row in rows if "compile_seconds" in row],
+            "device": rows[0]["device"],
+            "choice": [word.removeprefix("--") for word in self.choices[0]],
+            "others": self.others[1:],
+        }
+
+
+def rate(row: Mapping[str, Any]) -> float:
+    """Units of work a second: environment steps, or iterations.
+
+    Example:
+      >>> rate({"seconds_per_iteration": 0.25}), rate({"steps_per_second": 1000})
+      (4.0, 1000.0)
+    """
+    if "steps_per_second" in row:
+        return float(row["steps_per_second"])
+    return 1.0 / float(row["seconds_per_iteration"])
+
+
+def measure(
+    row: rows.Row, rounds: int, given: Mapping[str, Path], *, tiny: bool = False
+) -> dict[str, Any]:
+    """Times ours and the peer's in turns; `failed` says in one line what went wrong, if anything.
+
+    Args:
+      row: what is measured.
+      rounds: that count.
+      given: see `libraries.interpreters`.
+      tiny: see `Options`.
+    """
+    peer, sizes = libraries.PEERS[row.peer], [*row.sizes, *(row.small if tiny else ())]
+    theirs: list[object] = [
+        libraries.BENCHMARKS / "peers" / peer.script,
+        *peer.arguments,
+        *row.theirs,
+    ]
+    try:
+        python = given.get(peer.environment) or libraries.install(peer.environment)
+        if peer.repository:
+            theirs.append(f"--source={libraries.clone(peer.repository)}")
+    except RunError as error:
+        return {"failed": f"{row.peer} cannot be installed: {error}"}
+    ours = [sys.executable, libraries.BENCHMARKS / row.script, *row.ours, *sizes, "--json"]
+    programs = {
+        OURS: Program(OURS, ours),
+        THEIRS: Program(row.peer, [python, *theirs, *sizes], row.choices),
+    }
+    try:
+        comparison.in_turns(programs, rounds)
+    except RunError as error:
+        return {"failed": str(error)}
+    results = {name: program.results() for name, program in programs.items()}
+    devices = [results[name]["device"] for name in (OURS, THEIRS)]
+    if devices[0] != devices[1]:
+        failed = f"ours ran on {devices[0]}, {row.peer} on {devices[1]}"
+        return {"failed": f"{failed}: set JAX_PLATFORMS=cpu, or give another of --pythons"}
+    return {"failed": "", **results}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    options = flags.ask(
+        argv, "benchmarks/bench/bench.py", "Ours beside its peers, in turns.", Options
+    )
+    if options is None:
+        return 0
+    asked, out = rows.chosen(options.only), Path(options.out)
+    place = Path(options.page) if options.page else None
+    if place and options.tiny:
+        raise UsageError("--tiny has no figures for a page: leave --page out")
+    if place:
+        page.put(place.read_text() if place.exists() else "", "")
+    given = libraries.interpreters(options.pythons)
+    out.mkdir(parents=True, exist_ok=True)
+    store = out / "bench.json"
+    stored = json.loads(store.read_text()) if store.exists() else {}
+    circumstances = {
+        "tiny": options.tiny,
+        "processor": provenance.processor(),
+        "cores": machine.cores(),
+        "versions": provenance.versions(),
+        "source": provenance.source(provenance.PACKAGE, libraries.BENCHMARKS),
+    }
+    results = {
+        name: each for name, each in stored.items() if each["circumstances"] == circumstances
+    }
+    for row in asked:
+        if not finished(results.get(row.name), options.rounds):
+            print(f"{row.name}: {options.rounds} rounds", flush=True)
+            results[row.name] = {
+                **measure(row, options.rounds, given, tiny=options.tiny),
+                "day": date.today().isoformat(),
+                "circumstances": circumstances,
+            }
+            folder.write_json(store, stored | results)
+        print(page.line(row, results[row.name]), flush=True)
+    listed = [row for row in rows.ROWS if row in asked or row.name in results or not row.optional]
+    text = page.table(listed, results)
+    if options.tiny:
+        text = f"Measured with --tiny: no figure counts.\n\n{text}"
+    (out / "bench.md").write_text(text)
+    measured = [row for row in listed if row.name in results and not results[row.name]["failed"]]
+    for beside in [out, *([place.parent] if place else [])] if measured else []:
+        page.draw(measured, results, beside / "bench.png")
+    if place:
+        picture = "\n![How many times as fast as its peers](bench.png)\n" if measured else ""
+        place.write_text(page.put(place.read_text(), text + picture))
+    print(text, end="")
+    return 0
+
+
+def finished(result: Mapping[str, Any] | None, rounds: int) -> bool:
+    """Whether a row is measured, in as many rounds and on a quiet machine."""
+    if result is None or result["failed"]:
+        return False
+    return len(result[OURS]["rates"]) >= rounds and not page.noise(result)
+
+
+if __name__ == "__main__":
+    flags.entry(main)

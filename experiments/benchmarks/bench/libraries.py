@@ -1,0 +1,108 @@
+"""The libraries to compare with, each in an environment of its own, made on first use."""
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxrl_po.run import comparison, flags
+from jaxrl_po.run.flags import UsageError
+
+BENCHMARKS = Path(__file__).parent.parent
+ENVIRONMENTS = BENCHMARKS.parent.parent / ".venv" / "peers"
+
+
+class Repository(NamedTuple):
+    """A peer that is not a package: where it is cloned from, and its commit."""
+
+    url: str
+    commit: str
+
+
+class Peer(NamedTuple):
+    """A library to compare with.
+
+    Attributes:
+      title: its name and version.
+      environment: its requirements are `peers/<environment>.txt`.
+      script: of `peers/`, which prints one JSON object last.
+      arguments: of the script, in every row.
+      repository: see above; its clone is the script's `--source`.
+    """
+
+    title: str
+    environment: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    repository: Repository | None = None
+
+
+PEERS = {
+    "rejax": Peer("rejax 0.1.3", "rejax", "cartpole_ppo.py", ("--library=rejax",)),
+    "purejaxrl": Peer(
+        "PureJaxRL",
+        "rejax",
+        "cartpole_ppo.py",
+        ("--library=purejaxrl",),
+        Repository(
+            "https://github.com/luchris429/purejaxrl", "31756b197773a52db763fdbe6d635e4b46522a73"
+        ),
+    ),
+    "brax": Peer("brax 0.14.2", "brax", "brax_ppo.py"),
+    "trl": Peer("TRL 1.16.0", "trl", "trl_grpo.py"),
+}
+
+
+def environments() -> list[str]:
+    """Names of the environments, each of which serves one library or several."""
+    return sorted({peer.environment for peer in PEERS.values()})
+
+
+def interpreters(pythons: str) -> dict[str, Path]:
+    """Environment to interpreter, as `--pythons` gives them."""
+    known = dict.fromkeys(environments())
+    given = {}
+    for each in filter(None, pythons.split(",")):
+        name, _, path = each.partition("=")
+        flags.lookup("pythons", name, known)
+        if not os.access(path, os.X_OK):
+            raise UsageError(f"--pythons={each} must be environment=path of an interpreter")
+        given[name] = Path(path)
+    return given
+
+
+def install(environment: str) -> Path:
+    """The interpreter of an environment, made anew if its requirements have changed.
+
+    Raises:
+      RunError: it cannot be made.
+    """
+    wanted = BENCHMARKS / "peers" / f"{environment}.txt"
+    place = ENVIRONMENTS / environment
+    python, done = place / "bin" / "python", place / "installed.txt"
+    if not (done.exists() and done.read_text() == wanted.read_text()):
+        print(f"making the environment {place}", flush=True)
+        comparison.output_of([sys.executable, "-m", "venv", "--clear", place])
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        comparison.output_of([*pip, "--requirement", wanted])
+        done.write_text(wanted.read_text())
+    return python
+
+
+def clone(repository: Repository) -> Path:
+    """The folder of a repository at its commit, cloned if need be.
+
+    Raises:
+      RunError: it cannot be cloned.
+    """
+    place = ENVIRONMENTS / repository.commit
+    if not place.exists():
+        begun = place.with_suffix(".begun")
+        git = ["git", "-C", begun]
+        comparison.output_of(["git", "init", "--quiet", begun])
+        comparison.output_of(
+            [*git, "fetch", "--quiet", "--depth=1", repository.url, repository.commit]
+        )
+        comparison.output_of([*git, "checkout", "--quiet", repository.commit])
+        begun.rename(place)
+    return place

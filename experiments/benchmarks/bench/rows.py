@@ -1,0 +1,131 @@
+"""What is compared: the same work, done by ours and by a library."""
+
+from typing import NamedTuple
+
+from jaxrl_po.run import machine
+from jaxrl_po.run.flags import UsageError
+
+
+class Row(NamedTuple):
+    """One comparison.
+
+    Attributes:
+      name: for `--only`.
+      peer: a key of `libraries.PEERS`.
+      work: what both do, for the table.
+      script: ours, of `experiments/benchmarks/`.
+      sizes: arguments of both scripts.
+      small: further ones with `--tiny`.
+      ours: further ones of our script.
+      theirs: further ones of the peer's.
+      choices: ways to run the peer, each some further arguments, of which the fastest counts.
+      optional: only measured where `--only` names it in full.
+    """
+
+    name: str
+    peer: str
+    work: str
+    script: str
+    sizes: tuple[str, ...]
+    small: tuple[str, ...]
+    ours: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()
+    choices: tuple[tuple[str, ...], ...] = ((),)
+    optional: bool = False
+
+
+def cartpole(
+    name: str, envs: int, steps: int, seeds: int, total_steps: int, optional: bool = False
+) -> Row:
+    """PPO on CartPole-v1."""
+    sizes = (f"--envs={envs}", f"--steps={steps}", f"--seeds={seeds}")
+    count = "one seed" if seeds == 1 else f"{seeds} seeds"
+    return Row(
+        name,
+        name.partition("-")[0],
+        f"PPO on CartPole-v1, {envs} × {steps}, {count}",
+        "control.py",
+        (*sizes, f"--total_steps={total_steps}"),
+        (f"--total_steps={2 * envs * steps}",),
+        optional=optional,
+    )
+
+
+def threads(*further: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Ways to run PyTorch: on one processor, on half of them and on all, and each `further`."""
+    cores = machine.cores()
+    counts = sorted({1, max(1, cores // 2), cores})
+    return tuple((f"--threads={n}", *each) for n in counts for each in further or ((),))
+
+
+TINY_MODEL = ("--width=16", "--layers=1", "--new_tokens=5", "--num_prompts=8", "--iterations=2")
+ROWS = (
+    cartpole("rejax-4x128", 4, 128, 1, 500_000),
+    cartpole("rejax-64x128", 64, 128, 1, 1_000_000),
+    cartpole("rejax-2048x10", 2048, 10, 1, 1_000_000),
+    cartpole("rejax-32-seeds", 4, 128, 32, 50_000),
+    cartpole("rejax-128-seeds", 4, 128, 128, 20_000),
+    cartpole("rejax-1024-seeds", 4, 128, 1024, 20_000, optional=True),
+    cartpole("purejaxrl-4x128", 4, 128, 1, 500_000),
+    cartpole("purejaxrl-64x128", 64, 128, 1, 1_000_000),
+    Row(
+        "brax-inverted_pendulum",
+        "brax",
+        "PPO on inverted_pendulum (spring), 64 × 32",
+        "control.py",
+        ("--env=brax:inverted_pendulum", "--envs=64", "--steps=32", "--total_steps=500000"),
+        ("--envs=8", "--steps=8", "--total_steps=640"),
+        ours=("--normalize_observations",),
+    ),
+    Row(
+        "trl-width-64",
+        "trl",
+        "GRPO, width 64, 2 layers, 512 completions of at most 5 tokens, 2 updates",
+        "language.py",
+        ("--width=64", "--layers=2", "--new_tokens=5", "--iterations=10"),
+        TINY_MODEL,
+        choices=threads(),
+    ),
+    Row(
+        "trl-width-128",
+        "trl",
+        "GRPO, width 128, 4 layers, 512 completions of at most 64 tokens, 2 updates",
+        "language.py",
+        ("--width=128", "--layers=4", "--new_tokens=64", "--iterations=5"),
+        TINY_MODEL,
+        ours=("--num_microbatches=8",),
+        choices=threads((), ("--num_microbatches=8",)),
+    ),
+    Row(
+        "trl-smollm2-135m",
+        "trl",
+        "GRPO at SmolLM2-135M's shape, 32 completions of 64 + 64 tokens, one update",
+        "language.py",
+        (
+            *("--num_prompts=8", "--group_size=4", "--prompt_tokens=64", "--new_tokens=64"),
+            *("--updates=1", "--iterations=3"),
+        ),
+        ("--num_prompts=4", "--group_size=2", "--prompt_tokens=2", "--new_tokens=2"),
+        ours=("--shape=smollm2-135m",),
+        theirs=(
+            *("--width=576", "--layers=30", "--heads=9", "--kv_heads=3", "--mlp_width=1536"),
+            "--vocabulary=49152",
+        ),
+        choices=threads((), ("--num_microbatches=8",)),
+        optional=True,
+    ),
+)
+
+
+def chosen(only: str) -> list[Row]:
+    """The rows that `--only` asks for."""
+    words = only.split(",")
+    rows = [
+        row
+        for row in ROWS
+        if row.name in words or (not row.optional and any(word in row.name for word in words))
+    ]
+    if not rows:
+        names = ", ".join(row.name for row in ROWS)
+        raise UsageError(f"--only={only} must hold a word of {names}")
+    return rows

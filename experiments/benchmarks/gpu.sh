@@ -1,0 +1,214 @@
+#!/usr/bin/env bash
+# Speed, learning and determinism on one GPU, in numbered parts of under ten minutes each.
+#
+#   experiments/benchmarks/gpu.sh        lists the parts
+#   experiments/benchmarks/gpu.sh 1      runs one; the same command resumes an interrupted one
+#   TINY=1 experiments/benchmarks/gpu.sh 1     the same at sizes for a CPU, which only show that it runs
+#
+# Each measurement is a JSON line {"part", "case", "seconds", "command", "row"} of $OUT/gpu.jsonl, and
+# what is there is not measured again. Status 0: the part is complete; 1: something failed, the rest
+# went on; 75: its time was over, start it again.
+#
+#   PYTHON   an interpreter with jaxrl_po and JAX for the GPU; .venv/bin/python
+#   REJAX    one with rejax 0.1.3 and JAX for the GPU, for the parts that measure rejax
+#   OUT      folder for results and runs; runs/gpu, with TINY runs/gpu-tiny
+#   LIMIT    seconds of a part; 540
+set -uo pipefail
+
+PARTS=(
+  "PPO on CartPole-v1, 1 to 4,096 seeds"
+  "TRPO on CartPole-v1"
+  "PPO on Breakout-MinAtar, 10M steps"
+  "GRPO on addition, 1 to 256 seeds"
+  "DAPO on addition, 1 to 256 seeds"
+  "GRPO at SmolLM2-135M's shape in bfloat16"
+  "GRPO at Qwen2.5-0.5B's shape in bfloat16"
+  "deterministic kernels, on and off"
+  "two runs with deterministic kernels are equal to the bit"
+  "beside rejax, one seed"
+  "beside rejax, 32 seeds"
+  "beside rejax, 1,024 seeds"
+)
+PART=${1:-0}
+if ! [[ $PART =~ ^[0-9]+$ && $PART -ge 1 && $PART -le ${#PARTS[@]} ]]; then
+  for i in "${!PARTS[@]}"; do echo "$((i + 1))  ${PARTS[i]}"; done
+  [[ $# -eq 0 ]]
+  exit $(($? * 2))
+fi
+
+cd "$(dirname "$0")/../.." || exit 2
+PYTHON=${PYTHON:-.venv/bin/python}
+LIMIT=${LIMIT:-540}
+OUT=${OUT:-runs/gpu${TINY:+-tiny}}
+FILE=$OUT/gpu.jsonl
+STATUS=0
+unset JAX_COMPILATION_CACHE_DIR
+mkdir -p "$OUT"
+touch "$FILE"
+echo "part $PART: ${PARTS[PART - 1]}"
+
+small() {  # LARGE TINY: the one that is asked for
+  if [[ ${TINY:-} ]]; then echo "$2"; else echo "$1"; fi
+}
+
+known() {  # CASE: whether it is measured
+  grep -qF "\"case\": \"$1\"," "$FILE"
+}
+
+begin() {  # CASE COMMAND…: runs it in the time that is left; what it prints is in $OUT/printed.txt
+  local case=$1 left=$((LIMIT - SECONDS))
+  shift
+  if ((left < $(small 60 1))); then
+    echo "time is over before $case: start part $PART again"
+    exit 75
+  fi
+  COMMAND=$* BEGUN=$SECONDS
+  timeout -k 30 "$left" "$@" >"$OUT/printed.txt" 2>"$OUT/errors.txt" && return
+  if ((SECONDS - BEGUN >= left)); then
+    echo "time is over in $case: start part $PART again"
+    exit 75
+  fi
+  failed "$case"
+  return 1
+}
+
+failed() {  # CASE: says why
+  echo "$1 failed: $(grep . "$OUT/errors.txt" | tail -n 1)"
+  STATUS=1
+}
+
+note() {  # CASE ROW: appends a measurement
+  printf '{"part": %d, "case": "%s", "seconds": %d, "command": "%s", "row": %s}\n' \
+    "$PART" "$1" "$((SECONDS - BEGUN))" "$COMMAND" "$2" | tee -a "$FILE"
+}
+
+measure() {  # CASE BENCHMARK ARGUMENT…: notes the one JSON line that it prints
+  local case=$1
+  known "$case" && return
+  begin "$case" "$PYTHON" "experiments/benchmarks/$2" "${@:3}" --json || return
+  note "$case" "$(tail -n 1 "$OUT/printed.txt")"
+}
+
+folder() {  # CASE: of its run
+  echo "$OUT/${1//[^a-zA-Z0-9]/-}"
+}
+
+train() {  # CASE ARGUMENT…: a run of jaxrl-po, resumed if it was begun; notes its summary
+  # Nothing compiled is kept: a second run would not choose its kernels anew.
+  local case=$1 place how=--overwrite
+  known "$case" && return
+  place=$(folder "$case")
+  [[ -e $place/config.json ]] && how=--resume
+  begin "$case" "$PYTHON" -m jaxrl_po "${@:2}" --compilation_cache= --out="$place" $how || return
+  note "$case" "$(tr -d '\n' <"$place/summary.json")"
+}
+
+compare() {  # CASE ARGUMENT…: trains twice; notes whether all numbers but times are equal
+  local case=$1 first second
+  known "$case" && return
+  for run in first second; do train "$case, $run" "${@:2}" --deterministic; done
+  first=$(folder "$case, first") second=$(folder "$case, second")
+  begin "$case" "$PYTHON" - "$first" "$second" <<'PYTHON' || return
+import json
+import sys
+
+import jax
+import numpy as np
+
+from jaxrl_po import run
+
+lines, weights = [], []
+for folder in sys.argv[1:]:
+    rows = [json.loads(line) for line in open(f"{folder}/metrics.jsonl", encoding="utf-8")]
+    lines.append([{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows])
+    weights.append(jax.tree.leaves(run.load(folder, checkpoint="latest").params))
+same = all(np.array_equal(x, y, equal_nan=True) for x, y in zip(*weights, strict=True))
+print(json.dumps({"lines": len(lines[0]), "metrics": lines[0] == lines[1], "parameters": same}))
+PYTHON
+  note "$case" "$(tail -n 1 "$OUT/printed.txt")"
+}
+
+beside() {  # ROW: of bench.py; notes it
+  local row
+  known "beside $1" && return
+  begin "beside $1" "$PYTHON" experiments/benchmarks/bench/bench.py --only="$1" --out="$OUT/bench" \
+    ${TINY:+--tiny} --rounds="$(small 5 1)" ${REJAX:+--pythons=rejax="$REJAX"} || return
+  row=$("$PYTHON" - "$OUT/bench/bench.json" "$1" 2>"$OUT/errors.txt" <<'PYTHON'
+import json
+import sys
+
+row = json.load(open(sys.argv[1], encoding="utf-8"))[sys.argv[2]]
+sys.exit(row["failed"] or print(json.dumps(row)))
+PYTHON
+  ) || { failed "beside $1"; return; }
+  note "beside $1" "$row"
+}
+
+case $PART in
+  1)
+    for seeds in $(small "1 4 16 64 256 1024 4096" "1 2"); do
+      steps=$(small $((seeds > 24 ? 20480 : 512000 / seeds)) 1024)
+      measure "ppo 4x128, seeds $seeds" control.py --seeds="$seeds" --envs=4 --steps=128 \
+        --total_steps="$steps"
+    done
+    measure "ppo 64x128" control.py --envs=64 --steps=128 --total_steps="$(small 4000000 16384)"
+    measure "ppo 2048x10" control.py --envs=2048 --steps=10 --total_steps="$(small 20000000 40960)"
+    ;;
+  2)
+    for seeds in $(small "1 32 1024" "1 2"); do
+      measure "trpo 4x128, seeds $seeds" control.py --algorithm=trpo --seeds="$seeds" --envs=4 \
+        --steps=128 --total_steps="$(small 51200 1024)"
+    done
+    measure "trpo 64x128" control.py --algorithm=trpo --envs=64 --steps=128 \
+      --total_steps="$(small 1000000 16384)"
+    measure "trpo 2048x10" control.py --algorithm=trpo --envs=2048 --steps=10 \
+      --total_steps="$(small 4000000 40960)"
+    ;;
+  3)
+    train "minatar breakout" control --env=Breakout-MinAtar --seeds="$(small 8 1)" \
+      --total_steps="$(small 10000000 8192)" --eval_episodes="$(small 64 2)"
+    ;;
+  4 | 5)
+    algorithm=$([[ $PART == 4 ]] && echo grpo || echo dapo)
+    for seeds in $(small "1 4 16 64 256" "1 2"); do
+      train "addition by $algorithm, seeds $seeds" language --algorithm="$algorithm" \
+        --seeds="$seeds" --warm_start.steps="$(small 2000 2)" --log_every="$(small 20 1)" \
+        --total_steps="$(small 102400 1024)" --eval_prompts="$(small 512 8)" \
+        $(small "" "--model.width=16 --model.layers=1 --model.mlp_width=32")
+    done
+    ;;
+  6 | 7)
+    shape=$([[ $PART == 6 ]] && echo smollm2-135m || echo qwen2.5-0.5b)
+    for prompts in $(small "8 32" "1"); do
+      measure "$shape, prompts $prompts" language.py --shape="$shape" --dtype=bfloat16 \
+        --num_prompts="$prompts" --group_size="$(small 8 2)" --prompt_tokens="$(small 128 4)" \
+        --new_tokens="$(small 128 4)" --updates=1 --iterations="$(small 5 1)"
+    done
+    ;;
+  8)
+    for how in false true; do
+      for seeds in $(small "1 1024" "1"); do
+        train "ppo, deterministic $how, seeds $seeds" control --deterministic=$how \
+          --seeds="$seeds" --total_steps="$(small $((seeds > 1 ? 102400 : 512000)) 2048)" \
+          --problem.num_envs=4 --problem.num_steps=128 --config.num_minibatches=4 \
+          --eval_episodes=2
+      done
+      train "addition by grpo, deterministic $how" language --algorithm=grpo --seeds=1 \
+        --deterministic=$how --warm_start.steps="$(small 2000 2)" \
+        --total_steps="$(small 102400 1024)" --eval_prompts="$(small 512 8)"
+    done
+    ;;
+  9)
+    compare "same ppo" control --seeds="$(small 16 2)" --total_steps="$(small 102400 2048)" \
+      --problem.num_envs=4 --problem.num_steps=128 --eval_episodes=2
+    compare "same trpo" control --algorithm=trpo --seeds=2 --total_steps="$(small 51200 2048)" \
+      --problem.num_envs=4 --problem.num_steps=128 --eval_episodes=2
+    compare "same grpo on addition" language --algorithm=grpo --seeds=2 \
+      --warm_start.steps="$(small 500 2)" --total_steps="$(small 25600 1024)" \
+      --eval_prompts="$(small 512 8)"
+    ;;
+  10) beside rejax-4x128 ;;
+  11) beside rejax-32-seeds ;;
+  12) beside rejax-1024-seeds ;;
+esac
+exit "$STATUS"

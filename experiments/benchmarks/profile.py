@@ -1,0 +1,249 @@
+"""Where an iteration of PPO on CartPole-v1 spends its time, against what the machine can do.
+
+`python experiments/benchmarks/profile.py` measures the first three sizes of `control.py` on one
+device; `--envs --steps` takes one. The parts of an iteration are programs of their own, timed in
+turns with matrix products, memory traffic and tiny operations: the roofline of the machine. What
+XLA runs in an update is read from its own profile, operation by operation; operations are also
+counted in the compiled iteration, on one device and on all cores.
+
+Times are of the processor, over all threads: on a shared machine they are the more reliable ones.
+"""
+
+import collections
+import dataclasses
+import functools
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import config, control, minibatches
+from jaxrl_po.algorithms import actor_critic, ppo
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.run import comparison, flags, parallel
+from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree
+
+SIZES = ((4, 128), (64, 128), (2048, 10))  # environments, steps
+# The settings of `control.py`; a test holds them together.
+SETTINGS = ppo.Config(
+    learning_rate=2.5e-4, entropy_coefficient=0.01, num_epochs=4, num_minibatches=4
+)
+EDGE, TINY = 1024, 4  # of a matrix, of a tiny one
+CHAIN = 4096  # tiny products, one after another
+MOVED = 2**28  # bytes that are read and written to measure bandwidth
+SMALL = 1e-6  # seconds: an operation below it is mostly its own start
+KINDS = ("dot", "fusion", "copy", "sort", "while", "all-reduce")
+OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\(", re.M)
+
+
+@config.record
+class Options:
+    """What is measured."""
+
+    envs: int = static(
+        0, "environments; 0 measures three sizes, with their steps", within=config.NON_NEGATIVE
+    )
+    steps: int = static(
+        128, "steps of each environment in one iteration", unit="steps", within=COUNT
+    )
+    rounds: int = static(7, "timed rounds of each part, in turns", unit="rounds", within=COUNT)
+    json: bool = static(False, "print one JSON object as the last line")
+
+
+class Program(NamedTuple):
+    """A compiled program with its arguments.
+
+    Attributes:
+      compiled: the program.
+      arguments: those of each call.
+      calls: calls that are timed together.
+    """
+
+    compiled: Any
+    arguments: tuple[Any, ...]
+    calls: int
+
+    def run(self) -> float:
+        """Processor seconds of one call."""
+        begun = time.process_time()
+        results = [self.compiled(*self.arguments) for _ in range(self.calls)]
+        jax.block_until_ready(results)
+        return (time.process_time() - begun) / self.calls
+
+
+def compiled(function: Callable[..., Any], *arguments: Any, calls: int = 1) -> Program:
+    """The function as a program for these arguments."""
+    return Program(jax.jit(function).lower(*arguments).compile(), arguments, calls)
+
+
+def roofline(length: int) -> dict[str, Program]:
+    """Programs that only multiply matrices, read and write numbers, or start operations.
+
+    Args:
+      length: of the vector that is read and written, so that it lies in the cache that would hold
+        what is measured.
+    """
+    matrix, tiny = jnp.full((EDGE, EDGE), 1 / EDGE), jnp.eye(TINY)
+    passes = MOVED // (8 * length)
+
+    def chain(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, _: (x @ tiny, None), x, length=CHAIN, unroll=16)[0]
+
+    return {
+        "matrices": compiled(jnp.matmul, matrix, matrix),
+        "memory": compiled(
+            lambda x: jax.lax.fori_loop(0, passes, lambda _, x: x + 1.0, x), jnp.zeros(length)
+        ),
+        "starts": compiled(chain, tiny),
+    }
+
+
+def make(envs: int, steps: int, axis_name: str | None) -> tuple[Problem, Learner]:
+    """The problem, and PPO on it."""
+    import gymnax  # here, because it starts the backend, whose devices are chosen first
+
+    problem = control.make_problem(
+        gymnax.make("CartPole-v1")[0], num_envs=envs, num_steps=steps, axis_name=axis_name
+    )
+    settings = config.as_arrays(dataclasses.replace(SETTINGS, axis_name=axis_name))
+    return problem, ppo.make(settings, problem)
+
+
+def iteration(envs: int, steps: int) -> tuple[dict[str, Program], ActorCritic]:
+    """One iteration and its parts, each a program on one device; and the parameters."""
+    problem, learner = make(envs, steps, None)
+    state, batch = jax.jit(learner.sample)(jax.jit(learner.init)(jax.random.key(0)))
+    epochs, per_epoch = SETTINGS.num_epochs, SETTINGS.num_minibatches
+    estimate = actor_critic.make_estimate(SETTINGS, problem)
+    rows = problem.rows(jax.jit(estimate)(state, batch))
+
+    def shuffle(key: jax.Array) -> jax.Array:
+        one = functools.partial(minibatches.shuffle, rows=envs * steps, num_minibatches=per_epoch)
+        return jax.vmap(one)(jax.random.split(key, epochs)).reshape(epochs * per_epoch, -1)
+
+    def gather(rows: PyTree, orders: jax.Array) -> list[jax.Array]:
+        matrices, _ = minibatches.pack(rows)
+        # The sums stand for reading what was gathered.
+        return jax.lax.map(lambda order: [x[order].sum(0) for x in matrices], orders)
+
+    def kl(params: ActorCritic, rows: PyTree) -> Any:
+        return actor_critic.update_kl(problem, params, rows, num_parts=SETTINGS.num_parts)
+
+    key = jax.random.key(1)
+    program = functools.partial(compiled, calls=max(1, 16384 // (envs * steps)))
+    return {
+        "iteration": program(learner.step, state),
+        "collecting": program(learner.sample, state),
+        "update": program(learner.update, state, batch),
+        "advantages": program(estimate, state, batch),
+        "shuffling": program(shuffle, key),
+        "gathering": program(gather, rows, jax.jit(shuffle)(key)),
+        "kl": program(kl, state.params, rows),
+    }, state.params
+
+
+def operations(program: Any) -> dict[str, int]:
+    """How often each of `KINDS` stands in a compiled program; a loop's body counts once."""
+    found = collections.Counter(kind for _, kind in OPERATION.findall(program.as_text()))
+    return {kind: found[kind] for kind in KINDS}
+
+
+def on_all_cores(envs: int, steps: int) -> dict[str, int]:
+    """`operations` of an iteration on all cores, its rows sharded over them where they divide."""
+    placement = parallel.choose("auto", num_seeds=1, num_rows=envs)
+    learner = parallel.over_devices(make(envs, steps, placement.axis_name)[1], placement)
+    state = jax.eval_shape(learner.init, jax.random.split(jax.random.key(0), 1))
+    return operations(jax.jit(learner.step).lower(state).compile())
+
+
+def executed(program: Program) -> dict[str, tuple[int, float]]:
+    """Operations that a call runs, by kind: their number, and their seconds in XLA's profile.
+
+    Those below `SMALL` are a kind of their own. An operation's time is the median of its runs,
+    which leaves out where another program had the core. Loops are left out, what runs in them not.
+    """
+    kinds = dict(OPERATION.findall(program.compiled.as_text()))
+    options = jax.profiler.ProfileOptions()
+    options.host_tracer_level, options.python_tracer_level = 3, 0
+    runs = collections.defaultdict(list)
+    calls = 2 * program.calls
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            program._replace(calls=calls).run()
+        [file] = Path(folder).rglob("*.xplane.pb")
+        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+            for line in plane.lines:
+                for event in line.events:
+                    runs[event.name].append(1e-9 * event.duration_ns)
+    found: dict[str, tuple[int, float]] = {}
+    for name, seconds in runs.items():
+        kind = kinds.get(name, "while")
+        if kind not in ("while", "call"):
+            kind = "small" if median(seconds) < SMALL else kind
+            number, total = found.get(kind, (0, 0.0))
+            each = len(seconds) / calls
+            found[kind] = (number + round(each), total + each * median(seconds))
+    return found
+
+
+def account(envs: int, steps: int, timed_rounds: int) -> dict[str, Any]:
+    """Where the time of an iteration goes, and what the arithmetic alone would take."""
+    programs, params = iteration(envs, steps)
+    gradient_steps = SETTINGS.num_epochs * SETTINGS.num_minibatches
+    rows = envs * steps // SETTINGS.num_minibatches
+    kernels = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 2]
+    activations = rows * sum(kernel.shape[1] for kernel in kernels)
+    timed = programs | roofline(activations)
+    took = comparison.in_turns({name: program.run for name, program in timed.items()}, timed_rounds)
+    ms = {name: 1e3 * median(seconds) for name, seconds in took.items()}
+    flops, moved = 2 * EDGE**3 / ms["matrices"], MOVED / ms["memory"]  # per millisecond
+    # Forwards, to the inputs and to the kernels: three products with each kernel.
+    arithmetic = 3 * 2 * rows * sum(kernel.size for kernel in kernels) / flops
+    # Each activation and its gradient is written once and read twice.
+    memory = 2 * 3 * 4 * activations / moved
+    in_steps = ms["update"] - ms["advantages"] - ms["shuffling"] - ms["kl"]
+    run = executed(programs["update"])
+    return {
+        "matrix_peak_gflop_per_second": round(flops / 1e6),
+        "memory_gb_per_second": round(moved / 1e6, 1),
+        "tiny_product_us": round(1e3 * ms["starts"] / CHAIN, 2),
+        "ms": {
+            **{name: round(ms[name], 3) for name in programs if name != "update"},
+            "gradient_steps": round(in_steps, 3),
+        },
+        "us_of_a_gradient_step": {
+            "all": round(1e3 * in_steps / gradient_steps, 1),
+            "arithmetic_at_peak": round(1e3 * arithmetic, 1),
+            "reading_and_writing": round(1e3 * memory, 1),
+            "small_operations": round(1e6 * run["small"][1] / gradient_steps, 1),
+        },
+        "update_by_kind": {
+            kind: f"{number} in {1e3 * seconds:.3f} ms"
+            for kind, (number, seconds) in sorted(run.items(), key=lambda item: -item[1][1])
+        },
+        "compiled": operations(programs["iteration"].compiled),
+        "compiled_for_all_cores": on_all_cores(envs, steps),
+    }
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """The account of each size."""
+    parallel.choose("auto", num_seeds=1, num_rows=1)  # first: a device for each core
+    sizes = ((options.envs, options.steps),) if options.envs else SIZES
+    return {f"{envs} × {steps}": account(envs, steps, options.rounds) for envs, steps in sizes}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    summary = "Shows where an iteration of PPO on CartPole-v1 spends its time."
+    return comparison.measured(argv, "benchmarks/profile.py", summary, Options, measure)
+
+
+if __name__ == "__main__":
+    flags.entry(main)

@@ -1,0 +1,79 @@
+"""Is the accuracy a function of the entropy alone, R = −a·exp(H) + b, whatever the method?
+
+`python experiments/studies/claims/entropy_law.py --out=runs/entropy_law`. The paper fits a and b of
+a run, and predicts the rest of it from its first part.
+"""
+
+import functools
+
+import numpy as np
+import small
+
+from jaxrl_po.run import claims, flags
+from jaxrl_po.run.claims import Arm, Claim, Comparison, Scores
+from jaxrl_po.run.commands import language, study
+from jaxrl_po.run.lanes import Curves
+
+COMPLETIONS, EVALUATIONS = 100 * 128, 50
+EARLY = 0.36  # of the run, from which the paper predicts its end
+
+
+def fitted(curves: Curves, share: float) -> tuple[Scores, Scores]:
+    """Accuracies that the law gives, fitted to the first share of a run, and its own, `[S, E]`."""
+    x, y = np.exp(curves["entropy"]), curves["accuracy"]
+    early = slice(round(share * x.shape[1]))
+    law = [np.polyfit(h[early], r[early], 1) for h, r in zip(x, y, strict=True)]
+    return np.stack([np.polyval(line, h) for line, h in zip(law, x, strict=True)]), y
+
+
+def explained(curves: Curves) -> Scores:
+    """Share of the variance of the accuracy that the law explains, R², `[S]`.
+
+    An accuracy of n completions has a variance R(1 − R) / n of its own, which no law explains: it
+    is taken off both variances.
+    """
+    law, run = fitted(curves, 1.0)
+    noise = (run * (1.0 - run)).mean(axis=1) / (COMPLETIONS / EVALUATIONS)
+    return 1.0 - (((run - law) ** 2).mean(axis=1) - noise) / (run.var(axis=1) - noise)
+
+
+def foretold(curves: Curves) -> Scores:
+    """How near the law, fitted early, comes to the accuracy at the end: minus the error, `[S]`."""
+    law, run = fitted(curves, EARLY)
+    return -np.abs(law[:, -5:].mean(axis=1) - run[:, -5:].mean(axis=1))
+
+
+def claim() -> Claim:
+    """What is claimed, and what would count for it and against it."""
+    arms = {
+        name: Arm({"algorithm": name}, "config.learning_rate", small.STEP_SIZES)
+        for name in ("grpo", "dr_grpo", "reinforce_pp")
+    }
+    return Claim(
+        statement="The accuracy of a run is R = −a·exp(H) + b of its entropy H, so that its first "
+        "third foretells its end, whatever the method",
+        source="arXiv:2505.22617, eq. (1)",
+        script=language.SCRIPT,
+        arms=arms,
+        settings=claims.crossed(small.TASKS, small.SIZES),
+        comparisons=(
+            *(Comparison(name, None, by=0.9) for name in arms),
+            *(Comparison(name, None, by=-0.05, score=foretold) for name in arms),
+        ),
+        score=explained,
+        measure="R² of the law (first three); minus the error of the foretold accuracy (others)",
+        flags={
+            "config.use_reference": False,
+            "problem.num_prompts": 16,
+            "problem.group_size": 8,
+            "total_steps": COMPLETIONS,
+            "eval_prompts": 128,
+        },
+        warm_start={"warm_start.accuracy": 0.4},
+        evaluations=EVALUATIONS,
+        limits="Models of two blocks whose entropy begins below one nat a token.",
+    )
+
+
+if __name__ == "__main__":
+    flags.entry(functools.partial(study.main, claim=claim()))

@@ -1,0 +1,64 @@
+"""Do better estimates of a group's mean and standard deviation help, or a larger sum over √G?
+
+`python experiments/studies/claims/group_statistics.py --out=runs/group_statistics`: the notes'
+"potential extension", after four seeds left every interval touching its neighbour
+(docs/studies/group_estimates.md).
+"""
+
+import functools
+
+import small
+
+from jaxrl_po.run import claims, flags
+from jaxrl_po.run.claims import Arm, Claim, Comparison
+from jaxrl_po.run.commands import language, study
+
+BATCH = 128  # completions generated in an iteration, by every arm
+
+
+def group(size: int, **switches: object) -> Arm:
+    """An arm with groups of one size."""
+    sizes = {"problem.group_size": size, "problem.num_prompts": BATCH // size}
+    asked = {f"config.{name}": value for name, value in switches.items()}
+    return Arm(sizes | asked, "config.learning_rate", small.STEP_SIZES)
+
+
+def claim() -> Claim:
+    """What is claimed, and what would count for it and against it."""
+    return Claim(
+        statement="GRPO learns more from the same completions with running estimates of a prompt's "
+        "mean and std, with some samples for the estimates alone, or with a sum over √G",
+        source="the notes on policy optimisation, 'potential extension'",
+        script=language.SCRIPT,
+        arms={
+            "G = 4": group(4),
+            "running": group(4, running_statistics=True),
+            "G = 8": group(8),
+            "4 of 8": group(8, extra_samples=4),
+            "G = 16": group(16),
+            "√16": group(16, group_divisor="root_size"),
+        },
+        settings=claims.crossed(small.TASKS, small.SIZES),
+        comparisons=(
+            Comparison("running", "G = 4", by=0.0),
+            Comparison("4 of 8", "G = 8", by=0.0),
+            Comparison("√16", "G = 16", by=0.0),
+        ),
+        score=claims.last("greedy_accuracy"),
+        measure="held-out greedy accuracy after 12,800 completions",
+        flags={
+            "algorithm": "grpo",
+            "config.use_reference": False,
+            "problem.prompt_set": 1024,
+            "total_steps": 100 * BATCH,
+            "eval_prompts": 512,
+        },
+        warm_start={"warm_start.accuracy": 0.4},
+        seeds=32,
+        tuning_seeds=8,
+        limits="A thousand prompts, each seen some five times.",
+    )
+
+
+if __name__ == "__main__":
+    flags.entry(functools.partial(study.main, claim=claim()))

@@ -1,0 +1,63 @@
+"""Does GRPO's division by the length of a completion make wrong ones longer, and is there a cure?
+
+`python experiments/studies/claims/length_bias.py --out=runs/length_bias`. Both arms leave the
+rewards' standard deviation alone, so that the divisor is all in which they differ.
+"""
+
+import functools
+
+import small
+
+from jaxrl_po.run import claims, flags
+from jaxrl_po.run.claims import Arm, Claim, Comparison
+from jaxrl_po.run.commands import language, study
+
+STEP_SIZES = "config.learning_rate", small.STEP_SIZES
+BUDGET = {"problem.max_new_tokens": 24}
+EACH, FIXED = "divided by its length", "divided by the budget"
+
+
+def claim() -> Claim:
+    """What is claimed, and what would count for it and against it."""
+    length, accuracy = claims.last("wrong_length"), claims.last("greedy_accuracy")
+    return Claim(
+        statement="Dividing each completion's loss by its length makes wrong completions longer; "
+        "dividing by a constant does not, and is as accurate",
+        source="Dr. GRPO, arXiv:2503.20783",
+        script=language.SCRIPT,
+        arms={
+            EACH: Arm({"algorithm": "grpo", "config.scale": "none"}, *STEP_SIZES),
+            FIXED: Arm({"algorithm": "dr_grpo"}, *STEP_SIZES),
+        },
+        settings=claims.crossed(
+            {
+                "sums of 4": {
+                    "task": "running_sum",
+                    "task.length": 4,
+                    "problem.max_new_tokens": 24,
+                },
+                "countdown": {"task": "countdown", **BUDGET},
+            },
+            small.SIZES,
+        ),
+        comparisons=(
+            Comparison(EACH, FIXED, by=0.5, score=length),
+            Comparison(FIXED, EACH, by=-0.02, score=accuracy),
+        ),
+        score=accuracy,
+        measure="held-out greedy accuracy (second), mean tokens of wrong completions (first)",
+        flags={
+            "config.use_reference": False,
+            "problem.num_prompts": 16,
+            "problem.group_size": 8,
+            "total_steps": 100 * 128,
+            "eval_prompts": 512,
+        },
+        warm_start={"warm_start.accuracy": 0.3},
+        limits="Completions have at most 24 tokens; the paper's have thousands, where the bias has "
+        "more room.",
+    )
+
+
+if __name__ == "__main__":
+    flags.entry(functools.partial(study.main, claim=claim()))

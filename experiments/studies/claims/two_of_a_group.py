@@ -1,0 +1,51 @@
+"""Are two completions of a prompt as good as sixteen, at equal numbers of completions?
+
+2-GRPO says that GRPO with G = 2 is as good as with G = 16. `python
+experiments/studies/claims/two_of_a_group.py --out=runs/two_of_a_group`.
+"""
+
+import functools
+
+import small
+
+from jaxrl_po.run import claims, flags
+from jaxrl_po.run.claims import Arm, Claim, Comparison
+from jaxrl_po.run.commands import language, study
+
+BATCH = 128  # completions of an iteration
+
+
+def claim() -> Claim:
+    """What is claimed, and what would count for it and against it."""
+    groups = {
+        f"G = {size}": Arm(
+            {"problem.group_size": size, "problem.num_prompts": BATCH // size},
+            "config.learning_rate",
+            small.STEP_SIZES,
+        )
+        for size in (2, 16)
+    }
+    return Claim(
+        statement="GRPO with two completions of a prompt is as good as with sixteen, at equal "
+        "numbers of completions",
+        source="2-GRPO, arXiv:2510.00977",
+        script=language.SCRIPT,
+        arms=groups,
+        settings=claims.crossed(small.TASKS, small.SIZES),
+        comparisons=(Comparison("G = 2", "G = 16", by=-0.02),),
+        score=claims.last("greedy_accuracy"),
+        measure="held-out greedy accuracy after 12,800 completions",
+        flags={
+            "algorithm": "grpo",
+            "config.use_reference": False,
+            "total_steps": 100 * BATCH,
+            "eval_prompts": 512,
+        },
+        warm_start={"warm_start.accuracy": 0.4},
+        limits="Models of two blocks, answers of one to three tokens, a verified reward of 0 or 1; "
+        "the paper's models have 1.5 – 7 billion parameters.",
+    )
+
+
+if __name__ == "__main__":
+    flags.entry(functools.partial(study.main, claim=claim()))

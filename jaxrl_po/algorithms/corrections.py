@@ -1,0 +1,129 @@
+"""Where the sampler μ is not the policy that is trained: weights and masks of methods in groups."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import token_weights
+from jaxrl_po.algorithms import surrogates
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
+from jaxrl_po.types import Problem, Samples
+
+NONE, TRUNCATE, MASK = CORRECTIONS = ("none", "truncate", "mask")
+
+
+@config_lib.record
+class Corrections:
+    """Weights of tokens and a mask of responses; by default neither."""
+
+    correction: str = static(
+        NONE,
+        "weight of a token where the sampler is not the old policy: ρ = π_old / π_sampler, "
+        "truncated at correction_high (TIS), or 0 outside the two bounds (mask, IcePop)",
+        choices=CORRECTIONS,
+    )
+    correction_low: Number = number(0.5, "smallest ρ that the mask keeps", within=NON_NEGATIVE)
+    correction_high: Number = number(
+        5.0, "largest ρ: truncated to it, or masked above it", within=POSITIVE
+    )
+    mask_off_policy: bool = static(
+        False,
+        "drop a token with a negative advantage where log π_sampler − log π, averaged over its "
+        "response, exceeds off_policy_kl (DeepSeek-V3.2)",
+    )
+    off_policy_kl: Number = number(
+        0.5,
+        "largest distance from the sampler of such a response",
+        unit="nats per token",
+        within=NON_NEGATIVE,
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        config_lib.check(self)
+        config_lib.require_effect(
+            self, "correction_low", self.correction == MASK, f"correction is {MASK}"
+        )
+        config_lib.require_effect(
+            self, "correction_high", self.correction != NONE, f"correction is {TRUNCATE} or {MASK}"
+        )
+        config_lib.require_effect(
+            self, "off_policy_kl", self.mask_off_policy, "mask_off_policy is on"
+        )
+        if self.correction == MASK:
+            config_lib.require_order(
+                self.correction_low, self.correction_high, "correction_low", "correction_high"
+            )
+
+
+def require_mismatch(config: Corrections, problem: Problem, steps: int) -> None:
+    """Raises ConfigError for a correction where there is nothing to correct.
+
+    Args:
+      config: what is corrected.
+      problem: whose sampler may differ from the learner.
+      steps: of gradient on a batch.
+    """
+    config_lib.require_effect(
+        config,
+        "correction",
+        not problem.exact_sampler,
+        "the sampler differs from the learner, and old_log_prob is learner",
+    )
+    config_lib.require_effect(
+        config,
+        "mask_off_policy",
+        steps > 1 or not problem.exact_sampler,
+        "a batch has several gradient steps, or the sampler differs from the learner",
+    )
+
+
+def require_uncorrected(config: Corrections) -> None:
+    """Raises ConfigError if a method whose ratio is π / μ is to be corrected for μ once more."""
+    if config.correction != NONE:
+        raise ConfigError(
+            f"correction must be {NONE} for this method, whose ratio is to the sampler already, "
+            f"got {config.correction}"
+        )
+
+
+def weight(config: Corrections, samples: Samples) -> jax.Array:
+    """The weight of each token that `config.correction` gives it, from its log-probabilities."""
+    if config.correction == MASK:
+        return token_weights.masked_weight(
+            samples.log_prob,
+            samples.sampler_log_prob,
+            config.correction_low,
+            config.correction_high,
+        )
+    return token_weights.truncated_weight(
+        samples.log_prob, samples.sampler_log_prob, config.correction_high
+    )
+
+
+def correct(
+    config: Corrections, elements: jax.Array, log_prob: jax.Array, samples: Samples
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Elements of a surrogate `[B, T]`, weighted and masked, with the weights as metrics.
+
+    Args:
+      config: what is corrected.
+      elements: of the surrogate.
+      log_prob: `[B, T]`, nats, of the policy being trained.
+      samples: see `Samples`.
+    """
+    others = {}
+    if config.correction != NONE:
+        others["sampler_weight"] = weight(config, samples)
+        elements = elements * others["sampler_weight"]
+    if config.mask_off_policy:
+        kept = token_weights.off_policy_mask(
+            log_prob,
+            surrogates.sampler_log_prob(samples),
+            samples.advantage,
+            samples.mask,
+            config.off_policy_kl,
+        )
+        others["off_policy"] = (~kept).astype(jnp.float32)
+        elements = jnp.where(kept, elements, 0.0)
+    return elements, others

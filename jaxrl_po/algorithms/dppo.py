@@ -1,0 +1,57 @@
+"""DPPO: a trust region of the probability itself, not of the ratio (arXiv:2602.04879).
+
+`−stop_gradient(min(r, c) · 1[inside]) · A · log π`; inside is `π − μ ≤ δ_high` for A > 0 and
+`π − μ ≥ −δ_low` for A < 0, the binary form of the total variation between π and the sampler μ.
+"""
+
+from typing import Any
+
+import jax
+import optax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, losses
+from jaxrl_po.algorithms import corrections, group_policy, surrogates
+from jaxrl_po.config import POSITIVE, Number, number
+from jaxrl_po.types import Learner, Problem, Samples
+
+
+@config_lib.record
+class Config(group_policy.GroupScale, group_policy.OptionalReference):
+    """Hyperparameters of DPPO."""
+
+    delta_low: Number = number(
+        0.2, "largest fall of the probability of a sampled token", within=group_policy.CLIP
+    )
+    delta_high: Number = number(
+        0.2, "largest rise of the probability of a sampled token", within=group_policy.CLIP
+    )
+    max_ratio: Number = number(20.0, "the ratio is truncated at it", within=POSITIVE)
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        super().validate()
+        corrections.require_uncorrected(self)
+
+
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
+    """DPPO on any problem in groups; arguments as for `grpo.make`."""
+    bounds: Any = {"delta_low": config.delta_low, "delta_high": config.delta_high}
+
+    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
+        tokens = log_prob, surrogates.sampler_log_prob(samples), samples.advantage
+        outside = losses.outside_total_variation(*tokens, **bounds)
+        elements = losses.dppo(*tokens, **bounds, max_ratio=config.max_ratio)
+        return elements, surrogates.clip_fractions(outside, samples.advantage)
+
+    return group_policy.make(
+        config,
+        problem,
+        optimizer,
+        advantage=group_policy.group_relative(config),
+        surrogate=surrogate,
+        aggregate=losses.token_mean,
+        loss_kl=divergences.k3,
+    )

@@ -1,0 +1,57 @@
+"""GMPO: the geometric mean of a response's clipped ratios (Zhao et al. 2025, arXiv:2507.20673).
+
+`−A · exp(mean_t s · min(s · log r, s · clip(log r, −ε_low, ε_high)))`, s the sign of A.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, losses
+from jaxrl_po.algorithms import group_policy, surrogates
+from jaxrl_po.config import POSITIVE, Number, number
+from jaxrl_po.distributions import log_ratio
+from jaxrl_po.types import Learner, Problem, Samples
+
+
+@config_lib.record
+class Config(group_policy.GroupScale, group_policy.OptionalReference):
+    """Hyperparameters of GMPO; the clip is of log-ratios, and wide, as in the paper."""
+
+    epsilon_low: Number = number(
+        0.4, "the log-ratio is clipped from below at −epsilon_low", unit="nats", within=POSITIVE
+    )
+    epsilon_high: Number = number(
+        0.4, "the log-ratio is clipped from above at epsilon_high", unit="nats", within=POSITIVE
+    )
+
+
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
+    """GMPO on any problem in groups; arguments as for `grpo.make`."""
+
+    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
+        clipped = losses.clipped_log_ratio(
+            log_prob,
+            samples.log_prob,
+            samples.advantage,
+            epsilon_low=config.epsilon_low,
+            epsilon_high=config.epsilon_high,
+        )
+        zeros = jnp.zeros_like(clipped)
+        whole = losses.sequence_log_ratio(clipped, zeros, samples.mask)
+        moved = clipped != log_ratio(log_prob, samples.log_prob)
+        elements = losses.surrogate(whole, zeros, samples.advantage)
+        return elements, surrogates.clip_fractions(moved, samples.advantage)
+
+    return group_policy.make(
+        config,
+        problem,
+        optimizer,
+        advantage=group_policy.group_relative(config),
+        surrogate=surrogate,
+        aggregate=losses.sequence_mean,
+        loss_kl=divergences.k3,
+    )

@@ -1,0 +1,59 @@
+"""KL-Cov: a penalty on the few tokens through which entropy falls (arXiv:2505.22617).
+
+`−r · A`, plus `β |log r|` where `(A − mean A)(log π_old − mean log π_old)` is largest. These tokens
+are chosen once for each batch, among all of it, while π is π_old.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, losses, token_weights
+from jaxrl_po.algorithms import group_policy
+from jaxrl_po.config import NON_NEGATIVE, Interval, Number, number
+from jaxrl_po.distributions import log_ratio
+from jaxrl_po.types import Learner, Problem, Samples
+
+
+@config_lib.record
+class Config(group_policy.GroupScale, group_policy.OptionalReference):
+    """Hyperparameters of KL-Cov; of a small batch, the papers' shares are a single token."""
+
+    share: Number = number(
+        0.002,
+        "share of the tokens that are penalised, at least one token",
+        within=Interval(0, 1, True),
+    )
+    penalty: Number = number(1.0, "β, weight of |log r| at these tokens", within=NON_NEGATIVE)
+
+
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
+    """KL-Cov on any problem in groups; arguments as for `grpo.make`."""
+
+    def select(samples: Samples) -> jax.Array:
+        return token_weights.top_covariance(
+            samples.log_prob,
+            samples.advantage,
+            samples.mask,
+            config.share,
+            axis_name=config.axis_name,
+        )
+
+    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
+        distance = jnp.abs(log_ratio(log_prob, samples.log_prob))
+        penalty = jnp.where(samples.penalized, config.penalty * distance, 0.0)
+        return losses.surrogate(log_prob, samples.log_prob, samples.advantage) + penalty, {}
+
+    return group_policy.make(
+        config,
+        problem,
+        optimizer,
+        advantage=group_policy.group_relative(config),
+        surrogate=surrogate,
+        aggregate=losses.token_mean,
+        loss_kl=divergences.k3,
+        select=select,
+    )

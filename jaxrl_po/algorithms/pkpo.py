@@ -1,0 +1,53 @@
+"""PKPO: maximises the best of k responses (Walder and Karkhanis 2025, arXiv:2505.15201).
+
+The score of a response becomes what it adds to the maximum of k − 1 others, eq. 33; with scores of
+0 and 1 the objective is pass@k. As in RLOO a response is one action, and nothing is clipped.
+"""
+
+import functools
+
+import jax
+import optax
+
+from jaxrl_po import advantages, divergences, losses
+from jaxrl_po import config as config_lib
+from jaxrl_po.algorithms import group_policy, surrogates
+from jaxrl_po.config import ConfigError, Interval, static
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import Learner, Problem
+
+
+@config_lib.record
+class Config(group_policy.OptionalReference):
+    """Hyperparameters of PKPO."""
+
+    k: int = static(4, "responses of which the best counts, at most group_size", within=Interval(2))
+
+
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
+    """PKPO on any problem in groups of at least k; arguments as for `grpo.make`."""
+
+    def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
+        if config.k > reward.shape[1]:
+            raise ConfigError(
+                f"k must be at most group_size = {reward.shape[1]}, of which k are compared, "
+                f"got {config.k}"
+            )
+        relative = functools.partial(advantages.pass_at_k, k=config.k)
+        return group_policy.outcome_advantage(relative)(reward, mask, step_end)
+
+    def sequence_sum(elements: jax.Array, mask: jax.Array) -> Mean:
+        # Mean over responses of the sum over tokens.
+        return losses.fixed_length_mean(elements, mask, 1)
+
+    return group_policy.make(
+        config,
+        problem,
+        optimizer,
+        advantage=advantage,
+        surrogate=surrogates.plain,
+        aggregate=sequence_sum,
+        loss_kl=divergences.k3,
+    )

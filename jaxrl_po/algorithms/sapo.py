@@ -1,0 +1,48 @@
+"""SAPO: GRPO with a soft gate in place of the clip (Gao et al. 2025, arXiv:2511.20347).
+
+`−(4/τ) σ(τ (r − 1)) · A`, narrower for negative advantages.
+"""
+
+import jax
+import optax
+
+from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, losses
+from jaxrl_po.algorithms import group_policy
+from jaxrl_po.config import POSITIVE, Number, number
+from jaxrl_po.types import Learner, Problem, Samples
+
+
+@config_lib.record
+class Config(group_policy.GroupScale, group_policy.OptionalReference):
+    """Hyperparameters of SAPO; the temperatures are the paper's."""
+
+    temperature_positive: Number = number(
+        1.0, "τ of a token with a positive advantage; larger is narrower", within=POSITIVE
+    )
+    temperature_negative: Number = number(1.05, "τ of any other token", within=POSITIVE)
+
+
+def make(
+    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+) -> Learner:
+    """SAPO on any problem in groups; arguments as for `grpo.make`."""
+
+    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return losses.sapo(
+            log_prob,
+            samples.log_prob,
+            samples.advantage,
+            temperature_positive=config.temperature_positive,
+            temperature_negative=config.temperature_negative,
+        ), {}
+
+    return group_policy.make(
+        config,
+        problem,
+        optimizer,
+        advantage=group_policy.group_relative(config),
+        surrogate=surrogate,
+        aggregate=losses.sequence_mean,
+        loss_kl=divergences.k3,
+    )

@@ -1,0 +1,72 @@
+"""A frozen teacher, which scores every action that the policy takes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxrl_po import learner
+from jaxrl_po.config import ConfigError
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
+
+TEACHER = "teacher"  # entry of `ActorCritic.frozen`: its parameters
+
+Apply = Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
+"""As `Problem.apply`."""
+
+
+def with_teacher(
+    problem: Problem, params: ActorCritic, apply: Apply | None = None, *, num_parts: int = 1
+) -> Problem:
+    """The problem whose batches have `teacher_log_prob`, for `distillation`.
+
+    Args:
+      problem: the student's.
+      params: of the teacher, without a critic.
+      apply: the teacher's; None where it is a policy as the student is. A teacher of other sizes is
+        the policy of another problem with the same task, tokenizer and token budget.
+      num_parts: see `learner.make`.
+
+    Returns:
+      The `Problem`.
+
+    Raises:
+      ConfigError: the teacher has another number of actions than the policy.
+
+    Example:
+      `with_teacher(problem, large_params, language.make_problem(task, large).apply)`
+    """
+    taught = problem if apply is None else problem._replace(apply=apply)
+
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
+        student, collector = problem.init(key)
+        return student._replace(frozen={**(student.frozen or {}), TEACHER: params}), collector
+
+    def collect(
+        student: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
+        teacher = student.frozen[TEACHER]
+        collector, batch = problem.collect(student, collector, key)
+        mine, its = (
+            _options(one, params, batch.inputs)
+            for one, params in ((problem, student), (taught, teacher))
+        )
+        if mine != its:
+            raise ConfigError(
+                f"teacher must have the {mine} actions of the policy (for tokens its vocabulary), "
+                f"got {its}"
+            )
+        log_prob = learner.log_prob(taught, teacher, batch, num_parts=num_parts)
+        return collector, batch._replace(teacher_log_prob=log_prob)
+
+    return problem._replace(init=init, collect=collect)
+
+
+def _options(problem: Problem, params: ActorCritic, inputs: Any) -> int | None:
+    """The number of actions; None where they are not discrete."""
+
+    def logits() -> Any:
+        return getattr(problem.apply(params._replace(value=None), inputs)[0], "logits", None)
+
+    shape = jax.eval_shape(logits)
+    return None if shape is None else int(shape.shape[-1])

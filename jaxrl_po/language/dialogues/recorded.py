@@ -1,0 +1,116 @@
+"""Dialogues that are held outside the program, in the halves of `language.halves`.
+
+The recording of an iteration is put into the collector's state, from which `collect` makes the
+batch.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import ConfigError, check
+from jaxrl_po.language.checks import check_top_k
+from jaxrl_po.language.dialogues.problem import batch_of, problem_of
+from jaxrl_po.language.networks import make_networks
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Sampling
+from jaxrl_po.language.tasks import Task
+from jaxrl_po.language.transcript import Conversations
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, TrainState
+
+RECORDING = "recording"  # entry of the collector's sharded state: `Recording`
+
+
+class Recording(NamedTuple):
+    """B = P·G dialogues, group-major.
+
+    Attributes:
+      prompt: `[B, L]`, int32, left-padded.
+      pad: `[B]`, int32, padding tokens on the left.
+      held: see `Conversations`; without a state.
+      score: `[B]`, float32: the raw outcome, logged as the accuracy.
+      measures: name to what is pooled over dialogues, `[B]` each.
+    """
+
+    prompt: jax.Array
+    pad: jax.Array
+    held: Conversations
+    score: jax.Array
+    measures: dict[str, Mean]
+
+
+def with_recording(state: TrainState, recording: Recording) -> TrainState:
+    """The state with what the next `collect` takes its batch from."""
+    return state._replace(collector=state.collector.add(sharded={RECORDING: recording}))
+
+
+def recorded_problem(
+    task: Task,
+    model: Transformer,
+    settings: Sampling,
+    *,
+    columns: int,
+    critic: Transformer | None = None,
+    initial: PyTree | None = None,
+) -> Problem:
+    """A problem that reads its dialogues from `with_recording`.
+
+    Args:
+      task: whose prompts begin the dialogues.
+      model: the policy.
+      settings: see `Sampling`.
+      columns: N, tokens of the longest dialogue after its prompt.
+      critic: see `language.make_problem`.
+      initial: likewise.
+
+    Returns:
+      The `Problem`; its batches are those of `dialogues.make_problem`. Its metrics are too, with
+      those of the recording in place of the dialogue's own.
+
+    Raises:
+      ConfigError: for an invalid argument, which the message names.
+    """
+    check(settings)
+    check_top_k(settings.top_k, model)
+    networks = make_networks(
+        task,
+        model,
+        critic,
+        num_prompts=settings.num_prompts,
+        group_size=1,  # what a reset adds to a prompt is a member's own
+        columns=columns,
+        temperature=settings.temperature,
+        sampler=SAMPLER_OF_LEARNER,
+        old_log_prob=settings.old_log_prob,
+        initial=initial,
+        warm=None,
+    )
+
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
+        del key  # the dialogues were sampled with it
+        recording: Recording | None = collector.sharded.get(RECORDING)
+        if recording is None:
+            raise ConfigError(
+                "recording must be put into the state before each iteration: the dialogues of this "
+                "problem are held outside the program"
+            )
+        measures: Metrics = {
+            name: Mean(jnp.sum(each.total), jnp.sum(each.count))
+            for name, each in recording.measures.items()
+        }
+        return collector.remove(RECORDING), batch_of(
+            networks,
+            params,
+            recording.prompt,
+            recording.pad,
+            recording.held,
+            recording.score,
+            recording.score.reshape(-1, settings.group_size),
+            measures,
+        )
+
+    return problem_of(networks, collect)

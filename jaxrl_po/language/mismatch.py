@@ -1,0 +1,44 @@
+"""A sampler that differs from the learner, in doses: what an inference engine does unasked."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxrl_po.config import NON_NEGATIVE, record, static
+
+DTYPES = {"float32": jnp.dtype("float32"), "bfloat16": jnp.dtype("bfloat16")}
+SAME = "same"
+
+
+@record
+class Sampler:
+    """How the policy that samples differs from the one that is trained; by default not at all."""
+
+    dtype: str = static(
+        SAME,
+        "dtype of the sampler's matrix products; same is that of the learner",
+        choices=(SAME, *DTYPES),
+    )
+    noise: float = static(
+        0.0,
+        "std of Gaussian noise on each logit of the sampler, drawn anew for each token",
+        unit="nats",
+        within=NON_NEGATIVE,
+    )
+    staleness: int = static(
+        0,
+        "how many iterations old the sampler's parameters are",
+        unit="iterations",
+        within=NON_NEGATIVE,
+    )
+
+    def differs(self, model: Any) -> bool:
+        """Whether its log-probabilities are not those of `model`."""
+        return bool(self.noise or self.staleness or self.of(model) is not model)
+
+    def of(self, model: Any) -> Any:
+        """The model that samples: the same parameters, computed in its dtype."""
+        # A custom module need not have a dtype.
+        if self.dtype == SAME or getattr(model, "dtype", None) == DTYPES[self.dtype]:
+            return model
+        return model.clone(dtype=DTYPES[self.dtype])

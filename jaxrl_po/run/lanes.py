@@ -1,0 +1,168 @@
+"""Runs side by side in one program, which differ in their keys and in numbers of the method."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po import config
+from jaxrl_po.masked import Mean
+from jaxrl_po.run import parallel, programs
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.types import Learner, Metrics, PyTree, TrainState
+
+Curves = Mapping[str, npt.NDArray[np.float64]]
+"""Name to `[N, E]`: N runs, E evaluations."""
+
+
+class Training(NamedTuple):
+    """What one program trains.
+
+    Attributes:
+      learner: settings of one run to its learner.
+      placement: on devices.
+      iterations: of each run.
+      every: iterations between evaluations.
+    """
+
+    learner: Callable[[Any], Learner]
+    placement: Placement
+    iterations: int
+    every: int
+
+    @property
+    def evaluations(self) -> int:
+        """The number of evaluations, E."""
+        return self.iterations // self.every
+
+
+class Trained(NamedTuple):
+    """What became of the runs.
+
+    Attributes:
+      curves: evaluated quantities and, where the program knows them, metrics of training since the
+        evaluation before; NaN where there was no sample.
+      seconds: without those of compiling.
+      compile_seconds: on the host, with the first iteration.
+    """
+
+    curves: Curves
+    seconds: float
+    compile_seconds: float
+
+
+def configs(settings: Sequence[Any], num_seeds: int) -> Any:
+    """Settings of C·S runs, leaves `[C·S]`: the seeds of the first come first."""
+    return jax.tree.map(
+        lambda *leaves: jnp.repeat(jnp.stack(leaves), num_seeds, axis=0),
+        *(config.as_arrays(each) for each in settings),
+    )
+
+
+def keys(base_seed: int, num_seeds: int, num_settings: int) -> tuple[jax.Array, jax.Array]:
+    """Keys of C·S runs, the same S for each setting (common random numbers), and of evaluations."""
+    training, evaluation = jax.random.split(jax.random.key(base_seed))
+    each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(training, jnp.arange(num_seeds))
+    return jnp.tile(each, num_settings), evaluation
+
+
+Measure = Callable[..., Mapping[str, jax.Array]]
+"""As `Experiment.evaluate`."""
+
+
+def compile_program(
+    training: Training, measure: Measure, configs: Any, keys: jax.Array, *, given: PyTree = None
+) -> tuple[Callable[..., Any], float]:
+    """Compiles the whole training of all runs.
+
+    Args:
+      training: what is trained.
+      measure: evaluates one run.
+      configs: leaves `[N]`.
+      keys: `[N]`.
+      given: see `Experiment.given`.
+
+    Returns:
+      `(configs, keys, evaluation_key) -> {name: [N, E]}`, and the seconds of compiling.
+    """
+
+    def train(settings: Any, training_key: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
+        method = training.learner(settings)
+
+        def iterate(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
+            return method.step(state)
+
+        def stretch(state: TrainState, _: None) -> tuple[TrainState, dict[str, jax.Array]]:
+            state, rows = jax.lax.scan(iterate, state, None, length=training.every)
+            scores = measure(state.params, state.collector, key)
+            means = {name: _whole(row).metric() for name, row in rows.items()}
+            return state, means | {name: value.mean() for name, value in scores.items()}
+
+        start: Any = training_key if given is None else (training_key, given)
+        curves: dict[str, jax.Array]
+        _, curves = jax.lax.scan(stretch, method.init(start), None, length=training.evaluations)
+        return curves
+
+    def all_runs(configs: Any, keys: jax.Array, key: jax.Array) -> Any:
+        over = jax.vmap(functools.partial(train, key=key))
+        return parallel.spread(over, training.placement)(configs, keys)
+
+    begun = time.perf_counter()
+    compiled = jax.jit(all_runs).lower(configs, keys, keys[0]).compile()
+    return compiled, time.perf_counter() - begun
+
+
+def _whole(row: Mean) -> Mean:
+    """The mean over a stretch, of the iterations' totals and counts."""
+    return Mean(row.total.sum(), row.count.sum())
+
+
+def train_in_program(
+    training: Training, measure: Measure, configs: Any, keys: jax.Array, key: jax.Array
+) -> Trained:
+    """Trains all runs in one program; `key` is that of every evaluation."""
+    program, compile_seconds = compile_program(training, measure, configs, keys)
+    begun = time.perf_counter()
+    curves = jax.tree.map(np.asarray, program(configs, keys, key))
+    return Trained(curves, time.perf_counter() - begun, compile_seconds)
+
+
+def train_on_host(
+    training: Training,
+    host: programs.Host,
+    configs: Any,
+    keys: jax.Array,
+    *,
+    base_seed: int,
+    num_seeds: int,
+) -> Trained:
+    """Trains all runs in one pool; each setting has the same environments."""
+    over = functools.partial(parallel.spread, placement=training.placement)
+    init = jax.jit(over(jax.vmap(lambda settings, key: training.learner(settings).init(key))))
+    step = over(jax.vmap(lambda settings, state: training.learner(settings).step(state)[0]))
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def iterate(configs: Any, state: TrainState, recording: PyTree) -> TrainState:
+        following: TrainState = step(configs, rollouts.with_recording(state, recording))
+        return following
+
+    begun = time.perf_counter()
+    first, rows = 0.0, []
+    seeds = list(range(num_seeds)) * (len(keys) // num_seeds)
+    with contextlib.closing(host.open(base_seed, seeds)) as rollouts:
+        state = init(configs, keys)
+        for iteration in range(1, training.evaluations * training.every + 1):
+            state = jax.block_until_ready(iterate(configs, *rollouts.record(state, print)))
+            first = first or time.perf_counter() - begun
+            if iteration % training.every == 0:
+                rows.append(
+                    {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
+                )
+    curves = jax.tree.map(lambda *each: np.stack(each, axis=1), *rows)
+    return Trained(curves, time.perf_counter() - begun - first, first)

@@ -1,0 +1,84 @@
+"""The processors of this machine, and whether it was quiet while something was timed on it."""
+
+import os
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+STAT = Path("/proc/stat")
+SPREAD = 1.25  # of the rounds of one program, from which they are noisy: fastest over slowest
+OTHERS = 0.05  # share of the processors that others take, from which a measurement is noisy
+
+
+class Clock(NamedTuple):
+    """Processor time so far.
+
+    Attributes:
+      available: seconds of all processors that this process may use.
+      busy: those in which they worked, for any program or another virtual machine.
+      own: those of this process and its children that have ended.
+    """
+
+    available: float
+    busy: float
+    own: float
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def clock(stat: Path = STAT) -> Clock | None:
+    """The processor time until now; None where the system does not report it."""
+    try:
+        lines = [line.split() for line in stat.read_text().splitlines()]
+        allowed = {f"cpu{i}" for i in os.sched_getaffinity(0)}
+    except (OSError, AttributeError):
+        return None
+    ticks = [[int(word) for word in line[1:9]] for line in lines if line[0] in allowed]
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    busy = sum(sum(each) - each[3] - each[4] for each in ticks) / os.sysconf("SC_CLK_TCK")
+    own = sum(each.ru_utime + each.ru_stime for each in usage)
+    return Clock(time.monotonic() * len(ticks), busy, own)
+
+
+def others(before: Clock | None, after: Clock | None) -> float | None:
+    """The share of the processors that went to others between two clocks; None if not reported.
+
+    Example:
+      >>> others(Clock(0.0, 0.0, 0.0), Clock(20.0, 15.0, 10.0))
+      0.25
+    """
+    if before is None or after is None or after.available <= before.available:
+        return None
+    available, busy, own = (y - x for x, y in zip(before, after, strict=True))
+    return max(0.0, (busy - own) / available)
+
+
+def noise(rates: Mapping[str, Sequence[float]], shares: Sequence[float | None]) -> str:
+    """What makes measurements doubtful, in words; empty if the machine was quiet.
+
+    Args:
+      rates: program to its speed in each round.
+      shares: what others took of the processors in each turn, see `others`.
+
+    Example:
+      >>> noise({"ours": [1.0, 1.1], "theirs": [2.0, 3.0]}, [0.0, 0.5])
+      'others took 25 % of the processors; rounds of theirs differ by a factor of 1.50'
+    """
+    found = []
+    told = [share for share in shares if share is not None]
+    if told and sum(told) / len(told) > OTHERS:
+        found.append(
+            f"others took {sum(told) / len(told):.0%} of the processors".replace("%", " %")
+        )
+    for name, each in rates.items():
+        if max(each) > SPREAD * min(each):
+            found.append(f"rounds of {name} differ by a factor of {max(each) / min(each):.2f}")
+    return "; ".join(found)

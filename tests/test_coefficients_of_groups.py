@@ -1,0 +1,165 @@
+"""Numbers of the methods of 2025 and 2026 by hand: gates, trust regions and corrections.
+
+As in `test_coefficients`, each test takes one step of gradient descent.
+"""
+
+import numpy as np
+import pytest
+from one_step import (
+    assert_same,
+    change,
+    gradient,
+    in_group,
+    known,
+    minus,
+    number,
+    outcome,
+    program,  # noqa: F401  conftest clears the caches that a test file imports
+    times,
+    unclipped,
+    weights,
+)
+
+
+@number("temperature_positive temperature_negative", "sapo")
+def test_the_gate_closes_on_either_side_as_fast_as_its_temperature(algorithm):
+    """The gradient of a token is that of −r A times 4 p (1 − p)."""
+    k = known(algorithm)
+    advantage = in_group(k, k.score)
+    for positive, negative in ((1.0, 1.05), (5.0, 1.05), (1.0, 5.0)):
+        temperature = np.where(advantage > 0, positive, negative)
+        p = 1.0 / (1.0 + np.exp(-temperature * (k.ratio - 1.0)))
+        weight = weights(algorithm) * k.ratio * advantage * 4.0 * p * (1.0 - p)
+        moved = change(
+            algorithm, temperature_positive=positive, temperature_negative=negative
+        ).policy
+        assert_same(moved, gradient(algorithm, weight))
+
+
+@number("epsilon_low epsilon_high", "gmpo")
+def test_gmpo_clips_tokens_before_their_geometric_mean(algorithm):
+    k = known(algorithm)
+    advantage, x, kept = in_group(k, k.score), k.now - k.old, []
+    for low, high in ((0.05, 0.1), (0.4, 0.1), (0.4, 0.4)):
+        inside = ~(((advantage > 0) & (x > high)) | ((advantage < 0) & (x < -low)))
+        clipped = np.where(advantage > 0, np.minimum(x, high), np.maximum(x, -low))
+        mean = (k.mask * clipped).sum(1, keepdims=True) / k.mask.sum(1, keepdims=True)
+        kept.append((inside * k.mask).sum())
+        weight = weights(algorithm) * np.exp(mean) * advantage * inside
+        moved = change(algorithm, epsilon_low=low, epsilon_high=high).policy
+        assert_same(moved, gradient(algorithm, weight))
+    assert kept[0] < kept[1] < kept[2]
+
+
+@number("delta_low delta_high max_ratio", "dppo")
+def test_dppo_stops_where_a_probability_has_changed_that_much(algorithm):
+    """Against the sampler: π_old has no part in it."""
+    k = known(algorithm)
+    advantage = in_group(k, k.score)
+    r, difference, kept = np.exp(k.now - k.sampler), np.exp(k.now) - np.exp(k.sampler), []
+    for low, high, most in ((0.02, 0.05, 20.0), (0.2, 0.05, 20.0), (0.2, 0.2, 20.0), (0.2, 0.2, 1)):
+        outside = np.where(advantage > 0, difference > high, difference < -low)
+        kept.append((~outside * k.mask).sum())
+        weight = weights(algorithm) * np.minimum(r, most) * advantage * ~outside
+        bounds = {"delta_low": low, "delta_high": high, "max_ratio": most}
+        moved, metrics, _ = outcome(algorithm, **bounds)
+        assert_same(moved.policy, gradient(algorithm, weight))
+        for side, sign in (("low", -1), ("high", 1)):
+            share = (k.mask * outside * (advantage * sign > 0)).sum() / k.mask.sum()
+            np.testing.assert_allclose(metrics[f"clip_fraction_{side}"], share, rtol=1e-5)
+    assert kept[0] < kept[1] < kept[2]
+    assert (r * k.mask).max() > 1.1
+
+
+@number("share penalty", "kl_cov")
+def test_the_tokens_of_the_largest_covariance_are_held_back(algorithm):
+    k = known(algorithm)
+    advantage, inside = in_group(k, k.score), k.mask > 0
+    product = (advantage - advantage[inside].mean()) * (k.old - k.old[inside].mean())
+    for share, penalty in ((0.1, 1.0), (0.5, 1.0), (0.5, 0.3), (1e-6, 1.0)):
+        most = max(int(np.floor(share * inside.sum())), 1)
+        chosen = np.zeros(inside.size)
+        chosen[np.argsort(np.where(inside, -product, np.inf), axis=None, kind="stable")[:most]] = 1
+        pull = penalty * chosen.reshape(inside.shape) * np.sign(k.now - k.old)
+        weight = weights(algorithm) * (k.ratio * advantage - pull)
+        moved = change(algorithm, share=share, penalty=penalty).policy
+        assert_same(moved, gradient(algorithm, weight))
+
+
+@number("correction_low correction_high", "grpo")
+def test_the_surrogate_is_weighted_by_what_the_sampler_missed_and_the_penalty_is_not(algorithm):
+    k = known(algorithm)
+    advantage, rho = in_group(k, k.score), np.exp(k.old - k.sampler)
+    clip = k.ratio * advantage * unclipped(k.ratio, advantage, 0.2, 0.2)
+    towards = 0.5 * gradient_of_k3(k)
+    for high in (1.05, 1.2, 9.0):
+        moved = change(
+            algorithm, correction="truncate", correction_high=high, kl_coefficient=0.5
+        ).policy
+        weight = weights(algorithm) * (clip * np.minimum(rho, high) + towards)
+        assert_same(moved, gradient(algorithm, weight))
+    for low, high in ((0.8, 1.2), (0.95, 1.2), (0.8, 1.05)):
+        bounds = {"correction_low": low, "correction_high": high}
+        moved, metrics, _ = outcome(algorithm, correction="mask", **bounds)
+        rho_kept = rho * ((rho >= low) & (rho <= high))
+        assert_same(moved.policy, gradient(algorithm, weights(algorithm) * clip * rho_kept))
+        mean = (k.mask * rho_kept).sum() / k.mask.sum()
+        np.testing.assert_allclose(metrics["sampler_weight"], mean, rtol=1e-5)
+
+
+def gradient_of_k3(k):
+    return np.expm1(k.reference - k.now)
+
+
+@number("off_policy_kl", "grpo")
+def test_wrong_responses_far_from_the_sampler_are_dropped_and_still_counted(algorithm):
+    k = known(algorithm)
+    advantage = in_group(k, k.score)
+    behind = (k.mask * (k.sampler - k.now)).sum(1, keepdims=True) / k.mask.sum(1, keepdims=True)
+    clip, kept = k.ratio * advantage * unclipped(k.ratio, advantage, 0.2, 0.2), []
+    far = np.unique(behind[(advantage[:, :1] < 0) & (behind > 0)])
+    for threshold in (0.0, far[:2].mean(), 9.0):
+        keep = (advantage >= 0) | (behind <= threshold)
+        kept.append(keep.sum())
+        moved, metrics, _ = outcome(algorithm, mask_off_policy=True, off_policy_kl=threshold)
+        assert_same(moved.policy, gradient(algorithm, weights(algorithm) * clip * keep))
+        share = (k.mask * ~keep).sum() / k.mask.sum()
+        np.testing.assert_allclose(metrics["off_policy"], share, rtol=1e-5, atol=1e-7)
+    assert kept[0] < kept[1] < kept[2] == advantage.size
+
+
+def test_the_reweighted_penalty_has_the_gradient_of_the_kl_to_the_reference():
+    """d(r k3) = r (k3 + 1 − π_ref / π) d log π = r (log π − log π_ref) d log π."""
+    k = known("grpo")
+    nothing = change("grpo", kl_coefficient=0.0).policy
+    pulled = minus(change("grpo", kl_coefficient=0.5, reweight_kl=True).policy, nothing)
+    away = k.ratio * (k.now - k.reference)
+    assert_same(pulled, times(-0.5, gradient("grpo", weights("grpo") * away)))
+
+
+def test_distillation_follows_the_teacher_token_by_token():
+    k = known("distillation")
+    towards = np.exp(k.now - k.sampler) * (k.teacher - k.now)
+    moved, metrics, _ = outcome("distillation")
+    assert_same(moved.policy, gradient("distillation", weights("distillation") * towards))
+    kl = (k.mask * (k.now - k.teacher)).sum() / k.mask.sum()
+    np.testing.assert_allclose(metrics["teacher_kl"], kl, rtol=1e-4)
+
+
+def test_pkpo_counts_what_a_response_adds_to_the_others():
+    """k = 2: the mean over the others of what it is better by, twice."""
+    k = known("pkpo")
+    gain = 2 * np.maximum(k.score[:, :, None] - k.score[:, None, :], 0).sum(2) / 3
+    advantage = gain.reshape(-1, 1) * np.ones_like(k.mask)
+    moved = change("pkpo").policy
+    assert_same(moved, gradient("pkpo", weights("pkpo") * k.ratio * advantage))
+
+
+@pytest.mark.parametrize("scale", ["batch", "mean"])
+def test_the_divisor_is_the_std_of_the_batch_or_the_mean_of_the_group(scale):
+    k = known("grpo")
+    centred = k.score - k.score.mean(1, keepdims=True)
+    divisor = k.score.std() + 1e-6 if scale == "batch" else k.score.mean(1, keepdims=True)
+    advantage = (centred / np.where(divisor > 0, divisor, 1.0)).reshape(-1, 1)
+    weight = weights("grpo") * k.ratio * advantage * unclipped(k.ratio, advantage, 0.2, 0.2)
+    assert_same(change("grpo", scale=scale).policy, gradient("grpo", weight))

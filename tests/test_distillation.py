@@ -1,0 +1,132 @@
+"""On-policy distillation: teachers of one's own sizes, of an earlier run, and those refused."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probes import tabular_problem
+from tiny import MODEL
+
+from jaxrl_po import language
+from jaxrl_po.algorithms import distillation
+from jaxrl_po.algorithms.teacher import with_teacher
+from jaxrl_po.config import ConfigError, as_arrays
+from jaxrl_po.distributions import Categorical
+from jaxrl_po.run.commands import control
+from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
+
+TASK = language.tasks.addition(1)
+SIZES = {"num_prompts": 4, "group_size": 2}
+SMALL = [
+    *("--seeds=1", "--devices=1", "--eval_prompts=4", "--show=0", "--task.num_digits=1"),
+    *("--problem.num_prompts=4", "--problem.group_size=2", "--log_every=1", "--eval_every=1"),
+    *("--warm_start.steps=0", *MODEL),
+]
+
+
+def transformer(width):
+    return language.Transformer(TASK.tokenizer.size, width=width, layers=1, heads=2)
+
+
+def test_a_student_comes_to_answer_as_its_teacher():
+    """On the table: the exact KL(student ‖ teacher) falls towards 0."""
+    problem = tabular_problem(num_prompts=16, num_steps=8)
+    teacher = problem.init(jax.random.key(5))[0]._replace(value=None)
+    config = as_arrays(distillation.Config(learning_rate=3e-2))
+    learner = distillation.make(config, with_teacher(problem, teacher))
+    state = learner.init(jax.random.key(0))
+
+    def distance(params):
+        states = np.arange(6)
+        student, its = (problem.apply(p, states)[0] for p in (params, teacher))
+        return float(student.kl(its).mean())
+
+    assert state.params.frozen["teacher"] == teacher  # in no checkpoint
+    assert not state.collector.replicated
+    assert "signal" not in jax.eval_shape(learner.step, state)[1]  # by which a run would end
+    before = distance(state.params)
+    state = jax.jit(lambda s: jax.lax.fori_loop(0, 200, lambda _, s: learner.step(s)[0], s))(state)
+    assert before > 0.05
+    assert distance(state.params) < 0.1 * before
+
+
+def test_a_teacher_of_other_sizes_scores_the_tokens_of_the_student():
+    student, large = transformer(8), transformer(16)
+    problem = language.make_problem(TASK, student, **SIZES)
+    its = language.make_problem(TASK, large, **SIZES)
+    params = its.init(jax.random.key(3))[0]
+    taught = with_teacher(problem, params, its.apply)
+    _, batch = jax.jit(taught.collect)(*jax.jit(taught.init)(jax.random.key(0)), jax.random.key(1))
+    logits = large.apply(params.policy, batch.inputs.tokens[:, :-1], batch.inputs.pad)[0]
+    steps = batch.action.shape[1]
+    want = np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(logits))[:, -steps:], np.asarray(batch.action)[..., None], 2
+    )[..., 0]
+    mask = np.asarray(batch.mask)
+    np.testing.assert_allclose(np.asarray(batch.teacher_log_prob)[mask], want[mask], rtol=1e-4)
+    assert np.abs(batch.teacher_log_prob - batch.log_prob).max() > 1e-3
+
+
+def test_a_teacher_with_other_actions_is_refused():
+    problem = tabular_problem(num_prompts=4)
+    params = problem.init(jax.random.key(0))[0]._replace(value=None)
+
+    def apply(params, inputs):
+        return Categorical(jnp.zeros((*inputs.shape, 5))), jnp.zeros(inputs.shape)
+
+    learner = distillation.make(distillation.Config(), with_teacher(problem, params, apply))
+    with pytest.raises(ConfigError, match=r"teacher must have the 4 actions .* got 5"):
+        jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
+    alone = distillation.make(distillation.Config(), problem)
+    with pytest.raises(ConfigError, match="teacher must be given for distillation"):
+        jax.eval_shape(lambda key: alone.step(alone.init(key)), jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    out = tmp_path_factory.mktemp("earlier") / "teacher"
+    argv = [*SMALL, "--algorithm=grpo", "--model.width=16", "--total_steps=0", f"--out={out}"]
+    assert script.main(argv) == 0
+    return out
+
+
+def test_a_run_is_taught_by_an_earlier_one(earlier, tmp_path):
+    argv = [*SMALL, "--algorithm=distillation", "--total_steps=16", f"--out={tmp_path / 'run'}"]
+    assert script.main([*argv, f"--teacher={earlier}"]) == 0
+    lines = read(tmp_path / "run" / "metrics.jsonl")
+    assert all(np.isfinite(line["teacher_kl"]).all() for line in lines[1:])
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 16
+
+
+def test_what_cannot_teach_is_refused(earlier, tmp_path):
+    def refused(*flags, algorithm="distillation", match):
+        out = f"--out={tmp_path / 'none'}"
+        with pytest.raises(UsageError, match=match):
+            script.main([*SMALL, f"--algorithm={algorithm}", "--total_steps=8", out, *flags])
+
+    refused(match="--algorithm=distillation must have a teacher: --teacher=runs/first")
+    refused(
+        f"--teacher={earlier}",
+        algorithm="grpo",
+        match=f"--teacher={earlier} has no effect unless --algorithm=distillation",
+    )
+    refused(f"--teacher={tmp_path}", match=f"--teacher={tmp_path} must be the folder of a run")
+    digits = [flag for flag in SMALL if not flag.startswith("--task.")]
+    with pytest.raises(UsageError, match=f"--teacher={earlier} must have the vocabulary of"):
+        script.main(
+            [
+                *(*digits, "--task=sorting", "--algorithm=distillation", "--total_steps=8"),
+                *(f"--teacher={earlier}", f"--out={tmp_path / 'none'}"),
+            ]
+        )
+
+
+def test_control_has_no_teacher(tmp_path):
+    sizes = ["--problem.num_prompts=4", "--problem.group_size=4", "--problem.num_steps=24"]
+    argv = ["--algorithm=distillation", *sizes, "--seeds=1", "--total_steps=768"]
+    with pytest.raises(UsageError, match="teacher must be given for distillation"):
+        control.main([*argv, f"--out={tmp_path / 'run'}"])

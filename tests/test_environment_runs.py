@@ -1,0 +1,234 @@
+"""Runs with an environment in Python: seeds, resume, evaluation, and bad input."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import families
+import jax
+import numpy as np
+import pytest
+from folders import TOOL_ROWS, write_rows, write_tools
+from scripts import everything
+
+from jaxrl_po.run import launch, methods
+from jaxrl_po.run.commands import evaluate
+from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
+from jaxrl_po.run.parallel import Placement
+
+CLASSES = Path(__file__).parent / "tool_environments.py"
+SMALL = [
+    "--algorithm=grpo",
+    "--devices=1",
+    "--seeds=1",
+    "--eval_prompts=3",
+    "--eval_samples=2",
+    "--show=1",
+    "--task=file",
+    "--task.test_fraction=0.3",
+    "--problem.num_prompts=2",
+    "--problem.group_size=2",
+    "--problem.max_new_tokens=2",
+    "--problem.temperature=3",
+    "--config.num_minibatches=1",
+    "--config.num_epochs=1",
+    "--config.learning_rate=0.01",
+    "--config.decay_iterations=4",
+    "--environment.turns=2",
+    "--environment.reply_length=24",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """Starts the backend, whose number of devices a script would choose otherwise."""
+    return jax.local_device_count()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return write_tools(tmp_path_factory.mktemp("place"))
+
+
+def arguments(place, out, *further, name="Guess"):
+    given = [
+        *SMALL,
+        f"--init_from={place / 'model'}",
+        f"--task.train={place / 'rows.jsonl'}",
+        f"--environment={CLASSES}:{name}",
+        f"--out={out}",
+    ]
+    replaced = {each.partition("=")[0] for each in further}
+    return [each for each in given if each.partition("=")[0] not in replaced] + list(further)
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run of three iterations."""
+    out = place / "whole"
+    assert script.main(arguments(place, out, "--total_steps=12", "--log_every=1")) == 0
+    return out
+
+
+def test_a_run_counts_what_happens_and_shows_its_dialogues(whole):
+    rows = read(whole / "metrics.jsonl")
+    last = rows[-1]
+    assert last["iteration"] == 3
+    for name in ("calls", "turns", "truncated", "response_length", "killed", "cut_replies"):
+        assert np.isfinite(last[name]).all(), name
+        assert f"greedy_{name}" in last or name in ("truncated", "response_length")
+    assert 0.0 < last["outside"][0] < 1.0
+    assert {"avg@2", "pass@2", "greedy_accuracy"} <= last.keys()
+    assert sum(sum(row["calls"]) for row in rows[1:]) > 0
+    shown = [json.loads(line) for line in (whole / "samples.jsonl").read_text().splitlines()]
+    turns = [turn for row in shown for turn in row["turns"]]
+    assert {turn["reply"] for turn in turns} > {""}
+    assert all("assistant:" in turn["reply"] for turn in turns if turn["reply"])
+    config = json.loads((whole / "config.json").read_text())
+    assert config["environment"] == f"{CLASSES}:Guess"
+    assert config["environment.turns"] == 2
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(place, whole, tmp_path):
+    out = tmp_path / "run"
+    assert script.main(arguments(place, out, "--total_steps=4", "--log_every=1")) == 0
+    assert script.main([f"--out={out}", "--resume", "--total_steps=12"]) == 0
+    assert everything(out)[1].keys() == everything(whole)[1].keys()
+    for key, arrays in everything(whole)[1].items():
+        assert everything(out)[1][key] == arrays
+
+
+def test_a_seed_does_not_depend_on_the_others_and_is_evaluated_again(place, whole, tmp_path):
+    out = tmp_path / "run"
+    flags = arguments(place, out, "--total_steps=8", "--log_every=1", "--seeds=2", "--show=0")
+    assert script.main(flags) == 0
+    alone, both = read(whole / "metrics.jsonl"), read(out / "metrics.jsonl")
+    for row, pair in zip(alone[:3], both, strict=True):
+        for name in ("calls", "accuracy", "response_length", "greedy_calls", "avg@2"):
+            if name in row:
+                np.testing.assert_allclose(pair[name][0], row[name][0], err_msg=name)
+    assert any(row["calls"][0] != row["calls"][1] for row in both[1:])
+    assert evaluate.main([f"--run={out}", "--size=2"]) == 0
+    assert len(json.loads((out / "evaluation.json").read_text())["greedy_calls"]) == 2
+
+
+def test_one_turn_without_tools_is_a_completion(place, tmp_path):
+    """The batch is that of the same prompts without an environment, but for its rewards."""
+    rows = [
+        {"messages": [{"role": "user", "content": row["prompt"]}], "answer": "low"}
+        for row in TOOL_ROWS
+    ]
+    own = tmp_path / "quiet.py"
+    own.write_text(
+        "class Quiet:\n    def reset(self):\n        pass\n"
+        "    def get_reward(self):\n        return 3.0\n"
+    )
+    given = [write_rows(tmp_path / "rows.jsonl", rows[2:])]
+    given += [f"--task.test={tmp_path / 'test.jsonl'}"]
+    write_rows(tmp_path / "test.jsonl", rows[:2])
+    one = [*given, f"--environment={own}:Quiet", "--environment.turns=1"]
+    flags = arguments(place, tmp_path / "out", *one)
+    flags = [each for each in flags if not each.startswith("--task.test_fraction")]
+    plain = [each for each in flags if not each.startswith("--environment")]
+    batches = []
+    for argv in (flags, plain):
+        records = launch.parse(script.SCRIPT, argv, {})
+        built = script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], Placement(1, 1, 1))
+        state = built.learner.init((jax.random.key(3), built.given))
+        if built.host is not None:
+            rollouts = built.host.open(0, [0])
+            stacked = jax.tree.map(lambda x: x[None], state)
+            recording = rollouts.record(stacked, print)[1]
+            rollouts.close()
+            first = jax.tree.map(lambda x: x[0], recording)
+            state = rollouts.with_recording(state, first)
+        batches.append(jax.jit(built.learner.sample)(state)[1])
+    held, completed = batches
+    for name in ("action", "mask", "terminated", "truncated"):
+        expected = getattr(completed, name)
+        if name == "truncated":  # a message without a call ends its dialogue, however long it is
+            expected = np.zeros_like(expected)
+        np.testing.assert_array_equal(getattr(held, name), expected, err_msg=name)
+    np.testing.assert_allclose(held.log_prob, completed.log_prob, atol=2e-5)
+    np.testing.assert_array_equal(held.reward, 3.0 * held.terminated)
+    np.testing.assert_array_equal(held.score, np.full((2, 2), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("further", "said"),
+    [
+        (["--environment=mine.py:None"], "mine.py"),
+        (["--environment=Guess"], "must be a file and a class, file.py:Class"),
+        ([f"--environment={CLASSES}:Gess"], "holds no 'Gess', but Guess"),
+        ([f"--environment={CLASSES}:Blind"], "must have a method get_reward, or --reward"),
+        (["--task=mastermind"], "--task must be file with environment="),
+        (["--init_from="], "--init_from must be a pretrained model"),
+        (["--problem.max_new_tokens=0"], "--problem.max_new_tokens must be given"),
+        (["--environment.reply_length=3"], "must be above 3"),
+        (["--environment.turns=12"], "the longest dialogue has"),
+        (["--environment.turns=0"], "--environment.turns must lie in [1"),
+        (["--environment.timeout=0"], "--environment.timeout must lie in"),
+        (["--reward=model"], "--reward=model must be left out"),
+        (["--warm_start.steps=3"], "--warm_start.steps must be 0"),
+        (["--algorithm=dapo", "--config.dynamic_sampling=refill"], "a refill needs"),
+        (["--distributed"], "--distributed must be false with environment"),
+        (["--problem.prompt_set=2"], "problem.prompt_set"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_before_anything_compiles(
+    place, further, said, tmp_path, monkeypatch
+):
+    def compile_programs(job):
+        raise AssertionError("it compiles")
+
+    monkeypatch.setattr("jaxrl_po.run.programs.compile_programs", compile_programs)
+    flags = arguments(place, tmp_path / "out", "--total_steps=12", *further)
+    if "--task=mastermind" in further or "--init_from=" in further:
+        flags = [each for each in flags if not each.startswith("--task.")]
+    with pytest.raises(UsageError, match=re.escape(said)) as found:
+        script.main(flags)
+    assert "\n" not in str(found.value)
+
+
+def test_a_template_without_tools_and_rows_without_a_user_are_one_line(place, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(place / "model", folder)
+    (folder / "chat_template.jinja").write_text(families.TEMPLATE)
+    few = "--total_steps=12"
+    flags = arguments(place, tmp_path / "out", few, f"--init_from={folder}")
+    with pytest.raises(
+        UsageError, match=r"chat template: it must write calls.*; it does not show them"
+    ):
+        script.main(flags)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(UsageError, match="must have a chat template, which writes the tools"):
+        script.main(flags)
+    rows = [{"messages": [{"role": "system", "content": f"w{i}"}], "secret": 0} for i in range(9)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    flags = arguments(place, tmp_path / "out", few, f"--task.train={tmp_path / 'rows.jsonl'}")
+    with pytest.raises(UsageError, match=r"rows.jsonl line \d+: messages must have a user's"):
+        script.main(flags)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documentation_runs(tmp_path):
+    """A model of two steps of the fit, and one iteration."""
+    root = CLASSES.parent.parent
+    script_of_model = [sys.executable, "examples/guessing_model.py", str(tmp_path), "--steps=2"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run(script_of_model, check=True, cwd=root, env=environment)
+    replaced = [
+        f"--task.train={tmp_path / 'prompts.jsonl'}",
+        f"--init_from={tmp_path / 'model'}",
+        f"--environment={root / 'examples' / 'guessing.py'}:Guessing",
+        "--environment.reply_length=32",
+        "--total_steps=4",
+    ]
+    assert script.main(arguments(tmp_path, tmp_path / "run", *replaced)) == 0

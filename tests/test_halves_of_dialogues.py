@@ -1,0 +1,175 @@
+"""Conversations in two halves equal those of the one program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po import language
+from jaxrl_po.language import dialogues, sampling
+from jaxrl_po.language.dialogues.recorded import RECORDING, recorded_problem
+from jaxrl_po.language.networks import prompt_keys
+from jaxrl_po.language.problem import Sampling
+from jaxrl_po.run.conversations.partner import Episode, Outcome
+from jaxrl_po.run.conversations.talking import Scene, Talking, right_padded
+
+TOKENIZER = language.make_tokenizer("0123456789?")
+ZERO, EOS = TOKENIZER.ids["0"], TOKENIZER.eos
+MODEL = language.Transformer(TOKENIZER.size, width=16, layers=2, heads=2, mlp_width=16)
+PROMPTS, GROUP, BUDGET, TURNS, REPLY = 3, 3, 3, 3, 4
+SIZES = Sampling(num_prompts=PROMPTS, group_size=GROUP, max_new_tokens=BUDGET, temperature=1.3)
+
+
+def ragged():
+    """Says a message again, or a part of it; a message that begins with a 5 ends the dialogue."""
+
+    def write(said):
+        message, written = said
+        return dialogues.Reply(message, written)
+
+    def step(key, state, action):
+        message, written = action
+        shown = jnp.full(REPLY, ZERO, jnp.int32).at[:BUDGET].set(message)
+        heard = jnp.where(message[0] % 2 == 0, REPLY, written % 3)
+        length = jnp.where(message[0] == EOS, 0, heard).astype(jnp.int32)
+        right = (message[0] == ZERO + 5).astype(jnp.float32)
+        return (shown, length), state + 1, right, right > 0
+
+    def reset(key):
+        shown = ZERO + jax.random.randint(key, (REPLY,), 0, 10)
+        return (shown, jax.random.randint(key, (), 1, REPLY + 1)), jnp.int32(0)
+
+    return dialogues.game(
+        "ragged",
+        TOKENIZER,
+        reset,
+        step,
+        write=write,
+        read=lambda message, length: (message, length),
+        observation_length=REPLY,
+        message_length=BUDGET,
+        max_turns=TURNS,
+        accuracy=lambda state, total: total,
+    )
+
+
+class Game:
+    """A dialogue of the program as a partner on the host."""
+
+    names = ("return",)
+
+    def __init__(self, dialogue, prompts, states):
+        self.dialogue, self.prompts, self.states = dialogue, prompts, states
+        self.respond = jax.jit(dialogue.respond)
+
+    def begin(self, episodes, num_seeds):
+        count = len(episodes)
+        self.total, self.done = np.zeros(count, np.float32), np.zeros(count, bool)
+        return [
+            np.asarray(tokens)[int(pad) :].tolist()
+            for tokens, pad in zip(self.prompts.tokens, self.prompts.pad, strict=True)
+        ]
+
+    def answer(self, messages):
+        replies = []
+        for row, message in enumerate(messages):
+            if message is None:
+                replies.append(None)
+                continue
+            padded = np.full(BUDGET, TOKENIZER.pad, np.int32)
+            padded[: len(message)] = message
+            self.states[row], reply, reward, done = self.respond(
+                self.states[row], padded, np.int32(len(message)), jax.random.key(0)
+            )
+            self.total[row] += float(reward)
+            self.done[row] = bool(done)
+            heard = np.asarray(reply.tokens)[: int(reply.length)].tolist()
+            replies.append(None if done else heard)
+        return replies
+
+    def finish(self, *, first, report):
+        count = np.ones_like(self.total)
+        measures = {"return": language.dialogues.recorded.Mean(self.total, count)}
+        return Outcome(self.total, self.total, self.done, measures)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def both():
+    """The batch of the one program, that of the halves, and their problem and parameters."""
+    dialogue, critic = ragged(), MODEL.clone(outputs=1)
+    whole = dialogues.make_problem(dialogue, MODEL, critic=critic, **vars(SIZES))
+    params, collector = whole.init(jax.random.key(1))
+    key = jax.random.key(7)
+    _, expected = jax.jit(whole.collect)(params, collector, key)
+    keys = prompt_keys(collector, key)
+    prompts, states = jax.vmap(lambda key: dialogue.reset(key, False))(keys[:, 0])
+    prompts, states = (
+        jax.tree.map(lambda x: jnp.repeat(x, GROUP, axis=0), tree) for tree in (prompts, states)
+    )
+    each = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(PROMPTS * GROUP)]
+    partner = Game(dialogue, prompts, each)
+    # A prompt has more columns than a reply, which the halves need; the policy sees no padding.
+    scene = Scene(dialogue, MODEL, partner, SIZES, TURNS, REPLY + 2, REPLY)
+    talking = Talking(scene, 1)
+    recording, outside = talking.hold(
+        jax.tree.map(lambda x: x[None], params._replace(value=None)),
+        [Episode(0, (0, 0))] * (PROMPTS * GROUP),
+        sampling.member_keys(keys[:, 1], GROUP)[None],
+        greedy=False,
+        report=print,
+    )
+    assert outside > 0.0
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), recording)
+    assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), talking.recording())
+    problem = recorded_problem(dialogue, MODEL, SIZES, columns=scene.columns, critic=critic)
+    given = collector.add(sharded={RECORDING: jax.tree.map(lambda x: x[0], recording)})
+    after, batch = jax.jit(problem.collect)(params, given, key)
+    assert after.sharded.keys() == collector.sharded.keys()
+    return expected, batch, problem, params
+
+
+def test_the_halves_give_the_batch_of_the_one_program(both):
+    expected, batch, _, _ = both
+    replied = expected.inputs.position[:, 1:] - expected.inputs.position[:, :-1] > 1
+    assert (replied & expected.mask[:, 1:]).any()  # there are replies in between
+    assert expected.truncated.any()
+    assert (expected.terminated & ~expected.truncated).any()
+    assert (expected.reward.any(axis=1) & (expected.step_end.sum(axis=1) > 1)).any()
+    for name in ("action", "mask", "reward", "terminated", "truncated", "step_end", "score"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
+    for name in ("log_prob", "value", "next_value"):
+        np.testing.assert_allclose(
+            jnp.where(batch.mask, getattr(batch, name), 0.0),
+            jnp.where(batch.mask, getattr(expected, name), 0.0),
+            atol=2e-5,
+            err_msg=name,
+        )
+    np.testing.assert_array_equal(
+        jnp.where(batch.mask, batch.inputs.position, 0),
+        jnp.where(batch.mask, expected.inputs.position, 0),
+    )
+    np.testing.assert_array_equal(
+        batch.inputs.tokens[:, REPLY + 2 :], expected.inputs.tokens[:, REPLY:]
+    )
+    assert batch.metrics.keys() == expected.metrics.keys()
+    for name, mean in batch.metrics.items():
+        np.testing.assert_allclose(mean.value(), expected.metrics[name].value(), err_msg=name)
+
+
+def test_the_ratio_of_the_first_update_is_1(both):
+    _, batch, problem, params = both
+    log_prob = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
+    np.testing.assert_allclose(
+        jnp.where(batch.mask, log_prob - batch.log_prob, 0.0), 0.0, atol=2e-5
+    )
+
+
+def test_a_reply_is_padded_to_one_of_few_lengths():
+    tokens, lengths = right_padded([[1, 2, 3], [], [4]], 9)
+    assert tokens.tolist() == [[1, 2, 3, 0], [0] * 4, [4, 0, 0, 0]]
+    assert lengths.tolist() == [3, 0, 1]
+    assert right_padded([[1] * 5], 6)[0].shape == (1, 6)
+    assert right_padded([[]], 6)[0].shape == (1, 1)

@@ -1,0 +1,176 @@
+"""A sampler that differs from the learner: what each knob does, what is logged, and corrections."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from probes import imprecise, tabular_problem
+from tiny import MODEL
+
+from jaxrl_po import language
+from jaxrl_po.algorithms import dapo, grpo
+from jaxrl_po.config import ConfigError, as_arrays
+from jaxrl_po.language import sampling
+from jaxrl_po.learner import EARLIER_POLICIES, recompute_log_prob
+from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
+
+TASK = language.tasks.addition(1)
+NETWORK = language.Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2)
+
+
+def problem(**changes):
+    return language.make_problem(
+        TASK, NETWORK, num_prompts=16, group_size=4, sampler=language.Sampler(**changes)
+    )
+
+
+def test_noise_is_of_that_size_on_every_logit_and_the_sampler_says_so():
+    """Of two tokens, log π / (1 − π) moves by the difference of two draws: a std of √2 σ."""
+    rows, decoding = 4000, sampling.Decoding(1, 2.0)
+    keys, logits = jax.random.split(jax.random.key(0), rows), jnp.zeros((rows, 2))
+    token, log_prob = jax.jit(
+        lambda: sampling.draw(logits, keys, jnp.int32(3), decoding, greedy=False, noise=0.5)
+    )()
+    odds = (2 * token - 1) * (log_prob - jnp.log1p(-jnp.exp(log_prob)))
+    assert float(odds.std()) == pytest.approx(np.sqrt(2.0) * 0.5 / 2.0, rel=0.05)
+    assert abs(float(odds.mean())) < 0.03
+    assert float(jnp.mean(jnp.exp(log_prob))) > 0.5  # it is what was drawn from
+    other = sampling.draw(logits, keys, jnp.int32(4), decoding, greedy=False, noise=0.5)[1]
+    assert abs(float(jnp.corrcoef(log_prob, other)[0, 1])) < 0.1
+
+
+def first_metrics(**changes):
+    learner = grpo.make(as_arrays(grpo.Config(use_reference=False)), problem(**changes))
+    return jax.jit(learner.sample)(learner.init(jax.random.key(0)))[1].metrics
+
+
+def test_more_noise_is_more_distance_and_none_is_none():
+    assert problem().exact_sampler
+    found = [first_metrics(noise=noise) for noise in (0.1, 0.3)]
+    for name in ("sampler_kl", "learner_kl", "sampler_max_ratio"):
+        small, large = (float(metrics[name].value()) for metrics in found)
+        assert 0 < small < large
+    # KL is of second order in the noise.
+    for name in ("sampler_kl", "learner_kl"):
+        small, large = (float(metrics[name].value()) for metrics in found)
+        assert 4 < large / small < 20
+
+
+def test_dialogues_have_the_same_knobs():
+    dialogue = language.dialogues.higher_lower()
+    network = language.Transformer(dialogue.tokenizer.size, width=8, layers=1, heads=2)
+    sizes = {"num_prompts": 4, "group_size": 2}
+    assert language.dialogues.make_problem(dialogue, network, **sizes).exact_sampler
+    noisy = language.dialogues.make_problem(
+        dialogue, network, **sizes, sampler=language.Sampler(noise=0.3, staleness=1)
+    )
+    learner = grpo.make(as_arrays(grpo.Config(use_reference=False)), noisy)
+    state, batch = jax.jit(learner.sample)(learner.init(jax.random.key(0)))
+    assert 1e-3 < float(batch.metrics["sampler_kl"].value()) < 0.3
+    assert EARLIER_POLICIES in state.collector.replicated
+
+
+def test_both_kls_are_estimated_from_the_samplers_actions():
+    """The exact values of two categorical policies, whose actions the first has drawn."""
+    table = tabular_problem(num_prompts=8192, num_steps=8)
+    params, collector = table.init(jax.random.key(0))
+    stale = jax.tree.map(lambda x: 2.0 * x, table.init(jax.random.key(1))[0])
+    _, batch = jax.jit(table.collect)(stale, collector, jax.random.key(2))
+    batch = batch._replace(sampler_log_prob=batch.log_prob)
+    _, metrics = recompute_log_prob(table, params, batch, num_parts=1, axis_name=None)
+    mine, its = (table.apply(p, batch.inputs)[0] for p in (params, stale))
+    for name, exact in (("sampler_kl", its.kl(mine)), ("learner_kl", mine.kl(its))):
+        mean = np.asarray(exact)[np.asarray(batch.mask)].mean()
+        assert float(metrics[name].value()) == pytest.approx(mean, rel=0.05)
+
+
+def test_a_lower_precision_samples_and_the_learner_keeps_its_own():
+    sampler = language.Sampler(dtype="bfloat16")
+    assert sampler.of(NETWORK).dtype == jnp.bfloat16
+    assert language.Sampler(dtype="float32").of(NETWORK) is NETWORK
+    assert not problem(dtype="bfloat16").exact_sampler
+    assert problem(dtype="float32").exact_sampler
+    metrics = first_metrics(dtype="bfloat16")
+    assert 0 < float(metrics["sampler_kl"].value()) < 1e-3
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_batches_are_of_the_policy_of_that_many_iterations_ago(staleness):
+    table = imprecise(tabular_problem(num_prompts=8, group_size=4, dense=False), size=0.0)
+    learner = grpo.make(
+        as_arrays(grpo.Config(use_reference=False, learning_rate=0.1)),
+        table._replace(staleness=staleness),
+    )
+    state, policies = learner.init(jax.random.key(0)), []
+    sample, update = jax.jit(learner.sample), jax.jit(learner.update)
+    for iteration in range(6):
+        policies.append(state.params)
+        state, batch = sample(state)
+        old = policies[max(iteration - staleness, 0)]
+        for params, log_prob in ((old, batch.sampler_log_prob), (state.params, batch.log_prob)):
+            want = table.apply(params, batch.inputs)[0].log_prob(batch.action)
+            np.testing.assert_allclose(log_prob, jnp.where(batch.mask, want, 0.0), atol=1e-5)
+        assert (float(batch.metrics["sampler_kl"].value()) > 1e-6) == (iteration > 0)
+        state, metrics = update(state, batch)
+    assert jax.tree.leaves(state.collector.replicated[EARLIER_POLICIES])[0].shape[0] == staleness
+    assert float(metrics["skipped"].value()) == 0.0
+
+
+def test_a_correction_gives_the_gradient_without_mismatch():
+    """One token a response, so that the weights are unbiased: E_μ[ρ A ∇ log π] = E_π[A ∇ log π]."""
+    table = imprecise(tabular_problem(num_prompts=8192, group_size=2, num_steps=1), size=0.0)
+    other = table.init(jax.random.key(1))[0]
+
+    def collect(params, collector, key):
+        return table.collect(params._replace(policy=other.policy), collector, key)
+
+    def gradient(problem, **changes):
+        config = grpo.Config(use_reference=False, scale="none", **changes)
+        learner = grpo.make(as_arrays(config), problem, optax.sgd(1.0))
+        state = learner.init(jax.random.key(0))
+        after, metrics = jax.jit(learner.step)(state)
+        change = jax.tree.map(jnp.subtract, state.params.policy, after.params.policy)
+        return np.concatenate([np.ravel(x) for x in jax.tree.leaves(change)]), metrics
+
+    stale = table._replace(collect=collect)
+    want, _ = gradient(table)
+    corrected, metrics = gradient(stale, correction="truncate", correction_high=1e6)
+    uncorrected, _ = gradient(stale)
+    truncated, _ = gradient(stale, correction="truncate", correction_high=1.0)
+    assert np.linalg.norm(corrected - want) < 0.1 * np.linalg.norm(want)
+    for biased in (uncorrected, truncated):
+        assert np.linalg.norm(biased - want) > 0.15 * np.linalg.norm(want)
+    assert float(metrics["sampler_weight"].value()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match=r"noise must lie in \[0, inf\) nats, got -1"):
+        problem(noise=-1.0)
+    with pytest.raises(ConfigError, match="dtype must be one of same, float32, bfloat16"):
+        problem(dtype="float16")
+    with pytest.raises(ConfigError, match="carry_surplus must be off with staleness = 2"):
+        dapo.make(dapo.Config(carry_surplus=True), problem(staleness=2))
+
+
+def test_the_knobs_are_flags(tmp_path):
+    out = tmp_path / "run"
+    argv = [
+        *("--seeds=1", "--devices=1", "--eval_prompts=4", "--show=0", "--task.num_digits=1"),
+        *("--problem.num_prompts=4", "--problem.group_size=2", "--log_every=1", "--eval_every=2"),
+        *("--warm_start.steps=0", *MODEL, "--algorithm=grpo", "--total_steps=16"),
+        *("--sampler.noise=0.2", "--sampler.staleness=1", "--sampler.dtype=bfloat16"),
+        *("--config.correction=mask", f"--out={out}"),
+    ]
+    assert script.main(argv) == 0
+    line = read(out / "metrics.jsonl")[-1]
+    assert line["learner_kl"][0] > 0
+    assert line["sampler_max_ratio"][0] > 1
+    assert 0 < line["sampler_weight"][0] < 5
+    with pytest.raises(UsageError, match="correction has no effect unless the sampler differs"):
+        script.main(
+            [flag for flag in argv if "sampler" not in flag and "--out" not in flag]
+            + [f"--out={tmp_path / 'other'}"]
+        )

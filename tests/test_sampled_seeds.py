@@ -1,0 +1,39 @@
+"""Many seeds under vmap sample in one loop: its counter belongs to all of them."""
+
+import math
+
+import jax
+import pytest
+from jax.extend.core import ClosedJaxpr
+from learners import dialogue_problem, language_problem
+
+
+def places(jaxpr):
+    """To how many places each write into an array goes, in a program at any depth."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dynamic_update_slice":
+            found.append(1)
+        if equation.primitive.name == "scatter":
+            found.append(math.prod(equation.invars[1].aval.shape[:-1]))
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: isinstance(x, ClosedJaxpr)):
+            if isinstance(inner, ClosedJaxpr):
+                found += places(inner.jaxpr)
+    return found
+
+
+@pytest.mark.parametrize("make", [language_problem, dialogue_problem])
+def test_seeds_write_in_one_slice(make):
+    """With a counter for each seed, every write to the cache goes to a place for each."""
+    problem = make()
+
+    def collect(key):
+        init_key, key = jax.random.split(key)
+        return problem.collect(*problem.init(init_key), key)[1].action
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    alone, together = (
+        places(jax.make_jaxpr(program)(key).jaxpr).count(1)
+        for program, key in ((collect, keys[0]), (jax.vmap(collect), keys))
+    )
+    assert together == alone > 0

@@ -1,0 +1,336 @@
+"""Claims tested on many seeds: their statistics, and `jaxrl-po study` from file to verdict."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_po.run import claims, methods
+from jaxrl_po.run.claims import FAILS, HOLDS, OPEN, Arm, Claim, Comparison, Tuned
+from jaxrl_po.run.commands import control, language, study
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.user_code import UserCodeError
+
+RATE = "config.learning_rate"
+SCORE = claims.last("greedy_accuracy")
+
+
+def about(comparisons, arms=("a", "b"), settings=("one", "two"), **more):
+    """A claim that is not trained."""
+    return Claim(
+        statement="a exceeds b",
+        source="a test",
+        script=language.SCRIPT,
+        arms={name: Arm({"algorithm": "grpo"}, RATE, (1e-3, 1e-2)) for name in arms},
+        settings={name: {"task": "modular"} for name in settings},
+        comparisons=comparisons,
+        score=SCORE,
+        measure="accuracy",
+        flags={},
+        **more,
+    )
+
+
+def runs(mean, *, spread=0.02, inside=True, seed=0):
+    """Sixteen runs about a mean."""
+    scores = np.random.default_rng(seed).normal(mean, spread, 16)
+    return Tuned(1e-3, inside, {"greedy_accuracy": np.stack([scores - 1.0, scores], axis=1)})
+
+
+def judged(a, b, by, *, inside=True):
+    results = {
+        name: {"a": runs(a, seed=i), "b": runs(b, seed=i + 9, inside=inside)}
+        for i, name in enumerate(("one", "two"))
+    }
+    return claims.judge(about((Comparison("a", "b", by),)), results)[0]
+
+
+def test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not():
+    assert judged(0.8, 0.5, by=0.1).verdict == HOLDS
+    assert judged(0.5, 0.5, by=0.1).verdict == FAILS
+    assert judged(0.5, 0.5, by=-0.1).verdict == HOLDS  # as good as, up to .1
+    assert judged(0.5, 0.5, by=0.0).verdict == OPEN
+
+
+def test_no_verdict_rests_on_an_arm_at_the_edge_of_its_sweep():
+    outcome = judged(0.8, 0.5, by=0.1, inside=False)
+    assert outcome.p < 0.001
+    assert outcome.verdict == OPEN
+
+
+def test_a_level_is_compared_with_the_margin_alone():
+    results = {name: {"a": runs(0.8)} for name in ("one", "two")}
+    for by, verdict in ((0.7, HOLDS), (0.9, FAILS)):
+        outcome = claims.judge(about((Comparison("a", None, by),)), results)[0]
+        assert outcome.verdict == verdict
+        np.testing.assert_allclose(outcome.difference, 0.8, atol=0.02)
+
+
+def test_the_verdict_of_a_claim_is_that_of_its_comparisons():
+    outcome = judged(0.8, 0.5, by=0.1)
+    for verdicts, whole in (
+        ((HOLDS, HOLDS), HOLDS),
+        ((HOLDS, OPEN), OPEN),
+        ((OPEN, FAILS), FAILS),
+        ((HOLDS, FAILS), FAILS),
+    ):
+        assert claims.verdict([outcome._replace(verdict=each) for each in verdicts]) == whole
+
+
+def test_intervals_cover_the_difference_as_often_as_they_say():
+    generator, covered = np.random.default_rng(0), 0
+    for _ in range(100):
+        x, y = ([generator.normal(mean, 1.0, 16)] for mean in (0.7, 0.2))
+        _, low, high, _ = claims.difference(x, y, by=0.0)
+        covered += low <= 0.5 <= high
+    assert 85 <= covered <= 99  # a percentile bootstrap of sixteen is somewhat narrow
+
+
+def test_settings_are_resampled_apart():
+    """Two settings far apart add nothing to the interval of the difference within each."""
+    x, y = [np.linspace(0.0, 0.1, 16)], [np.linspace(0.0, 0.1, 16)]
+    _, low, high, _ = claims.difference(x, y, 0.0)
+    _, low_2, high_2, _ = claims.difference([*x, x[0] + 100.0], [*y, y[0] + 100.0], 0.0)
+    assert high_2 - low_2 < 2.0 * (high - low)
+
+
+def test_no_setting_is_cut_as_a_tail():
+    """Four settings at levels of their own: pooled runs would trim the lowest away."""
+    levels = (0.1, 0.4, 0.6, 0.9)
+    y = [level + np.linspace(-0.01, 0.01, 16) for level in levels]
+    x = [y[0] + 0.2, *y[1:]]
+    whole, low, high, _ = claims.difference(x, y, 0.0)
+    np.testing.assert_allclose(whole, 0.05, atol=1e-12)
+    assert 0.04 < low < high < 0.06
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
+def test_holm_lies_between_bonferroni_and_no_correction(p):
+    rejected = claims.holm(p)
+    for value, out in zip(p, rejected, strict=True):
+        assert out or value > 0.05 / len(p)
+        assert not out or value <= 0.05
+    sides = [
+        [value for value, out in zip(p, rejected, strict=True) if out is side]
+        for side in (True, False)
+    ]
+    assert max(sides[0], default=0.0) <= min(sides[1], default=1.0)
+
+
+def test_holm_asks_more_of_the_first_than_of_the_last():
+    assert claims.holm([0.03, 0.04]) == [False, False]
+    assert claims.holm([0.02, 0.04]) == [True, True]
+
+
+def test_scores_with_ranges_of_their_own_are_put_on_one_scale():
+    claim = about((Comparison("a", "b", 0.0),), ranges={"one": (-2.0, 2.0)})
+    tuned = Tuned(1.0, True, {"greedy_accuracy": np.array([[0.0], [1.0]])})
+    assert claim.scores("one", tuned).tolist() == [0.5, 0.75]
+    assert claim.scores("two", tuned).tolist() == [0.0, 1.0]
+
+
+def test_an_arm_is_trained_only_where_it_is_compared():
+    claim = about(
+        (Comparison("a", "b", 0.0, settings=("two",)), Comparison("a", None, 0.0)),
+    )
+    assert claim.settings_of("a") == ["one", "two"]
+    assert claim.settings_of("b") == ["two"]
+
+
+class Tried:
+    """Runs whose objective is a known function of the tuned value."""
+
+    def __init__(self, best, values=(1.0, 2.0, 4.0)):
+        self.claim = about((Comparison("a", "b", 0.0),))
+        self.arm, self.tuning_seeds, self.asked = Arm({}, RATE, values), 1, []
+        self.best = best
+
+    def train(self, values, seeds, base_seed):
+        assert base_seed == study.TUNING
+        self.asked.append(list(values))
+        return [
+            {"greedy_accuracy": np.full((seeds, 2), -abs(np.log(value / self.best)))}
+            for value in values
+        ]
+
+
+def test_a_sweep_goes_on_beyond_its_edge():
+    for best, value, inside, asked in (
+        (2.0, 2.0, True, 1),
+        (16.0, 16.0, True, 2),
+        (0.25, 0.25, True, 2),
+        (1e9, 256.0, False, 3),
+    ):
+        runs = Tried(best)
+        assert study.tune(runs, {}, lambda: None) == (value, inside)
+        assert len(runs.asked) == asked
+
+
+def test_a_diverged_value_is_never_the_best():
+    class Diverging(Tried):
+        def train(self, values, seeds, base_seed):
+            curves = super().train(values, seeds, base_seed)
+            curves[-1]["greedy_accuracy"][:] = np.nan
+            return curves
+
+    assert study.tune(Diverging(4.0), {}, lambda: None) == (2.0, True)
+
+
+SMALL = {
+    "total_steps": 64,
+    "eval_prompts": 8,
+    "model.width": 8,
+    "model.layers": 1,
+    "model.mlp_width": 8,
+    "model.heads": 1,
+    "model.kv_heads": 1,
+    "problem.num_prompts": 8,
+    "problem.group_size": 2,
+    "config.use_reference": False,
+    "config.num_epochs": 1,
+    "config.num_minibatches": 1,
+}
+OF_FILE = """
+from jaxrl_po.run.claims import Arm, Claim, Comparison, last
+from jaxrl_po.run.commands import language
+
+def claim():
+    return Claim(
+        statement="GRPO exceeds itself", source="a test", script=language.SCRIPT,
+        arms={{"small": Arm({{}}, "config.learning_rate", (1e-4, 1e-3, 1e-2))}},
+        settings={{"modular": {{"task": "modular"}}}},
+        comparisons=(Comparison("small", None, {by}),),
+        score=last("greedy_accuracy"), measure="accuracy", flags={flags},
+        warm_start={{"warm_start.steps": 2}}, evaluations=2, seeds=3, tuning_seeds=1)
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A claim of one small arm, in a file of its own."""
+    path = tmp_path / "mine.py"
+    flags = {"algorithm": "grpo"} | SMALL
+    path.write_text(OF_FILE.format(by=0.5, flags=flags))
+    return path
+
+
+def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "study"
+    arguments = [f"--claim={small}:claim", f"--out={out}", "--compilation_cache="]
+    assert study.main(arguments) == 0
+    printed = capsys.readouterr().out
+    table = (out / "table.txt").read_text()
+    assert table in printed
+    assert "small > 0.5" in table
+    assert (out / "verdict.png").read_bytes().startswith(b"\x89PNG")
+    said = json.loads((out / "config.json").read_text())
+    assert said["statement"] == "GRPO exceeds itself"
+    stored = json.loads((out / "arms" / "1.1.json").read_text())
+    assert np.shape(stored["curves"]["greedy_accuracy"]) == (3, 2)
+    assert np.shape(stored["curves"]["response_length"]) == (3, 2)
+
+    # What is done is not trained again.
+    monkeypatch.setattr(study.Runs, "train", None)
+    (out / "table.txt").unlink()
+    assert study.main([*arguments, "--resume"]) == 0
+    assert (out / "table.txt").read_text() == table
+
+    # What was said before cannot be changed after.
+    small.write_text(small.read_text().replace("None, 0.5", "None, 0.1"))
+    with pytest.raises(UsageError, match=r"--resume: comparisons of the claim differs"):
+        study.main([*arguments, "--resume"])
+    with pytest.raises(UsageError, match="already holds files"):
+        study.main(arguments)
+
+    # Another claim in its place finds nothing of it.
+    with pytest.raises(TypeError, match="NoneType"):
+        study.main([*arguments, "--overwrite"])
+    assert not (out / "arms" / "1.1.json").exists()
+    assert not (out / "verdict.json").exists()
+
+
+def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path):
+    """The same flags and seed by `jaxrl-po control` give the same evaluation."""
+    common = {
+        "env": "CartPole-v1",
+        "total_steps": 128,
+        "problem.num_envs": 4,
+        "problem.num_steps": 16,
+        "config.num_epochs": 1,
+        "config.num_minibatches": 1,
+        "eval_episodes": 2,
+    }
+    claim = about((Comparison("a", None, 0.0),), arms=("a",), settings=("one",))._replace(
+        script=control.SCRIPT,
+        arms={"a": Arm({"algorithm": "ppo"}, RATE, (1e-3, 1e-2))},
+        settings={"one": {}},
+        flags=common,
+        evaluations=1,
+        seeds=2,
+        tuning_seeds=1,
+    )
+    runs = study.Runs(claim, "one", "a", [], "1")
+    got = runs.train([1e-2], 2, 0)[0]
+    argv = [f"--{name}={value}" for name, value in common.items()]
+    out = tmp_path / "run"
+    whole = [*argv, "--seeds=2", "--devices=1", f"--{RATE}=1e-2", "--log_every=2", f"--out={out}"]
+    assert control.main([*whole, "--compilation_cache="]) == 0
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    for name in ("greedy_return", "entropy", "policy_loss"):
+        np.testing.assert_allclose(got[name][:, -1], last[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, small):
+    fine = about((Comparison("a", "b", 0.0),))
+    for claim, line in (
+        (about(()), "must have a comparison"),
+        (about((Comparison("c", "b", 0.0),)), "comparisons"),
+        (about((Comparison("a", "b", 0.0, settings=("three",)),)), "settings of a comparison"),
+        (fine._replace(arms={"a": Arm({}, RATE, (1e-2, 1e-3)), "b": fine.arms["b"]}), "ascending"),
+        (fine._replace(arms={"a": Arm({}, RATE, (1e-3,)), "b": fine.arms["b"]}), "two or more"),
+        (fine._replace(flags={"reward": "mine.py:score"}), "in its program"),
+        (fine._replace(flags={"widht": 3}), "widht"),
+        (
+            fine._replace(script=control.SCRIPT, warm_start={"warm_start.steps": 1}),
+            "language.SCRIPT",
+        ),
+        (fine._replace(flags={"total_steps": 1024}), "10 evaluations must divide"),
+        (fine._replace(flags={"total_steps": 5120}, warm_start={"warm_star": 1}), "warm_star"),
+    ):
+        with pytest.raises(UsageError, match=line):
+            study.carry_out(claim, study.Options(out=str(tmp_path / "none")))
+    for name, line in (
+        (f"{small}", "must be a file and a name"),
+        (f"{small}:Arm", r"--claim=.*mine.py:Arm: .*missing"),
+        (f"{small}:dict", r"--claim=.*mine.py:dict: .* holds no 'dict'"),
+    ):
+        with pytest.raises((UsageError, UserCodeError), match=line):
+            study.main([f"--claim={name}", f"--out={tmp_path / 'none'}"])
+    assert not (tmp_path / "none").exists()
+
+
+CLAIMS = (
+    "two_of_a_group",
+    "length_bias",
+    "entropy_law",
+    "group_statistics",
+    "implementation_matters",
+    "dapo_where_it_bites",
+    "worth_of_a_critic",
+)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_claim_can_be_tested(name):
+    """Each says something of arms it has, at enough seeds, tasks and sizes."""
+    module = __import__(name)
+    claim = module.claim()
+    study.check(claim)
+    assert claim.seeds >= 16
+    assert len(claim.settings) >= 4
+    assert all(len(arm.values) >= 4 for arm in claim.arms.values())
+    for arm in claim.arms.values():
+        algorithm = {**claim.flags, **arm.flags}["algorithm"]
+        assert algorithm in methods.ALGORITHMS

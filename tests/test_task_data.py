@@ -1,0 +1,135 @@
+"""Prompts of a file are an argument of the programs: as constants they were part of the text."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from test_prompts import ROWS, write
+
+from jaxrl_po import language
+from jaxrl_po.algorithms import grpo
+from jaxrl_po.language.tasks import Example, table
+from jaxrl_po.language.tasks.types import DATA, reading
+from jaxrl_po.run import jobs, launch, parallel, provenance
+from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.methods import ALGORITHMS
+from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.seeds import over_seeds
+
+TOKENIZER = language.make_tokenizer("0123456789+=")
+MODEL = language.Transformer(TOKENIZER.size, width=8, layers=1, heads=2, mlp_width=8)
+
+
+def sums(count, answer=lambda i: i % 10):
+    train = [Example(f"{i:05d}+{i % 7}=", str(answer(i))) for i in range(count)]
+    return table("sums", TOKENIZER, train, [Example(f"{i}=", "1") for i in range(8)])
+
+
+def learner_of(task, **options):
+    sizes = {"num_prompts": 4, "group_size": 2} | options
+    problem = language.make_problem(task, MODEL, **sizes)
+    return grpo.make(grpo.Config(use_reference=False), problem)
+
+
+def constant(task):
+    """The same task, whose functions read arrays of the program."""
+    return task._replace(data=None)
+
+
+def equal(left, right):
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (left, right)))
+
+
+@pytest.mark.parametrize("prompt_set", [0, 5])
+def test_values_are_those_of_constants_to_the_bit(prompt_set):
+    task = sums(50)
+    states = []
+    for each in (task, constant(task)):
+        learner = learner_of(each, prompt_set=prompt_set)
+        state = jax.jit(learner.init)(jax.random.key(3))
+        for _ in range(2):
+            state, metrics = jax.jit(learner.step)(state)
+        evaluate = language.make_evaluate(each, MODEL, num_prompts=6, num_samples=2)
+        measured = evaluate(state.params, state.collector, jax.random.key(4))
+        states.append((state.params.policy, metrics, measured))
+        assert (state.params.frozen is None) == (each.data is None)
+        if each is task:  # without the state's data a task reads its own
+            bare = state.params._replace(frozen=None)
+            equal(evaluate(bare, state.collector, jax.random.key(4)), measured)
+    equal(*states)
+
+
+def test_the_text_does_not_grow_with_the_file():
+    """Of one iteration, of two seeds on two devices each; a file of other prompts is noticed."""
+    texts = {}
+    for count in (200, 20_000):
+        learner = parallel.over_devices(learner_of(sums(count)), Placement(2, 2, 1))
+        state = jax.eval_shape(learner.init, jax.random.split(jax.random.key(0), 2))
+        texts[count] = jax.jit(learner.step).lower(state).as_text()
+    assert abs(len(texts[20_000]) - len(texts[200])) < 1000
+    one, another = (
+        provenance.program(learner_of(sums(60, answer))) for answer in (int, lambda i: 3)
+    )
+    assert one != another
+    assert one == provenance.program(learner_of(sums(60, int)))
+
+
+def test_seeds_and_devices_share_one_copy():
+    learner = learner_of(sums(40))
+    keys = jax.random.split(jax.random.key(1), 2)
+    one = over_seeds(learner, 2)
+    two = parallel.over_devices(learner, Placement(2, 2, 1))
+    ends = []
+    for each in (one, two):
+        state = jax.jit(each.init)(keys)
+        state, metrics = jax.jit(each.step)(state)
+        assert state.params.frozen[DATA].tokens.shape == (48, 8)
+        ends.append((state.params.policy, metrics))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), *jax.device_get(ends))
+
+
+def test_a_function_that_somebody_replaced_stays():
+    task = sums(10)._replace(score=lambda row, tokens: jnp.float32(0.25))
+    data = jax.tree.map(jnp.asarray, sums(10, lambda i: 9).data)
+    bound = reading(task, {DATA: data})
+    assert float(bound.score(0, None)) == 0.25
+    assert TOKENIZER.decode(bound.demonstrate(3).tolist()) == "9"
+    assert reading(constant(task), None) == constant(task)
+    # And again, of another state.
+    again = reading(bound, {DATA: task.data})
+    assert TOKENIZER.decode(again.demonstrate(3).tolist()) == "3"
+
+
+@pytest.mark.parametrize("further", [[], ["--warm_start.steps=2", "--warm_start.batch_size=2"]])
+def test_no_program_of_a_run_holds_the_file(tmp_path, further):
+    rows = [dict(row, prompt=f"{i}+{i}=") for i, row in enumerate(ROWS * 50)]
+    flags = [
+        *("--task=file", f"--task.train={write(tmp_path / 'all.jsonl', rows)}", *tiny.MODEL),
+        *("--algorithm=grpo", "--seeds=2", "--devices=1", f"--out={tmp_path / 'run'}", *further),
+        *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2"),
+    ]
+    records = launch.parse(script.SCRIPT, flags, {})
+    one = Placement(2, 1, 1)
+    experiment = script.SCRIPT.build(records, ALGORITHMS["grpo"], one)
+    job = jobs.make_job(
+        experiment, records[""], one, iterations=1, steps_per_iteration=4, log_every=1
+    )
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(job.given))
+    assert held > 80_000
+    state = jax.eval_shape(job.learner.init, job.start)
+    programs = {
+        "init": job.learner.init.lower(job.start),
+        "step": jax.jit(job.learner.step).lower(state),
+        "evaluate": jax.jit(job.evaluate).lower(state),
+        "describe": jax.jit(job.examples.describe).lower(state),
+    }
+    if job.warm is not None:
+        fit = jax.eval_shape(job.warm.begin, job.start)
+        programs["advance"] = jax.jit(job.warm.advance).lower(fit, np.int32(0), job.given)
+    for name, program in programs.items():
+        text = program.as_text()
+        constants = [part.split('"')[0] for part in text.split('dense<"0x')[1:]]
+        assert sum(map(len, constants)) < held / 8, name

@@ -1,0 +1,202 @@
+"""Schemas of tools, their calls in a chat template, and what replies are made of."""
+
+import contextlib
+import json
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import golden_tools
+import pytest
+from folders import TOOLS_TEMPLATE, write_tools
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language.pretrained import text, tools
+from jaxrl_po.language.pretrained.text import ChatTemplate
+from jaxrl_po.run import scoring_worker
+from jaxrl_po.run.conversations import child, fitting, schemas
+
+GOLDEN = json.loads((Path(__file__).parent / "golden_schemas.json").read_text())
+
+
+@pytest.mark.parametrize("name", list(GOLDEN))
+def test_schemas_are_those_of_transformers(name):
+    # As text: a chat template shows the order of the keys.
+    found = schemas.schema_of(getattr(golden_tools, name), name)
+    assert json.dumps(found) == json.dumps(GOLDEN[name])
+
+
+def bare(x: int):
+    pass
+
+
+def unhinted(x):
+    """Doubles."""
+
+
+def undescribed(x: int):
+    """Doubles.
+
+    Returns:
+      twice x
+    """
+
+
+def odd(x: golden_tools.Object):
+    """Doubles.
+
+    Args:
+      x: an object
+    """
+
+
+def chosen(x: str):
+    """Doubles.
+
+    Args:
+      x: a side (choices: left, right)
+    """
+
+
+def starred(*numbers: int):
+    """Adds.
+
+    Args:
+      numbers: to add
+    """
+
+
+@pytest.mark.parametrize(
+    ("tool", "lacks"),
+    [
+        (bare, "lacks a docstring"),
+        (unhinted, "parameter x of tool lacks a type hint"),
+        (undescribed, "parameter x of tool lacks a line in the section Args"),
+        (odd, "parameter x of tool has the type Object, which JSON does not have"),
+        (chosen, "parameter x of tool must list its choices as JSON"),
+        (starred, "parameter numbers of tool must be a named one"),
+    ],
+)
+def test_what_a_tool_lacks_is_named(tool, lacks):
+    with pytest.raises(schemas.ToolError, match=re.escape(lacks)):
+        schemas.schema_of(tool, "tool")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The tools of a tiny model."""
+    folder = write_tools(tmp_path_factory.mktemp("tools")) / "model"
+    tokenizer, template = text.read_tokenizer(folder, 22)
+    named = [schemas.schema_of(golden_tools.silent, name) for name in ("guess", "raises")]
+    return tools.read(template, tokenizer, named)
+
+
+def test_tags_are_found_and_calls_are_read_and_not_evaluated(found):
+    assert (found.opening, found.closing) == ("<call>", "</call>")
+    assert found.calls("no call") == []
+    right = '<call>{"name": "guess", "arguments": {"number": 1}}</call>'
+    assert found.calls(f"I guess {right} and {right}") == [tools.Call("guess", {"number": 1})] * 2
+    for inner, error in (
+        ('{"name": "guess"', "not JSON"),
+        ("__import__('os')", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('["guess"]', "name and arguments"),
+        ('{"name": "get_reward", "arguments": {}}', "Tool get_reward not found"),
+        ('{"name": "guess", "arguments": [1]}', "must be an object"),
+        (f'{{"name": "guess", "arguments": {{"x": {"[" * 64}{"]" * 64}}}}}', "at most 64 times"),
+    ):
+        (call,) = found.calls(f"<call>{inner}</call>")
+        assert error in call.error
+        assert not call.arguments
+    (call,) = found.calls('<call>{"name": "guess"}')
+    assert "</call> is missing" in call.error
+
+
+def test_a_reply_is_what_the_template_adds_behind_a_call(found):
+    results = [{"role": "tool", "name": "guess", "content": word} for word in ("low", "high")]
+    said = found.tokenizer.rules.decode(found.reply(results), skip_special_tokens=False)
+    assert said == "<end> tool: low tool: high assistant:"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("{%- if tools %}", "{%- if false %}"), "it does not show the tool guess"),
+        (("message.tool_calls or []", "[]"), "it does not show them"),
+        (("call.function | tojson", "call.function.name"), "writes them otherwise"),
+        (("' <call>' +", "' ' +"), "JSON between tags"),
+        (("message.role + ': ' +", "message.role if message.role == 'tool' else"), "results"),
+    ],
+)
+def test_a_template_that_cannot_write_tools_is_refused(found, changed, said):
+    assert TOOLS_TEMPLATE.count(changed[0]) == 1
+    template = ChatTemplate(TOOLS_TEMPLATE.replace(*changed), {"eos_token": "<end>"})
+    named = [schemas.schema_of(golden_tools.silent, "guess")]
+    with pytest.raises(ConfigError, match=said):
+        tools.read(template, found.tokenizer, named)
+
+
+def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
+    def written(texts):
+        return found.tokenizer.encode("user: " + " right ".join(texts))
+
+    words = "low high low high low"
+    ids, cut = fitting.fit(written, ["go", words], 6, found)
+    assert (found.tokenizer.decode(ids), cut) == ("user: go right low high low", True)
+    assert fitting.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
+
+
+def test_what_a_method_returns_becomes_text():
+    assert child.content([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "ab"
+    assert child.content([1, 2]) == "[1, 2]"
+    assert child.content([]) == "[]"
+    assert child.content(None) == "None"
+
+
+def test_a_method_is_interrupted_whatever_it_catches():
+    def deaf():
+        begun = time.monotonic()
+        while time.monotonic() < begun + 5.0:
+            with contextlib.suppress(Exception):
+                time.sleep(5.0)
+
+    before = signal.signal(signal.SIGALRM, child._interrupt)
+    try:
+        with pytest.raises(child.OutOfTime):
+            child.timed(0.05, deaf)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_reset_draws_what_its_first_seed_says():
+    class Draws:
+        def reset(self):
+            return str(random.random())
+
+        def get_reward(self):
+            return random.random()
+
+    def said(seeds):
+        held = []
+        reset = child._answer({"reset": {}, "seeds": seeds}, held, Draws, 1.0)
+        return reset["said"], child._answer({"reward": True}, held, Draws, 1.0)["reward"]
+
+    first, second, third = said([1, 2]), said([1, 3]), said([4, 2])
+    assert first[0] == second[0] != third[0]
+    assert first[1] == third[1] != second[1]
+
+
+def test_what_a_model_wrote_is_no_data():
+    class Asked:
+        refused = False
+
+        def call(self, function, given, columns):
+            self.given = given
+            return [0.0]
+
+    asked = Asked()
+    request = {"completions": ["a"], "messages": [[{"content": "b"}]], "answer": ["c"]}
+    assert scoring_worker.answer(print, asked, request) == {"scores": [0.0]}
+    assert asked.given == {"c"}

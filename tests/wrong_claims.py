@@ -1,0 +1,56 @@
+"""Wrong programs of claims: verdicts from the wrong side, seeds used twice, edges that pass."""
+
+from wrong import Wrong
+
+HERE = "test_studies.py::"
+WRONG = [
+    Wrong(
+        "a verdict although an arm is at the edge of its sweep",
+        "run.claims",
+        "told = rejected and all(each.inside for each in used)",
+        "told = rejected",
+        (f"{HERE}test_no_verdict_rests_on_an_arm_at_the_edge_of_its_sweep",),
+    ),
+    Wrong(
+        "the margin is zero",
+        "run.claims",
+        "side = HOLDS if outcome.difference > comparison.by else FAILS",
+        "side = HOLDS if outcome.difference > 0 else FAILS",
+        (f"{HERE}test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not",),
+    ),
+    Wrong(
+        "settings are pooled before the tails are cut",
+        "run.claims",
+        "return np.mean([metrics.interquartile_mean(runs) for runs in arm], axis=0)",
+        "return metrics.interquartile_mean(np.concatenate(arm))",
+        (f"{HERE}test_no_setting_is_cut_as_a_tail",),
+    ),
+    Wrong(
+        "no correction for several comparisons",
+        "run.claims",
+        "if p[i] > level / (len(p) - rank):",
+        "if p[i] > level:",
+        (f"{HERE}test_holm_asks_more_of_the_first_than_of_the_last",),
+    ),
+    Wrong(
+        "what is reported was tuned on",
+        "run.commands.study",
+        "curves = runs.train(asked, runs.tuning_seeds, TUNING)",
+        "curves = runs.train(asked, runs.tuning_seeds, REPORTED)",
+        (f"{HERE}test_a_sweep_goes_on_beyond_its_edge",),
+    ),
+    Wrong(
+        "a sweep ends at its edge",
+        "run.commands.study",
+        "if tried[0] < best < tried[-1]:",
+        "if tried[0] <= best <= tried[-1]:",
+        (f"{HERE}test_a_sweep_goes_on_beyond_its_edge",),
+    ),
+    Wrong(
+        "a run that diverged is the best",
+        "run.commands.study",
+        "nan=-np.inf",
+        "nan=np.inf",
+        (f"{HERE}test_a_diverged_value_is_never_the_best",),
+    ),
+]

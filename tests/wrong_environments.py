@@ -1,0 +1,72 @@
+"""Wrong programs of dialogues on the host."""
+
+from wrong import Wrong
+
+HALVES = "test_halves_of_dialogues.py::test_the_halves_give_the_batch_of_the_one_program"
+ENVIRONMENTS, TOOLS = "test_environments.py::", "test_tools.py::"
+
+WRONG = [
+    Wrong(
+        "rows that wait are fed another token",
+        "language.halves",
+        "start = rows.prompt_length + length - count",
+        "start = rows.prompt_length + rows.length.max() - count",
+        (HALVES,),
+    ),
+    Wrong(
+        "the last token of a message is not read",
+        "language.halves",
+        "_feed(model, params, rows, width + 1)",
+        "_feed(model, params, rows, width)",
+        (HALVES,),
+    ),
+    Wrong(
+        "tokens are drawn by their number within the message",
+        "language.halves",
+        "rows.logits, rows.keys, rows.length, decoding, greedy=greedy",
+        "rows.logits, rows.keys, rows.length - begun, decoding, greedy=greedy",
+        (HALVES,),
+    ),
+    Wrong(
+        "the reward stands at every message",
+        "language.halves",
+        "reward=jnp.where(last, reward[:, None], 0.0)",
+        "reward=jnp.where(rows.message_end, reward[:, None], 0.0)",
+        (HALVES,),
+    ),
+    Wrong(
+        "the end of a message is read twice",
+        "run.conversations.tool_partner",
+        "return ids[1:] if ids[0] in ends and message[-1] in ends else ids",
+        "return ids",
+        (ENVIRONMENTS + "test_a_dialogue_is_answered_and_rewarded",),
+    ),
+    Wrong(
+        "a tool may catch its time limit",
+        "run.conversations.child",
+        "class OutOfTime(BaseException):",
+        "class OutOfTime(Exception):",
+        (TOOLS + "test_a_method_is_interrupted_whatever_it_catches",),
+    ),
+    Wrong(
+        "members of a group are asked different questions",
+        "run.conversations.child",
+        'seed(job["seeds"][0])',
+        'seed(job["seeds"][1])',
+        (TOOLS + "test_a_reset_draws_what_its_first_seed_says",),
+    ),
+    Wrong(
+        "a method of the contract is a tool",
+        "language.pretrained.tools",
+        "if name not in self.names:",
+        "if False:",
+        (TOOLS + "test_tags_are_found_and_calls_are_read_and_not_evaluated",),
+    ),
+    Wrong(
+        "what the model wrote counts as data that may be run",
+        "run.scoring_worker",
+        'WRITTEN = ("completions", "messages")',
+        'WRITTEN = ("completions",)',
+        (TOOLS + "test_what_a_model_wrote_is_no_data",),
+    ),
+]
