@@ -21,6 +21,16 @@ Score = Callable[[Curves], Scores]
 """The curves of runs, `[S, E]` each, to a number per run, `[S]`."""
 
 
+def last(name: str, of: int = 1) -> Score:
+    """The mean of the last evaluations of a quantity.
+
+    Example:
+      >>> last("greedy_accuracy", of=2)({"greedy_accuracy": np.array([[0.0, 0.5, 1.0]])}).tolist()
+      [0.75]
+    """
+    return lambda curves: np.asarray(curves[name][:, -of:].mean(axis=1))
+
+
 class Arm(NamedTuple):
     """One of the things compared.
 
@@ -80,7 +90,7 @@ class Claim(NamedTuple):
       flags: of every run.
       warm_start: flags of one initial policy for each setting, with which all its runs begin;
         empty for none.
-      objective: evaluated quantity whose last value is tuned for.
+      objective: the number of each run that is tuned for, larger being better.
       evaluations: of each run.
       seeds: of each arm in each setting.
       tuning_seeds: of each value while tuning; none of them is used again.
@@ -100,7 +110,7 @@ class Claim(NamedTuple):
     measure: str
     flags: Mapping[str, Any]
     warm_start: Mapping[str, Any] = {}
-    objective: str = "greedy_accuracy"
+    objective: Score = last("greedy_accuracy")
     evaluations: int = 10
     seeds: int = 16
     tuning_seeds: int = 4
@@ -144,16 +154,6 @@ def crossed(*parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
         }
         for names in itertools.product(*parts)
     }
-
-
-def last(name: str, of: int = 1) -> Score:
-    """The mean of the last evaluations of a quantity.
-
-    Example:
-      >>> last("greedy_accuracy", of=2)({"greedy_accuracy": np.array([[0.0, 0.5, 1.0]])}).tolist()
-      [0.75]
-    """
-    return lambda curves: np.asarray(curves[name][:, -of:].mean(axis=1))
 
 
 class Tuned(NamedTuple):

@@ -3,8 +3,8 @@
 `python experiments/studies/claims/dapo_where_it_bites.py --out=runs/dapo_where_it_bites`. In
 docs/studies/ablation.md few ratios reach a clip, few completions the budget, and most groups are
 informative, so that it cannot tell. Here each ingredient is tested alone, in a setting where it
-acts: several large steps a batch for clip-higher, a budget that a fifth of the completions reach
-for the two treatments of overlong ones, completions of many lengths for the mean over tokens,
+acts: several steps a batch for clip-higher, a budget that completions reach for the filtering of
+overlong ones, completions of many lengths for their soft penalty and for the mean over tokens,
 prompts of which most groups have one outcome for dynamic sampling.
 """
 
@@ -24,31 +24,34 @@ OFF = {
     "config.token_level_loss": False,
     "config.dynamic_sampling": "off",
 }
-SUMS = {"task": "running_sum", "task.length": 4, "problem.max_new_tokens": 24}
+SUMS = {"task": "running_sum", "task.length": 5}
 REGIMES: dict[str, dict[str, Any]] = {
     "several steps": {
         **small.TASKS["sorting"],
         "config.num_epochs": 4,
         "config.num_minibatches": 4,
     },
-    "tight budget": {**SUMS, "problem.max_new_tokens": 12},
+    # Its budget is that of a right answer, which every third completion exceeds at first.
+    "tight budget": small.TASKS["sorting"],
+    # Right answers have 3 tokens or more; demonstrations 8 to 16, the last 5 of which cost reward.
     "many lengths": SUMS,
     "one outcome": {"task": "addition", "task.num_digits": 3, "problem.group_size": 4},
 }
-ACTS = {
-    "clip_higher": (True, "several steps"),
-    "overlong_filtering": (True, "tight budget"),
-    "soft_overlong": (True, "tight budget"),
-    "token_level_loss": (True, "many lengths"),
-    "dynamic_sampling": ("reweight", "one outcome"),
+ACTS: dict[str, tuple[dict[str, Any], str]] = {
+    "clip_higher": ({"config.clip_higher": True}, "several steps"),
+    "overlong_filtering": ({"config.overlong_filtering": True}, "tight budget"),
+    "soft_overlong": (
+        {"config.soft_overlong": True, "config.overlong_cache": 5},
+        "many lengths",
+    ),
+    "token_level_loss": ({"config.token_level_loss": True}, "many lengths"),
+    "dynamic_sampling": ({"config.dynamic_sampling": "reweight"}, "one outcome"),
 }
 
 
 def claim() -> Claim:
     """What is claimed, and what would count for it and against it."""
-    arms = {"none": OFF} | {
-        name: {**OFF, f"config.{name}": value} for name, (value, _) in ACTS.items()
-    }
+    arms = {"none": OFF} | {name: OFF | switches for name, (switches, _) in ACTS.items()}
     return Claim(
         statement="Each of DAPO's five ingredients alone raises the accuracy where it acts",
         source="DAPO, arXiv:2503.14476, table 1",

@@ -13,7 +13,7 @@ from jaxrl_po.run.claims import Arm, Claim, Comparison
 from jaxrl_po.run.commands import control, study
 
 MUJOCO = "gymnasium:InvertedPendulum-v5"
-# All are compared before every arm has solved the easy ones.
+EVALUATIONS = 10
 SHORT = {"problem.num_envs": 4, "total_steps": 100 * 512}
 LONG = {"problem.num_envs": 16, "total_steps": 100 * 2048}
 TRACKING = {"problem.scale_rewards": True, "problem.normalize_observations": True}
@@ -26,6 +26,8 @@ RADII = "config.max_kl", (3e-3, 1e-2, 3e-2, 1e-1)
 
 def claim() -> Claim:
     """What is claimed, and what would count for it and against it."""
+    # Over the whole run, since every arm solves the easy problems in the end.
+    mean_return = claims.last("greedy_return", of=EVALUATIONS)
     return Claim(
         statement="PPO leads TRPO by its code-level additions: with them TRPO is as good, and "
         "without them PPO is worse",
@@ -54,10 +56,11 @@ def claim() -> Claim:
             Comparison("TRPO", "PPO", by=-0.05),
             Comparison("PPO, bare", "TRPO, bare", by=-0.05),
         ),
-        score=claims.last("greedy_return", of=3),
-        measure="normalised greedy return after 100 iterations, mean of the last three evaluations",
+        score=mean_return,
+        measure="normalised greedy return, mean of ten evaluations of 100 iterations",
         flags={"problem.num_steps": 128},
-        objective="greedy_return",
+        objective=mean_return,
+        evaluations=EVALUATIONS,
         seeds=32,
         tuning_seeds=8,
         seeds_in={MUJOCO: 10},

@@ -72,7 +72,6 @@ def stated(claim: Claim) -> dict[str, Any]:
         "measure": claim.measure,
         "flags": claim.flags,
         "warm_start": claim.warm_start,
-        "objective": claim.objective,
         "evaluations": claim.evaluations,
         "seeds": claim.seeds,
         "tuning_seeds": claim.tuning_seeds,
@@ -222,7 +221,7 @@ def tune(runs: Runs, found: dict[float, float], keep: Callable[[], None]) -> tup
         if not set(asked) <= set(found):
             curves = runs.train(asked, runs.tuning_seeds, TUNING)
             found |= {
-                value: float(np.mean(np.nan_to_num(each[claim.objective][:, -1], nan=-np.inf)))
+                value: float(np.mean(np.nan_to_num(claim.objective(each), nan=-np.inf)))
                 for value, each in zip(asked, curves, strict=True)
             }
             keep()
