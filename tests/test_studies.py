@@ -296,6 +296,7 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, small):
             fine._replace(script=control.SCRIPT, warm_start={"warm_start.steps": 1}),
             "language.SCRIPT",
         ),
+        (fine._replace(script=control.SCRIPT), "what is tuned for"),
         (fine._replace(flags={"total_steps": 1024}), "10 evaluations must divide"),
         (fine._replace(flags={"total_steps": 5120}, warm_start={"warm_star": 1}), "warm_star"),
     ):

@@ -28,7 +28,7 @@ from jaxrl_po.run import (
     user_code,
 )
 from jaxrl_po.run.claims import Arm, Claim, Tuned
-from jaxrl_po.run.commands import language
+from jaxrl_po.run.commands import control, language
 from jaxrl_po.run.compilation import keep_programs
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.options import AUTO
@@ -86,6 +86,11 @@ def check(claim: Claim) -> None:
         raise UsageError("--claim must have a comparison")
     if claim.warm_start and claim.script is not language.SCRIPT:
         raise UsageError("--claim: only a claim with language.SCRIPT can have a warm_start")
+    if claim.script is control.SCRIPT and claim.objective is Claim._field_defaults["objective"]:
+        raise UsageError(
+            "--claim: a claim with control.SCRIPT must say what is tuned for, as in "
+            'objective=last("greedy_return")'
+        )
     for each in claim.comparisons:
         for compared in (each.arm, each.than):
             if compared is not None:
