@@ -222,7 +222,9 @@ def save_differences(rows: Sequence[Difference], title: str, x_label: str, path:
         axes.set_yticks(range(len(rows)), [row.label for row in rows])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set_title("\n".join(textwrap.wrap(title, 76)), fontsize=11)
+        # Of the figure, not of the axes: long labels leave these little room.
+        above = "\n".join(textwrap.wrap(title, 95))
+        figure.suptitle(above, x=0.01, ha="left", fontsize=11, fontweight="bold")
         axis = f"{x_label}: differences with 95 % intervals; dashed: the margin"
         axes.set_xlabel("\n".join(textwrap.wrap(axis, 80)))
         write(figure, path)
