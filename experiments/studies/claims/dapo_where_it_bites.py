@@ -5,7 +5,7 @@ docs/studies/ablation.md few ratios reach a clip, few completions the budget, an
 informative, so that it cannot tell. Here each ingredient is tested alone, in a setting where it
 acts: several steps a batch for clip-higher, a budget that completions reach for the filtering of
 overlong ones, completions of many lengths for their soft penalty and for the mean over tokens,
-prompts of which most groups have one outcome for dynamic sampling.
+prompts of which two groups in five have one outcome for dynamic sampling.
 """
 
 import functools
