@@ -168,6 +168,17 @@ def test_a_sweep_goes_on_beyond_its_edge():
         assert len(runs.asked) == asked
 
 
+def test_what_is_tuned_for_need_not_be_the_last_value():
+    class Late(Tried):
+        def train(self, values, seeds, base_seed):
+            early = {1.0: 0.2, 2.0: 0.9, 4.0: 0.1}
+            return [{"greedy_accuracy": np.array([[early[x], 0.1 * x]])} for x in values]
+
+    runs = Late(2.0)
+    runs.claim = runs.claim._replace(objective=claims.last("greedy_accuracy", of=2))
+    assert study.tune(runs, {}, lambda: None) == (2.0, True)
+
+
 def test_a_diverged_value_is_never_the_best():
     class Diverging(Tried):
         def train(self, values, seeds, base_seed):

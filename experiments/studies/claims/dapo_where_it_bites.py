@@ -31,7 +31,7 @@ REGIMES: dict[str, dict[str, Any]] = {
         "config.num_epochs": 4,
         "config.num_minibatches": 4,
     },
-    # Its budget is that of a right answer, which every third completion exceeds at first.
+    # Its budget is that of a right answer, which a quarter of the completions exceed at first.
     "tight budget": small.TASKS["sorting"],
     # Right answers have 3 tokens or more; demonstrations 8 to 16, the last 5 of which cost reward.
     "many lengths": SUMS,
