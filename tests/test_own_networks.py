@@ -4,6 +4,7 @@ import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from probes import MatchCueContinuous
 from structured import Structured, TwoChoices, problem_of
@@ -43,6 +44,40 @@ def test_the_critic_may_be_wider_and_normalised_by_layer():
     assert policy["Dense_0"]["kernel"].shape == (4, 8)
     assert value["Dense_0"]["kernel"].shape == (4, 16)
     assert policy["LayerNorm_0"]["scale"].shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("env", "network"),
+    [
+        ("CartPole-v1", {}),
+        ("CartPole-v1", {"shared_torso": True}),
+        ("CartPole-v1", {"memory": "gru"}),
+        ("Pendulum-v1", {"std": "dependent"}),
+        ("Breakout-MinAtar", {"width": 16}),
+        (TwoChoices(), {}),
+    ],
+)
+def test_the_initialisation_is_that_of_every_layer(env, network):
+    def singular_values(initialization):
+        """Singular values of each kernel."""
+        settings = control.NetworkSettings(**network, initialization=initialization)
+        made = gymnax.make(env)[0] if isinstance(env, str) else env
+        params, _ = problem_of(made, settings).init(jax.random.key(0))
+        kernels = [
+            np.linalg.svd(np.asarray(x).reshape(-1, x.shape[-1]), compute_uv=False)
+            for path, x in jax.tree_util.tree_leaves_with_path(params)
+            if path[-1].key == "kernel"
+        ]
+        assert len(kernels) >= 4
+        return kernels
+
+    def orthogonal(values):
+        return any(np.allclose(values, scale, rtol=1e-3) for scale in (0.01, 1.0, np.sqrt(2.0)))
+
+    assert all(orthogonal(each) for each in singular_values("orthogonal"))
+    assert not any(orthogonal(each) for each in singular_values("lecun_normal"))
+    # The output of the policy no longer starts out near 0.
+    assert min(each.max() for each in singular_values("lecun_normal")) > 0.5
 
 
 OWN = """

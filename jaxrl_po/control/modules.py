@@ -21,6 +21,7 @@ from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
 from jaxrl_po.types import PyTree
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
+INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
 NO_MEMORY, GRU = MEMORIES = ("none", "gru")
 INDEPENDENT, DEPENDENT = STDS = ("independent", "dependent")
 
@@ -41,6 +42,12 @@ class NetworkSettings:
         "tanh", "activation of the hidden layers; silu is swish", choices=tuple(ACTIVATIONS)
     )
     layer_norm: bool = static(False, "normalise each hidden layer before its activation")
+    initialization: str = static(
+        "orthogonal",
+        "orthogonal: with a scale for each kind of layer, near 0 for the policy's last; "
+        "lecun_normal: the same for all",
+        choices=tuple(INITIALIZATIONS),
+    )
     channels: int = static(
         16,
         "channels of the 3 × 3 convolution that reads small images; 0 flattens them. Frames of 36 "
@@ -106,16 +113,22 @@ def default_modules(spaces: Spaces, settings: NetworkSettings) -> dict[str, Any]
 
     torso = _torso(seen, settings, settings.width)
     head = _head(spaces, settings)
+    initialization = INITIALIZATIONS[settings.initialization]
     if settings.shared_torso:
-        return {"actor_critic": networks.SharedActorCritic(torso, head)}
+        return {"actor_critic": networks.SharedActorCritic(torso, head, initialization)}
     width = settings.critic_width or settings.width
     of_critic = _torso(judged, settings, width)
     if settings.memory == GRU:
         return {
-            "policy": networks.Recurrent(torso, head, settings.width),
-            "critic": networks.Recurrent(of_critic, networks.ValueHead(), width),
+            "policy": networks.Recurrent(torso, head, settings.width, initialization),
+            "critic": networks.Recurrent(
+                of_critic, networks.ValueHead(initialization), width, initialization
+            ),
         }
-    return {"policy": networks.Policy(torso, head), "critic": networks.Critic(of_critic)}
+    return {
+        "policy": networks.Policy(torso, head),
+        "critic": networks.Critic(of_critic, initialization),
+    }
 
 
 def policy_module(
@@ -175,15 +188,17 @@ def _require_default(settings: NetworkSettings) -> None:
 
 
 def _head(spaces: Spaces, settings: NetworkSettings) -> Any:
+    initialization = INITIALIZATIONS[settings.initialization]
     if spaces.choices:
-        return networks.MultiCategoricalHead(spaces.choices)
+        return networks.MultiCategoricalHead(spaces.choices, initialization)
     if spaces.num_actions:
-        return networks.CategoricalHead(spaces.num_actions)
+        return networks.CategoricalHead(spaces.num_actions, initialization)
     return networks.GaussianHead(
         spaces.action_size,
         settings.initial_log_std,
         settings.std == DEPENDENT,
         TanhGaussian if settings.squash else DiagonalGaussian,
+        initialization,
     )
 
 
@@ -191,6 +206,7 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int) -> Any:
     """The layers before a head: for a structured observation, over its arrays side by side."""
     hidden = (width,) * settings.depth
     activation = ACTIVATIONS[settings.activation]
+    initialization = INITIALIZATIONS[settings.initialization]
 
     def reader(x: jax.ShapeDtypeStruct, hidden: tuple[int, ...]) -> networks.Torso:
         convolutions: tuple[tuple[int, int, int], ...] = ()
@@ -199,12 +215,14 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int) -> Any:
         elif _is_image(x) and settings.channels:
             convolutions = ((settings.channels, 3, 1),)
         rank = len(x.shape)
-        return networks.Torso(hidden, activation, rank, convolutions, settings.layer_norm)
+        return networks.Torso(
+            hidden, activation, rank, convolutions, settings.layer_norm, initialization
+        )
 
     leaves = jax.tree.leaves(seen)
     if len(leaves) == 1 and leaves[0] is seen:
         return reader(seen, hidden)
-    joined = networks.Torso(hidden, activation, 1, (), settings.layer_norm)
+    joined = networks.Torso(hidden, activation, 1, (), settings.layer_norm, initialization)
     return networks.SideBySide(tuple(reader(x, ()) for x in leaves), joined)
 
 

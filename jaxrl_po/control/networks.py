@@ -19,6 +19,8 @@ from jaxrl_po.distributions import (
 
 Activation = Callable[[jax.Array], jax.Array]
 Initializer = Callable[..., jax.Array]
+Initialization = Callable[[float], Initializer]
+"""The scale that suits a layer, to an initialiser of its kernel."""
 
 
 def orthogonal(
@@ -73,6 +75,12 @@ def orthogonal(
     return init
 
 
+def lecun_normal(scale: float = 1.0) -> Initializer:
+    """Flax's default, N(0, 1 / fan-in) whatever the layer: `scale` is not read."""
+    del scale
+    return nn.initializers.lecun_normal()
+
+
 NARROW = 8  # columns of a kernel whose derivative `product` takes column by column
 
 
@@ -118,11 +126,13 @@ class Convolution(nn.Module):
       channels: output channels.
       kernel: height and width of the kernel, a multiple of the stride.
       stride: step between its places.
+      initialization: of its kernel, scale √2.
     """
 
     channels: int
     kernel: int = 3
     stride: int = 1
+    initialization: Initialization = orthogonal
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -139,7 +149,7 @@ class Convolution(nn.Module):
             for i in range(places)
             for j in range(places)
         ]
-        return nn.Dense(self.channels, kernel_init=orthogonal(math.sqrt(2.0)))(
+        return nn.Dense(self.channels, kernel_init=self.initialization(math.sqrt(2.0)))(
             jnp.concatenate(views, axis=-1)
         )
 
@@ -150,7 +160,7 @@ FRAMES = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class Torso(nn.Module):
-    """The layers before a head: convolutions (for images), then an MLP; orthogonal, scale √2.
+    """The layers before a head: convolutions (for images), then an MLP.
 
     Images of bytes are scaled to [0, 1].
 
@@ -161,6 +171,7 @@ class Torso(nn.Module):
         convolutions if there are any.
       convolutions: channels, kernel and stride of each, over observations `[H, W, C]`.
       layer_norm: normalise each hidden layer before its activation (Ba et al. 2016).
+      initialization: of the kernels, scale √2.
     """
 
     hidden: Sequence[int] = (64, 64)
@@ -168,6 +179,7 @@ class Torso(nn.Module):
     observation_rank: int = 1
     convolutions: Sequence[tuple[int, int, int]] = ()
     layer_norm: bool = False
+    initialization: Initialization = orthogonal
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
@@ -176,10 +188,11 @@ class Torso(nn.Module):
         if x.dtype == jnp.uint8:
             x = x.astype(float) / 255.0
         for channels, kernel, stride in self.convolutions:
-            x = self.activation(Convolution(channels, kernel, stride)(x))
+            layer = Convolution(channels, kernel, stride, self.initialization)
+            x = self.activation(layer(x))
         x = x.reshape(*x.shape[: x.ndim - self.observation_rank], -1)
         for width in self.hidden:
-            x = nn.Dense(width, kernel_init=orthogonal(math.sqrt(2.0)))(x)
+            x = nn.Dense(width, kernel_init=self.initialization(math.sqrt(2.0)))(x)
             x = self.activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x
 
@@ -202,31 +215,33 @@ class SideBySide(nn.Module):
         return self.torso(jnp.concatenate(features, axis=-1))
 
 
-def readout(size: int, **kwargs: Any) -> nn.Dense:
-    """The last layer of a policy, whose output starts out near 0."""
-    return nn.Dense(size, kernel_init=orthogonal(0.01), dot_general=product, **kwargs)
+def readout(size: int, initialization: Initialization, **kwargs: Any) -> nn.Dense:
+    """The last layer of a policy; scale 0.01, so that its output starts out near 0."""
+    return nn.Dense(size, kernel_init=initialization(0.01), dot_general=product, **kwargs)
 
 
 class CategoricalHead(nn.Module):
     """Features `[E*, D]` to a categorical distribution over `num_actions`."""
 
     num_actions: int
+    initialization: Initialization = orthogonal
 
     @nn.compact
     def __call__(self, features: jax.Array) -> Categorical:
         """Returns the distribution, batch shape `E*`."""
-        return Categorical(readout(self.num_actions)(features))
+        return Categorical(readout(self.num_actions, self.initialization)(features))
 
 
 class MultiCategoricalHead(nn.Module):
     """Features `[E*, D]` to several choices made at once, `sizes` options each."""
 
     sizes: tuple[int, ...]
+    initialization: Initialization = orthogonal
 
     @nn.compact
     def __call__(self, features: jax.Array) -> MultiCategorical:
         """Returns the distribution, batch shape `E*`."""
-        logits = readout(sum(self.sizes))(features)
+        logits = readout(sum(self.sizes), self.initialization)(features)
         return MultiCategorical(logits, self.sizes)
 
 
@@ -238,20 +253,23 @@ class GaussianHead(nn.Module):
       initial_log_std: log σ at the start, in nats.
       depends: log σ is computed from the features; otherwise it is one vector for all states.
       distribution: the Gaussian, or the same squashed by tanh.
+      initialization: of the kernels, scale 0.01.
     """
 
     action_size: int
     initial_log_std: float = 0.0
     depends: bool = False
     distribution: type[DiagonalGaussian] | type[TanhGaussian] = DiagonalGaussian
+    initialization: Initialization = orthogonal
 
     @nn.compact
     def __call__(self, features: jax.Array) -> DiagonalGaussian | TanhGaussian:
         """Returns the distribution, batch shape `E*`."""
-        mean = readout(self.action_size)(features)
+        mean = readout(self.action_size, self.initialization)(features)
         start = nn.initializers.constant(self.initial_log_std)
         if self.depends:
-            return self.distribution(mean, readout(self.action_size, bias_init=start)(features))
+            log_std = readout(self.action_size, self.initialization, bias_init=start)(features)
+            return self.distribution(mean, log_std)
         log_std = self.param("log_std", start, (self.action_size,))
         return self.distribution(mean, jnp.broadcast_to(log_std, mean.shape))
 
@@ -259,10 +277,12 @@ class GaussianHead(nn.Module):
 class ValueHead(nn.Module):
     """Features `[E*, D]` to a value `[E*]`, in reward units."""
 
+    initialization: Initialization = orthogonal
+
     @nn.compact
     def __call__(self, features: jax.Array) -> jax.Array:
         """Returns the values, `[E*]`."""
-        return nn.Dense(1, kernel_init=orthogonal(1.0))(features)[..., 0]
+        return nn.Dense(1, kernel_init=self.initialization(1.0))(features)[..., 0]
 
 
 class Recurrent(nn.Module):
@@ -275,11 +295,13 @@ class Recurrent(nn.Module):
       torso: observations to features.
       head: memories to the output.
       size: H, units of the GRU.
+      initialization: of its kernels, scale 1.
     """
 
     torso: nn.Module
     head: nn.Module
     size: int
+    initialization: Initialization = orthogonal
 
     @nn.compact
     def __call__(
@@ -295,7 +317,8 @@ class Recurrent(nn.Module):
         Returns:
           Memories after each step `[B, T, H]`, and the head's output of batch shape `[B, T]`.
         """
-        cell = nn.GRUCell(self.size, kernel_init=orthogonal(), recurrent_kernel_init=orthogonal())
+        init = self.initialization(1.0)
+        cell = nn.GRUCell(self.size, kernel_init=init, recurrent_kernel_init=init)
 
         def step(
             cell: nn.Module, memory: jax.Array, x: tuple[jax.Array, jax.Array]
@@ -326,11 +349,12 @@ class Critic(nn.Module):
     """Observation `[E*, …]` to a value `[E*]`, in reward units: a torso and a head."""
 
     torso: nn.Module
+    initialization: Initialization = orthogonal
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
         """Returns the value of each observation."""
-        return ValueHead()(self.torso(observation))
+        return ValueHead(self.initialization)(self.torso(observation))
 
 
 class SharedActorCritic(nn.Module):
@@ -338,9 +362,10 @@ class SharedActorCritic(nn.Module):
 
     torso: nn.Module
     head: nn.Module
+    initialization: Initialization = orthogonal
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> tuple[Distribution, jax.Array]:
         """Returns the distribution and the value of each observation."""
         features = self.torso(observation)
-        return self.head(features), ValueHead()(features)
+        return self.head(features), ValueHead(self.initialization)(features)
