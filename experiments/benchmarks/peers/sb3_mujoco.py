@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO, or sb3-contrib's TRPO, in the pools of `mujoco.py`: steps per second.
+"""Stable-Baselines3's PPO, or sb3-contrib's TRPO, in the pools of EnvPool: steps per second.
 
 In an environment of its own:
 
