@@ -234,6 +234,10 @@ def _composed(
     return step
 
 
+Shorten = Callable[[Samples, int], Samples]
+"""`(samples, n) -> samples` with the first n slots of each row, and what `apply` reads for them."""
+
+
 class Problem(NamedTuple):
     """Source of samples: the one place where control and language differ.
 
@@ -257,6 +261,7 @@ class Problem(NamedTuple):
       turns: an episode is a dialogue, and `Batch.step_end` marks the ends of its turns.
       actor: how a policy with memory acts in an environment, step after step, see
         `control.Actor`; None for any other, which is its `apply`.
+      shorten: see `Shorten`; None where all rows are of one length, or are not rows of `Samples`.
       grouped: `grouped(inputs)`, of whole groups in order, holds once what the members of a group
         share; `apply` takes it in place of `inputs`, to the same effect. The identity where nothing
         is gained.
@@ -273,4 +278,5 @@ class Problem(NamedTuple):
     turns: bool = False
     staleness: int = 0
     actor: Any = None
+    shorten: Shorten | None = None
     grouped: Callable[[Any], Any] = lambda inputs: inputs

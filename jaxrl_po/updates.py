@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import masked, minibatches, optimizers, trust_region
+from jaxrl_po import lengths, masked, minibatches, optimizers, trust_region
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.masked import Mean
 from jaxrl_po.trust_region import LineSearchInfo
-from jaxrl_po.types import Metrics, PyTree
+from jaxrl_po.types import Metrics, PyTree, Shorten
 
 Loss = Callable[[PyTree, Any], tuple[tuple[Mean, ...], Metrics]]
 Stop = Callable[[Metrics], jax.Array]
@@ -31,6 +31,8 @@ def gradient_update(
     num_epochs: int = 1,
     num_minibatches: int = 1,
     num_microbatches: int = 1,
+    shorten: Shorten | None = None,
+    in_order: bool = False,
     stop: Stop | None = None,
     axis_name: str | None = None,
 ) -> Callable[..., tuple[PyTree, PyTree, Metrics]]:
@@ -49,6 +51,9 @@ def gradient_update(
       num_epochs: passes over the samples.
       num_minibatches: gradient steps per pass; with 1, rows are not shuffled.
       num_microbatches: parts of each minibatch, to bound memory; gradients are accumulated.
+      shorten: see `Problem`; with it and several microbatches, the rows of a minibatch are sorted
+        by length, and each microbatch is computed up to its longest row. None computes all slots.
+      in_order: do not sort rows, which `apply` reads as whole groups.
       stop: `stop(metrics) -> bool []`, evaluated before each step on the minibatch's metrics,
         pooled over devices; once true, neither that step nor any later one is taken. None never
         stops.
@@ -64,6 +69,8 @@ def gradient_update(
     Raises:
       ConfigError: rows do not divide into minibatches, microbatches or devices.
     """
+    if num_microbatches == 1:  # the longest of all rows is mostly as long as it may be
+        shorten = None
 
     def objective(
         params: PyTree, counts: tuple[jax.Array, ...], samples: Any
@@ -94,7 +101,7 @@ def gradient_update(
             )
             return value, optimizers.widened(gradient), metrics
 
-        value, gradient, metrics = minibatches.summed(of_part, parts)
+        value, gradient, metrics = minibatches.summed(lengths.cut(of_part, shorten), parts)
         value, gradient = masked.psum((value, gradient), axis_name)
         return value, gradient, metrics
 
@@ -132,13 +139,19 @@ def gradient_update(
             )
 
         steps = num_epochs * num_minibatches
+        by_length = shorten is not None and not in_order
         if num_minibatches == 1:
             orders = None
+            if by_length:
+                samples = lengths.sort(samples)
         else:
             order = jax.vmap(
                 lambda key: minibatches.shuffle(key, rows, num_minibatches, axis_name=axis_name)
             )
             orders = order(jax.random.split(key, num_epochs)).reshape(steps, -1)
+            if by_length:
+                of_rows = lengths.lengths(samples)[orders]
+                orders = jnp.take_along_axis(orders, jnp.argsort(of_rows, axis=1), axis=1)
             matrices, unpack = minibatches.pack(samples)
 
         def rows_of(order: jax.Array | None) -> Any:

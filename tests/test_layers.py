@@ -12,7 +12,9 @@ LAYERS = (
         *("advantages", "losses", "token_weights"),
         *("divergences", "trust_region", "group_statistics"),
     },
-    {"minibatches", "optimizers", "updates", "learner", "dynamic_sampling"},  # one iteration
+    {  # one iteration
+        *("lengths", "minibatches", "optimizers", "updates", "learner", "dynamic_sampling"),
+    },
     {"control", "language"},  # problems
     {"algorithms"},
     {"run"},  # the impure part, with the commands

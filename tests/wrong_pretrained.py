@@ -225,4 +225,32 @@ WRONG = [
         "return distribution.entropy(), chosen",
         ("test_unembedding.py::test_values_and_gradients_are_those_of_the_plain_one",),
     ),
+    Wrong(
+        "rows are cut to the longest in the mask alone",
+        "lengths",
+        "counts = samples.mask if samples.sampled is None else samples.mask | samples.sampled",
+        "counts = samples.mask",
+        ("test_lengths.py::test_a_gap_and_slots_that_only_the_kl_reads_count",),
+    ),
+    Wrong(
+        "side by side, rows are cut to the longest of the first",
+        "lengths",
+        "return _of_all(longest.max()), False",
+        "return _of_all(longest[0]), False",
+        ("test_lengths.py::test_side_by_side_all_are_cut_to_the_longest_and_one_branch_runs",),
+    ),
+    Wrong(
+        "the rows of shuffled minibatches are not sorted",
+        "updates",
+        "jnp.take_along_axis(orders, jnp.argsort(of_rows, axis=1), axis=1)",
+        "jnp.take_along_axis(orders, jnp.argsort(0 * of_rows, axis=1), axis=1)",
+        ("test_lengths.py::test_shuffled_rows_are_sorted_within_their_minibatch",),
+    ),
+    Wrong(
+        "whole groups are sorted by row",
+        "algorithms.group_policy",
+        "in_order=in_groups,\n            axis_name",
+        "in_order=False,\n            axis_name",
+        ("test_lengths.py::test_an_update_is_that_of_whole_rows[in groups-1]",),
+    ),
 ]

@@ -11,6 +11,7 @@ from jaxrl_po import (
     advantages,
     divergences,
     learner,
+    lengths,
     losses,
     masked,
     minibatches,
@@ -28,6 +29,7 @@ from jaxrl_po.types import (
     Problem,
     PyTree,
     Samples,
+    Shorten,
     TrainState,
 )
 
@@ -216,6 +218,7 @@ def gradient_steps(
     *,
     num_epochs: int = 1,
     num_minibatches: int = 1,
+    shorten: Shorten | None = None,
     stop: updates.Stop | None = None,
 ) -> tuple[ActorCritic, PyTree, Metrics]:
     """Epochs of minibatch steps on a loss of policy and critic; frozen parameters get no gradient.
@@ -227,7 +230,8 @@ def gradient_steps(
       state: before the update.
       samples: leaves lead with the rows.
       key: consumed by the shuffles.
-      num_epochs: see `updates.gradient_update`, as for `num_minibatches` and `stop`.
+      num_epochs: see `updates.gradient_update`, as for `num_minibatches`, `shorten`
+        and `stop`.
 
     Returns:
       Parameters, optimizer state and metrics, see `updates.gradient_update`.
@@ -239,6 +243,7 @@ def gradient_steps(
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
+        shorten=shorten,
         stop=stop,
         axis_name=config.axis_name,
     )
@@ -315,7 +320,12 @@ def require_on_policy(problem: Problem) -> None:
 
 
 def update_kl(
-    problem: Problem, params: ActorCritic, samples: Samples, *, num_parts: int = 1
+    problem: Problem,
+    params: ActorCritic,
+    samples: Samples,
+    *,
+    num_parts: int = 1,
+    in_order: bool = False,
 ) -> Metrics:
     """Metric `kl` of an update: the k3 estimate of KL(old ‖ new), in nats, on the old samples.
 
@@ -323,7 +333,9 @@ def update_kl(
       problem: gives the policy; samples from a proposal μ are weighted by π_old / μ.
       params: after the update.
       samples: rows.
-      num_parts: number of parts processed one after another, to bound memory.
+      num_parts: number of parts processed one after another, to bound memory; with several, they
+        are of rows of like length.
+      in_order: see `updates.gradient_update`.
     """
     policy = policy_of(problem)
 
@@ -336,4 +348,8 @@ def update_kl(
         return masked.total(kl, part.mask if part.sampled is None else part.sampled)
 
     # The parts one after another, their totals and counts added up.
-    return {"kl": minibatches.summed(total, minibatches.split(samples, num_parts))}
+    shorten = problem.shorten if num_parts > 1 else None
+    if shorten is not None and not in_order:
+        samples = lengths.sort(samples)
+    parts = minibatches.split(samples, num_parts)
+    return {"kl": minibatches.summed(lengths.cut(total, shorten), parts)}

@@ -304,7 +304,9 @@ def make(
     """
     config.validate()
     actor_critic.require_on_policy(problem)
-    if config.num_minibatches == 1 and not extra_samples:
+    grouped = problem.grouped
+    ordered = config.num_minibatches == 1 and not extra_samples
+    if ordered:
         problem = in_order(problem)
     num_parts = config.num_minibatches * config.num_microbatches
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
@@ -363,12 +365,15 @@ def make(
         return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
+        in_groups = ordered and grouped(samples.inputs) is not samples.inputs
         update = updates.gradient_update(
             actor_critic.wrt_policy(loss, state.params),
             optimizer,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
+            shorten=problem.shorten,
+            in_order=in_groups,
             axis_name=config.axis_name,
         )
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
@@ -379,7 +384,9 @@ def make(
             state.params.policy, state.opt_state, trained_on, key, scale
         )
         params = state.params._replace(policy=new)
-        metrics |= actor_critic.update_kl(problem, params, samples, num_parts=num_parts)
+        metrics |= actor_critic.update_kl(
+            problem, params, samples, num_parts=num_parts, in_order=in_groups
+        )
         if samples.teacher_log_prob is None:  # else every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=params, opt_state=opt_state)

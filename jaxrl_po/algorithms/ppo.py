@@ -123,6 +123,7 @@ def make(
             key,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
+            shorten=problem.shorten,
             stop=exceeds_target if config.early_stop else None,
         )
         metrics |= actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)

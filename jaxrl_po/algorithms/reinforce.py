@@ -107,6 +107,7 @@ def make(
             actor_critic.wrt_policy(loss, params),
             optimizer,
             num_microbatches=config.num_microbatches,
+            shorten=problem.shorten,
             axis_name=config.axis_name,
         )
         new, opt_state, metrics = update(params.policy, opt_state, samples, key)

@@ -151,9 +151,15 @@ def make_networks(
             {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
         )
 
+    def after_prompt(inputs: Inputs) -> int:
+        """Tokens after the prompt: N, or fewer where rows were cut."""
+        if isinstance(inputs, Grouped):
+            return inputs.tokens.shape[1]
+        return min(columns, inputs.tokens.shape[1] - source.prompt_length)
+
     def apply(params: ActorCritic, inputs: Inputs) -> tuple[Categorical | Unembedded, jax.Array]:
         # Where prompts are read once a group, there is an output after each prompt and token.
-        reading: dict[str, Any] = {"last": columns}
+        reading: dict[str, Any] = {"last": after_prompt(inputs)}
         if isinstance(inputs, Grouped):
             reading = {"prompt": inputs.prompt}
         distribution = next_tokens(
@@ -173,14 +179,16 @@ def make_networks(
         # In models of few blocks it gains little, and sums would have another order.
         if not deep or critic is not None or group_size == 1 or rows % group_size:
             return inputs
-        prompt, tokens = jnp.split(inputs.tokens, [inputs.tokens.shape[1] - columns], axis=1)
+        start = inputs.tokens.shape[1] - after_prompt(inputs)
+        prompt, tokens = jnp.split(inputs.tokens, [start], axis=1)
         return Grouped(prompt[::group_size], inputs.pad[::group_size], tokens, inputs.position)
 
     def value(params: ActorCritic, inputs: Inputs) -> jax.Array:
         if critic is None or params.value is None or isinstance(inputs, Grouped):
-            every = (inputs.tokens.shape[0], columns)
+            every = (inputs.tokens.shape[0], after_prompt(inputs))
             return jnp.zeros(every if inputs.position is None else inputs.position.shape)
-        values = critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=columns)[0]
+        last = after_prompt(inputs)
+        values = critic.apply(params.value, inputs.tokens[:, :-1], inputs.pad, last=last)[0]
         values = values[..., 0]
         if inputs.position is None:
             return values

@@ -40,6 +40,7 @@ from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
 
 SAMPLER_OF_LEARNER = Sampler()
+CUT = 32  # tokens of a budget from which on completions are cut: below, there is little to save
 NUCLEUS = Interval(0.0, 1.0, open_low=True)
 
 
@@ -314,6 +315,11 @@ def make_problem(
         )
         return collector, batch
 
+    def shorten(samples: Samples, steps: int) -> Samples:
+        tokens = samples.inputs.tokens[:, : task.prompt_length + steps]
+        cut = jax.tree.map(lambda x: x[:, :steps], samples._replace(inputs=None))
+        return cut._replace(inputs=samples.inputs._replace(tokens=tokens))
+
     return Problem(
         networks.init,
         collect,
@@ -321,6 +327,7 @@ def make_problem(
         rows,
         strata,
         exact_sampler=networks.exact_sampler,
+        shorten=shorten if budget >= CUT else None,
         grouped=networks.grouped,
         staleness=sampler.staleness,
     )

@@ -1,0 +1,71 @@
+"""Rows of unequal length: sorted, and computed no further than the longest of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.types import Samples, Shorten
+
+PARTS = (4, 2, 1)  # rows are cut to a quarter, to half or not at all, each a program of its own
+
+
+def lengths(samples: Samples) -> jax.Array:
+    """The number of slots of each row up to its last in `mask` or `sampled`: `[B]`, int32."""
+    counts = samples.mask if samples.sampled is None else samples.mask | samples.sampled
+    return (counts * jnp.arange(1, counts.shape[1] + 1)[None, :]).max(axis=1)
+
+
+def sort(samples: Samples) -> Samples:
+    """The rows by their length, ascending."""
+    order = jnp.argsort(lengths(samples))
+    return jax.tree.map(lambda x: x[order], samples)
+
+
+def sizes(steps: int) -> list[int]:
+    """The lengths to which rows of `steps` slots may be cut, ascending.
+
+    Example:
+      >>> sizes(50)
+      [13, 25, 50]
+    """
+    return [-(-steps // part) for part in PARTS]
+
+
+def cut(function: Callable[[Samples], Any], shorten: Shorten | None) -> Callable[[Samples], Any]:
+    """`function`, computed on samples without the slots beyond the longest row.
+
+    Args:
+      function: samples to sums over their slots, in which those outside `mask` and `sampled` count
+        nothing.
+      shorten: see `Problem`; None leaves the function as it is.
+
+    Returns:
+      A function of samples with leaves `[B, T, …]`, equal to `function` up to the order of sums.
+      Under `vmap` all are cut to the longest of all, since a branch for each would run them all.
+    """
+    if shorten is None:
+        return function
+
+    def of_longest(samples: Samples) -> Any:
+        possible = sizes(samples.mask.shape[1])
+        longest = _of_all(lengths(samples).max())
+        branches = [lambda samples, n=n: function(shorten(samples, n)) for n in possible]
+        return jax.lax.switch((longest > jnp.array(possible[:-1])).sum(), branches, samples)
+
+    return of_longest
+
+
+@jax.custom_batching.custom_vmap
+def _of_all(longest: jax.Array) -> jax.Array:
+    """The largest number over all axes of `vmap`."""
+    return longest
+
+
+@_of_all.def_vmap
+def _of_all_vmap(
+    axis_size: int, in_batched: list[bool], longest: jax.Array
+) -> tuple[jax.Array, bool]:
+    del axis_size, in_batched
+    return _of_all(longest.max()), False

@@ -1,0 +1,182 @@
+"""Microbatches are computed up to their longest row: the same numbers, of fewer slots."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from jaxrl_po import language, lengths, minibatches, updates
+from jaxrl_po.algorithms import a2c, actor_critic, grpo, ppo
+from jaxrl_po.language import Transformer, dialogues
+from jaxrl_po.language.tasks import addition
+from jaxrl_po.masked import Mean
+from jaxrl_po.run import parallel
+from jaxrl_po.types import Samples
+
+TASK = addition(2)
+SHALLOW = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2, mlp_width=8)
+DEEP = SHALLOW.clone(layers=5)
+BUDGET = 40
+ROWS = [3, 40, 1, 12, 9, 0, 25, 10]  # lengths, of which 10, 20 and 40 are computed
+
+
+def samples_of(rows, steps=BUDGET):
+    mask = jnp.arange(steps)[None, :] < jnp.array(rows)[:, None]
+    values = jnp.where(mask, jnp.arange(mask.size, dtype=jnp.float32).reshape(mask.shape), 0.0)
+    return Samples(None, values, values, values, mask)
+
+
+def shorten(samples, steps):
+    return jax.tree.map(lambda x: x[:, :steps], samples)
+
+
+def count(samples):
+    """The number of slots that are computed, and what they hold."""
+    return jnp.float32(samples.mask.shape[1]), jnp.sum(samples.action, where=samples.mask)
+
+
+@pytest.mark.parametrize(("longest", "computed"), [(0, 10), (10, 10), (11, 20), (21, 40), (40, 40)])
+def test_rows_are_cut_to_the_next_length(longest, computed):
+    samples = samples_of([0, longest, 1])
+    slots, total = jax.jit(lengths.cut(count, shorten))(samples)
+    assert (slots, total) == (computed, count(samples)[1])
+    assert lengths.cut(count, None) is count
+
+
+def test_a_gap_and_slots_that_only_the_kl_reads_count():
+    mask = jnp.zeros((2, BUDGET), bool).at[0, 14].set(True)
+    samples = samples_of([1, 1])._replace(mask=mask)
+    assert lengths.lengths(samples).tolist() == [15, 0]
+    samples = samples._replace(sampled=jnp.zeros((2, BUDGET), bool).at[1, 29].set(True))
+    assert lengths.lengths(samples).tolist() == [15, 30]
+    assert lengths.cut(count, shorten)(samples)[0] == BUDGET
+
+
+def test_side_by_side_all_are_cut_to_the_longest_and_one_branch_runs():
+    """A branch for each run would have `vmap` run all of them."""
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), samples_of([3, 4]), samples_of([2, 15]))
+    function = jax.vmap(lengths.cut(count, shorten))
+    slots, totals = function(stacked)
+    assert slots.tolist() == [20, 20]
+    assert totals.tolist() == [float(count(samples_of(rows))[1]) for rows in ([3, 4], [2, 15])]
+    twice = jax.tree.map(lambda x: jnp.stack([x, x]), stacked)
+    assert jax.vmap(function)(twice)[0].tolist() == [[20, 20], [20, 20]]
+
+    def primitives(jaxpr):
+        for equation in jaxpr.eqns:
+            yield equation.primitive.name
+            for inner in jaxprs_in_params(equation.params):
+                yield from primitives(inner)
+
+    assert "cond" in set(primitives(jax.make_jaxpr(function)(stacked).jaxpr))
+
+
+def slots_of(key=0, **options):
+    """Slots that the updates of `ROWS` compute."""
+
+    def loss(params, samples):
+        slots, _ = count(samples)
+        mean = Mean(params * samples.mask.sum(), samples.mask.sum().astype(float))
+        return (mean,), {"slots": Mean(slots, jnp.float32(1.0))}
+
+    update = updates.gradient_update(loss, optax.sgd(0.1), shorten=shorten, **options)
+    params = jnp.float32(1.0)
+    _, _, metrics = update(
+        params, optax.sgd(0.1).init(params), samples_of(ROWS), jax.random.key(key)
+    )
+    return float(metrics["slots"].total)
+
+
+def test_microbatches_are_of_rows_of_like_length():
+    assert slots_of(num_microbatches=4) == 10 + 10 + 20 + 40  # 0 1 | 3 9 | 10 12 | 25 40
+    assert slots_of(num_microbatches=4, in_order=True) == 40 + 20 + 10 + 40
+    assert slots_of(num_microbatches=1) == 40
+    assert slots_of(num_microbatches=2, num_epochs=3) == 3 * (10 + 40)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shuffled_rows_are_sorted_within_their_minibatch(seed):
+    key = jax.random.split(jax.random.key(seed), 1)[0]
+    computed = 0
+    for order in minibatches.shuffle(key, len(ROWS), 2).tolist():
+        _, shorter, _, longest = sorted(ROWS[row] for row in order)
+        computed += sum(next(n for n in (10, 20, 40) if n >= each) for each in (shorter, longest))
+    assert slots_of(seed, num_microbatches=2, num_minibatches=2) == computed
+
+
+def problem_of(model, budget=BUDGET, **options):
+    return language.make_problem(
+        TASK, model, num_prompts=4, group_size=2, max_new_tokens=budget, **options
+    )
+
+
+def trained(learner, *, seeds=1):
+    """Parameters and metrics after an update of completions of very different lengths."""
+    keys = jax.random.split(jax.random.key(1), seeds)
+    state = jax.vmap(learner.init)(keys)
+    state, batch = jax.jit(jax.vmap(learner.sample))(state)
+    reward = jax.random.normal(jax.random.key(2), batch.mask.shape)
+    batch = batch._replace(reward=jnp.where(batch.terminated, reward, 0.0))
+    assert np.unique(batch.mask.sum(-1)).size > 3
+    state, metrics = jax.jit(jax.vmap(learner.update))(state, batch)
+    return state.params.policy, state.params.value, {n: m.value() for n, m in metrics.items()}
+
+
+MICROBATCHES = {"num_microbatches": 2}
+SHUFFLED = {"num_minibatches": 2, "num_microbatches": 2}
+METHODS = {
+    "in groups": (grpo.make, grpo.Config(**MICROBATCHES), DEEP, None),
+    "sorted": (grpo.make, grpo.Config(**MICROBATCHES), SHALLOW, None),
+    "shuffled": (grpo.make, grpo.Config(**SHUFFLED), SHALLOW, None),
+    "critic": (ppo.make, ppo.Config(**SHUFFLED, num_epochs=2), SHALLOW, SHALLOW),
+    "a2c": (a2c.make, a2c.Config(**MICROBATCHES), SHALLOW, SHALLOW),
+}
+
+
+@pytest.mark.parametrize(("name", "seeds"), [*((name, 1) for name in METHODS), ("sorted", 2)])
+def test_an_update_is_that_of_whole_rows(name, seeds):
+    make, config, model, critic = METHODS[name]
+    problem = problem_of(model, critic=None if critic is None else critic.clone(outputs=1))
+    found, whole = (
+        trained(make(config, each), seeds=seeds)
+        for each in (problem, problem._replace(shorten=None))
+    )
+    assert float(whole[2]["kl"].min()) > 1e-9
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), found, whole)
+
+
+def test_two_devices_equal_one():
+    """Each cuts its own rows."""
+    problem = problem_of(SHALLOW)
+    ends = []
+    for devices in (1, 2):
+        placement = parallel.Placement(1, 1, devices)
+        config = grpo.Config(**MICROBATCHES, axis_name=placement.axis_name)
+        learner = parallel.over_devices(grpo.make(config, problem), placement)
+        state = jax.jit(learner.init)(jax.random.split(jax.random.key(0), 1))
+        for _ in range(2):
+            state, _ = jax.jit(learner.step)(state)
+        ends.append(state.params.policy)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), *ends)
+
+
+def test_short_budgets_and_dialogues_are_not_cut():
+    assert problem_of(SHALLOW, budget=16).shorten is None
+    game = dialogues.higher_lower(8, max_turns=3)
+    model = SHALLOW.clone(vocabulary=game.tokenizer.size)
+    assert dialogues.make_problem(game, model, num_prompts=2, group_size=2).shorten is None
+
+
+def test_the_kl_of_an_update_is_that_of_whole_rows():
+    problem = problem_of(SHALLOW)
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    samples = Samples(batch.inputs, batch.action, batch.log_prob - 0.1, batch.log_prob, batch.mask)
+    parts, whole = (
+        actor_critic.update_kl(each, params, samples, num_parts=4)["kl"]
+        for each in (problem, problem._replace(shorten=None))
+    )
+    np.testing.assert_allclose(parts.value(), whole.value(), rtol=1e-4)
+    assert parts.count == whole.count == batch.mask.sum()
