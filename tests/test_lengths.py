@@ -8,7 +8,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from jaxrl_po import language, lengths, minibatches, updates
-from jaxrl_po.algorithms import a2c, actor_critic, grpo, ppo
+from jaxrl_po.algorithms import a2c, actor_critic, dr_grpo, grpo, ppo
 from jaxrl_po.language import Transformer, dialogues
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.masked import Mean
@@ -129,6 +129,7 @@ SHUFFLED = {"num_minibatches": 2, "num_microbatches": 2}
 METHODS = {
     "in groups": (grpo.make, grpo.Config(**MICROBATCHES), DEEP, None),
     "sorted": (grpo.make, grpo.Config(**MICROBATCHES), SHALLOW, None),
+    "divided by the budget": (dr_grpo.make, dr_grpo.Config(**SHUFFLED), SHALLOW, None),
     "shuffled": (grpo.make, grpo.Config(**SHUFFLED), SHALLOW, None),
     "critic": (ppo.make, ppo.Config(**SHUFFLED, num_epochs=2), SHALLOW, SHALLOW),
     "a2c": (a2c.make, a2c.Config(**MICROBATCHES), SHALLOW, SHALLOW),

@@ -247,6 +247,13 @@ WRONG = [
         ("test_lengths.py::test_shuffled_rows_are_sorted_within_their_minibatch",),
     ),
     Wrong(
+        "a constant divisor is that of the rows that were cut",
+        "algorithms.group_policy",
+        "beyond = ((0, 0), (0, steps - samples.mask.shape[1]))",
+        "beyond = ((0, 0), (0, 0))",
+        ("test_lengths.py::test_an_update_is_that_of_whole_rows[divided by the budget-1]",),
+    ),
+    Wrong(
         "whole groups are sorted by row",
         "algorithms.group_policy",
         "in_order=in_groups,\n            axis_name",

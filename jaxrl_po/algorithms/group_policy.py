@@ -5,6 +5,7 @@ group, the surrogate of a token, and how tokens are averaged. Config fields are 
 mix-ins from which each method inherits those it uses.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -340,7 +341,7 @@ def make(
         )
         return samples if select is None else samples._replace(penalized=select(samples))
 
-    def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
+    def loss(params: ActorCritic, samples: Samples, steps: int) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
         log_prob, entropy = log_prob_and_entropy(distribution, samples.action)
         elements, others = surrogate(log_prob, samples)
@@ -355,7 +356,10 @@ def make(
             if reference.reweight_kl:
                 kl *= ratio(log_prob, samples.log_prob)
             terms["reference_kl"] = (kl, reference.kl_coefficient)
-        means = {name: aggregate(x, samples.mask) for name, (x, _) in terms.items()}
+        # Rows may have been cut, and an aggregate may divide by the budget.
+        beyond = ((0, 0), (0, steps - samples.mask.shape[1]))
+        mask = jnp.pad(samples.mask, beyond)
+        means = {name: aggregate(jnp.pad(x, beyond), mask) for name, (x, _) in terms.items()}
         others |= {
             "extreme_ratio": (jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)).astype(
                 jnp.float32
@@ -366,8 +370,9 @@ def make(
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         in_groups = ordered and grouped(samples.inputs) is not samples.inputs
+        of_budget = functools.partial(loss, steps=samples.mask.shape[1])
         update = updates.gradient_update(
-            actor_critic.wrt_policy(loss, state.params),
+            actor_critic.wrt_policy(of_budget, state.params),
             optimizer,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
