@@ -263,8 +263,8 @@ class Problem(NamedTuple):
         `control.Actor`; None for any other, which is its `apply`.
       shorten: see `Shorten`; None where all rows are of one length, or are not rows of `Samples`.
       grouped: `grouped(inputs)`, of whole groups in order, holds once what the members of a group
-        share; `apply` takes it in place of `inputs`, to the same effect. The identity where nothing
-        is gained.
+        share; `apply` takes it in place of `inputs`, to the same effect. None where nothing is
+        gained.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
@@ -279,4 +279,4 @@ class Problem(NamedTuple):
     staleness: int = 0
     actor: Any = None
     shorten: Shorten | None = None
-    grouped: Callable[[Any], Any] = lambda inputs: inputs
+    grouped: Callable[[Any], Any] | None = None

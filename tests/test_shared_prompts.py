@@ -10,7 +10,7 @@ from jaxrl_po import language
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.language import Transformer, dialogues, unembedding
 from jaxrl_po.language.lora import Lora
-from jaxrl_po.language.networks import Grouped, Sequences
+from jaxrl_po.language.networks import Grouped
 from jaxrl_po.language.tasks import addition
 
 TASK = addition(2)
@@ -117,7 +117,7 @@ def read_positions(learner):
 @pytest.mark.parametrize("parts", [1, 3])
 def test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows(parts):
     problem = problem_of(DEEP.clone(mlp_width=24))
-    whole = problem._replace(grouped=lambda inputs: inputs)
+    whole = problem._replace(grouped=None)
     config = grpo.Config(num_microbatches=parts, learning_rate=0.01)
     learners = [grpo.make(config, each) for each in (problem, whole)]
     columns, budget = TASK.prompt_length, TASK.answer_length
@@ -157,8 +157,7 @@ def test_shallow_models_and_those_with_a_critic_read_whole_rows():
     shallow = problem_of(DEEP.clone(layers=2))
     critic = problem_of(DEEP, critic=DEEP.clone(outputs=1))
     for problem in (shallow, critic):
-        _, batch = sampled(problem)
-        assert isinstance(problem.grouped(batch.inputs), Sequences)
+        assert problem.grouped is None
 
 
 def test_dialogues_share_their_prompts_too():

@@ -234,11 +234,11 @@ def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
     return jax.tree.map(keep, samples)
 
 
-def in_order(problem: Problem) -> Problem:
-    """The problem for parts of a batch that are not shuffled: what groups share is read once."""
+def in_groups(problem: Problem, grouped: Callable[[PyTree], PyTree]) -> Problem:
+    """The problem for parts of a batch in order: what groups share is read once."""
 
     def apply(params: ActorCritic, inputs: PyTree) -> tuple[Any, jax.Array]:
-        return problem.apply(params, problem.grouped(inputs))
+        return problem.apply(params, grouped(inputs))
 
     return problem._replace(apply=apply)
 
@@ -305,10 +305,9 @@ def make(
     """
     config.validate()
     actor_critic.require_on_policy(problem)
-    grouped = problem.grouped
-    ordered = config.num_minibatches == 1 and not extra_samples
-    if ordered:
-        problem = in_order(problem)
+    grouped = problem.grouped if config.num_minibatches == 1 and not extra_samples else None
+    if grouped is not None:
+        problem = in_groups(problem, grouped)
     num_parts = config.num_minibatches * config.num_microbatches
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
@@ -369,7 +368,6 @@ def make(
         return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        in_groups = ordered and grouped(samples.inputs) is not samples.inputs
         of_budget = functools.partial(loss, steps=samples.mask.shape[1])
         update = updates.gradient_update(
             actor_critic.wrt_policy(of_budget, state.params),
@@ -378,7 +376,7 @@ def make(
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
             shorten=problem.shorten,
-            in_order=in_groups,
+            in_order=grouped is not None,
             axis_name=config.axis_name,
         )
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
@@ -390,7 +388,7 @@ def make(
         )
         params = state.params._replace(policy=new)
         metrics |= actor_critic.update_kl(
-            problem, params, samples, num_parts=num_parts, in_order=in_groups
+            problem, params, samples, num_parts=num_parts, in_order=grouped is not None
         )
         if samples.teacher_log_prob is None:  # else every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)

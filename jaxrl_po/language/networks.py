@@ -76,7 +76,7 @@ class Networks(NamedTuple):
     apply: Callable[[ActorCritic, Inputs], tuple[Categorical | Unembedded, jax.Array]]
     value: Callable[[ActorCritic, Inputs], jax.Array]
     exact_sampler: bool
-    grouped: Callable[[Sequences], Inputs]
+    grouped: Callable[[Sequences], Inputs] | None
 
 
 def make_networks(
@@ -174,10 +174,7 @@ def make_networks(
         return distribution, value(params, inputs)
 
     def grouped(inputs: Sequences) -> Inputs:
-        deep = isinstance(model, Transformer) and model.scanned
-        rows = inputs.tokens.shape[0]
-        # In models of few blocks it gains little, and sums would have another order.
-        if not deep or critic is not None or group_size == 1 or rows % group_size:
+        if inputs.tokens.shape[0] % group_size:
             return inputs
         start = inputs.tokens.shape[1] - after_prompt(inputs)
         prompt, tokens = jnp.split(inputs.tokens, [start], axis=1)
@@ -194,7 +191,10 @@ def make_networks(
             return values
         return jnp.take_along_axis(values, inputs.position, axis=1)
 
-    return Networks(init, apply, value, old_log_prob == SAMPLER, grouped)
+    # In models of few blocks it gains little, and sums would have another order.
+    deep = isinstance(model, Transformer) and model.scanned
+    shares = deep and critic is None and group_size > 1
+    return Networks(init, apply, value, old_log_prob == SAMPLER, grouped if shares else None)
 
 
 def prompt_keys(collector: CollectorState, key: jax.Array) -> jax.Array:

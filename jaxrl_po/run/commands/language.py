@@ -190,7 +190,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
                 num_parts=method.num_minibatches * method.num_microbatches,
             )
         if placement.cuts_params:  # the prompts of some devices would be read on others
-            problem = problem._replace(grouped=lambda inputs: inputs, shorten=None)
+            problem = problem._replace(grouped=None, shorten=None)
         learner: Learner = algorithm.make(
             dataclasses.replace(method, axis_name=placement.axis_name), problem
         )
