@@ -34,10 +34,11 @@ gc.set_threshold(100_000, 20, 20)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update(
-    "jax_compilation_cache_dir",
-    os.environ.get("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache")),
-)
+# JAX writes an entry in place, and a worker that reads it meanwhile gets half of it: each has a
+# folder of its own.
+CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR", Path(__file__).parent.parent / ".jax_cache")
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+jax.config.update("jax_compilation_cache_dir", str(Path(CACHE, WORKER)))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
