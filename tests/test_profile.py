@@ -14,7 +14,7 @@ def chain(x):
 
 
 def test_operations_are_counted_once_and_as_often_as_they_run():
-    program = profile.compiled(chain, jnp.full((64, 64), 0.01))
+    program = profile.program(chain, jnp.full((64, 64), 0.01))
     counted = profile.operations(program.compiled)
     assert (counted["while"], counted["sort"], counted["all-reduce"]) == (1, 1, 0)
     run = profile.executed(program)

@@ -19,6 +19,7 @@ from jaxrl_po.algorithms import ppo, trpo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.run import comparison, flags, parallel
 from jaxrl_po.run.commands import control as command
+from jaxrl_po.run.compilation import compiled
 from jaxrl_po.types import Batch, Learner, Problem, TrainState
 
 # Environments, steps, seeds, steps per seed: the sizes for which peers report their throughput.
@@ -113,7 +114,7 @@ def measure(options: Options) -> dict[str, Any]:
 
     keys = jax.random.split(jax.random.key(30), options.seeds)
     start = time.perf_counter()
-    run = jax.jit(train).lower(keys).compile()
+    run = compiled(train, keys)
     compile_seconds = time.perf_counter() - start
     seconds = []
     for _ in range(REPETITIONS):

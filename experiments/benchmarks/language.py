@@ -24,6 +24,7 @@ from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.language.problem import DTYPES
 from jaxrl_po.language.transformer import ONE_HOT
 from jaxrl_po.run import comparison, flags, parallel
+from jaxrl_po.run.compilation import compiled
 from jaxrl_po.types import TrainState
 
 # Width, blocks and new tokens for which the peer reports its time.
@@ -213,9 +214,9 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     # Under jit, a base of adapters would be copied.
     state = whole.init(keys) if adapters.rank else jax.jit(whole.init)(keys)
     start = time.perf_counter()
-    step = jax.jit(whole.step, donate_argnums=0).lower(state).compile()
+    step = compiled(whole.step, state, donate_argnums=0)
     compile_seconds = time.perf_counter() - start
-    collect = jax.jit(sample).lower(state).compile()
+    collect = compiled(sample, state)
     iteration, tokens, sampling = [], [], []
     iterations = options.iterations or (3 if shaped else 10)
     for _ in range(iterations + 1):
@@ -230,8 +231,10 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     # Prompts are read once a group in whole groups of scanned blocks.
     whole_groups = model.scanned and options.num_prompts % settings.num_microbatches == 0
     readers = options.group_size if whole_groups else 1
-    trained = 6 * products(model, task.prompt_length, options.new_tokens, readers) * options.updates
-    trained *= options.seeds * options.num_prompts * options.group_size
+    completions = options.seeds * options.num_prompts * options.group_size
+    # Tokens that were sampled, not the budget: padding is no work, whether it is computed or not.
+    trained = 6 * products(model, task.prompt_length, generated / completions, readers)
+    trained *= options.updates * completions
     peak = matrix_peak(DTYPES[options.dtype]) * (
         1 if jax.default_backend() == "cpu" else placement.num_devices
     )
@@ -259,8 +262,8 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
 
 
 def products(
-    model: language.Transformer, prompt_length: int, new_tokens: int, readers: int = 1
-) -> int:
+    model: language.Transformer, prompt_length: int, new_tokens: float, readers: int = 1
+) -> float:
     """Weights × positions of the matrix products of one completion, without attention.
 
     2 operations each in the forward pass, 4 in the backward pass. At positions before the first

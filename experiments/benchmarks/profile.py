@@ -27,6 +27,7 @@ from jaxrl_po import config, control, minibatches
 from jaxrl_po.algorithms import actor_critic, ppo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.run import comparison, flags, parallel
+from jaxrl_po.run.compilation import compiled
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree
 
 SIZES = ((4, 128), (64, 128), (2048, 10))  # environments, steps
@@ -77,9 +78,9 @@ class Program(NamedTuple):
         return (time.process_time() - begun) / self.calls
 
 
-def compiled(function: Callable[..., Any], *arguments: Any, calls: int = 1) -> Program:
+def program(function: Callable[..., Any], *arguments: Any, calls: int = 1) -> Program:
     """The function as a program for these arguments."""
-    return Program(jax.jit(function).lower(*arguments).compile(), arguments, calls)
+    return Program(compiled(function, *arguments), arguments, calls)
 
 
 def roofline(length: int) -> dict[str, Program]:
@@ -96,11 +97,11 @@ def roofline(length: int) -> dict[str, Program]:
         return jax.lax.scan(lambda x, _: (x @ tiny, None), x, length=CHAIN, unroll=16)[0]
 
     return {
-        "matrices": compiled(jnp.matmul, matrix, matrix),
-        "memory": compiled(
+        "matrices": program(jnp.matmul, matrix, matrix),
+        "memory": program(
             lambda x: jax.lax.fori_loop(0, passes, lambda _, x: x + 1.0, x), jnp.zeros(length)
         ),
-        "starts": compiled(chain, tiny),
+        "starts": program(chain, tiny),
     }
 
 
@@ -136,15 +137,15 @@ def iteration(envs: int, steps: int) -> tuple[dict[str, Program], ActorCritic]:
         return actor_critic.update_kl(problem, params, rows, num_parts=SETTINGS.num_parts)
 
     key = jax.random.key(1)
-    program = functools.partial(compiled, calls=max(1, 16384 // (envs * steps)))
+    timed = functools.partial(program, calls=max(1, 16384 // (envs * steps)))
     return {
-        "iteration": program(learner.step, state),
-        "collecting": program(learner.sample, state),
-        "update": program(learner.update, state, batch),
-        "advantages": program(estimate, state, batch),
-        "shuffling": program(shuffle, key),
-        "gathering": program(gather, rows, jax.jit(shuffle)(key)),
-        "kl": program(kl, state.params, rows),
+        "iteration": timed(learner.step, state),
+        "collecting": timed(learner.sample, state),
+        "update": timed(learner.update, state, batch),
+        "advantages": timed(estimate, state, batch),
+        "shuffling": timed(shuffle, key),
+        "gathering": timed(gather, rows, jax.jit(shuffle)(key)),
+        "kl": timed(kl, state.params, rows),
     }, state.params
 
 
@@ -159,7 +160,7 @@ def on_all_cores(envs: int, steps: int) -> dict[str, int]:
     placement = parallel.choose("auto", num_seeds=1, num_rows=envs)
     learner = parallel.over_devices(make(envs, steps, placement.axis_name)[1], placement)
     state = jax.eval_shape(learner.init, jax.random.split(jax.random.key(0), 1))
-    return operations(jax.jit(learner.step).lower(state).compile())
+    return operations(compiled(learner.step, state))
 
 
 def executed(program: Program) -> dict[str, tuple[int, float]]:

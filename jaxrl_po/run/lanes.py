@@ -14,6 +14,7 @@ import numpy.typing as npt
 from jaxrl_po import config
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import parallel, programs
+from jaxrl_po.run.compilation import compiled
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.types import Learner, Metrics, PyTree, TrainState
 
@@ -114,8 +115,8 @@ def compile_program(
         return parallel.spread(over, training.placement)(configs, keys)
 
     begun = time.perf_counter()
-    compiled = jax.jit(all_runs).lower(configs, keys, keys[0]).compile()
-    return compiled, time.perf_counter() - begun
+    program = compiled(all_runs, configs, keys, keys[0])
+    return program, time.perf_counter() - begun
 
 
 def _whole(row: Mean) -> Mean:

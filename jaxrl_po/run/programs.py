@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.run import memory
+from jaxrl_po.run.compilation import compiled
 from jaxrl_po.run.memory import Memory
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.pools import PoolError
@@ -219,12 +220,12 @@ def compile_programs(job: Job) -> Programs:
     out = job.replicated
     evaluate = job.evaluate
     if job.rollouts is None and evaluate is not None:
-        measured = jax.jit(evaluate, out_shardings=out).lower(like).compile()
+        measured = compiled(evaluate, like, out_shardings=out)
         judge = job.judge
         evaluate = measured if judge is None else lambda state: judge(measured(state))
     describe = job.examples and job.examples.describe
     if job.rollouts is None and describe is not None:
-        describe = jax.jit(describe, out_shardings=out).lower(like).compile()
+        describe = compiled(describe, like, out_shardings=out)
     return Programs(
         init=init,
         warm=warm,
@@ -239,15 +240,18 @@ def compile_programs(job: Job) -> Programs:
 def compile_init(job: Job) -> tuple[Any, Warm | None]:
     """The init, and the warm start that comes before it, if there is one."""
     if job.warm is None:
-        return jax.jit(job.learner.init).lower(job.start).compile(), None
-    begin = jax.jit(job.warm.begin).lower(job.start).compile()
+        return compiled(job.learner.init, job.start), None
+    begin = compiled(job.warm.begin, job.start)
     fit = _placed(jax.eval_shape(job.warm.begin, job.start), begin.output_shardings)
-    advance = (
-        jax.jit(job.warm.advance, donate_argnums=0, out_shardings=begin.output_shardings)
-        .lower(fit, np.int32(0), *shared(job.given))
-        .compile()
+    advance = compiled(
+        job.warm.advance,
+        fit,
+        np.int32(0),
+        *shared(job.given),
+        donate_argnums=0,
+        out_shardings=begin.output_shardings,
     )
-    init = jax.jit(job.warm.init).lower((job.start, fit.params)).compile()
+    init = compiled(job.warm.init, (job.start, fit.params))
     return init, job.warm._replace(begin=begin, advance=advance)
 
 
@@ -273,30 +277,22 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
         rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
         return jax.lax.fori_loop(0, n, body, (state, rows))
 
-    compiled = (
-        jax.jit(chunk, donate_argnums=0, out_shardings=(placed, job.replicated))
-        .lower(like, np.int32(0))
-        .compile()
+    program = compiled(
+        chunk, like, np.int32(0), donate_argnums=0, out_shardings=(placed, job.replicated)
     )
-    return lambda state, n, report: compiled(state, n), memory.measure(compiled, like)
+    return lambda state, n, report: program(state, n), memory.measure(program, like)
 
 
 def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """A chunk as two programs with scoring in between, and the memory of the larger one."""
     learner, give = job.learner, job.rewarded
     assert give is not None
-    sample = (
-        jax.jit(learner.sample, donate_argnums=0, out_shardings=(placed, None))
-        .lower(like)
-        .compile()
-    )
+    sample = compiled(learner.sample, like, donate_argnums=0, out_shardings=(placed, None))
     batch = _with_reward(
         _placed(jax.eval_shape(learner.sample, like)[1], sample.output_shardings[1])
     )
-    update = (
-        jax.jit(learner.update, donate_argnums=0, out_shardings=(placed, job.replicated))
-        .lower(like, batch)
-        .compile()
+    update = compiled(
+        learner.update, like, batch, donate_argnums=0, out_shardings=(placed, job.replicated)
     )
 
     def chunk(
@@ -306,7 +302,8 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
         for i in range(n):
             state, batch = sample(state)
             batch, of_score = give(batch, first=begun + i == 0, report=report)
-            state, row = update(state, batch)
+            # At once with the next one, sums over CPU devices can wait for each other for ever.
+            state, row = jax.block_until_ready(update(state, batch))
             rows.append({**row, **of_score})
         return state, stacked(rows)
 
@@ -336,10 +333,12 @@ def compile_with_rollouts(
     def iterate(state: TrainState, recording: PyTree) -> tuple[TrainState, Metrics]:
         return job.learner.step(rollouts.with_recording(state, recording))
 
-    compiled = (
-        jax.jit(iterate, donate_argnums=0, out_shardings=(placed, job.replicated))
-        .lower(like, rollouts.recording())
-        .compile()
+    program = compiled(
+        iterate,
+        like,
+        rollouts.recording(),
+        donate_argnums=0,
+        out_shardings=(placed, job.replicated),
     )
     rollouts.compile(like)
 
@@ -353,11 +352,11 @@ def compile_with_rollouts(
                 state, recording = rollouts.record(state, report)
             except PoolError as error:
                 raise RolloutsFailed(error, state, rows) from error
-            state, row = jax.block_until_ready(compiled(state, recording))
+            state, row = jax.block_until_ready(program(state, recording))
             rows.append({**row, **rollouts.metrics(time.perf_counter() - begun)})
         return state, stacked(rows)
 
-    return chunk, memory.measure(compiled, like)
+    return chunk, memory.measure(program, like)
 
 
 def stacked(rows: Sequence[Metrics]) -> Metrics:
