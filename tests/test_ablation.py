@@ -166,6 +166,25 @@ def test_benchmark_counts_the_products_that_there_are():
         assert 2 * benchmark_language.products(model, task.prompt_length, new) == counted
 
 
+def test_the_share_of_the_peak_counts_sampled_tokens_and_not_the_budget(monkeypatch):
+    counted, products = [], benchmark_language.products
+
+    def count(model, prompt_length, new_tokens, readers):
+        counted.append(new_tokens)
+        return products(model, prompt_length, new_tokens, readers)
+
+    monkeypatch.setattr(benchmark_language, "products", count)
+    monkeypatch.setattr(benchmark_language, "matrix_peak", lambda dtype: 1e9)
+    sizes = {"width": 8, "layers": 1, "heads": 2, "num_prompts": 8, "group_size": 2, "updates": 1}
+    row = benchmark_language.measure(
+        benchmark_language.Options(new_tokens=64, iterations=1, devices="1", **sizes),
+        benchmark_language.Adapters(),
+    )
+    # One token in fourteen ends a completion.
+    assert 1 <= counted[0] < 32
+    assert row["training_share_of_matrix_peak"] > 0
+
+
 def test_benchmark_names_what_does_not_fit():
     with pytest.raises(UsageError, match="width / heads"):
         benchmark_language.main(["--width=10", "--devices=1"])

@@ -99,8 +99,27 @@ def test_all_seeds_share_one_copy(placement):
     assert jax.tree.map(jnp.shape, one.policy) == jax.tree.map(jnp.shape, one.frozen)
 
 
-def test_a_checkpoint_holds_no_frozen_parameters_and_a_resumed_run_has_them(tmp_path):
-    learner = over_seeds(METHODS["ppo"](with_base(PLAIN)), 2)
+def drawn(problem):
+    """The problem with a base that the compiler's rounding reaches."""
+    problem = with_base(problem)
+
+    def init(key):
+        params, collector = problem.init(key)
+        draw = jax.nn.initializers.orthogonal()
+        square = draw(jax.random.key(1), (32, 32)).ravel()
+        base = jax.tree.map(lambda x: jnp.resize(jnp.tanh(square), x.shape), params.policy)
+        return params._replace(frozen=base), collector
+
+    return problem._replace(init=init)
+
+
+@pytest.mark.parametrize("flags", [None, ""], ids=["as in the tests", "as a user has them"])
+def test_a_checkpoint_holds_no_frozen_parameters_and_a_resumed_run_has_them(
+    tmp_path, monkeypatch, flags
+):
+    if flags is not None:
+        monkeypatch.setenv("XLA_FLAGS", flags)  # programs are compiled with more effort than here
+    learner = over_seeds(METHODS["ppo"](drawn(PLAIN)), 2)
     keys = jax.random.split(jax.random.key(0), 2)
 
     def run(folder, iterations, *, resume=False):

@@ -23,6 +23,7 @@ from jaxrl_po.run import metrics as metrics_lib
 from jaxrl_po.run import processes, warm
 from jaxrl_po.run import programs as programs_lib
 from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.compilation import compiled
 from jaxrl_po.run.interrupts import hear_signals
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.pools import PoolError
@@ -285,7 +286,8 @@ def with_frozen(state: TrainState, job: Job) -> TrainState:
     """A checkpoint's state with the frozen parameters, which `init` makes again."""
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
         return state
-    frozen = jax.jit(lambda start: job.learner.init(start).params.frozen)(job.start)
+    # Compiled as the init of the run was: other effort may round otherwise.
+    frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start)(job.start)
     return state._replace(params=state.params._replace(frozen=frozen))
 
 

@@ -19,6 +19,7 @@ from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, static
 from jaxrl_po.run import earlier, flags, folder, metrics
 from jaxrl_po.run.commands import control, language
+from jaxrl_po.run.compilation import compiled
 from jaxrl_po.run.script import Script
 from jaxrl_po.run.seeds import STATE_AXES
 
@@ -82,7 +83,7 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
             lambda state: measure(state.params, state.collector, key),
             in_axes=(STATE_AXES,),
         )
-        values = jax.jit(each)(state)
+        values = compiled(each, state)(state)
         if experiment.judge is not None:
             assert experiment.rewarded is not None
             with experiment.rewarded:
