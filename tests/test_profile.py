@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.benchmarks import control, profile
+from experiments.benchmarks import control, language, profile
+from jaxrl_po.run import profiling
 
 
 def chain(x):
@@ -14,14 +15,17 @@ def chain(x):
 
 
 def test_operations_are_counted_once_and_as_often_as_they_run():
-    program = profile.program(chain, jnp.full((64, 64), 0.01))
+    program = profiling.program(chain, jnp.full((64, 64), 0.01))
     counted = profile.operations(program.compiled)
     assert (counted["while"], counted["sort"], counted["all-reduce"]) == (1, 1, 0)
-    run = profile.executed(program)
+    run = profiling.executed(program)
+    assert sum(each.runs * each.flops for each in run) == 7 * 2 * 64**3
+    assert all(each.seconds > 0 for each in run)
+    totals = profiling.totals(run, profiling.kind)
     # A product and its activation, as two operations or one.
-    assert 7 <= sum(run.get(kind, (0, 0.0))[0] for kind in ("dot", "fusion", "small")) <= 21
-    assert run["sort"][0] == 1
-    assert all(seconds > 0 for _, seconds in run.values())
+    parts = [totals[kind].number for kind in totals if kind in ("dot", "fusion", "small")]
+    assert 7 <= sum(parts) <= 21
+    assert totals["sort"].number == 1
 
 
 def test_the_settings_are_those_of_the_benchmark():
@@ -37,3 +41,24 @@ def test_an_account_adds_up():
     assert parts < 3 * ms["iteration"]
     assert row["us_of_a_gradient_step"]["arithmetic_at_peak"] > 0
     assert row["compiled"]["dot"] >= 14  # three products with each of six kernels, less two
+
+
+def test_products_are_told_apart_by_their_sizes():
+    def kinds(*sizes: tuple[int, ...]) -> str:
+        operation = profiling.Operation("fusion", "jit(step)/dot_general", sizes, 1.0, 1e-3)
+        return language.categories(vocabulary=50)(operation)
+
+    assert kinds((512, 1, 64, 64)) == "products with other kernels"
+    assert kinds((512, 50, 64)) == "products with the embedding"
+    assert kinds((8, 4, 10, 10, 16)) == "products of attention"
+
+
+def test_an_account_of_a_transformer_has_all_its_products():
+    options = language.Options(
+        width=16, layers=1, num_prompts=4, group_size=2, updates=1, iterations=1, profile=True
+    )
+    row = language.account(options, language.Adapters())
+    for name in ("sampling", "training"):
+        parts = [key for key in row if key.startswith(f"{name}: products")]
+        assert len(parts) == 3
+        assert 0 < row[f"{name}_products_at_peak_ms"] <= row[f"{name}_ms"]

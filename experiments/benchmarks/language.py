@@ -4,12 +4,13 @@
 completions, one process per row; with `--width` it measures one row. With `--shape` it measures
 random prompts and weights at the shape of a pretrained model. `--json` prints one object as the
 last line. The loss is DAPO's. Sampling (with scoring) and the whole iteration are timed; the rest
-is training.
+is training. `--profile` measures on one core what either of them runs, by kind of operation.
 """
 
+import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -23,8 +24,10 @@ from jaxrl_po.language.lora import Lora
 from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.language.problem import DTYPES
 from jaxrl_po.language.transformer import ONE_HOT
-from jaxrl_po.run import comparison, flags, parallel
+from jaxrl_po.run import comparison, flags, parallel, profiling
 from jaxrl_po.run.compilation import compiled
+from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.profiling import Operation
 from jaxrl_po.types import TrainState
 
 # Width, blocks and new tokens for which the peer reports its time.
@@ -90,6 +93,7 @@ class Options:
         within=config.NON_NEGATIVE,
     )
     devices: str = static("auto", "devices; auto on a CPU: one per core, with --shape one")
+    profile: bool = static(False, "show where the time goes instead, on one core of a CPU")
     json: bool = static(False, "print one JSON object as the last line")
 
 
@@ -181,6 +185,82 @@ def random_prompts(vocabulary: int, prompt_tokens: int, new_tokens: int) -> lang
     )
 
 
+def settings_of(options: Options, axis_name: str | None) -> dapo.Config:
+    """DAPO's loss on every group, with the updates asked for."""
+    microbatches = options.num_prompts if options.shape != "none" else 1
+    return dapo.Config(
+        num_epochs=options.updates,
+        num_microbatches=options.num_microbatches or microbatches,
+        dynamic_sampling="off",
+        soft_overlong=False,
+        overlong_filtering=False,
+        axis_name=axis_name,
+    )
+
+
+def account(options: Options, adapters: Adapters) -> dict[str, Any]:
+    """Where sampling and training spend their time: matrix products, and the rest.
+
+    Raises:
+      UsageError: not on a CPU, or several seeds.
+    """
+    if options.seeds != 1:
+        raise UsageError("--profile takes one seed")
+    shaped = options.shape != "none"
+    if jax.default_backend() != "cpu":
+        raise UsageError("--profile reads the profile of a CPU: set JAX_PLATFORMS=cpu")
+    _, model, problem = of_shape(options, adapters) if shaped else of_addition(options)
+    learner = dapo.make(config.as_arrays(settings_of(options, None)), problem)
+    state = (learner.init if adapters.rank else jax.jit(learner.init))(jax.random.key(0))
+    # Without the state, which a run hands on in place: returned here, it would be copied.
+    sampling = profiling.program(lambda state: learner.sample(state)[1], state)
+    batch = sampling.compiled(state)
+    peak = matrix_peak(DTYPES[options.dtype])
+    row: dict[str, Any] = {"matrix_peak_gflops": round(peak / 1e9)}
+    for name, program in (
+        ("sampling", sampling),
+        ("training", profiling.program(learner.update, state, batch)),
+    ):
+        run = profiling.executed(program)
+        seconds = min(program.run() for _ in range(options.iterations or 3))
+        row |= {
+            f"{name}_ms": round(1e3 * seconds, 1),
+            f"{name}_products_at_peak_ms": round(
+                1e3 * sum(each.runs * each.flops for each in run) / peak, 3
+            ),
+        }
+        for category, total in profiling.totals(run, categories(model.vocabulary)).items():
+            share = f", {total.flops / total.seconds / peak:.2f} of the peak" * bool(total.flops)
+            row[f"{name}: {category}"] = f"{total.number} in {1e3 * total.seconds:.1f} ms{share}"
+    return row
+
+
+def categories(vocabulary: int) -> Callable[[Operation], str]:
+    """What an operation is for, from its products, its kind in XLA and its function in JAX."""
+    moved = ("copy", "transpose", "concatenate", "pad", "slice")
+    indexed = ("gather", "scatter", "dynamic-slice", "dynamic-update-slice")
+
+    def category(operation: Operation) -> str:
+        if operation.products:
+            sizes = [[n for n in sizes if n > 1] for sizes in operation.products]
+            if any(len(each) > 3 for each in sizes):
+                return "products of attention"
+            if any(vocabulary in each for each in sizes):
+                return "products with the embedding"
+            return "products with other kernels"
+        if operation.seconds < profiling.SMALL:
+            return "operations below 1 µs"
+        if "random" in operation.path or "threefry" in operation.path:
+            return "random numbers"
+        if operation.kind in moved or operation.path.endswith(moved):
+            return "copies"
+        if operation.kind in indexed or operation.path.endswith(indexed):
+            return "reading and writing rows"
+        return "sorting" if operation.kind == "sort" else "elementwise and sums"
+
+    return category
+
+
 def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     """Times sampling alone and the whole iteration; medians over iterations.
 
@@ -193,14 +273,7 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
         num_rows=options.num_prompts,
     )
     task, model, problem = of_shape(options, adapters) if shaped else of_addition(options)
-    settings = dapo.Config(
-        num_epochs=options.updates,
-        num_microbatches=options.num_microbatches or (options.num_prompts if shaped else 1),
-        dynamic_sampling="off",
-        soft_overlong=False,
-        overlong_filtering=False,
-        axis_name=placement.axis_name,
-    )
+    settings = settings_of(options, placement.axis_name)
     learner = dapo.make(config.as_arrays(settings), problem)
 
     keys = jax.random.split(jax.random.key(0), options.seeds)
@@ -299,8 +372,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     options, adapters = flags.parse(argv, sections).values()
     if options.width or options.shape != "none":
+        if options.profile:  # on one core, before JAX starts: times of operations then add up
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         with flags.blame(sections):
-            row = measure(options, adapters)
+            row = (account if options.profile else measure)(options, adapters)
         comparison.show(row, as_json=options.json)
         return 0
     print(

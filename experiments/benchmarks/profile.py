@@ -12,13 +12,9 @@ Times are of the processor, over all threads: on a shared machine they are the m
 import collections
 import dataclasses
 import functools
-import re
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +22,9 @@ import jax.numpy as jnp
 from jaxrl_po import config, control, minibatches
 from jaxrl_po.algorithms import actor_critic, ppo
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.run import comparison, flags, parallel
+from jaxrl_po.run import comparison, flags, parallel, profiling
 from jaxrl_po.run.compilation import compiled
+from jaxrl_po.run.profiling import Program, program
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree
 
 SIZES = ((4, 128), (64, 128), (2048, 10))  # environments, steps
@@ -38,9 +35,7 @@ SETTINGS = ppo.Config(
 EDGE, TINY = 1024, 4  # of a matrix, of a tiny one
 CHAIN = 4096  # tiny products, one after another
 MOVED = 2**28  # bytes that are read and written to measure bandwidth
-SMALL = 1e-6  # seconds: an operation below it is mostly its own start
 KINDS = ("dot", "fusion", "copy", "sort", "while", "all-reduce")
-OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\(", re.M)
 
 
 @config.record
@@ -55,32 +50,6 @@ class Options:
     )
     rounds: int = static(7, "timed rounds of each part, in turns", unit="rounds", within=COUNT)
     json: bool = static(False, "print one JSON object as the last line")
-
-
-class Program(NamedTuple):
-    """A compiled program with its arguments.
-
-    Attributes:
-      compiled: the program.
-      arguments: those of each call.
-      calls: calls that are timed together.
-    """
-
-    compiled: Any
-    arguments: tuple[Any, ...]
-    calls: int
-
-    def run(self) -> float:
-        """Processor seconds of one call."""
-        begun = time.process_time()
-        results = [self.compiled(*self.arguments) for _ in range(self.calls)]
-        jax.block_until_ready(results)
-        return (time.process_time() - begun) / self.calls
-
-
-def program(function: Callable[..., Any], *arguments: Any, calls: int = 1) -> Program:
-    """The function as a program for these arguments."""
-    return Program(compiled(function, *arguments), arguments, calls)
 
 
 def roofline(length: int) -> dict[str, Program]:
@@ -151,7 +120,9 @@ def iteration(envs: int, steps: int) -> tuple[dict[str, Program], ActorCritic]:
 
 def operations(program: Any) -> dict[str, int]:
     """How often each of `KINDS` stands in a compiled program; a loop's body counts once."""
-    found = collections.Counter(kind for _, kind in OPERATION.findall(program.as_text()))
+    found = collections.Counter(
+        each.kind for each in profiling.operations(program.as_text()).values()
+    )
     return {kind: found[kind] for kind in KINDS}
 
 
@@ -161,37 +132,6 @@ def on_all_cores(envs: int, steps: int) -> dict[str, int]:
     learner = parallel.over_devices(make(envs, steps, placement.axis_name)[1], placement)
     state = jax.eval_shape(learner.init, jax.random.split(jax.random.key(0), 1))
     return operations(compiled(learner.step, state))
-
-
-def executed(program: Program) -> dict[str, tuple[int, float]]:
-    """Operations that a call runs, by kind: their number, and their seconds in XLA's profile.
-
-    Those below `SMALL` are a kind of their own. An operation's time is the median of its runs,
-    which leaves out where another program had the core. Loops are left out, what runs in them not.
-    """
-    kinds = dict(OPERATION.findall(program.compiled.as_text()))
-    options = jax.profiler.ProfileOptions()
-    options.host_tracer_level, options.python_tracer_level = 3, 0
-    runs = collections.defaultdict(list)
-    calls = 2 * program.calls
-    program.run()  # a first call is not like the others
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
-            program._replace(calls=calls).run()
-        [file] = Path(folder).rglob("*.xplane.pb")
-        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
-            for line in plane.lines:
-                for event in line.events:
-                    runs[event.name].append(1e-9 * event.duration_ns)
-    found: dict[str, tuple[int, float]] = {}
-    for name, seconds in runs.items():
-        kind = kinds.get(name, "while")
-        if kind not in ("while", "call"):
-            kind = "small" if median(seconds) < SMALL else kind
-            number, total = found.get(kind, (0, 0.0))
-            each = len(seconds) / calls
-            found[kind] = (number + round(each), total + each * median(seconds))
-    return found
 
 
 def account(envs: int, steps: int, timed_rounds: int) -> dict[str, Any]:
@@ -210,7 +150,7 @@ def account(envs: int, steps: int, timed_rounds: int) -> dict[str, Any]:
     # Each activation and its gradient is written once and read twice.
     memory = 2 * 3 * 4 * activations / moved
     in_steps = ms["update"] - ms["advantages"] - ms["shuffling"] - ms["kl"]
-    run = executed(programs["update"])
+    run = profiling.totals(profiling.executed(programs["update"]), profiling.kind)
     return {
         "matrix_peak_gflop_per_second": round(flops / 1e6),
         "memory_gb_per_second": round(moved / 1e6, 1),
@@ -223,11 +163,10 @@ def account(envs: int, steps: int, timed_rounds: int) -> dict[str, Any]:
             "all": round(1e3 * in_steps / gradient_steps, 1),
             "arithmetic_at_peak": round(1e3 * arithmetic, 1),
             "reading_and_writing": round(1e3 * memory, 1),
-            "small_operations": round(1e6 * run["small"][1] / gradient_steps, 1),
+            "small_operations": round(1e6 * run["small"].seconds / gradient_steps, 1),
         },
         "update_by_kind": {
-            kind: f"{number} in {1e3 * seconds:.3f} ms"
-            for kind, (number, seconds) in sorted(run.items(), key=lambda item: -item[1][1])
+            kind: f"{total.number} in {1e3 * total.seconds:.3f} ms" for kind, total in run.items()
         },
         "compiled": operations(programs["iteration"].compiled),
         "compiled_for_all_cores": on_all_cores(envs, steps),
