@@ -178,7 +178,7 @@ def sapo(
     """`−(4/τ) σ(τ (r − 1)) · A`: a soft gate in place of the clip.
 
     Its gradient is that of `−r · A` times `4 p (1 − p)`, p = σ(τ (r − 1)): 1 at r = 1, and falling
-    to 0 on either side of it.
+    on either side of it, to 0 for large r and to 0.79 at r = 0 for τ = 1.
 
     Args:
       log_prob: `E*`, nats.

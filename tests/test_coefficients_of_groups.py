@@ -3,7 +3,9 @@
 As in `test_coefficients`, each test takes one step of gradient descent.
 """
 
+import jax
 import numpy as np
+import optax
 import pytest
 from one_step import (
     assert_same,
@@ -19,6 +21,10 @@ from one_step import (
     unclipped,
     weights,
 )
+from probes import tabular_problem
+
+from jaxrl_po.algorithms import kl_cov
+from jaxrl_po.config import as_arrays
 
 
 @number("temperature_positive temperature_negative", "sapo")
@@ -84,6 +90,22 @@ def test_the_tokens_of_the_largest_covariance_are_held_back(algorithm):
         weight = weights(algorithm) * (k.ratio * advantage - pull)
         moved = change(algorithm, share=share, penalty=penalty).policy
         assert_same(moved, gradient(algorithm, weight))
+
+
+def test_rounding_of_the_sampler_is_not_penalised():
+    table = tabular_problem(num_prompts=8, group_size=2)
+
+    def collect(params, collector, key):
+        collector, batch = table.collect(params, collector, key)
+        rounding = 1e-6 * jax.random.normal(jax.random.key(7), batch.log_prob.shape)
+        return collector, batch._replace(log_prob=batch.log_prob + rounding)
+
+    def after(penalty):
+        settings = as_arrays(kl_cov.Config(share=1.0, penalty=penalty))
+        learner = kl_cov.make(settings, table._replace(collect=collect), optax.sgd(1.0))
+        return jax.jit(learner.step)(learner.init(jax.random.key(0)))[0].params.policy
+
+    jax.tree.map(np.testing.assert_array_equal, after(0.0), after(5.0))
 
 
 @number("correction_low correction_high", "grpo")

@@ -101,6 +101,7 @@ def test_every_field_does_something(algorithm, field):
             "target_kl has no effect unless the penalty adapts",
         ),
         ("ppo_penalty", {"max_rounds": 3}, "max_rounds has no effect unless penalty is satisfied"),
+        ("ppo_penalty", {"penalty": "satisfied", "max_rounds": 1}, r"max_rounds must lie in \[2"),
         ("ppo", {"n": 3}, "n has no effect unless estimator is n_step"),
         (
             "a2c",
@@ -222,6 +223,11 @@ def test_every_field_does_something(algorithm, field):
             "dppo",
             {"correction": "mask"},
             "correction must be none for this method, whose ratio is to the sampler already",
+        ),
+        (
+            "pkpo",
+            {"mask_off_policy": True, "num_epochs": 2},
+            "mask_off_policy has no effect unless advantages can be negative",
         ),
         (
             "distillation",

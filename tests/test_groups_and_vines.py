@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import (
+    AlwaysTerminated,
     AlwaysTruncated,
     MatchCue,
     MatchCueContinuous,
@@ -26,6 +27,8 @@ from jaxrl_po.algorithms import (
     trpo,
 )
 from jaxrl_po.config import ConfigError, as_arrays
+from jaxrl_po.run.commands import control as script
+from jaxrl_po.run.flags import UsageError
 from jaxrl_po.types import ActorCritic
 
 CART_POLE = gymnax.make("CartPole-v1")[0]
@@ -213,6 +216,39 @@ def test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal():
     assert float(metrics["accepted"].value()) == 1.0
     # With all actions weighted by their probability, the k3 estimate is the exact KL.
     np.testing.assert_allclose(metrics["kl"].value(), metrics["exact_kl"].value(), rtol=1e-3)
+
+
+class HalfWithoutNumber(AlwaysTerminated):
+    """Episodes of one step, whose reward is 1, or not a number where the cue is −1."""
+
+    def reward(self, state, action):
+        return jnp.where(state.cue > 0, 1.0, jnp.nan)
+
+
+@pytest.mark.parametrize("make", ["groups", "vine"])
+def test_rewards_after_the_end_of_an_episode_do_not_count(make):
+    env = HalfWithoutNumber()
+    problem = (
+        control.make_groups(env, num_prompts=16, group_size=2, num_steps=4)
+        if make == "groups"
+        else control.make_vine(env, num_envs=8, num_steps=2, num_states=2, horizon=4)
+    )
+    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+    score = np.asarray(batch.score).ravel()
+    good = np.asarray(jax.tree.leaves(batch.inputs)[0])[:, 0].ravel() > 0
+    assert 0 < good.sum() < good.size
+    np.testing.assert_array_equal(score[good], 1.0)
+    assert np.isnan(score[~good]).all()
+
+
+@pytest.mark.parametrize(
+    ("flag", "algorithm"), [("gamma=0.9", "trpo"), ("value_epochs=3", "npg"), ("gamma=0.9", "ppo")]
+)
+def test_a_vine_refuses_the_settings_of_a_critic(tmp_path, flag, algorithm):
+    arguments = ["--sampling=vine", f"--algorithm={algorithm}"]
+    with pytest.raises(UsageError, match=rf"^--config.{flag.split('=')[0]} has no effect unless"):
+        script.main([*arguments, f"--config.{flag}", f"--out={tmp_path}/run"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():

@@ -9,13 +9,14 @@ from probes import imprecise, tabular_problem
 from tiny import MODEL
 
 from jaxrl_po import language
-from jaxrl_po.algorithms import dapo, grpo
+from jaxrl_po.algorithms import actor_critic, dapo, grpo
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.language import sampling
 from jaxrl_po.learner import EARLIER_POLICIES, recompute_log_prob
 from jaxrl_po.run.commands import language as script
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import read
+from jaxrl_po.types import Samples
 
 TASK = language.tasks.addition(1)
 NETWORK = language.Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2)
@@ -85,6 +86,28 @@ def test_both_kls_are_estimated_from_the_samplers_actions():
     for name, exact in (("sampler_kl", its.kl(mine)), ("learner_kl", mine.kl(its))):
         mean = np.asarray(exact)[np.asarray(batch.mask)].mean()
         assert float(metrics[name].value()) == pytest.approx(mean, rel=0.05)
+
+
+def test_the_kl_of_an_update_is_that_of_the_old_policy_and_not_of_the_sampler():
+    """The exact value of two categorical policies, on actions that a third has drawn."""
+    table = tabular_problem(num_prompts=8192, num_steps=8)
+    old, collector = table.init(jax.random.key(0))
+    stale, new = (
+        jax.tree.map(lambda x: 2.0 * x, table.init(jax.random.key(seed))[0]) for seed in (1, 3)
+    )
+    _, batch = jax.jit(table.collect)(stale, collector, jax.random.key(2))
+    mine, its = (table.apply(params, batch.inputs)[0] for params in (old, new))
+    samples = Samples(
+        inputs=batch.inputs,
+        action=batch.action,
+        log_prob=mine.log_prob(batch.action),
+        advantage=batch.reward,
+        mask=batch.mask,
+        sampler_log_prob=batch.log_prob,
+    )
+    mean = np.asarray(mine.kl(its))[np.asarray(batch.mask)].mean()
+    found = actor_critic.update_kl(table, new, samples)["kl"]
+    assert float(found.value()) == pytest.approx(mean, rel=0.05)
 
 
 def test_a_lower_precision_samples_and_the_learner_keeps_its_own():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl_po import language
-from jaxrl_po.algorithms import grpo
+from jaxrl_po.algorithms import grpo, ppo_penalty
+from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical, log_prob_and_entropy
 from jaxrl_po.language import Transformer, lora, unembedding
 from jaxrl_po.language.unembedding import Unembedded
@@ -130,6 +131,15 @@ def test_a_large_vocabulary_trains_like_a_small_one(monkeypatch, tied, adapters)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found.policy, expected.policy
     )
+
+
+def test_a_penalty_on_every_token_refuses_a_large_vocabulary(monkeypatch):
+    monkeypatch.setattr(unembedding, "HELD", 1)
+    model = Transformer(TASK.tokenizer.size, width=16, layers=1, heads=2, mlp_width=24)
+    problem = language.make_problem(TASK, model, num_prompts=4, group_size=4)
+    learner = ppo_penalty.make(ppo_penalty.Config(num_minibatches=2), problem)
+    with pytest.raises(ConfigError, match="too much for a vocabulary of this size: take ppo"):
+        jax.eval_shape(learner.step, jax.eval_shape(learner.init, KEY))
 
 
 KEY = jax.random.key(1)

@@ -330,9 +330,9 @@ def update_kl(
     """Metric `kl` of an update: the k3 estimate of KL(old ‖ new), in nats, on the old samples.
 
     Args:
-      problem: gives the policy; samples from a proposal μ are weighted by π_old / μ.
+      problem: gives the policy.
       params: after the update.
-      samples: rows.
+      samples: rows; those of a sampler μ that is not the old policy are weighted by π_old / μ.
       num_parts: number of parts processed one after another, to bound memory; with several, they
         are of rows of like length.
       in_order: see `updates.gradient_update`.
@@ -341,7 +341,7 @@ def update_kl(
 
     def total(part: Samples) -> Mean:
         kl = divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
-        if not problem.on_policy:
+        if part.sampler_log_prob is not None:
             # An action that the policy cannot take, which a vine may try, counts 0 · log 0 = 0.
             weighted = ratio(part.log_prob, part.sampler_log_prob) * kl
             kl = jnp.where(part.log_prob == -jnp.inf, 0.0, weighted)

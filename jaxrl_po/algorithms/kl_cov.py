@@ -15,6 +15,8 @@ from jaxrl_po.config import NON_NEGATIVE, Interval, Number, number
 from jaxrl_po.distributions import log_ratio
 from jaxrl_po.types import Learner, Problem, Samples
 
+ROUNDING = 1e-4  # nats: a smaller |log r| is no step of the policy
+
 
 @config_lib.record
 class Config(group_policy.GroupScale, group_policy.OptionalReference):
@@ -44,7 +46,9 @@ def make(
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         distance = jnp.abs(log_ratio(log_prob, samples.log_prob))
-        penalty = jnp.where(samples.penalized, config.penalty * distance, 0.0)
+        # Before the first step r is 1 to rounding, whose sign must not choose a gradient.
+        moved = samples.penalized & (distance > ROUNDING)
+        penalty = jnp.where(moved, config.penalty * distance, 0.0)
         return losses.surrogate(log_prob, samples.log_prob, samples.advantage) + penalty, {}
 
     return group_policy.make(

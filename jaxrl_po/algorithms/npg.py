@@ -7,7 +7,7 @@ is at most δ. Without TRPO's line search, neither the true KL nor an improvemen
 import jax
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import losses, trust_region, updates
+from jaxrl_po import losses, minibatches, trust_region, updates
 from jaxrl_po.algorithms import actor_critic, critic_fit, surrogates
 from jaxrl_po.algorithms.critic_fit import CriticFit
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
@@ -90,7 +90,10 @@ def make(
             search=search,
             axis_name=config.axis_name,
         )
-        entropy = losses.token_mean(policy(params, samples).entropy(), samples.mask)
+        parts = minibatches.split(samples, config.num_microbatches)
+        entropy = minibatches.summed(
+            lambda part: losses.token_mean(policy(params, part).entropy(), part.mask), parts
+        )
         new, metrics = update(params.policy, samples)
         kl = actor_critic.update_kl(
             problem, params._replace(policy=new), samples, num_parts=config.num_microbatches

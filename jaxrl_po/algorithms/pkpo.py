@@ -23,6 +23,13 @@ class Config(group_policy.OptionalReference):
 
     k: int = static(4, "responses of which the best counts, at most group_size", within=Interval(2))
 
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        super().validate()
+        config_lib.require_unset(
+            self, "mask_off_policy", "advantages can be negative: PKPO's never are"
+        )
+
 
 def make(
     config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None

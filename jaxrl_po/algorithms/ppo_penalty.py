@@ -15,7 +15,7 @@ from jaxrl_po import divergences, learner, losses, masked, minibatches, optimize
 from jaxrl_po.algorithms import actor_critic, surrogates
 from jaxrl_po.algorithms.actor_critic import Epochs
 from jaxrl_po.algorithms.surrogates import Surrogate
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples, TrainState
@@ -41,7 +41,7 @@ class Config(Epochs):
     )
     target_kl: Number = number(0.02, "target KL of an adapted β", unit="nats", within=POSITIVE)
     max_rounds: int = static(
-        6, "most optimisations of one batch, for penalty=satisfied", within=COUNT
+        6, "most optimisations of one batch, for penalty=satisfied", within=Interval(2)
     )
 
     def validate(self) -> None:
@@ -98,6 +98,13 @@ def make(
         """One update from the old parameters with a given β, and its KL."""
         # The old distributions are shuffled along with the samples.
         samples = rows, policy(state.params, rows)
+        shape = rows.mask.shape
+        if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(samples[1])):
+            raise ConfigError(
+                "the penalty keeps the old distribution of every token, which is too much for a "
+                "vocabulary of this size: take ppo, whose reference penalty and metric `kl` need "
+                "log-probabilities alone"
+            )
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,
             functools.partial(loss, beta=beta),

@@ -121,7 +121,7 @@ def make_groups(
         transition = trajectory.transition
         ended = transition.terminated | transition.truncated
         mask = unroll.until_first(ended)
-        score = jnp.sum(transition.reward * mask, axis=1)
+        score = jnp.sum(masked.zero(transition.reward, mask), axis=1)
         is_last = jnp.arange(num_steps)[None, :] == num_steps - 1
         truncated = transition.truncated | (is_last & ~transition.terminated)
         metrics = {

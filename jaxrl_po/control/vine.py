@@ -224,9 +224,8 @@ def make_vine(
             axis=1,
         )
         reward = jnp.concatenate([first.reward[:, None], rest.transition.reward], axis=1)
-        q = jnp.sum(
-            reward * discount ** jnp.arange(horizon)[None, :] * unroll.until_first(ended), axis=1
-        )
+        reward = masked.zero(reward, unroll.until_first(ended))
+        q = jnp.sum(reward * discount ** jnp.arange(horizon)[None, :], axis=1)
         score = q.reshape(-1, branches)
         if enumerated:
             weight = jnp.exp(log_prob).reshape(-1, branches)

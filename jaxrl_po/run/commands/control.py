@@ -66,6 +66,11 @@ SAMPLINGS = {
     ),
 }
 
+VINE_DOES_WITHOUT = {
+    *("gamma", "lambda_", "estimator", "n"),
+    *("value_learning_rate", "value_epochs", "value_minibatches", "value_coefficient"),
+}
+
 
 @config.record
 class Options(RunOptions):
@@ -117,10 +122,14 @@ class Options(RunOptions):
                 )
 
 
+def default_sampling(options: Options) -> str:
+    """How the method collects rollouts unless told otherwise."""
+    return "groups" if options.algorithm in methods.IN_GROUPS else "path"
+
+
 def sampling(options: Options) -> Sampling:
     """The way to collect rollouts that the options ask for."""
-    default = "groups" if options.algorithm in methods.IN_GROUPS else "path"
-    chosen = default if options.sampling == "auto" else options.sampling
+    chosen = default_sampling(options) if options.sampling == "auto" else options.sampling
     if options.critic and chosen != "path":
         raise UsageError(f"--critic must be left out: --sampling={chosen} has none")
     if pools.is_host(options.env) and chosen in ("groups", "vine"):
@@ -135,7 +144,12 @@ def sampling(options: Options) -> Sampling:
 def tuned(options: Options) -> Mapping[str, Any]:
     """Flag name to the value that a sweep found for this method and environment; or empty."""
     path = tuned_file(options)
-    if user_code.is_source(options.env) or not path.exists():
+    # What was found for one way to sample does not apply to another.
+    if (
+        user_code.is_source(options.env)
+        or options.sampling not in ("auto", default_sampling(options))
+        or not path.exists()
+    ):
         return {}
     flags_of_sweep: dict[str, Any] = json.loads(path.read_text())["flags"]
     if options.policy or options.critic:  # what was found for other networks does not apply
@@ -256,6 +270,15 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
             raise UsageError(
                 f"--config.{name} must be false on control: an episode that reaches its "
                 "time limit is not too long"
+            )
+    if options.sampling == "vine":
+        for name in sorted(VINE_DOES_WITHOUT & vars(records["config"]).keys()):
+            config.require_effect(
+                records["config"],
+                name,
+                False,
+                "sampling is another than vine, which has no critic and the discount of "
+                "--problem.discount",
             )
     built = build_problem(records, placement.axis_name)
     make = algorithm.make
