@@ -200,7 +200,7 @@ def test_what_needs_scores_inside_the_program_is_refused():
     learner = dapo.make(dapo.Config(), problem)
     with pytest.raises(ConfigError, match="dynamic_sampling must not refill"):
         jax.eval_shape(learner.sample, jax.eval_shape(learner.init, jax.random.key(0)))
-    with pytest.raises(ConfigError, match="process_reward has no effect unless verify"):
+    with pytest.raises(ConfigError, match="process_reward has no effect unless the verifier"):
         language.make_problem(TASK, MODEL, verify=False, process_reward=True)
 
 

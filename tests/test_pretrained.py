@@ -198,6 +198,28 @@ def test_pad_is_never_the_eos_of_a_demonstration(tmp_path, settings, ends, pad):
     np.testing.assert_allclose(task.credit(jnp.int32(0), whole), [1 / 3] * 3 + [0, 0])
 
 
+def test_an_answer_may_end_with_any_end_and_is_taught_that_of_the_template(tmp_path):
+    """As in Llama 3: the first end in the file is not what a chat model writes."""
+    folder = families.write(tmp_path / "llama", "llama")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 1, 2]}))
+    tokenizer = pretrained.load(folder).tokenizer
+    assert (tokenizer.eos, set(tokenizer.ends), tokenizer.pad) == (1, {9, 1, 2}, 2)
+    row = language.tasks.Example("w4", "w5 w6")
+    task = language.tasks.table("one", tokenizer, [row], [row._replace(prompt="w7 w8")])
+    assert task.demonstrate(jnp.int32(0)).tolist() == [5, 6, 1]
+    for completion, score, credit in (
+        ([5, 6, 1, 2, 2], 1.0, [1, 1, 1, 0, 0]),
+        ([5, 6, 9, 2, 2], 1.0, [1, 1, 1, 0, 0]),
+        ([5, 6, 2, 2, 2], 1.0, [1, 1, 1, 0, 0]),
+        ([5, 6, 7, 1, 2], 0.0, [1, 1, 0, 0, 0]),
+        ([5, 9, 2, 2, 2], 0.0, [1, 0, 0, 0, 0]),
+        ([5, 6, 7, 8, 8], 0.0, [1, 1, 0, 0, 0]),
+    ):
+        given = jnp.array(completion)
+        assert float(task.score(jnp.int32(0), given)) == score
+        np.testing.assert_allclose(task.credit(jnp.int32(0), given), np.array(credit) / 3)
+
+
 def test_a_chat_is_shown_whole(loaded):
     """Each of its messages ends with an end, and PAD on the left is one as well."""
     model = loaded("smollm2")

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from folders import arguments, write_place, write_rows
 
-from jaxrl_po.run import launch, models, prompts
+from jaxrl_po.run import launch, models, policies, prompts
 from jaxrl_po.run.commands import evaluate
 from jaxrl_po.run.commands import language as script
 from jaxrl_po.run.flags import UsageError
@@ -82,6 +82,18 @@ def test_arguments_reach_the_template(place, tmp_path):
     assert task.columns(np.zeros(1, int))["answer"][0].isdigit()
 
 
+def test_paths_of_prompts_are_kept_for_use_from_elsewhere(place, tmp_path, monkeypatch):
+    write_rows(tmp_path / "chat.jsonl", CHAT)
+    monkeypatch.chdir(tmp_path)
+    flags = [
+        *arguments(place, tmp_path / "run"),
+        "--task.train=chat.jsonl",
+        "--task.test=more.jsonl",
+    ]
+    task = launch.parse(script.SCRIPT, flags, {})["task"]
+    assert (task.train, task.test) == (f"{tmp_path}/chat.jsonl", f"{tmp_path}/more.jsonl")
+
+
 def row_of(columns):
     return prompts.Row(columns, "row")
 
@@ -96,6 +108,9 @@ def test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none(pla
     )
     base.text.tokenizer.rules.post_processor = begin
     assert base.text.encode(row_of({"prompt": "w8"})) == (3, 8)
+    # What a loaded policy is asked is read as in training, and BOS is not written twice.
+    assert policies._encode(base.text.tokenizer, "w8") == [3, 8]
+    assert policies._encode(base.text.tokenizer, "<bos> w8") == [3, 8]
     chat = row_of({"messages": [{"role": "user", "content": "w8"}]})
     assert 3 not in base.text.encode(chat)
 

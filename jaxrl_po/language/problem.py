@@ -231,8 +231,8 @@ def make_problem(
     check_lengths(task)
     if process_reward and not verify:
         raise ConfigError(
-            "process_reward has no effect unless verify is on: it is the verifier's credit "
-            "for each token"
+            "process_reward has no effect unless the verifier gives the reward (--reward=verifier, "
+            "or verify): it is its credit for each token"
         )
 
     networks = make_networks(

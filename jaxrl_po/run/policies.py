@@ -14,7 +14,9 @@ from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
+from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.run import earlier, flags, models
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.commands import language as language_command
@@ -170,13 +172,25 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
     return generate
 
 
+def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:
+    """Ids with what a pretrained model's tokenizer adds to any text, BOS, once.
+
+    A chat template has written it already.
+    """
+    ids = tokenizer.encode(prompt)
+    if not isinstance(tokenizer, TextTokenizer):
+        return ids
+    whole = tokenizer.encode(prompt, special=True)
+    return ids if ids[:1] == whole[:1] else whole
+
+
 def _left_padded(
     prompts: Sequence[str], task: AnyTask
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Tokens `[P, L]` and the padding tokens on the left `[P]`."""
     if isinstance(prompts, str):
         raise ConfigError("prompts must be a list of texts, got one text: put it into a list")
-    rows = [task.tokenizer.encode(prompt) for prompt in prompts]
+    rows = [_encode(task.tokenizer, prompt) for prompt in prompts]
     longest = task.prompt_length
     for prompt, row in zip(prompts, rows, strict=True):
         if len(row) > longest:

@@ -241,7 +241,10 @@ def make_task(
         tokenizer, ids = text.tokenizer, [text.encode(row) for row in rows]
     context = 0 if text is None else text.context
     for row, prompt in zip(rows, ids, strict=True):
-        for limit, what in ((max_prompt_length, ""), (context, ", the context of the model")):
+        for limit, what in (
+            (max_prompt_length, " of --task.max_prompt_length"),
+            (context, ", the context of the model"),
+        ):
             if 0 < limit < len(prompt):
                 raise ConfigError(
                     f"{row.place}: the prompt has {len(prompt)} tokens, more than {limit}{what}"

@@ -95,7 +95,9 @@ def from_file(
             whole=whole,
         )
     except ConfigError as error:
-        raise UsageError(f"--task.{'test' if test else 'train'}: {error}") from None
+        # It begins with the place of the row.
+        split = "test" if test and str(error).startswith(test) else "train"
+        raise UsageError(f"--task.{split}: {error}") from None
 
 
 def read_rows(

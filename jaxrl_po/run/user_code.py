@@ -9,7 +9,7 @@ from jaxrl_po.run import scoring_worker
 from jaxrl_po.run.flags import UsageError
 
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
-FOLDERS = ("init_from",)
+FOLDERS = ("init_from", "teacher", "task.train", "task.test")  # and files
 
 
 class UserCodeError(UsageError):

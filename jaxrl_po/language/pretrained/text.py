@@ -169,15 +169,18 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
         )
     settings = read_json(folder / SETTINGS, optional=True)
     special = {name: _text(settings[name]) for name in SPECIAL if settings.get(name)}
+    source = _template(folder, settings)
+    template = None if source is None else ChatTemplate(source, special)
     ends = _ends(folder, rules, special)
+    if template is not None:
+        ends = _turn_end_first(ends, template, rules)
     # A demonstration ends with the first end, from which PAD must be told.
     pads = (rules.token_to_id(special.get("pad_token", "")), *ends, *range(len(ends) + 1))
     pad = next(token for token in pads if token not in (None, ends[0]))
     tokenizer = TextTokenizer(
         rules, vocabulary, pad, ends, settings, _stops(folder, rules, vocabulary)
     )
-    source = _template(folder, settings)
-    return tokenizer, None if source is None else ChatTemplate(source, special)
+    return tokenizer, template
 
 
 def _ends(folder: Path, rules: Any, special: Mapping[str, str]) -> tuple[int, ...]:
@@ -193,6 +196,17 @@ def _ends(folder: Path, rules: Any, special: Mapping[str, str]) -> tuple[int, ..
             f"{CONFIG}, or eos_token in {SETTINGS}"
         )
     return (end,)
+
+
+def _turn_end_first(ends: tuple[int, ...], template: ChatTemplate, rules: Any) -> tuple[int, ...]:
+    """The ends, first the one with which the template ends what the model says."""
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+    try:
+        text = template.render(said, add_generation_prompt=False)
+    except ConfigError:
+        return ends
+    written = [i for i in rules.encode(text, add_special_tokens=False).ids if i in ends]
+    return tuple(sorted(ends, key=lambda end: end != written[-1])) if written else ends
 
 
 def _stops(folder: Path, rules: Any, vocabulary: int) -> Stops | None:

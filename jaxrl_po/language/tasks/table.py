@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.tasks.types import Prompt, Task
-from jaxrl_po.language.tasks.verify import exact_match, token_match
+from jaxrl_po.language.tasks.verify import exact_match, token_match, with_eos
 from jaxrl_po.language.tokenizer import AnyTokenizer
 
 
@@ -115,10 +115,10 @@ def table(
         return jnp.asarray(rows.answer)[row]
 
     def score(rows: Rows, row: jax.Array, tokens: jax.Array) -> jax.Array:
-        return exact_match(demonstrate(rows, row), tokens, tokenizer.pad)
+        return exact_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
 
     def credit(rows: Rows, row: jax.Array, tokens: jax.Array) -> jax.Array:
-        return token_match(demonstrate(rows, row), tokens, tokenizer.pad)
+        return token_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
 
     return Task(
         name,

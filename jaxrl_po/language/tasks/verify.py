@@ -70,6 +70,21 @@ def token_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
     return ((answer == tokens) & counts) / jnp.sum(counts, dtype=float)
 
 
+def with_eos(tokens: jax.Array, tokenizer: AnyTokenizer) -> jax.Array:
+    """`[T]`: the completion with EOS in place of whichever of `tokenizer.ends` it ended with.
+
+    Args:
+      tokens: `[T]`, completion, padded after its end.
+      tokenizer: gives the ends.
+    """
+    if len(tokenizer.ends) == 1:
+        return tokens
+    # PAD may be one of the ends: only the first of them is the end.
+    ended = jnp.cumsum(jnp.isin(tokens, jnp.array(tokenizer.ends)))
+    last = jnp.diff(ended, prepend=0).astype(bool) & (ended == 1)
+    return jnp.where(last, tokenizer.eos, jnp.where(ended > 0, tokenizer.pad, tokens))
+
+
 def fill(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
     """The answer, padded to the length of the completion."""
     return jnp.concatenate([answer, jnp.full(tokens.shape[0] - answer.shape[0], pad, answer.dtype)])

@@ -181,7 +181,8 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
             source = reading(task, frozen)
             problem = language.make_problem(source, policy, **given, verify=rewarded is None)
             if options.reward == rewarding.MODEL:
-                problem = rewarding.with_reward_model(problem, records, source, policy)
+                settled = {**records, "problem": settings}
+                problem = rewarding.with_reward_model(problem, settled, source, policy)
         if teacher is not None:
             problem = with_teacher(
                 problem,
