@@ -97,7 +97,7 @@ def programs_run(monkeypatch):
     """The groups that a sweep trains, without training: a larger step size scores better."""
     trained = []
 
-    def over(group, options):
+    def over(group, options, given):
         trained.append(group)
         scores = [
             [[float(records["config"].learning_rate)] * 3] * options.seeds for records in group
@@ -244,6 +244,38 @@ def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch
     assert "program" not in capsys.readouterr().out
 
 
+def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypatch):
+    """The tuned one was found for another number of steps."""
+    seen = []
+
+    def build(records, *others):
+        seen.append(records["config"].decay_iterations)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "build", build)
+    flags = ["--env=Pendulum-v1", "--config.learning_rate=1e-3,1e-2"]
+    for further, want in (
+        (["--total_steps=4096"], 2),
+        (["--total_steps=2097152"], 1024),
+        (["--total_steps=4096", "--config.decay_iterations=3"], 3),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            sweep.main([*flags, *further, "--overwrite", f"--out={tmp_path}"])
+        assert stop.value.code == 130
+        assert seen[-1] == want
+
+
+def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, monkeypatch, capsys):
+    def leave(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "run", leave)
+    with pytest.raises(SystemExit) as stop:
+        sweep.main([*SMALL, *RANGES, f"--out={tmp_path / 'sweep'}"])
+    assert stop.value.code == 130
+    assert f"continue with --out={tmp_path / 'sweep'} --resume" in capsys.readouterr().err
+
+
 def killed(*arguments):
     """A program killed by the system."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -270,6 +302,8 @@ def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch):
         (["--config.learning_rat=1e-3,1e-2"], "learning_rate"),
         (["--problem.num_envs=4,many"], "num_envs"),
         (["--env=CartPole-v2"], "CartPole-v1"),
+        (["--patience=3"], "--patience must be left out: a sweep has --evaluations"),
+        (["--total_steps=0"], "--total_steps=0 must be at least the steps of an iteration"),
     ],
 )
 def test_bad_sweeps_are_named(tmp_path, arguments, match):

@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxrl_po.algorithms import dapo
+from jaxrl_po.language.rewards import budget_with_room
 from jaxrl_po.run import programs
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import read
@@ -115,7 +117,7 @@ def rows(tmp_path):
         ),
         (
             [*REWARD, "--problem.process_reward"],
-            r"--problem\.process_reward has no effect unless verify is on",
+            r"--problem\.process_reward has no effect unless the verifier",
         ),
     ],
 )
@@ -170,3 +172,56 @@ def test_a_reward_that_fails_at_once_ends_the_run_with_its_name(main, rows, tmp_
         "reward_functions.py:short returned 7 numbers for 8 completions; this is the first batch"
         in capsys.readouterr().err
     )
+
+
+LATE = """
+from pathlib import Path
+
+def late(completions, **columns):
+    if len(completions) == 2:
+        count = Path(__file__).with_suffix(".count")
+        evaluations = len(count.read_text()) + 1 if count.exists() else 1
+        count.write_text("x" * evaluations)
+        assert evaluations != {fails}, "not this time"
+    return [0.5 * (len(text) % 2) for text in completions]
+"""
+
+
+@pytest.mark.parametrize(("fails", "kept"), [(2, 2), (3, 4)])
+def test_a_function_that_fails_on_a_later_evaluation_loses_nothing(
+    main, tmp_path, capfd, fails, kept
+):
+    rows, rewards, out = tmp_path / "rows.jsonl", tmp_path / "late.py", tmp_path / "run"
+    rows.write_text("".join(json.dumps({"prompt": f"{i}+{i}="}) + "\n" for i in range(9)))
+    rewards.write_text(LATE.replace("{fails}", str(fails)))
+    flags = [each.format(rows=rows) for each in FILE]
+    flags += [*SMALL[:-1], f"--reward={rewards}:late", f"--out={out}", "--total_steps=32"]
+    flags += ["--problem.max_new_tokens=3", "--log_every=1", "--eval_every=2"]
+    assert main(flags) == 1
+    assert f"in an evaluation; saved at iteration {kept}" in capfd.readouterr().err
+    assert not (out / "summary.json").exists()
+    assert main([f"--out={out}", "--resume"]) == 0
+    rows = read(out / "metrics.jsonl")
+    assert [row["iteration"] for row in rows] == [0, 1, 2, 3, 4]
+    assert ["greedy_accuracy" in row for row in rows] == [True, False, True, False, True]
+    assert "greedy_accuracy" in json.loads((out / "summary.json").read_text())
+
+
+def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tmp_path):
+    """DAPO leaves room around the longest answer for its penalty."""
+    from jaxrl_po.run import launch, rewarding
+    from jaxrl_po.run.commands import language as script
+    from jaxrl_po.run.parallel import choose
+
+    budgets = []
+
+    def fitted(problem, records, task, policy):
+        budgets.append((records["problem"].max_new_tokens, task.answer_length))
+        return problem
+
+    monkeypatch.setattr(rewarding, "with_reward_model", fitted)
+    flags = ["--algorithm=dapo", "--reward=model", "--task=addition", f"--out={tmp_path}/run"]
+    records = launch.parse(script.SCRIPT, [*flags, *SMALL], {})
+    script.build(records, dapo, choose("1", num_seeds=1, num_rows=2))
+    [(budget, longest)] = budgets
+    assert budget == budget_with_room(longest) > longest

@@ -1,5 +1,7 @@
 """What scripts make of their flags before anything compiles."""
 
+import dataclasses
+
 import jax
 import pytest
 import tiny
@@ -255,6 +257,25 @@ def test_a_decay_that_ends_before_the_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="decay_iterations=3 must be 0 or at least 100"):
         control.main([*tiny.CONTROL, "--config.decay_iterations=3", f"--out={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
+
+
+def test_what_was_tuned_for_paths_is_not_for_groups():
+    def tuned(**changes):
+        given = [f"--{name}={value}" for name, value in changes.items()]
+        options = flags.parse(given, {"": control.Options}, partial=True)[""]
+        return control.tuned(options)
+
+    assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="path") != {}
+    assert tuned(algorithm="a2c", sampling="groups") == {}
+    assert tuned(algorithm="grpo") == tuned(algorithm="grpo", sampling="groups") != {}
+
+
+def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path):
+    stored = {"config.decay_iterations": 5, "total_steps": 160, "resume": True}
+    records = launch.parse(control.SCRIPT, tiny.CONTROL, stored)
+    longer = records | {"": dataclasses.replace(records[""], total_steps=3200)}
+    with pytest.raises(UsageError, match="--total_steps=3200 must stay as it was: the step size"):
+        launch.settle(control.SCRIPT, longer, {"total_steps", "resume"})
 
 
 @pytest.mark.usefixtures("no_compilation")

@@ -168,6 +168,32 @@ def test_a_sweep_goes_on_beyond_its_edge():
         assert len(runs.asked) == asked
 
 
+def test_a_resumed_sweep_goes_on_as_far_as_an_uninterrupted_one():
+    for best in (16.0, 1e9):
+        whole = Tried(best)
+        expected = study.tune(whole, {}, lambda: None)
+        for stop in range(1, len(whole.asked) + 1):
+            found = {
+                value: float(-abs(np.log(value / best)))
+                for values in whole.asked[:stop]
+                for value in values
+            }
+            again = Tried(best)
+            assert study.tune(again, found, lambda: None) == expected
+            assert again.asked == whole.asked[stop:]
+
+
+def test_a_cpu_is_split_before_an_environment_starts_the_backend(monkeypatch, tmp_path):
+    order = []
+    monkeypatch.setattr(study.parallel, "split", lambda devices: order.append(devices))
+    monkeypatch.setattr(study, "check", lambda claim: order.append("check") or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        study.carry_out(
+            about((Comparison("a", "b", 0.0),)), study.Options(devices="2", out=str(tmp_path / "s"))
+        )
+    assert order == ["2", "check"]
+
+
 def test_what_is_tuned_for_need_not_be_the_last_value():
     class Late(Tried):
         def train(self, values, seeds, base_seed):

@@ -51,6 +51,7 @@ MAY_DIFFER = (
     "mesh",
     "shard_params",
     "total_steps",
+    "compilation_cache",
     "reward_timeout",
     "tensorboard",
     "wandb",

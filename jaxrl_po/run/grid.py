@@ -15,7 +15,7 @@ from jaxrl_po.run.flags import UsageError
 Combination = dict[str, str]
 OF_A_START = ("resume", "overwrite", "processes")
 SWEPT = ("config.", "problem.", "network.")  # flags that may have several values
-MAY_DIFFER = ("out", "devices", "mesh", "save", *OF_A_START)
+MAY_DIFFER = ("out", "devices", "mesh", "compilation_cache", "save", *OF_A_START)
 
 
 class Asked(NamedTuple):

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from jaxrl_po.run import processes
@@ -48,3 +50,16 @@ def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[thr
     finally:
         for each, before in handlers.items():
             signal.signal(each, before)
+
+
+@contextlib.contextmanager
+def kept(out: Path) -> Iterator[None]:
+    """Ends a command that is interrupted with status 130, and says that it may be resumed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            f"interrupted: what is done is kept; continue with --out={out} --resume",
+            file=sys.stderr,
+        )
+        raise SystemExit(128 + signal.SIGINT) from None

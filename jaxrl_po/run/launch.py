@@ -65,7 +65,6 @@ def main(script: Script, argv: Sequence[str]) -> int:
         return 0
 
     options = flags.parse(argv, {"": script.options}, partial=True)[""]
-    keep_programs(options.compilation_cache)
     if options.distributed:
         processes.start(
             coordinator=options.coordinator,
@@ -113,8 +112,9 @@ def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
         if processes.is_writer():
             rows = metrics.read(out / "metrics.jsonl")
             plotting.save([panel(script, plan.title, rows)], out / "curves.png")
-            if rows[-1]["iteration"] == plan.job.iterations or (
-                outcome is not None and outcome.idle
+            # Without an outcome the run failed, and its last line may lack an evaluation.
+            if outcome is not None and (
+                outcome.idle or rows[-1]["iteration"] == plan.job.iterations
             ):
                 experiment = plan.experiment
                 content = summary.of_run(
@@ -184,6 +184,7 @@ def prepare(
     stored |= user_code.absolute(stored)
     records = parse(script, argv, stored)
     options = records[""]
+    keep_programs(options.compilation_cache)
     if options.deterministic:
         provenance.ask_for_determinism()
     sections = sections_of(script, options)
@@ -327,8 +328,14 @@ def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dic
     records = flags.parse(
         argv, sections_of(script, options), stored=stored, defaults=script.defaults(options)
     )
-    own = user_code.absolute(vars(records[""]))
-    return records | {"": dataclasses.replace(records[""], **own)}
+    return {prefix: _with_absolute(prefix, record) for prefix, record in records.items()}
+
+
+def _with_absolute(prefix: str, record: Any) -> Any:
+    """The record with absolute paths."""
+    names = {flags.join(prefix, field.name): field.name for field in flags.settable(type(record))}
+    own = user_code.absolute({flag: getattr(record, name) for flag, name in names.items()})
+    return dataclasses.replace(record, **{names[flag]: value for flag, value in own.items()})
 
 
 def settle(
@@ -343,6 +350,13 @@ def settle(
     iterations = count_iterations(options.total_steps, script.steps(records), script.unit)
     if iterations and DECAY in script.defaults(options) and DECAY not in given:
         settled["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
+    decay_iterations = vars(settled["config"]).get("decay_iterations", 0)
+    if options.resume and 0 < decay_iterations < iterations and DECAY not in given:
+        raise UsageError(
+            f"--total_steps={options.total_steps} must stay as it was: the step size of this run "
+            f"falls to 0 in its {decay_iterations} iterations. Begin another one, with more steps "
+            "or without --config.decay_iterations"
+        )
     require_learning(settled["config"], iterations)
     return settled, iterations
 

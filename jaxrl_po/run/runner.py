@@ -9,7 +9,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +28,7 @@ from jaxrl_po.run.interrupts import hear_signals
 from jaxrl_po.run.metrics import Row
 from jaxrl_po.run.pools import PoolError
 from jaxrl_po.run.programs import Job, RolloutsFailed
+from jaxrl_po.run.scoring import RewardError
 from jaxrl_po.types import PyTree, TrainState
 
 SKIPPED = "skipped"
@@ -99,6 +100,7 @@ def run(
       NoAction: an environment's mask of actions allowed none; the last checkpoint is kept.
       RewardError: a reward function failed on the first batch; earlier checkpoints are kept.
       PoolError: an environment of the host failed; saved after the last whole iteration.
+      RewardError: a reward function failed on a whole evaluation, likewise; or on the first batch.
       CheckpointError: no checkpoint can be used.
       OSError: the folder cannot be written; earlier checkpoints are kept.
     """
@@ -123,7 +125,12 @@ def run(
         if resume and max(latest.iterations(), default=-1) >= job.iterations:
             like = jax.eval_shape(job.learner.init, job.start)
             finished = latest.load(without_frozen(like), report=reporter.report)
-            if finished is not None and finished[0] >= job.iterations:
+            rows = metrics_lib.read(folder / METRICS)
+            if (
+                finished is not None
+                and finished[0] >= job.iterations
+                and not _without_evaluation(job, rows, finished[0])
+            ):
                 reporter.report(
                     f"nothing left to do: iteration {finished[0]} "
                     f"(step {finished[0] * job.steps_per_iteration:,}) is reached"
@@ -136,15 +143,17 @@ def run(
         like = without_frozen(programs.like)
         saved = latest.load(like, report=reporter.report) if resume else None
         done = saved[0] if saved else -1
+        # A line whose evaluation failed is written again, with its evaluation.
+        failed_line = _without_evaluation(job, metrics_lib.read(folder / METRICS), done)
         if resume and saved is None and metrics_lib.read(folder / METRICS):
             reporter.report(
                 "no checkpoint is left to resume from: the run starts again at iteration 0"
             )
-        log = Log(folder / METRICS, job.score, after=done)
+        log = Log(folder / METRICS, job.score, after=done - bool(failed_line))
         if job.examples is not None and processes.is_writer():
             metrics_lib.truncate(folder / EXAMPLES, done)
 
-        failure: PoolError | None = None
+        failure: PoolError | RewardError | None = None
 
         def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
             """Writes the line of `iteration`; saves the state as the best one if it is."""
@@ -156,7 +165,7 @@ def run(
                 try:
                     values, seconds = wait_for(programs.evaluate, state)
                     row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
-                except PoolError as error:
+                except (PoolError, RewardError) as error:
                     failure = error  # the line is written without its evaluation
             if evaluated and job.examples is not None:
                 arrays, _ = wait_for(programs.describe, state)
@@ -202,6 +211,8 @@ def run(
             reporter.report(
                 f"resuming at iteration {iteration} (step {iteration * job.steps_per_iteration:,})"
             )
+            if failed_line:
+                record(iteration, state, failed_line, evaluated=True)
 
         warned = set[int]()  # seeds
         first, begun, idle = iteration, time.perf_counter(), False
@@ -273,8 +284,16 @@ def run(
             latest.save(iteration, without_frozen(state), after=best)
             kept = iteration
         if failure is not None:
-            raise PoolError(f"{failure}; saved at iteration {kept}") from failure
+            raise type(failure)(f"{failure}; saved at iteration {kept}") from failure
     return Outcome(state, iteration, iteration < job.iterations and not idle, idle)
+
+
+def _without_evaluation(job: Job, rows: Sequence[Row], iteration: int) -> Row:
+    """The line of an iteration if it lacks the evaluation that was due; else empty."""
+    due = iteration == 0 or (iteration > 0 and job.due(iteration, job.eval_every))
+    if not due or not job.score:
+        return {}
+    return next((row for row in rows if row["iteration"] == iteration and job.score not in row), {})
 
 
 def without_frozen(state: TrainState) -> TrainState:

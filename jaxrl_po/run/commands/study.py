@@ -20,6 +20,7 @@ from jaxrl_po.run import (
     comparison,
     flags,
     folder,
+    interrupts,
     lanes,
     launch,
     methods,
@@ -168,7 +169,8 @@ class Runs:
         keys, key = lanes.keys(base_seed, seeds, len(values))
 
         assert experiment.learner_of is not None
-        placement = parallel.choose(self.devices, num_seeds=self.count, num_rows=1)
+        count = self.count if experiment.host is None else len(keys)
+        placement = parallel.choose(self.devices, num_seeds=count, num_rows=1)
         training = lanes.Training(
             experiment.learner_of,
             placement,
@@ -222,7 +224,8 @@ def tune(runs: Runs, found: dict[float, float], keep: Callable[[], None]) -> tup
       keep: called after each addition.
     """
     claim, asked = runs.claim, list(runs.arm.values)
-    for _ in range(1 + EXTENSIONS):
+    extended = len(set(found) - set(asked)) // len(asked)  # by the study that is resumed
+    for _ in range(extended, 1 + EXTENSIONS):
         if not set(asked) <= set(found):
             curves = runs.train(asked, runs.tuning_seeds, TUNING)
             found |= {
@@ -296,6 +299,7 @@ def begin(claim: Claim, number: int, setting: str, out: Path) -> list[str]:
 def carry_out(claim: Claim, options: Options) -> int:
     """Tests a claim; returns the exit status."""
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    parallel.split(options.devices)
     check(claim)
     said = json.loads(json.dumps(stated(claim)))
     for name, value in said.items():
@@ -307,7 +311,8 @@ def carry_out(claim: Claim, options: Options) -> int:
     keep_programs(options.compilation_cache)
     with folder.claim(options.out, overwrite=options.overwrite) as out:
         folder.write_json(out / folder.CONFIG, said)
-        results = run(claim, out, options.devices)
+        with interrupts.kept(out):
+            results = run(claim, out, options.devices)
         outcomes = claims.judge(claim, results)
         text = claims.table(claim, results, outcomes)
         (out / "table.txt").write_text(text)

@@ -14,7 +14,7 @@ files in `jaxrl_po/run/configs/` were found in this way.
 
 import json
 import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -27,6 +27,7 @@ from jaxrl_po.run import (
     flags,
     folder,
     grid,
+    interrupts,
     lanes,
     launch,
     methods,
@@ -43,6 +44,7 @@ from jaxrl_po.run.lanes import Training
 from jaxrl_po.run.parallel import Placement
 
 ALONE = Placement(1, 1, 1)
+OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every", "patience", "idle_patience")
 
 
 @config.record
@@ -110,8 +112,15 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
     )
 
 
-def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
+def run(
+    group: Sequence[Mapping[str, Any]], options: Options, given: Collection[str]
+) -> dict[str, Any]:
     """Trains the combinations that share one program, each over all seeds.
+
+    Args:
+      group: records of each combination.
+      options: of the sweep.
+      given: names of the flags that the user gave.
 
     Returns:
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
@@ -123,13 +132,12 @@ def run(group: Sequence[Mapping[str, Any]], options: Options) -> dict[str, Any]:
         raise UsageError(
             f"--mesh={options.mesh}: model is for jaxrl-po language; these networks are not sharded"
         )
+    group = [launch.settle(control.SCRIPT, records, given)[0] for records in group]
     algorithm = methods.ALGORITHMS[options.algorithm]
     experiments = [control.build(records, algorithm, ALONE) for records in group]
     experiment = experiments[0]
     steps = control.steps(group[0])
     iterations = launch.count_iterations(options.total_steps, steps, "environment steps")
-    for records in group:
-        launch.require_learning(records["config"], iterations)
     every = max(1, iterations // options.evaluations)
     # Seeds innermost; every combination gets the same keys.
     configs = lanes.configs([records["config"] for records in group], options.seeds)
@@ -168,7 +176,7 @@ def require_actions(curves: lanes.Curves) -> None:
 
 
 def run_all(
-    groups: Mapping[int, Sequence[Mapping[str, Any]]], options: Options
+    groups: Mapping[int, Sequence[Mapping[str, Any]]], options: Options, given: Collection[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Trains the programs, in this process or several at a time in their own.
 
@@ -180,13 +188,15 @@ def run_all(
     """
     if options.processes == 1:
         for number, group in groups.items():
-            yield number, run(group, options)
+            yield number, run(group, options, given)
         return
     # A spawned process has no backend yet, so it can set up its own devices, and it frees their
     # memory when it ends, which is after one program.
     fresh = multiprocessing.get_context("spawn")
     with futures.ProcessPoolExecutor(options.processes, fresh, max_tasks_per_child=1) as pool:
-        started = {pool.submit(run, group, options): number for number, group in groups.items()}
+        started = {
+            pool.submit(run, group, options, given): number for number, group in groups.items()
+        }
         try:
             for done in futures.as_completed(started):
                 yield started[done], done.result()
@@ -227,6 +237,13 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(
                 f"--{name} is for jaxrl-po control and jaxrl-po language: a sweep writes sweep.json"
             )
+    for name in OF_ONE_RUN:
+        if name in asked.flags:
+            raise UsageError(
+                f"--{name} must be left out: a sweep has --evaluations, and keeps whole runs"
+            )
+    if not options.total_steps:
+        raise UsageError("--total_steps=0 must be at least the steps of an iteration in a sweep")
     if options.save and user_code.is_source(options.env):
         raise UsageError(
             f"--save must be left out with --env={options.env}: the tuned flags of an environment "
@@ -239,6 +256,7 @@ def main(argv: Sequence[str]) -> int:
         records = asked.records(combination, sections)
         groups.setdefault(grid.static_part(records), []).append((combination, records))
 
+    given = frozenset([*asked.flags, *asked.swept])
     with folder.claim(options.out, overwrite=options.overwrite) as out:
         lasting = {
             name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
@@ -255,8 +273,8 @@ def main(argv: Sequence[str]) -> int:
             for number, group in programs.items()
             if not all(combination in done for combination, _ in group)
         }
-        with flags.blame(sections):
-            for number, result in run_all(todo, options):
+        with flags.blame(sections), interrupts.kept(out):
+            for number, result in run_all(todo, options, given):
                 group = programs[number]
                 rows += [
                     {"flags": combination, **result, "scores": scores}
@@ -275,7 +293,8 @@ def main(argv: Sequence[str]) -> int:
             [(row["flags"], grid.final(row["scores"])) for row in rows], out / "sweep.png"
         )
         print(text, end="")
-        best = flags.flatten(asked.records(rows[0]["flags"], sections))
+        records = asked.records(rows[0]["flags"], sections)
+        best = flags.flatten(launch.settle(control.SCRIPT, records, given)[0])
         tunable = [name for name in asked.flags | asked.swept if name.startswith(grid.SWEPT)]
         chosen = {
             name: best[name] for name in dict.fromkeys([*asked.tuned, *tunable]) if name in best
