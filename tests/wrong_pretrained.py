@@ -260,4 +260,21 @@ WRONG = [
         "in_order=False,\n            axis_name",
         ("test_lengths.py::test_an_update_is_that_of_whole_rows[in groups-1]",),
     ),
+    Wrong(
+        "only the first end of a folder ends a right answer",
+        "language.tasks.verify",
+        "if len(tokenizer.ends) == 1:",
+        "if tokenizer.ends:",
+        (
+            "test_pretrained.py::"
+            "test_an_answer_may_end_with_any_end_and_is_taught_that_of_the_template",
+        ),
+    ),
+    Wrong(
+        "a loaded policy reads a text without BOS",
+        "run.policies",
+        "return ids if ids[:1] == whole[:1] else whole",
+        "return ids",
+        (f"{INPUT}::test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none",),
+    ),
 ]

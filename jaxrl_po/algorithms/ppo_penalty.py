@@ -102,8 +102,7 @@ def make(
         if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(samples[1])):
             raise ConfigError(
                 "the penalty keeps the old distribution of every token, which is too much for a "
-                "vocabulary of this size: take ppo, whose reference penalty and metric `kl` need "
-                "log-probabilities alone"
+                "vocabulary of this size: take ppo, which needs log-probabilities alone"
             )
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,

@@ -73,8 +73,8 @@ class Sampling:
     old_log_prob: str = static(
         AUTO,
         "source of the old policy's log-probabilities in the ratio: the sampler, or a forward "
-        "pass of the learner before its first step; auto takes the learner if the model "
-        "computes below float32, where the two differ",
+        "pass of the learner before its first step; auto takes the learner where the two differ: "
+        "if the model computes below float32, or an accelerator multiplies with fewer digits",
         choices=OLD_LOG_PROBS,
     )
 

@@ -96,8 +96,8 @@ def from_file(
         )
     except ConfigError as error:
         # It begins with the place of the row.
-        split = "test" if test and str(error).startswith(test) else "train"
-        raise UsageError(f"--task.{split}: {error}") from None
+        side = "test" if test and str(error).startswith(test) else "train"
+        raise UsageError(f"--task.{side}: {error}") from None
 
 
 def read_rows(
