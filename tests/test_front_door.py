@@ -183,8 +183,7 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
 def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
     files, monkeypatch, capsys
 ):
-    given = [flag for flag in tiny.CONTROL if "_every" not in flag]
-    swept = [*given, "--total_steps=320", "--config.learning_rate=0.01,0.05"]
+    swept = [*tiny.SWEPT, "--total_steps=320", "--config.learning_rate=0.01,0.05"]
     out = f"--out={files / 'sweep'}"
     monkeypatch.chdir(files)
     with pytest.raises(UsageError, match=r"^--save must be left out with --env=/\S+mine.py:Corr"):

@@ -129,9 +129,9 @@ def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys):
     arguments = [*tiny.CONTROL, f"--env={tmp_path}/stuck.py:NoneLegal"]
     assert command.main([*arguments, f"--out={tmp_path}/run"]) != 0
     assert "seed 0: no action was legal in some state of iteration 1 " in capsys.readouterr().err
-    swept = [*arguments, "--config.learning_rate=1e-3,1e-2", "--evaluations=1"]
+    swept = [*tiny.SWEPT, f"--env={tmp_path}/stuck.py:NoneLegal", "--evaluations=1"]
     with pytest.raises(UsageError, match="no action was legal in some state of 4 of 4 runs"):
-        sweep.main([*swept, f"--out={tmp_path}/sweep"])
+        sweep.main([*swept, "--config.learning_rate=1e-3,1e-2", f"--out={tmp_path}/sweep"])
 
 
 def test_groups_and_vines_take_masks():
