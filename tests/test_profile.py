@@ -6,6 +6,7 @@ import pytest
 
 from experiments.benchmarks import control, language, profile
 from jaxrl_po.run import profiling
+from jaxrl_po.run.flags import UsageError
 
 
 def chain(x):
@@ -62,3 +63,17 @@ def test_an_account_of_a_transformer_has_all_its_products():
         parts = [key for key in row if key.startswith(f"{name}: products")]
         assert len(parts) == 3
         assert 0 < row[f"{name}_products_at_peak_ms"] <= row[f"{name}_ms"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--profile"], "--profile needs --width or --shape"),
+        (["--profile", "--width=16", "--seeds=2"], "--profile takes one seed, on one device"),
+        (["--profile", "--width=16", "--devices=2"], "--profile takes one seed, on one device"),
+    ],
+)
+def test_an_account_of_what_has_none_is_refused(monkeypatch, flags, message):
+    monkeypatch.setattr(language.os, "sched_setaffinity", lambda process, cores: None)
+    with pytest.raises(UsageError, match=message):
+        language.main(flags)

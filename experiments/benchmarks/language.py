@@ -107,6 +107,11 @@ class Adapters:
 Measured = tuple[language.Task, language.Transformer, types.Problem]
 
 
+def of(options: Options, adapters: Adapters) -> Measured:
+    """What the options ask for."""
+    return of_addition(options) if options.shape == "none" else of_shape(options, adapters)
+
+
 def of_addition(options: Options) -> Measured:
     """Three-digit addition with a model of the sizes asked for."""
     task = language.tasks.addition(3)
@@ -202,14 +207,13 @@ def account(options: Options, adapters: Adapters) -> dict[str, Any]:
     """Where sampling and training spend their time: matrix products, and the rest.
 
     Raises:
-      UsageError: not on a CPU, or several seeds.
+      UsageError: not on a CPU, several seeds, or devices.
     """
-    if options.seeds != 1:
-        raise UsageError("--profile takes one seed")
-    shaped = options.shape != "none"
+    if options.seeds != 1 or options.devices != "auto":
+        raise UsageError("--profile takes one seed, on one device")
     if jax.default_backend() != "cpu":
         raise UsageError("--profile reads the profile of a CPU: set JAX_PLATFORMS=cpu")
-    _, model, problem = of_shape(options, adapters) if shaped else of_addition(options)
+    _, model, problem = of(options, adapters)
     learner = dapo.make(config.as_arrays(settings_of(options, None)), problem)
     state = (learner.init if adapters.rank else jax.jit(learner.init))(jax.random.key(0))
     # Without the state, which a run hands on in place: returned here, it would be copied.
@@ -272,7 +276,7 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
         num_seeds=options.seeds,
         num_rows=options.num_prompts,
     )
-    task, model, problem = of_shape(options, adapters) if shaped else of_addition(options)
+    task, model, problem = of(options, adapters)
     settings = settings_of(options, placement.axis_name)
     learner = dapo.make(config.as_arrays(settings), problem)
 
@@ -371,8 +375,12 @@ def main(argv: Sequence[str]) -> int:
         print(flags.usage("benchmarks/language.py", summary, sections))
         return 0
     options, adapters = flags.parse(argv, sections).values()
+    if options.profile and not (options.width or options.shape != "none"):
+        raise UsageError("--profile needs --width or --shape: it shows one model")
     if options.width or options.shape != "none":
         if options.profile:  # on one core, before JAX starts: times of operations then add up
+            if not hasattr(os, "sched_setaffinity"):
+                raise UsageError("--profile keeps to one core, which only Linux lets it do")
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         with flags.blame(sections):
             row = (account if options.profile else measure)(options, adapters)

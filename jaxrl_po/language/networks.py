@@ -112,8 +112,8 @@ def make_networks(
       ConfigError: for an invalid argument, which the message names.
     """
     if old_log_prob == AUTO:
-        # Below float32 the cached and the whole forward pass round differently, and an accelerator
-        # multiplies float32 matrices with fewer digits. A custom module need not have a dtype.
+        # Below float32 the cached and the whole forward pass round differently. A custom module
+        # need not have a dtype.
         dtype = getattr(model, "dtype", jnp.float32)
         whole = jnp.promote_types(dtype, jnp.float32) == dtype and exact_products()
         old_log_prob = SAMPLER if whole and not sampler.differs(model) else LEARNER
@@ -205,6 +205,9 @@ def prompt_keys(collector: CollectorState, key: jax.Array) -> jax.Array:
 
 
 def exact_products() -> bool:
-    """Whether JAX multiplies float32 matrices in float32: on a CPU, or where it is told to."""
+    """Whether float32 matrix products have full precision: accelerators use TF32 or bfloat16.
+
+    `jax_default_matmul_precision` decides, and on a CPU they always have.
+    """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return jax.default_backend() == "cpu" or precision in ("highest", "float32")

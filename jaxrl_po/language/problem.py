@@ -74,7 +74,7 @@ class Sampling:
         AUTO,
         "source of the old policy's log-probabilities in the ratio: the sampler, or a forward "
         "pass of the learner before its first step; auto takes the learner where the two differ: "
-        "if the model computes below float32, or an accelerator multiplies with fewer digits",
+        "if the model computes below float32, or an accelerator multiplies matrices in TF32",
         choices=OLD_LOG_PROBS,
     )
 

@@ -126,11 +126,9 @@ def run(
             like = jax.eval_shape(job.learner.init, job.start)
             finished = latest.load(without_frozen(like), report=reporter.report)
             rows = metrics_lib.read(folder / METRICS)
-            if (
-                finished is not None
-                and finished[0] >= job.iterations
-                and not _without_evaluation(job, rows, finished[0])
-            ):
+            done = finished[0] if finished is not None else -1
+            again = processes.any_of(bool(_without_evaluation(job, rows, done)))
+            if finished is not None and done >= job.iterations and not again:
                 reporter.report(
                     f"nothing left to do: iteration {finished[0]} "
                     f"(step {finished[0] * job.steps_per_iteration:,}) is reached"
@@ -145,11 +143,13 @@ def run(
         done = saved[0] if saved else -1
         # A line whose evaluation failed is written again, with its evaluation.
         failed_line = _without_evaluation(job, metrics_lib.read(folder / METRICS), done)
+        # Together, and before any process shortens the file: evaluations are.
+        again = processes.any_of(bool(failed_line))
         if resume and saved is None and metrics_lib.read(folder / METRICS):
             reporter.report(
                 "no checkpoint is left to resume from: the run starts again at iteration 0"
             )
-        log = Log(folder / METRICS, job.score, after=done - bool(failed_line))
+        log = Log(folder / METRICS, job.score, after=done - again)
         if job.examples is not None and processes.is_writer():
             metrics_lib.truncate(folder / EXAMPLES, done)
 
@@ -211,7 +211,7 @@ def run(
             reporter.report(
                 f"resuming at iteration {iteration} (step {iteration * job.steps_per_iteration:,})"
             )
-            if failed_line:
+            if again:
                 record(iteration, state, failed_line, evaluated=True)
 
         warned = set[int]()  # seeds

@@ -132,12 +132,12 @@ def run(
         raise UsageError(
             f"--mesh={options.mesh}: model is for jaxrl-po language; these networks are not sharded"
         )
-    group = [launch.settle(control.SCRIPT, records, given)[0] for records in group]
+    settled = [launch.settle(control.SCRIPT, records, given) for records in group]
+    group, iterations = [records for records, _ in settled], settled[0][1]
     algorithm = methods.ALGORITHMS[options.algorithm]
     experiments = [control.build(records, algorithm, ALONE) for records in group]
     experiment = experiments[0]
     steps = control.steps(group[0])
-    iterations = launch.count_iterations(options.total_steps, steps, "environment steps")
     every = max(1, iterations // options.evaluations)
     # Seeds innermost; every combination gets the same keys.
     configs = lanes.configs([records["config"] for records in group], options.seeds)

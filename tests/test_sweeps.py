@@ -1,0 +1,304 @@
+"""Sweeps: what they train, what they leave, how they go on, and what they refuse."""
+
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_po.run import flags as flags_lib
+from jaxrl_po.run.commands import control, sweep
+from jaxrl_po.run.flags import UsageError
+
+SMALL = [
+    "--seeds=2",
+    "--devices=1",
+    "--total_steps=256",
+    "--evaluations=2",
+    "--eval_episodes=2",
+    "--problem.num_envs=4",
+    "--problem.num_steps=8",
+    "--config.num_minibatches=2",
+    "--config.num_epochs=1",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_backend():
+    """Starts the backend, whose number of devices a script would choose otherwise."""
+    return jax.local_device_count()
+
+
+def test_a_sweep_runs_in_one_process(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"^--distributed is for jaxrl-po control and jaxrl-po language"
+    ):
+        sweep.main(
+            [*SMALL, f"--out={tmp_path / 'new'}", "--distributed", "--coordinator=localhost:1234"]
+        )
+    assert not (tmp_path / "new").exists()
+
+
+def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "sweep"
+    arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
+    monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
+    assert sweep.main([*arguments, "--save", "--overwrite"]) == 0
+    printed = capsys.readouterr().out
+    # Numbers share a program, sizes do not.
+    assert "program 2 of 2: 2 settings × 2 seeds" in printed
+    rows = json.loads((out / "sweep.json").read_text())
+    assert len(rows) == 4
+    assert {
+        (row["flags"]["config.learning_rate"], row["flags"]["network.width"]) for row in rows
+    } == {(rate, width) for rate in ("1e-3", "1e-2") for width in ("4", "8")}
+    for row in rows:
+        assert np.asarray(row["scores"]).shape == (2, 2)
+        assert row["steps"] == [128, 256]
+    assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert len((out / "table.txt").read_text().splitlines()) == 5
+    # control.py then starts from what was saved.
+    saved = json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text())
+    assert saved["flags"]["config.learning_rate"] == float(rows[0]["flags"]["config.learning_rate"])
+    assert saved["flags"]["problem.num_envs"] == 4
+    assert "--config.learning_rate=1e-3,1e-2" in saved["found_by"]
+    options = flags_lib.parse([], {"": control.Options})[""]
+    assert control.tuned(options) == saved["flags"]
+    # Interrupted after the first program, it runs only the second.
+    (out / "sweep.json").write_text(
+        json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
+    )
+    assert sweep.main([*arguments, "--save", "--resume"]) == 0
+    assert "program 1" not in capsys.readouterr().out
+    assert json.loads((out / "sweep.json").read_text())[0]["scores"] == rows[0]["scores"]
+    # Flags that are not given keep their values, even if saving has changed the defaults of
+    # control.py.
+    (out / "sweep.json").write_text(
+        json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
+    )
+    assert sweep.main([f"--out={out}", "--resume"]) == 0
+    assert "program 2 of 2: 2 settings × 2 seeds" in capsys.readouterr().out
+    assert json.loads((out / "sweep.json").read_text())[0]["scores"] == rows[0]["scores"]
+    assert json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text()) == saved
+
+
+@pytest.fixture
+def programs_run(monkeypatch):
+    """The groups that a sweep trains, without training: a larger step size scores better."""
+    trained = []
+
+    def over(group, options, given):
+        trained.append(group)
+        scores = [
+            [[float(records["config"].learning_rate)] * 3] * options.seeds for records in group
+        ]
+        return {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
+
+    monkeypatch.setattr(sweep, "run", over)
+    return trained
+
+
+RANGES = ["--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--seeds=2", "--config.learning_rate=0.01,0.001"],  # unchanged, spelled differently
+        ["--seed=0", "--config.gamma=0.99"],  # unchanged, the default
+        ["--network.width=8,4", "--processes=1", "--devices=auto", "--nosave"],
+    ],
+)
+def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_run, arguments):
+    out = tmp_path / "sweep"
+    assert sweep.main([*SMALL, *RANGES, f"--out={out}"]) == 0
+    rows = json.loads((out / "sweep.json").read_text())
+    (out / "sweep.json").write_text(
+        json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
+    )
+    del programs_run[:]
+    assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
+    (group,) = programs_run
+    assert {records["network"].width for records in group} == {8}
+    assert all(records["config"].num_epochs == 1 for records in group)
+    assert json.loads((out / "sweep.json").read_text()) == rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--seeds=3"],
+            (
+                r"--seeds=3 must be 2, as in the sweep in \S+ that is resumed; "
+                r"leave the flag out, or choose another --out"
+            ),
+        ),
+        (
+            ["--config.learning_rate=1e-4,1e-2"],
+            r"--config\.learning_rate=0\.0001,0\.01 must be 0\.001,0\.01, as in",
+        ),
+        (
+            ["--config.gamma=0.9", "--network.width=4"],
+            r"--config\.gamma=0\.9 must be 0\.99, --network\.width=4 must be 4,8, as in",
+        ),
+        (["--algorithm=a2c", "--config.n=3"], r"--algorithm=a2c must be ppo, as in"),
+        (["--total_steps=512"], r"--total_steps=512 must be 256, as in"),
+        (["--config.gama=0.9"], r"--config\.gama is not a flag; did you mean --config\.gamma\?"),
+    ],
+)
+def test_a_resumed_sweep_names_the_flags_that_differ(tmp_path, programs_run, arguments, message):
+    out = tmp_path / "sweep"
+    sweep.main([*SMALL, *RANGES, f"--out={out}"])
+    before = (out / "config.json").read_bytes()
+    with pytest.raises(UsageError, match=f"^{message}"):
+        sweep.main([*arguments, f"--out={out}", "--resume"])
+    assert (out / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "stored", ['{"script": "control", "seeds": 2}', '{"script": "sweep", "argv": []}']
+)
+def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
+    (tmp_path / "config.json").write_text(stored)
+    with pytest.raises(
+        UsageError,
+        match=r"^--resume: --out=\S+ must hold a sweep of this version of jaxrl-po sweep",
+    ):
+        sweep.main([*SMALL, f"--out={tmp_path}", "--resume"])
+
+
+def test_what_is_best_can_be_given_and_saved(tmp_path, programs_run, monkeypatch, capsys):
+    """Flags that depend on a swept one, and tuned flags that it makes ineffective."""
+    monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
+    (tmp_path / "configs" / "ppo").mkdir(parents=True)
+    (tmp_path / "configs" / "ppo" / "CartPole-v1.json").write_text(
+        '{"flags": {"config.lambda_": 0.5}}'
+    )
+    ranges = [
+        "--config.early_stop=true",
+        "--config.target_kl=0.5,0.25",
+        "--config.estimator=monte_carlo",
+    ]
+    assert sweep.main([*SMALL, *ranges, f"--out={tmp_path / 'sweep'}", "--save"]) == 0
+    best = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")
+    ).split()[1:]
+    sections = sweep.launch.sections_of(control.SCRIPT, control.Options())
+    records = flags_lib.parse(best, sections)
+    assert records["config"].early_stop
+    assert records["config"].target_kl in (0.5, 0.25)
+    assert records["config"].estimator == "monte_carlo"
+    saved = json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text())
+    assert flags_lib.parse([], sections, defaults=saved["flags"]) == records
+
+
+def test_sweep_help_names_the_flags(capsys):
+    assert sweep.main(["--help"]) == 0
+    assert "  --evaluations=10\n" in capsys.readouterr().out
+
+
+def test_sweep_compares_like_with_like(tmp_path):
+    """A combination trains as it would alone, on the same seeds as the others."""
+    # Small steps, so that the rounding of either program does not grow into another episode.
+    sweep.main([*SMALL, f"--out={tmp_path / 'both'}", "--config.learning_rate=1e-4,3e-3"])
+    sweep.main([*SMALL, f"--out={tmp_path / 'one'}", "--config.learning_rate=3e-3"])
+    both = {
+        row["flags"]["config.learning_rate"]: row["scores"]
+        for row in json.loads((tmp_path / "both/sweep.json").read_text())
+    }
+    one = json.loads((tmp_path / "one/sweep.json").read_text())[0]["scores"]
+    assert both["3e-3"] == one != both["1e-4"]
+
+
+def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch, capsys):
+    # A process sets its own compilation cache; that of the tests comes from the environment.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
+    arguments = [*SMALL, "--config.learning_rate=1e-4", "--network.width=4,8"]
+    found = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        assert sweep.main([*arguments, f"--processes={processes}", f"--out={out}"]) == 0
+        found.append(
+            {
+                row["flags"]["network.width"]: row["scores"]
+                for row in json.loads((out / "sweep.json").read_text())
+            }
+        )
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+    # The number of parallel processes belongs to the start, not to the sweep.
+    capsys.readouterr()
+    assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
+    assert "program" not in capsys.readouterr().out
+
+
+def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypatch):
+    """The tuned one was found for another number of steps."""
+    seen = []
+
+    def build(records, *others):
+        seen.append(records["config"].decay_iterations)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "build", build)
+    flags = ["--env=Pendulum-v1", "--config.learning_rate=1e-3,1e-2"]
+    for further, want in (
+        (["--total_steps=4096"], 2),
+        (["--total_steps=2097152"], 1024),
+        (["--total_steps=4096", "--config.decay_iterations=3"], 3),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            sweep.main([*flags, *further, "--overwrite", f"--out={tmp_path}"])
+        assert stop.value.code == 130
+        assert seen[-1] == want
+
+
+def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, monkeypatch, capsys):
+    def leave(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "run", leave)
+    with pytest.raises(SystemExit) as stop:
+        sweep.main([*SMALL, *RANGES, f"--out={tmp_path / 'sweep'}"])
+    assert stop.value.code == 130
+    assert f"continue with --out={tmp_path / 'sweep'} --resume" in capsys.readouterr().err
+
+
+def killed(*arguments):
+    """A program killed by the system."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "run", killed)
+    with pytest.raises(UsageError, match=r"^--processes=2: a process of the sweep was killed"):
+        sweep.main(
+            [
+                *SMALL,
+                "--config.learning_rate=1e-4",
+                "--network.width=4,8",
+                "--processes=2",
+                f"--out={tmp_path / 'sweep'}",
+            ]
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--config.learning_rate=1e-3,-1"], "config.learning_rate"),
+        (["--config.learning_rat=1e-3,1e-2"], "learning_rate"),
+        (["--problem.num_envs=4,many"], "num_envs"),
+        (["--env=CartPole-v2"], "CartPole-v1"),
+        (["--patience=3"], "--patience must be left out: a sweep has --evaluations"),
+        (["--total_steps=0"], "--total_steps=0 must be at least the steps of an iteration"),
+    ],
+)
+def test_bad_sweeps_are_named(tmp_path, arguments, match):
+    with pytest.raises(UsageError, match=match):
+        sweep.main([*SMALL, f"--out={tmp_path / 'sweep'}", *arguments])
+    assert not (tmp_path / "sweep" / "sweep.json").exists()
