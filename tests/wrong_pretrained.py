@@ -6,7 +6,37 @@ LOGITS = "test_pretrained.py::test_logits_are_those_of_transformers"
 RUNS, INPUT = "test_pretrained_runs.py", "test_pretrained_input.py"
 MERGED = "test_lora.py::test_adapters_equal_the_merged_matrices"
 
+KERNELS = "test_kernels.py::test_"
+
 WRONG = [
+    Wrong(
+        "every block decodes with the kernels of the first",
+        "language.kernels",
+        "_left(kernels[number], x), number)",
+        "_left(kernels[0], x), number)",
+        (f"{KERNELS}a_step_computes_the_same[plain]",),
+    ),
+    Wrong(
+        "kernels held for decoding keep the type of the parameters",
+        "language.kernels",
+        'matrix["kernel"].astype(dtype)',
+        'matrix["kernel"]',
+        (f"{KERNELS}a_step_computes_the_same[bfloat16]",),
+    ),
+    Wrong(
+        "adapters decode as if there were no base beside them",
+        "language.lora",
+        "return adapters | {name: held[name] for name in held.keys() - self.base.keys()}",
+        "return adapters",
+        (f"{KERNELS}a_step_computes_the_same[adapters]",),
+    ),
+    Wrong(
+        "many actions are drawn without their logits",
+        "distributions",
+        "perturbed = jax.lax.optimization_barrier(perturbed)",
+        "perturbed = jax.lax.optimization_barrier(perturbed - logits)",
+        (f"{KERNELS}many_actions_are_drawn_as_few",),
+    ),
     Wrong(
         "keys are normalised again after they are rotated",
         "language.blocks",

@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po.language.kernels import BY_OUTPUTS
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import rotate
 
@@ -231,8 +232,11 @@ class Linear(nn.Module):
     def __call__(self, x_MxI: jax.Array) -> jax.Array:
         """Maps `[M, inputs]` to `[M, outputs]`."""
         x_MxI, inputs = x_MxI.astype(self.dtype), x_MxI.shape[-1]
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), (inputs, self.outputs))
-        y_MxO = x_MxI @ kernel.astype(self.dtype)
+        if self.has_variable(BY_OUTPUTS, "kernel"):
+            y_MxO: jax.Array = self.get_variable(BY_OUTPUTS, "kernel").product(x_MxI)
+        else:
+            kernel = self.param("kernel", nn.initializers.lecun_normal(), (inputs, self.outputs))
+            y_MxO = x_MxI @ kernel.astype(self.dtype)
         if self.bias:
             bias = self.param("bias", nn.initializers.zeros, (self.outputs,))
             y_MxO += bias.astype(self.dtype)[None]

@@ -88,6 +88,7 @@ def converse(
         prompt_length + columns - 1,
         group_size=group_size,
     )
+    params = sampling.for_decoding(model, params, rows)
 
     class Loop(NamedTuple):
         t: jax.Array

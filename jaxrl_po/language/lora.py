@@ -66,6 +66,11 @@ class Adapted(NamedTuple):
         """As `Transformer.apply`, of the adapters `{"lora": …}`."""
         return self.model.apply({**self.base, **adapters}, *arguments, **options)
 
+    def for_decoding(self, adapters: PyTree, rows: int) -> PyTree:
+        """As `Transformer.for_decoding`: the adapters, with what is held of the base."""
+        held = self.model.for_decoding(self.base, rows)
+        return adapters | {name: held[name] for name in held.keys() - self.base.keys()}
+
     def empty_cache(self, batch: int, length: int) -> Any:
         """As `Transformer.empty_cache`."""
         return self.model.empty_cache(batch, length)

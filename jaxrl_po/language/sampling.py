@@ -139,6 +139,12 @@ def prefill(
     return repeated
 
 
+def for_decoding(model: Any, params: Any, rows: int) -> Any:
+    """The parameters for decoding steps of so many rows; a custom module's as they are."""
+    prepare = getattr(model, "for_decoding", None)
+    return params if prepare is None else prepare(params, rows)
+
+
 def draw(
     logits: jax.Array,
     keys: jax.Array,
@@ -220,6 +226,7 @@ def generate(
     # The last token is never fed back, so it needs no column.
     columns = prompt_length + decoding.max_new_tokens - 1
     logits, filled, pad = prefill(model, params, prompt, pad, columns, group_size=group_size)
+    params = for_decoding(model, params, rows)
 
     class Loop(NamedTuple):
         t: jax.Array

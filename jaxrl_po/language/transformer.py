@@ -20,6 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po.language import kernels
 from jaxrl_po.language.blocks import Apart, Attention, Block, Mlp, last_of, scaled, wide
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import PLAIN, Rope, turns
@@ -219,7 +220,10 @@ class Transformer(nn.Module):
         if not unembed:
             out_MxV = x_MxD
         elif self.ties_output:
-            out_MxV = x_MxD @ embedding_VxD.T
+            one_by_one = self.scanned and cache is not None and kernels.few(x_MxD.shape[0])
+            out_MxV = (
+                kernels.product(x_MxD, embedding_VxD) if one_by_one else x_MxD @ embedding_VxD.T
+            )
         else:
             out_MxV = nn.Dense(
                 outputs, use_bias=False, kernel_init=scaled(0.1, self.width), name="output"
@@ -284,6 +288,8 @@ class Transformer(nn.Module):
             blocks[ADAPTERS] = self.variable(
                 ADAPTERS, "blocks", lambda: draw(self.make_rng("params"), ADAPTERS)
             ).value
+        if self.has_variable(kernels.BY_OUTPUTS, "blocks"):
+            blocks[kernels.BY_OUTPUTS] = self.get_variable(kernels.BY_OUTPUTS, "blocks")
         return blocks
 
     def _scanned(
@@ -291,9 +297,11 @@ class Transformer(nn.Module):
     ) -> tuple[jax.Array, Any]:
         """All blocks, compiled once; every position goes through all of them."""
         del last
+        by_outputs = blocks.pop(kernels.BY_OUTPUTS, {})
 
         def body(carry: Any, xs: Any) -> tuple[Any, None]:
             (variables, window, number), (x_MxD, cache) = xs, carry
+            variables |= {kernels.BY_OUTPUTS: kernels.of_block(by_outputs, number)}
             return layer(variables, window, x_MxD, cache, number, new), None
 
         numbers = jnp.arange(self.layers)
@@ -347,6 +355,13 @@ class Transformer(nn.Module):
         return jax.eval_shape(
             self.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
         )
+
+    def for_decoding(self, params: PyTree, rows: int) -> PyTree:
+        """The parameters, with what makes decoding steps of so many rows faster, see `kernels`."""
+        if not (self.scanned and kernels.few(rows)):
+            return params
+        held = {"blocks": kernels.by_outputs(params["params"]["blocks"], self.dtype)}
+        return {**params, kernels.BY_OUTPUTS: held}
 
     def empty_cache(self, batch: int, length: int) -> Cache:
         """A cache for `batch` rows of `length` columns."""

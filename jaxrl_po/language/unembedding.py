@@ -46,12 +46,13 @@ class Unembedded:
     def sample(self, key: jax.Array) -> jax.Array:
         """One int32 token per batch element, `E*`; consumes `key`."""
         keys = jax.random.split(key, self.hidden.shape[:-1])
-        return self._by_rows(
-            lambda hidden, matrices, key: jax.vmap(jax.random.categorical)(
-                key, _logits(hidden, matrices[0])
-            ).astype(jnp.int32),
-            keys,
-        )
+
+        def of_rows(hidden: jax.Array, matrices: Any, key: jax.Array) -> jax.Array:
+            logits = _logits(hidden, matrices[0])
+            return jax.vmap(lambda row, key: Categorical(row).sample(key))(logits, key)
+
+        drawn: jax.Array = self._by_rows(of_rows, keys)
+        return drawn
 
     def mode(self) -> jax.Array:
         """The most likely token, `E*`; the lowest id wins a tie."""

@@ -1,0 +1,122 @@
+"""Kernels by outputs: decoding steps of few rows compute the same, without a copy of a kernel."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_po.distributions import MANY, Categorical
+from jaxrl_po.language import Transformer, kernels, lora, sampling
+from jaxrl_po.language.lora import Lora
+from jaxrl_po.language.sampling import Decoding
+
+DEEP = Transformer(23, width=8, layers=5, heads=4, kv_heads=2, mlp_width=12)
+UNLIKE = {
+    "plain": {},
+    "gemma": {"qk_norm": True, "post_norms": True, "qkv_bias": True, "windows": (0, 3, 0, 5, 2)},
+    "tied": {"tied": True},
+    "not gated": {"gated": False},
+    "adapters": {"lora": Lora(2, targets=("query", "down"))},
+    "bfloat16": {"dtype": jnp.dtype("bfloat16")},
+}
+PROMPT, PAD = jnp.array([[0, 3, 4], [5, 6, 7]], jnp.int32), jnp.array([1, 0], jnp.int32)
+
+
+def spread(tree, seed):
+    """Parameters far from an initial model, so that differences show."""
+    return jax.tree.map(
+        lambda x: x + 0.3 * jnp.cos(seed + jnp.arange(x.size, dtype=float)).reshape(x.shape), tree
+    )
+
+
+def model_and_params(name, seed=0):
+    model = DEEP.clone(**UNLIKE[name])
+    params = spread(model.init(jax.random.key(0), PROMPT, PAD), seed)
+    if "lora" not in params:
+        return model, params
+    adapters = {"lora": params["lora"]}
+    return lora.over(model, {"params": params["params"]}), adapters
+
+
+def step(model, params, *, prepared):
+    """Logits of a decoding step after the prompts, and the cache."""
+    logits, cache, pad = sampling.prefill(model, params, PROMPT, PAD, 4, group_size=2)
+    token = jnp.argmax(logits, axis=-1)[:, None]
+    if prepared:
+        params = sampling.for_decoding(model, params, token.shape[0])
+    return model.apply(params, token, pad, cache, 3)
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_step_computes_the_same(name):
+    model, params = model_and_params(name)
+    assert set(sampling.for_decoding(model, params, 4)) == {*params, kernels.BY_OUTPUTS}
+    one = jax.jit(lambda: step(model, params, prepared=False))()
+    other = jax.jit(lambda: step(model, params, prepared=True))()
+    assert float(jnp.std(one[0])) > 0.1
+    tolerance = 0.1 if name == "bfloat16" else 1e-5
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance), one, other)
+
+
+@pytest.mark.parametrize("name", ["plain", "adapters"])
+def test_seeds_side_by_side_compute_what_each_does_alone(name):
+    each = [model_and_params(name, seed) for seed in range(3)]
+    model = each[0][0]
+    run = jax.jit(lambda params: step(model, params, prepared=True)[0])
+    alone = jnp.stack([run(params) for _, params in each])
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params for _, params in each))
+    assert float(jnp.abs(alone[0] - alone[1]).max()) > 0.01
+    np.testing.assert_allclose(jax.jit(jax.vmap(run))(stacked), alone, atol=1e-5)
+
+
+def decode(model, params):
+    keys = jax.random.split(jax.random.key(2), 2)
+    decoding = Decoding(6)
+    return sampling.generate(
+        model, params, PROMPT, PAD, keys, group_size=3, decoding=decoding, eos=1, pad_token=0
+    )
+
+
+def test_the_same_completions_are_sampled(monkeypatch):
+    model, params = model_and_params("tied")
+    with_kernels = jax.jit(decode, static_argnums=0)(model, params)
+    monkeypatch.setattr(kernels, "few", lambda rows: False)
+    without = jax.jit(lambda params: decode(model, params))(params)
+    assert len(np.unique(with_kernels.tokens)) > 5
+    np.testing.assert_array_equal(with_kernels.tokens, without.tokens)
+    np.testing.assert_allclose(with_kernels.log_prob, without.log_prob, atol=1e-5)
+
+
+def slices_of_kernels(text):
+    """Kernels of the MLP that a program cuts out of their stack."""
+    return len(re.findall(r"= f32\[1,(?:8,12|12,8)\]\S* dynamic-slice\(", text))
+
+
+def test_no_step_copies_a_kernel(monkeypatch):
+    model, params = model_and_params("plain")
+
+    def text():
+        return jax.jit(lambda params: decode(model, params)).lower(params).compile().as_text()
+
+    in_the_prompt = slices_of_kernels(text())
+    monkeypatch.setattr(kernels, "few", lambda rows: False)
+    assert slices_of_kernels(text()) == 2 * in_the_prompt > 0
+
+
+def test_many_rows_few_blocks_and_accelerators_keep_the_parameters(monkeypatch):
+    model, params = model_and_params("plain")
+    assert model.for_decoding(params, kernels.FEW + 1) is params
+    shallow = model.clone(layers=2)
+    assert shallow.for_decoding(params, 1) is params
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert model.for_decoding(params, 1) is params
+
+
+@pytest.mark.parametrize("actions", [3, MANY + 5])
+def test_many_actions_are_drawn_as_few(actions):
+    key = jax.random.key(actions)
+    logits = jax.random.normal(key, (40, actions)).at[:, 2].set(-jnp.inf)
+    drawn = jax.jit(lambda: Categorical(logits).sample(key))()
+    np.testing.assert_array_equal(drawn, jax.random.categorical(key, logits))
