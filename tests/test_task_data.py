@@ -15,6 +15,7 @@ from jaxrl_po.language.tasks import Example, table
 from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.run import jobs, launch, parallel, provenance
 from jaxrl_po.run.commands import language as script
+from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.methods import ALGORITHMS
 from jaxrl_po.run.parallel import Placement
 from jaxrl_po.run.seeds import over_seeds
@@ -133,3 +134,21 @@ def test_no_program_of_a_run_holds_the_file(tmp_path, further):
         text = program.as_text()
         constants = [part.split('"')[0] for part in text.split('dense<"0x')[1:]]
         assert sum(map(len, constants)) < held / 8, name
+
+
+def test_a_run_goes_on_only_with_the_prompts_it_began_with(tmp_path):
+    place = write(tmp_path / "all.jsonl", ROWS)
+    kept = (tmp_path / "all.jsonl").read_text()
+    again = [f"--out={tmp_path / 'run'}", "--resume", "--total_steps=8"]
+    flags = [
+        *("--task=file", f"--task.train={place}", "--algorithm=grpo", *tiny.MODEL, again[0]),
+        *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2", "--show=0"),
+        *("--seeds=1", "--total_steps=4", "--config.decay_iterations=2", "--warm_start.steps=0"),
+    ]
+    assert script.main(flags) == 0
+    (tmp_path / "all.jsonl").write_text(kept.replace('"answer": "4"', '"answer": "5"', 1))
+    assert (tmp_path / "all.jsonl").read_text() != kept
+    with pytest.raises(UsageError, match=r"^--resume: --out=\S+ began with other prompts or answ"):
+        script.main(again)
+    (tmp_path / "all.jsonl").write_text(kept)
+    assert script.main(again) == 0

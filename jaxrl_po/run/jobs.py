@@ -35,6 +35,7 @@ class Experiment(NamedTuple):
         `(key, given)`, so that they are no constants of its program. None where `init` takes the
         key alone.
       base: digest of what adapters are trained over; empty without adapters.
+      prompts: digest of the prompts and answers, where these are data of the task; else empty.
       judge: scores on the host what `evaluate` returns, leaves `[S, …]`, to `{name: [S, n]}`; None
         where that holds the scores.
       notes: lines that are shown before the run.
@@ -53,6 +54,7 @@ class Experiment(NamedTuple):
     warm: Warm | None = None
     given: PyTree = None
     base: str = ""
+    prompts: str = ""
     judge: Callable[[Any], dict[str, Any]] | None = None
     notes: tuple[str, ...] = ()
     learner_of: Callable[[Any], Learner] | None = None

@@ -248,6 +248,9 @@ def prepare(
     if experiment.base:
         provenance.require_base(experiment.base, before, f"--resume: --out={options.out}")
         sizes[provenance.BASE] = experiment.base
+    if experiment.prompts:
+        provenance.require_prompts(experiment.prompts, before, f"--resume: --out={options.out}")
+        sizes[provenance.PROMPTS] = experiment.prompts
     resolved = sizes | provenance.go_on(origin, before)
     return Plan(records, experiment, job, title, resolved, provenance.differences(origin, before))
 

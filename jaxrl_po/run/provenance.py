@@ -35,6 +35,7 @@ CPU_DEVICES = "jax_num_cpu_devices"
 OTHER_STATES = ("0.1.", "0.2.")  # versions whose runs cannot be resumed
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
 BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
+PROMPTS = "prompts"  # entry of a run on prompts of a file: their digest, in the model's tokens
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -263,4 +264,21 @@ def require_base(digest: str, resolved: Mapping[str, Any], run: str) -> None:
         raise UsageError(
             f"{run} holds adapters over another base: its digest was {before} and is {digest} now; "
             "put back what the run's --init_from names"
+        )
+
+
+def require_prompts(digest: str, resolved: Mapping[str, Any], run: str) -> None:
+    """Raises UsageError unless a run goes on with the prompts and answers that it began with.
+
+    Args:
+      digest: of the prompts as they are now; empty where they are not data.
+      resolved: of the run's `config.json`.
+      run: what names it, for messages.
+    """
+    before = resolved.get(PROMPTS, digest)
+    if digest and before != digest:
+        raise UsageError(
+            f"{run} began with other prompts or answers: their digest was {before} and is {digest} "
+            "now; put back the file, or, where a chat template writes today's date, give it the "
+            "date of the run as an argument (--task.template_arguments)"
         )

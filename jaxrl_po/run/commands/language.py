@@ -156,6 +156,9 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         critic = critic and critic.clone(constrain=rows)
     kind: Any = language.dialogues if isinstance(task, Dialogue) else language
 
+    prompts = ""
+    if not isinstance(task, Dialogue) and task.data is not None:
+        prompts = models.digest(task.data, None)
     # As an argument: as constants, parameters and prompts would be part of the program's text.
     data = None if isinstance(task, Dialogue) or hosted is not None else task.data
     begun = dict(start.params or {}) | ({} if data is None else {DATA: data})
@@ -223,6 +226,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
             rewarded=rewarded,
             given=start.params,
             base=start.digest,
+            prompts=prompts,
         )
     write = functools.partial(kind.make_describe, task, policy, decoding=settings.decoding)
     render: Callable[[Any], list[dict[str, Any]]] = functools.partial(kind.render, task)
@@ -252,6 +256,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
         warm=warm.in_parts(make, records["warm_start"], task, policy),
         given=begun or None,
         base=start.digest,
+        prompts=prompts,
         judge=judge,
         learner_of=functools.partial(make, records["warm_start"]),
     )
