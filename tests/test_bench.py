@@ -173,7 +173,8 @@ def test_the_page_has_a_place_for_the_table():
 
 def test_optional_rows_are_measured_by_their_name_only():
     optional = {row.name for row in rows.ROWS if row.optional}
-    assert optional == {"rejax-1024-seeds", "trl-smollm2-135m"}
+    shaped = {f"trl-smollm2-135m{kind}" for kind in ("", "-short", "-adapters")}
+    assert optional == {"rejax-1024-seeds", *shaped}
     assert not optional & {row.name for row in rows.chosen("")}
     assert [row.name for row in rows.chosen("trl-smollm2-135m")] == ["trl-smollm2-135m"]
     assert [row.name for row in rows.chosen("trl,brax")] == [

@@ -58,6 +58,30 @@ def threads(*further: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     return tuple((f"--threads={n}", *each) for n in counts for each in further or ((),))
 
 
+def smollm2(name: str, num_prompts: int, tokens: int, *, rank: int = 0) -> Row:
+    """GRPO at SmolLM2-135M's shape, four completions of each prompt, of as many tokens as it."""
+    under = f" under adapters of rank {rank}" * bool(rank)
+    return Row(
+        name,
+        "trl",
+        f"GRPO at SmolLM2-135M's shape{under}, {4 * num_prompts} completions of {tokens} + "
+        f"{tokens} tokens, one update",
+        "language.py",
+        (
+            *(f"--num_prompts={num_prompts}", "--group_size=4", f"--prompt_tokens={tokens}"),
+            *(f"--new_tokens={tokens}", "--updates=1", "--iterations=3"),
+        ),
+        ("--num_prompts=4", "--group_size=2", "--prompt_tokens=2", "--new_tokens=2"),
+        ours=("--shape=smollm2-135m", f"--lora.rank={rank}"),
+        theirs=(
+            *("--width=576", "--layers=30", "--heads=9", "--kv_heads=3", "--mlp_width=1536"),
+            *("--vocabulary=49152", f"--lora_rank={rank}"),
+        ),
+        choices=threads((), (f"--num_microbatches={num_prompts}",)),
+        optional=True,
+    )
+
+
 TINY_MODEL = ("--width=16", "--layers=1", "--new_tokens=5", "--num_prompts=8", "--iterations=2")
 ROWS = (
     cartpole("rejax-4x128", 4, 128, 1, 500_000),
@@ -96,24 +120,9 @@ ROWS = (
         ours=("--num_microbatches=8",),
         choices=threads((), ("--num_microbatches=8",)),
     ),
-    Row(
-        "trl-smollm2-135m",
-        "trl",
-        "GRPO at SmolLM2-135M's shape, 32 completions of 64 + 64 tokens, one update",
-        "language.py",
-        (
-            *("--num_prompts=8", "--group_size=4", "--prompt_tokens=64", "--new_tokens=64"),
-            *("--updates=1", "--iterations=3"),
-        ),
-        ("--num_prompts=4", "--group_size=2", "--prompt_tokens=2", "--new_tokens=2"),
-        ours=("--shape=smollm2-135m",),
-        theirs=(
-            *("--width=576", "--layers=30", "--heads=9", "--kv_heads=3", "--mlp_width=1536"),
-            "--vocabulary=49152",
-        ),
-        choices=threads((), ("--num_microbatches=8",)),
-        optional=True,
-    ),
+    smollm2("trl-smollm2-135m", 8, 64),
+    smollm2("trl-smollm2-135m-short", 2, 32),
+    smollm2("trl-smollm2-135m-adapters", 8, 64, rank=8),
 )
 
 

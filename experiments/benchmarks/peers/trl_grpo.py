@@ -6,7 +6,7 @@ In an environment of its own:
     trl/bin/python experiments/benchmarks/peers/trl_grpo.py --width=64 --layers=2 --new_tokens=5
 
 An iteration samples and scores a completion for each row and makes `--updates` gradient steps, with
-DAPO's loss, in float32 on a CPU. The model is a Llama with random weights and the sizes asked for;
+DAPO's loss, in float32 on a CPU, with `--lora_rank` under adapters. The model is a Llama with random weights and the sizes asked for;
 of the digits' vocabulary it adds, of a larger one it reads random words. The first iteration does
 not count, and the median of the others does. The last line is one JSON object. It imports nothing
 of ours.
@@ -26,6 +26,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERI
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -90,6 +91,7 @@ def main() -> None:
         "num_microbatches": 1,
         "iterations": 10,
         "threads": 0,
+        "lora_rank": 0,
     }.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
@@ -121,6 +123,14 @@ def main() -> None:
             pad_token_id=size - 1,
         )
     )
+    adapters = None
+    if options.lora_rank:
+        adapters = LoraConfig(
+            r=options.lora_rank,
+            lora_alpha=2 * options.lora_rank,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
     clock = Clock()
     with tempfile.TemporaryDirectory() as out:
         trainer = GRPOTrainer(
@@ -155,6 +165,7 @@ def main() -> None:
                 report_to="none",
                 disable_tqdm=True,
             ),
+            peft_config=adapters,
             callbacks=[clock],
         )
         trainer.train()

@@ -112,32 +112,39 @@ def _ours(parts: list[Tensor], found: Mapping[str, Path], dtype: Any) -> np.ndar
     """A parameter of ours from the tensors that are its parts, one a block."""
     from safetensors import safe_open
 
-    arrays = []
+    ours: Any = None
     with contextlib.ExitStack() as stack:
         # Opened for one parameter at a time, so that the files do not stay in memory.
         opened = {
             path: stack.enter_context(safe_open(path, framework="numpy"))
             for path in {found[part.name] for part in parts}
         }
-        for part in parts:
+        for number, part in enumerate(parts):
             array = opened[found[part.name]].get_tensor(part.name)
             array = array if dtype is None else array.astype(jnp.dtype(dtype), copy=False)
             if part.offset:
                 # In float32: 1 + w has fewer digits for w than w itself.
                 wide = np.promote_types(array.dtype, np.float32)
                 array = array.astype(wide) + np.float32(part.offset)
-            arrays.append(array.T if part.transposed else array)
-    if parts[0].layer is None:
-        return arrays[0]
-    ours = np.empty((len(arrays), *arrays[0].shape), jnp.result_type(*arrays))
-    return np.stack(arrays, out=ours)
+            array = array.T if part.transposed else array
+            if part.layer is None:
+                return array
+            if ours is None:
+                ours = np.empty((len(parts), *array.shape), array.dtype)
+            # Copied at once, so that the tensors of all blocks are never held beside their stack.
+            ours = ours.astype(jnp.promote_types(ours.dtype, array.dtype), copy=False)
+            ours[number] = array
+    return ours
 
 
 def _put(params: dict[str, Any], path: tuple[str, ...], array: Any, place: Place | None) -> None:
     *outer, last = path
     for name in outer:
         params = params.setdefault(name, {})
-    params[last] = jnp.asarray(array) if place is None else place(path, array)
+    # There before the next is read: until then its first copy is held too.
+    params[last] = jax.block_until_ready(
+        jax.device_put(array) if place is None else place(path, array)
+    )
 
 
 def write(folder: Path, model: Transformer, params: PyTree, *, dtype: Any = None) -> None:
