@@ -297,11 +297,9 @@ class Transformer(nn.Module):
     ) -> tuple[jax.Array, Any]:
         """All blocks, compiled once; every position goes through all of them."""
         del last
-        by_outputs = blocks.pop(kernels.BY_OUTPUTS, {})
 
         def body(carry: Any, xs: Any) -> tuple[Any, None]:
             (variables, window, number), (x_MxD, cache) = xs, carry
-            variables |= {kernels.BY_OUTPUTS: kernels.of_block(by_outputs, number)}
             return layer(variables, window, x_MxD, cache, number, new), None
 
         numbers = jnp.arange(self.layers)

@@ -6,10 +6,10 @@ In an environment of its own:
     trl/bin/python experiments/benchmarks/peers/trl_grpo.py --width=64 --layers=2 --new_tokens=5
 
 An iteration samples and scores a completion for each row and makes `--updates` gradient steps, with
-DAPO's loss, in float32 on a CPU, with `--lora_rank` under adapters. The model is a Llama with random weights and the sizes asked for;
-of the digits' vocabulary it adds, of a larger one it reads random words. The first iteration does
-not count, and the median of the others does. The last line is one JSON object. It imports nothing
-of ours.
+DAPO's loss, in float32 on a CPU, with `--lora_rank` under adapters. The model is a Llama with
+random weights and the sizes asked for; of the digits' vocabulary it adds, of a larger one it reads
+random words. The first iteration does not count, and the median of the others does. The last line
+is one JSON object. It imports nothing of ours.
 """
 
 import argparse
