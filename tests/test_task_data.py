@@ -148,7 +148,7 @@ def test_a_run_goes_on_only_with_the_prompts_it_began_with(tmp_path):
     assert script.main(flags) == 0
     (tmp_path / "all.jsonl").write_text(kept.replace('"answer": "4"', '"answer": "5"', 1))
     assert (tmp_path / "all.jsonl").read_text() != kept
-    with pytest.raises(UsageError, match=r"^--resume: --out=\S+ began with other prompts or answ"):
+    with pytest.raises(UsageError, match=r"^--resume: --out=\S+ began with another set of pro"):
         script.main(again)
     (tmp_path / "all.jsonl").write_text(kept)
     assert script.main(again) == 0

@@ -259,12 +259,13 @@ def require_base(digest: str, resolved: Mapping[str, Any], run: str) -> None:
       resolved: of the run's `config.json`.
       run: what names it, for messages.
     """
-    before = resolved.get(BASE, digest)
-    if digest and before != digest:
-        raise UsageError(
-            f"{run} holds adapters over another base: its digest was {before} and is {digest} now; "
-            "put back what the run's --init_from names"
-        )
+    _require(
+        BASE,
+        digest,
+        resolved,
+        f"{run} holds adapters over another base",
+        "put back what the run's --init_from names",
+    )
 
 
 def require_prompts(digest: str, resolved: Mapping[str, Any], run: str) -> None:
@@ -275,10 +276,19 @@ def require_prompts(digest: str, resolved: Mapping[str, Any], run: str) -> None:
       resolved: of the run's `config.json`.
       run: what names it, for messages.
     """
-    before = resolved.get(PROMPTS, digest)
+    _require(
+        PROMPTS,
+        digest,
+        resolved,
+        f"{run} began with another set of prompts and answers",
+        "put back the file, or, where a chat template writes today's date, give it the date of the "
+        "run as an argument (--task.template_arguments)",
+    )
+
+
+def _require(
+    entry: str, digest: str, resolved: Mapping[str, Any], differs: str, remedy: str
+) -> None:
+    before = resolved.get(entry, digest)
     if digest and before != digest:
-        raise UsageError(
-            f"{run} began with other prompts or answers: their digest was {before} and is {digest} "
-            "now; put back the file, or, where a chat template writes today's date, give it the "
-            "date of the run as an argument (--task.template_arguments)"
-        )
+        raise UsageError(f"{differs}: its digest was {before} and is {digest} now; {remedy}")
