@@ -103,8 +103,8 @@ WRONG = [
     Wrong(
         "actions are drawn in half precision",
         "distributions",
-        "jax.random.categorical(key, _wide(self.logits))",
-        "jax.random.categorical(key, self.logits)",
+        "logits = _wide(self.logits)",
+        "logits = self.logits",
         ("test_distributions.py::test_what_is_drawn_in_half_precision_is_what_is_scored",),
     ),
     Wrong(
