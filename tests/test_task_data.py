@@ -136,7 +136,7 @@ def test_no_program_of_a_run_holds_the_file(tmp_path, further):
         assert sum(map(len, constants)) < held / 8, name
 
 
-def test_a_run_goes_on_only_with_the_prompts_it_began_with(tmp_path):
+def test_a_run_is_resumed_only_with_the_prompts_it_began_with(tmp_path):
     place = write(tmp_path / "all.jsonl", ROWS)
     kept = (tmp_path / "all.jsonl").read_text()
     again = [f"--out={tmp_path / 'run'}", "--resume", "--total_steps=8"]

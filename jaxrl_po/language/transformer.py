@@ -355,7 +355,7 @@ class Transformer(nn.Module):
         )
 
     def for_decoding(self, params: PyTree, rows: int) -> PyTree:
-        """The parameters, with what makes decoding steps of so many rows faster, see `kernels`."""
+        """The parameters, with transposed kernels where these decode faster; see `kernels`."""
         if not (self.scanned and kernels.few(rows)):
             return params
         held = {"blocks": kernels.by_outputs(params["params"]["blocks"], self.dtype)}

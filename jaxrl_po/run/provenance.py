@@ -269,7 +269,7 @@ def require_base(digest: str, resolved: Mapping[str, Any], run: str) -> None:
 
 
 def require_prompts(digest: str, resolved: Mapping[str, Any], run: str) -> None:
-    """Raises UsageError unless a run goes on with the prompts and answers that it began with.
+    """Raises UsageError unless a run is resumed with the prompts and answers that it began with.
 
     Args:
       digest: of the prompts as they are now; empty where they are not data.
