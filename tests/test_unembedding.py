@@ -99,6 +99,20 @@ def test_the_logits_of_all_rows_are_never_held():
     assert f"[8,{vocabulary}]" in program
 
 
+@pytest.mark.parametrize(("at_once", "products"), [(8, 3), (7, 4)])
+def test_what_is_held_at_once_is_computed_once(at_once, products):
+    """The logits and two gradients; one product more where a backward pass computes them again."""
+
+    def loss(hidden, matrix):
+        distribution = Unembedded(hidden, matrix, at_once * VOCABULARY)
+        return jnp.sum(distribution.log_prob(jnp.zeros(8, jnp.int32)))
+
+    gradient = jax.value_and_grad(loss, argnums=(0, 1))
+    text = jax.jit(gradient).lower(drawn(8, WIDTH), drawn(WIDTH, VOCABULARY)).as_text()
+    rows = (8 > at_once) + 1  # a rest of one row is a function of its own
+    assert text.count("dot_general") == products * rows
+
+
 TASK = language.tasks.addition(1)
 PAIR = jnp.array([[2, 3, 4, 5, 6, 7, 8]]), jnp.array([1])
 

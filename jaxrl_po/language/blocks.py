@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.language import kernels
-from jaxrl_po.language.kernels import BY_OUTPUTS
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import rotate
 
@@ -233,8 +232,8 @@ class Linear(nn.Module):
     def __call__(self, x_MxI: jax.Array) -> jax.Array:
         """Maps `[M, inputs]` to `[M, outputs]`."""
         x_MxI, inputs = x_MxI.astype(self.dtype), x_MxI.shape[-1]
-        if self.has_variable(BY_OUTPUTS, "kernel"):
-            y_MxO = kernels.product(x_MxI, self.get_variable(BY_OUTPUTS, "kernel"))
+        if self.has_variable(kernels.BY_OUTPUTS, "kernel"):
+            y_MxO = kernels.product(x_MxI, self.get_variable(kernels.BY_OUTPUTS, "kernel"))
         else:
             kernel = self.param("kernel", nn.initializers.lecun_normal(), (inputs, self.outputs))
             y_MxO = x_MxI @ kernel.astype(self.dtype)

@@ -24,9 +24,9 @@ AT_ONCE = 2**24
 class Unembedded:
     """Categorical over V tokens with logits `hidden @ matrix`, computed a few rows at a time.
 
-    Values and gradients are those of `Categorical(hidden @ matrix)`. A backward pass computes the
-    logits again, so that it holds no more of them than a forward pass: a product with the matrix
-    more in exchange for `[E*, V]` numbers, several times over.
+    Values and gradients are those of `Categorical(hidden @ matrix)`. If there are more logits than
+    are held at a time, a backward pass computes them again: a product with the matrix more in
+    exchange for `[E*, V]` numbers, several times over.
 
     Attributes:
       hidden: `[E*, D]`, float32 at least.
@@ -110,12 +110,10 @@ class Unembedded:
         shape = self.hidden.shape[:-1]
         matrices = (self.matrix,) if matrices is None else matrices
         rows = [array.reshape(-1, *array.shape[len(shape) :]) for array in (self.hidden, *arrays)]
-        recomputed = jax.checkpoint(function)
-        found = _map_rows(
-            lambda hidden, *arrays: recomputed(hidden, matrices, *arrays),
-            rows,
-            max(1, self.at_once // self.matrix.shape[1]),
-        )
+        at_once = max(1, self.at_once // self.matrix.shape[1])
+        held = rows[0].shape[0] <= at_once  # a backward pass needs them at once in any case
+        of_rows = function if held else jax.checkpoint(function)
+        found = _map_rows(lambda hidden, *arrays: of_rows(hidden, matrices, *arrays), rows, at_once)
         return jax.tree.map(lambda x: x.reshape(shape), found)
 
 
