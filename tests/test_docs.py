@@ -128,7 +128,12 @@ def flags_of():
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         if hasattr(module, "main"):
-            found[f"python {name(path)}"] = fields_of(module.Options)
+            sections = getattr(module, "SECTIONS", {"": module.Options})
+            found[f"python {name(path)}"] = {
+                flags.join(prefix, field)
+                for prefix, record in sections.items()
+                for field in fields_of(record)
+            }
         elif hasattr(module, "claim"):
             found[f"python {name(path)}"] = fields_of(study.Options)
     return found

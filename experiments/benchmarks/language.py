@@ -367,14 +367,16 @@ def matrix_peak(dtype: Any, size: int = 0) -> float:
     return 2 * size**3 / min(comparison.clock(product, a)[0] for _ in range(5))
 
 
+SECTIONS = {"": Options, "lora": Adapters}
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    sections = {"": Options, "lora": Adapters}
     if {"--help", "-h"} & set(argv):
         summary = "Times sampling and training of GRPO."
-        print(flags.usage("benchmarks/language.py", summary, sections))
+        print(flags.usage("benchmarks/language.py", summary, SECTIONS))
         return 0
-    options, adapters = flags.parse(argv, sections).values()
+    options, adapters = flags.parse(argv, SECTIONS).values()
     if options.profile and not (options.width or options.shape != "none"):
         raise UsageError("--profile needs --width or --shape: it shows one model")
     if options.width or options.shape != "none":
@@ -382,7 +384,7 @@ def main(argv: Sequence[str]) -> int:
             if not hasattr(os, "sched_setaffinity"):
                 raise UsageError("--profile keeps to one core, which only Linux lets it do")
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        with flags.blame(sections):
+        with flags.blame(SECTIONS):
             row = (account if options.profile else measure)(options, adapters)
         comparison.show(row, as_json=options.json)
         return 0
