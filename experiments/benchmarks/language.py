@@ -104,6 +104,8 @@ class Adapters:
     rank: int = static(0, "their rank, with --shape; 0 for none", within=config.NON_NEGATIVE)
 
 
+SECTIONS = {"": Options, "lora": Adapters}  # of flags
+
 Measured = tuple[language.Task, language.Transformer, types.Problem]
 
 
@@ -365,9 +367,6 @@ def matrix_peak(dtype: Any, size: int = 0) -> float:
     a = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a: a @ a).lower(a).compile()
     return 2 * size**3 / min(comparison.clock(product, a)[0] for _ in range(5))
-
-
-SECTIONS = {"": Options, "lora": Adapters}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -111,7 +111,7 @@ class Unembedded:
         matrices = (self.matrix,) if matrices is None else matrices
         rows = [array.reshape(-1, *array.shape[len(shape) :]) for array in (self.hidden, *arrays)]
         at_once = max(1, self.at_once // self.matrix.shape[1])
-        held = rows[0].shape[0] <= at_once  # a backward pass needs them at once in any case
+        held = rows[0].shape[0] <= at_once  # computed again, they would take as much memory
         of_rows = function if held else jax.checkpoint(function)
         found = _map_rows(lambda hidden, *arrays: of_rows(hidden, matrices, *arrays), rows, at_once)
         return jax.tree.map(lambda x: x.reshape(shape), found)
