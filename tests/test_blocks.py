@@ -116,17 +116,16 @@ def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
         def loss(params):
             return jnp.square(model.apply(params, TOKENS, PAD, last=3)[0]).mean()
 
-        drawn = sampling.generate(
+        sample = functools.partial(
+            sampling.generate,
             model,
-            params,
-            TOKENS,
-            PAD,
-            jax.random.split(jax.random.key(0), 3),
             group_size=2,
             decoding=sampling.Decoding(5),
             eos=1,
             pad_token=0,
         )
+        keys = jax.random.split(jax.random.key(0), 3)
+        drawn = jax.jit(sample)(params, TOKENS, PAD, keys)
         return jax.jit(jax.value_and_grad(loss))(params), drawn._asdict()
 
     jax.tree.map(
@@ -197,7 +196,7 @@ def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
 def test_a_shallow_model_begins_with_what_a_key_has_always_given():
     """Means of the matrices as commit 0fc4288 drew them, when each block had names of its own."""
     model = Transformer(14, width=16, heads=4, mlp_width=24, lora=Lora(rank=2))
-    variables = model.init(jax.random.key(7), TOKENS, PAD)
+    variables = jax.jit(model.init)(jax.random.key(7), TOKENS, PAD)
     blocks, adapters = (variables[name]["blocks"] for name in ("params", "lora"))
     for path, expected in BEFORE.items():
         role, matrix = path

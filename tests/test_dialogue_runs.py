@@ -126,7 +126,7 @@ def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):
 def test_a_discount_per_turn_is_that_of_the_turns():
     """γ = ½ between turns, none within: Monte Carlo returns worked out row by row."""
     problem = dialogue_problem()
-    params, collector = problem.init(jax.random.key(0))
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
     _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
     config = actor_critic.Estimation(
         gamma=0.5, estimator="monte_carlo", discount_per="turn", lambda_=0.95

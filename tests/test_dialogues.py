@@ -75,7 +75,7 @@ def collected(dialogue, **options):
     problem = dialogues.make_problem(
         dialogue, MODEL, num_prompts=PROMPTS, group_size=GROUP, critic=CRITIC, **options
     )
-    params, collector = problem.init(jax.random.key(1))
+    params, collector = jax.jit(problem.init)(jax.random.key(1))
     return problem, params, jax.jit(problem.collect)(params, collector, jax.random.key(2))[1]
 
 
@@ -110,7 +110,7 @@ def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(heard):
     problem, params, batch = collected(dialogue)
     assert batch.action.shape == (PROMPTS * GROUP, 12)
     assert batch.inputs.tokens.shape == (PROMPTS * GROUP, 3 + 3 * 4 + 2 * 3)
-    log_prob = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
+    log_prob = jax.jit(problem.apply)(params, batch.inputs)[0].log_prob(batch.action)
     np.testing.assert_allclose(
         jnp.where(batch.mask, log_prob, 0.0), jnp.where(batch.mask, batch.log_prob, 0.0), atol=1e-5
     )
@@ -284,7 +284,7 @@ def test_grpo_steps_along_the_credit_that_is_asked_for(supervision):
     problem = dialogue_problem()
     config = grpo.Config(supervision=supervision, use_reference=False, std_epsilon=0.0)
     learner = grpo.make(config, problem, optax.sgd(1.0))
-    state, batch = jax.jit(learner.sample)(learner.init(jax.random.key(3)))
+    state, batch = jax.jit(learner.sample)(jax.jit(learner.init)(jax.random.key(3)))
     after, _ = jax.jit(learner.update)(state, batch)
     group = [x.reshape(*batch.score.shape, -1) for x in (batch.reward, batch.mask, batch.step_end)]
     credit = {
@@ -301,7 +301,8 @@ def test_grpo_steps_along_the_credit_that_is_asked_for(supervision):
         ratio = jnp.exp(log_prob - batch.log_prob)
         return losses.sequence_mean(-ratio * advantage, batch.mask).value()
 
-    expected = jax.tree.map(jnp.subtract, state.params.policy, jax.grad(loss)(state.params.policy))
+    gradient = jax.jit(jax.grad(loss))(state.params.policy)
+    expected = jax.tree.map(jnp.subtract, state.params.policy, gradient)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
         after.params.policy,

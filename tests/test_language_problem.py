@@ -50,7 +50,7 @@ def test_sampler_and_learner_agree(options):
     """Ragged prompts, any temperature, truncated or not: the ratio is 1 before the first update."""
     problem, params, _, batch = collected(**options)
     assert len(np.unique(batch.inputs.pad)) > 1
-    log_prob = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
+    log_prob = jax.jit(problem.apply)(params, batch.inputs)[0].log_prob(batch.action)
     np.testing.assert_allclose(jnp.where(batch.mask, log_prob, 0.0), batch.log_prob, atol=1e-4)
 
 

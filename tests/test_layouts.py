@@ -57,8 +57,8 @@ def states(trained, flat_up_to):
         return ActorCritic(apart(tree.policy), apart(tree.value))
 
     params, gradient = drawn(), drawn()
-    new = jax.vmap(one)(params, gradient)
-    old = jax.vmap(lambda params, gradient: one(older(params), older(gradient)))(params, gradient)
+    new = jax.jit(jax.vmap(one))(params, gradient)
+    old = jax.jit(jax.vmap(lambda *both: one(*map(older, both))))(params, gradient)
     return old, new
 
 

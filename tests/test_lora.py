@@ -1,5 +1,7 @@
 """Adapters: what they compute, that they alone are trained, and one base for all seeds."""
 
+import functools
+
 import families
 import jax
 import jax.numpy as jnp
@@ -37,20 +39,24 @@ TOKENS = jnp.asarray(np.random.default_rng(1).integers(2, 12, size=(2, 7)), jnp.
 PAD = jnp.array([0, 2])
 
 
+def logits(model, params):
+    return jax.jit(model.apply)(params, TOKENS, PAD)[0]
+
+
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
 def test_adapters_equal_the_merged_matrices(name):
     model = architectures.read(families.CONFIGS[name]).clone(lora=LORA)
     base, adapters = split(model)
-    whole = model.apply({**base, **adapters}, TOKENS, PAD)[0]
+    whole = logits(model, {**base, **adapters})
     merged = merge(model, base, adapters)
-    found = model.clone(lora=None).apply(merged, TOKENS, PAD)[0]
+    found = logits(model.clone(lora=None), merged)
     np.testing.assert_allclose(whole, found, rtol=1e-4, atol=2e-4)
-    without = model.clone(lora=None).apply(base, TOKENS, PAD)[0]
+    without = logits(model.clone(lora=None), base)
     assert np.abs(whole - without).max() > 0.1
-    again = model.clone(remat=True).apply({**base, **adapters}, TOKENS, PAD)[0]
+    again = logits(model.clone(remat=True), {**base, **adapters})
     np.testing.assert_allclose(again, whole, atol=1e-5)
     bare = jax.tree.map(jnp.zeros_like, adapters)
-    np.testing.assert_allclose(model.apply({**base, **bare}, TOKENS, PAD)[0], without, atol=1e-6)
+    np.testing.assert_allclose(logits(model, {**base, **bare}), without, atol=1e-6)
 
 
 @pytest.mark.parametrize("targets", [("query", "value"), ("down",), EVERY])
@@ -102,9 +108,10 @@ METHODS = {
 def test_only_adapters_are_trained(name):
     problem, base = problem_of(critic=name != "grpo", process_reward=True)
     learner = METHODS[name](problem)
-    state = learner.init(jax.random.key(0))
+    state = jax.jit(learner.init)(jax.random.key(0))
     assert set(state.params.policy) == {"lora"}
-    begun = problem.apply(state.params, problem.collect(*problem.init(KEY), KEY)[1].inputs)[0]
+    _, batch = jax.jit(problem.collect)(state.params, state.collector, KEY)
+    begun = jax.jit(problem.apply)(state.params, batch.inputs)[0]
     assert np.isfinite(begun.logits).all()
     after, metrics = jax.jit(learner.step)(state)
     jax.tree.map(np.testing.assert_array_equal, after.params.frozen, base)
@@ -129,7 +136,7 @@ KEY = jax.random.key(0)
 
 def test_the_first_policy_is_the_base():
     problem, base = problem_of()
-    params, collector = problem.init(jax.random.key(3))
+    params, collector = jax.jit(problem.init)(jax.random.key(3))
     _, batch = jax.jit(problem.collect)(params, collector, KEY)
     distribution = problem.apply(params, batch.inputs)[0]
     logits = SMALL.apply(base, batch.inputs.tokens[:, :-1], batch.inputs.pad, last=3)[0]
@@ -150,9 +157,8 @@ def test_seeds_share_the_base():
     assert after.params.frozen["params"]["blocks"]["mlp"]["up"]["kernel"].shape == kernel.shape
     pair = after.params.policy["lora"]["blocks"]["mlp"]["up"]
     assert pair["a"].shape == (3, *kernel.shape[:2], 3)
-    alone, _ = jax.jit(METHODS["grpo"](problem).step)(
-        METHODS["grpo"](problem).init(jax.random.split(KEY, 3)[1])
-    )
+    one = METHODS["grpo"](problem)
+    alone, _ = jax.jit(one.step)(jax.jit(one.init)(jax.random.split(KEY, 3)[1]))
     np.testing.assert_allclose(
         pair["b"][1], alone.params.policy["lora"]["blocks"]["mlp"]["up"]["b"], atol=2e-5
     )
@@ -162,22 +168,21 @@ def test_sampling_and_evaluation_read_the_adapters():
     problem, base = problem_of()
     model = SMALL.clone(lora=LORA)
     _, adapters = split(model)
-    params = problem.init(KEY)[0]._replace(policy=adapters)
+    params = jax.jit(problem.init)(KEY)[0]._replace(policy=adapters)
     tokens = TASK.sample(KEY, False)
 
     def greedy(model, params):
-        return sampling.generate(
+        run = functools.partial(
+            sampling.generate,
             model,
-            params,
-            tokens.tokens[None],
-            tokens.pad[None],
-            jax.random.split(KEY, 1),
             group_size=1,
             decoding=sampling.Decoding(5),
             eos=1,
             pad_token=0,
             greedy=True,
-        ).log_prob
+        )
+        prompt = tokens.tokens[None], tokens.pad[None]
+        return jax.jit(run)(params, *prompt, jax.random.split(KEY, 1)).log_prob
 
     merged = merge(model, base, adapters)
     np.testing.assert_allclose(
@@ -185,8 +190,8 @@ def test_sampling_and_evaluation_read_the_adapters():
     )
     evaluate = language.make_evaluate(TASK, model, num_prompts=8, num_samples=2)
     plain = language.make_evaluate(TASK, SMALL, num_prompts=8, num_samples=2)
-    found = evaluate(params, None, KEY)
-    expected = plain(params._replace(policy=merged, frozen=None), None, KEY)
+    found = jax.jit(evaluate)(params, None, KEY)
+    expected = jax.jit(plain)(params._replace(policy=merged, frozen=None), None, KEY)
     np.testing.assert_array_equal(found["greedy_length"], expected["greedy_length"])
 
 

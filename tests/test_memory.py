@@ -152,19 +152,22 @@ def test_the_fisher_product_runs_through_the_recurrence():
     observation = jax.random.normal(keys[0], (3, 4, 2))
     begins = jnp.zeros((3, 4), bool).at[1, 2].set(True)
     memory = jax.random.normal(keys[1], (3, 2))
-    params = jax.tree.map(lambda x: 3.0 * x, policy.init(keys[2], memory, observation, begins))
+    first = jax.jit(policy.init)(keys[2], memory, observation, begins)
+    params = jax.tree.map(lambda x: 3.0 * x, first)
     flat, unravel = ravel_pytree(params)
 
     def distribution(x):
         return policy.apply(unravel(x), memory, observation, begins)[1]
 
     old = distribution(flat)
-    jacobian = jax.jacobian(lambda x: distribution(x).log_probs())(flat)
+    jacobian = jax.jit(jax.jacobian(lambda x: distribution(x).log_probs()))(flat)
     dense = jnp.einsum("bta,btai,btaj->ij", jnp.exp(old.log_probs()), jacobian, jacobian) / 12
     vector = jax.random.normal(jax.random.key(5), flat.shape)
-    product = trust_region.fisher_vector_product(
-        lambda x: old.kl(distribution(x)).mean(), flat, vector
-    )
+    product = jax.jit(
+        lambda flat, vector: trust_region.fisher_vector_product(
+            lambda x: old.kl(distribution(x)).mean(), flat, vector
+        )
+    )(flat, vector)
     np.testing.assert_allclose(product, dense @ vector, rtol=1e-3, atol=1e-5)
     # The recurrence has a share in it.
     recurrent = ravel_pytree(

@@ -86,7 +86,8 @@ def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
     model, (tokens, pad) = loaded(name), tokens_and_pad()
     found = generated(model, tokens[:, -12:], pad * 0, greedy=False, new=10)
     whole = jnp.concatenate([tokens[:, -12:], found.tokens], axis=1)
-    logits = model.model.apply(model.params, whole[:, :-1], pad * 0, last=10)[0]
+    apply = jax.jit(functools.partial(model.model.apply, last=10))
+    logits = apply(model.params, whole[:, :-1], pad * 0)[0]
     kept = jnp.arange(10)[None] < found.length[:, None]
     again = jnp.where(kept, Categorical(logits).log_prob(found.tokens), 0.0)
     np.testing.assert_allclose(found.log_prob, again, atol=1e-5)
@@ -231,13 +232,13 @@ def test_a_chat_is_shown_whole(loaded):
     task = language.tasks.table("chat", model.tokenizer, rows[:1], rows[1:])
     describe = language.make_describe(task, model.model, num_prompts=1)
     params = types.ActorCritic(model.params)
-    shown = language.render(task, describe(params, None, jax.random.key(0)))
+    shown = language.render(task, jax.jit(describe)(params, None, jax.random.key(0)))
     assert [row["prompt"] for row in shown] == ["w4 w5 w6 w4 w5"] * 2
 
 
 def test_a_model_of_ours_is_written_as_a_llama(loaded, tmp_path):
     model = Transformer(97, width=12, layers=1, heads=2, mlp_width=20)
-    params = model.init(jax.random.key(0), *tokens_and_pad())
+    params = jax.jit(model.init)(jax.random.key(0), *tokens_and_pad())
     pretrained.save(tmp_path / "ours", model, params, loaded("llama").tokenizer)
     again = pretrained.load(tmp_path / "ours")
     np.testing.assert_allclose(last_logits(*again[:2]), last_logits(model, params), atol=1e-6)

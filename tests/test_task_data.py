@@ -54,12 +54,12 @@ def test_values_are_those_of_constants_to_the_bit(prompt_set):
         for _ in range(2):
             state, metrics = jax.jit(learner.step)(state)
         evaluate = language.make_evaluate(each, MODEL, num_prompts=6, num_samples=2)
-        measured = evaluate(state.params, state.collector, jax.random.key(4))
+        measured = jax.jit(evaluate)(state.params, state.collector, jax.random.key(4))
         states.append((state.params.policy, metrics, measured))
         assert (state.params.frozen is None) == (each.data is None)
         if each is task:  # without the state's data a task reads its own
             bare = state.params._replace(frozen=None)
-            equal(evaluate(bare, state.collector, jax.random.key(4)), measured)
+            equal(jax.jit(evaluate)(bare, state.collector, jax.random.key(4)), measured)
     equal(*states)
 
 

@@ -136,9 +136,10 @@ def test_a_large_vocabulary_trains_like_a_small_one(monkeypatch, tied, adapters)
             warm=warm,
         )
         learner = grpo.make(grpo.Config(num_minibatches=2, entropy_coefficient=0.01), problem)
-        state = learner.init(jax.random.key(0))
-        params, batch = state.params, problem.collect(*problem.init(KEY), KEY)[1]
-        return type(problem.apply(params, batch.inputs)[0]), jax.jit(learner.step)(state)[0].params
+        state = jax.jit(learner.init)(jax.random.key(0))
+        _, batch = jax.eval_shape(problem.collect, state.params, state.collector, KEY)
+        kind = type(jax.eval_shape(problem.apply, state.params, batch.inputs)[0])
+        return kind, jax.jit(learner.step)(state)[0].params
 
     (plain, expected), (few, found) = stepped(100), stepped(1)
     assert (plain, few) == (Categorical, Unembedded)
