@@ -266,7 +266,7 @@ class Transformer(nn.Module):
             stacked: dict[str, PyTree] = jax.vmap(
                 lambda key: block.init(key, *inputs).get(collection, {})
             )(jax.random.split(key, self.layers))
-            if self.scanned or not self.has_rng("params"):  # without, only shapes are asked for
+            if self.scanned:
                 return stacked
             # As each was drawn when it had a name of its own: a seed gives what it gave.
             assert self.scope is not None
@@ -282,14 +282,15 @@ class Transformer(nn.Module):
                 for role, leaves in stacked.items()
             }
 
-        blocks = {"params": self.param("blocks", draw, "params")}
-        if self.lora is not None:
-            # In a collection of their own, so that the base can be held apart and left untrained.
-            blocks[ADAPTERS] = self.variable(
-                ADAPTERS, "blocks", lambda: draw(self.make_rng("params"), ADAPTERS)
-            ).value
-        if self.has_variable(kernels.BY_OUTPUTS, "blocks"):
-            blocks[kernels.BY_OUTPUTS] = self.get_variable(kernels.BY_OUTPUTS, "blocks")
+        if self.is_initializing():
+            self.param("blocks", draw, "params")
+            if self.lora is not None:
+                # A collection of their own: the base can be held apart and left untrained.
+                self.variable(ADAPTERS, "blocks", lambda: draw(self.make_rng("params"), ADAPTERS))
+        # Not what `param` returns: to compare shapes it draws all of them again in every trace.
+        held = ("params", ADAPTERS, kernels.BY_OUTPUTS)
+        blocks = {name: self.get_variable(name, "blocks", {}) for name in held}
+        chex.assert_tree_shape_prefix(blocks, (self.layers,))
         return blocks
 
     def _scanned(
