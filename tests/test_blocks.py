@@ -3,6 +3,7 @@
 import functools
 
 import families
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -206,3 +207,20 @@ def test_a_shallow_model_begins_with_what_a_key_has_always_given():
         np.testing.assert_allclose(
             jnp.abs(adapters[role][matrix]["a"]).mean(axis=(1, 2)), expected[1], rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("depth", [2, DEEP])
+def test_parameters_of_another_depth_are_refused(depth):
+    """A block that is missing would be read as the last one that is there."""
+    model = Transformer(14, width=8, layers=depth, heads=2, mlp_width=12)
+    params = drawn(model)
+    for other in (depth - 1, depth + 1):
+        with pytest.raises(AssertionError, match="Tree leaf"):
+            model.clone(layers=other).apply(params, TOKENS, PAD)
+
+
+def test_a_model_with_adapters_asks_for_them():
+    params = drawn(Transformer(14, width=8, heads=2, mlp_width=12))
+    model = Transformer(14, width=8, heads=2, mlp_width=12, lora=Lora(rank=2))
+    with pytest.raises(flax.errors.ScopeCollectionNotFound, match="lora"):
+        model.apply(params, TOKENS, PAD)
