@@ -289,7 +289,7 @@ class Transformer(nn.Module):
                 self.variable(ADAPTERS, "blocks", lambda: draw(self.make_rng("params"), ADAPTERS))
         # Not what `param` returns: to compare shapes it draws all of them again in every trace.
         held = ("params", ADAPTERS, kernels.BY_OUTPUTS)
-        blocks = {name: self.get_variable(name, "blocks", {}) for name in held}
+        blocks: PyTree = {name: self.get_variable(name, "blocks", {}) for name in held}
         chex.assert_tree_shape_prefix(blocks, (self.layers,))
         return blocks
 
