@@ -21,7 +21,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests want eight devices
-# Where each operation stands in the source is an eighth of the time, and no test reads it.
+# No test reads where each operation stands in the source, and recording it takes time.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 # gymnax imports seaborn, and no test draws with it; notebooks and the installed package import the
