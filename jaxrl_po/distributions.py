@@ -59,15 +59,11 @@ class Categorical:
         """One int32 action per batch element, `E*`; consumes `key`."""
         logits = _wide(self.logits)
         perturbed = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
-        if logits.shape[-1] > MANY:
-            # Computed before the search for the largest, in which XLA would compute the noise
-            # number by number on a CPU, in twice the time.
-            perturbed = jax.lax.optimization_barrier(perturbed)
-        return jnp.argmax(perturbed, axis=-1).astype(jnp.int32)
+        return _argmax(perturbed)
 
     def mode(self) -> jax.Array:
         """The most likely action, `E*`; the lowest index wins a tie."""
-        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+        return _argmax(self.logits)
 
     def log_probs(self) -> jax.Array:
         """Log-probabilities of all actions, `[E*, A]`, float32."""
@@ -89,6 +85,18 @@ class Categorical:
         """Exact KL(self ‖ other) = `Σ_a p (log p − log q)`, `E*`, in nats."""
         chex.assert_equal_shape([self.logits, other.logits])
         return _expectation(self.log_probs(), self.log_probs() - other.log_probs())
+
+
+def _argmax(x: jax.Array) -> jax.Array:
+    """Index of the largest number along the last axis, int32; the lowest wins a tie."""
+    size = x.shape[-1]
+    if size <= MANY:
+        return jnp.argmax(x, axis=-1).astype(jnp.int32)
+    # Two passes that a CPU makes many numbers at a time, over numbers computed before: `argmax`
+    # takes one by one, with what they are computed from, three times as long.
+    x = jax.lax.optimization_barrier(x)
+    index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    return jnp.min(jnp.where(x < jnp.max(x, axis=-1, keepdims=True), size, index), axis=-1)
 
 
 def _wide(x: jax.Array) -> jax.Array:

@@ -103,3 +103,16 @@ def test_many_actions_are_drawn_as_few(actions):
     logits = jax.random.normal(key, (40, actions)).at[:, 2].set(-jnp.inf)
     drawn = jax.jit(lambda: Categorical(logits).sample(key))()
     np.testing.assert_array_equal(drawn, jax.random.categorical(key, logits))
+
+
+@pytest.mark.parametrize("actions", [3, MANY + 5])
+def test_the_first_of_equal_actions_is_the_mode(actions):
+    logits = jnp.zeros((2, actions)).at[1, jnp.array([1, actions - 1])].set(2.0)
+    np.testing.assert_array_equal(Categorical(logits).mode(), [0, 1])
+
+
+@pytest.mark.parametrize("actions", [3, MANY + 5])
+def test_logits_that_are_not_numbers_give_an_action_in_range(actions):
+    logits = jnp.zeros((2, actions)).at[0, 1].set(jnp.nan).at[1].set(-jnp.inf)
+    drawn = jnp.stack([Categorical(logits).sample(jax.random.key(0)), Categorical(logits).mode()])
+    assert ((drawn >= 0) & (drawn < actions)).all()

@@ -181,7 +181,9 @@ class Attention(nn.Module):
         # Finite: a padding row is masked throughout and would give NaN with −∞.
         scores_BxKxGxRxS = jnp.where(mask_BxRxS[:, None, None], scores_BxKxGxRxS, -1e30)
         weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(self.dtype)
-        out_BxRxKxGxC = jnp.einsum("bkgrs,bksc->brkgc", weights_BxKxGxRxS, v_BxKxSxC)
+        # Not straight into the order of the rows: the product would then read V down its columns.
+        out_BxKxGxRxC = jnp.einsum("bkgrs,bksc->bkgrc", weights_BxKxGxRxS, v_BxKxSxC)
+        out_BxRxKxGxC = out_BxKxGxRxC.transpose(0, 3, 1, 2, 4)
         return out_BxRxKxGxC.reshape(batch * read, heads * size), kept
 
     def _project(self, heads: int, name: str) -> "Linear":
