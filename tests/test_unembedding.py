@@ -64,6 +64,15 @@ def test_values_and_gradients_are_those_of_the_plain_one(name, at_once):
     )
 
 
+def test_logits_of_any_size_are_scored():
+    few = Unembedded(1e5 * HIDDEN, MATRIX, 4 * VOCABULARY)
+    plain = Categorical(few.logits)
+    expected = plain.log_prob(ACTION), plain.entropy()
+    for found, value in zip(log_prob_and_entropy(few, ACTION), expected, strict=True):
+        assert jnp.isfinite(value).all()
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-5)
+
+
 def test_tokens_are_drawn_and_the_mode_found():
     few = Unembedded(HIDDEN, MATRIX, 4 * VOCABULARY)
     np.testing.assert_array_equal(few.mode(), Categorical(few.logits).mode())
