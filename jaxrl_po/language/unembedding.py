@@ -82,15 +82,16 @@ class Unembedded:
         ) -> tuple[jax.Array, jax.Array]:
             logits = _logits(hidden, matrices[0])
             # Not `log_softmax`, which alone would read the logits: XLA for a CPU then makes it a
-            # part of their product, which takes two to four times as long.
+            # part of their product, which takes up to 3.5 times as long.
             largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
             below = logits - largest[:, None]
             power = jnp.exp(below)
             total = jnp.sum(power, axis=1)
+            log_total = jnp.log(total)
             is_chosen = jax.nn.one_hot(action, logits.shape[1], dtype=bool)
             chosen = jnp.sum(jnp.where(is_chosen, logits, 0.0), axis=1) - largest
-            entropy = jnp.log(total) - jnp.sum(power * below, axis=1) / total
-            return chosen - jnp.log(total), entropy
+            entropy = log_total - jnp.sum(power * below, axis=1) / total
+            return chosen - log_total, entropy
 
         both: tuple[jax.Array, jax.Array] = self._by_rows(of_rows, action)
         return both

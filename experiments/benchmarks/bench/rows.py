@@ -63,7 +63,7 @@ def smollm2(
 ) -> Row:
     """GRPO at SmolLM2-135M's shape, four completions of each prompt, of as many tokens as it.
 
-    `num_microbatches` are ours, the fastest; 0 for one of each prompt.
+    `num_microbatches` are those of ours; 0 for one of each prompt.
     """
     under = f" under adapters of rank {rank}" * bool(rank)
     return Row(
