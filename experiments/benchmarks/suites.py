@@ -86,7 +86,7 @@ SUITES = {
         Row("jumanji:Game2048-v1", 3_000_000, (*BOARD, NO_MASK), {}, "no masks"),
     ),
     "xminigrid": (
-        Row("xminigrid:MiniGrid-Empty-8x8", 300_000, BOARD),
+        Row("xminigrid:MiniGrid-Empty-8x8", 100_000, BOARD),
         Row("xminigrid:MiniGrid-MemoryS8", 5_000_000, (*LONG, GRU), {}, "memory"),
         Row("xminigrid:MiniGrid-MemoryS8", 5_000_000, LONG, {}, "no memory"),
     ),
