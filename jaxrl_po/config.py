@@ -56,13 +56,14 @@ class Interval:
             "(" if self.open_low or self.low == -math.inf else "[",
             ")" if self.open_high or self.high == math.inf else "]",
         )
-        return f"{left}{self.low:g}, {self.high:g}{right}"
+        return f"{left}{self.low:.10g}, {self.high:.10g}{right}"
 
 
 UNIT = Interval(0.0, 1.0)
 POSITIVE = Interval(0.0, open_low=True)
 NON_NEGATIVE = Interval(0.0)
 COUNT = Interval(1)
+SEED = Interval(0, 2**32 - 1)  # a key holds no more of it
 
 
 def number(default: float, doc: str, *, unit: str = "", within: Interval = Interval()) -> Any:
@@ -149,7 +150,7 @@ def check(config: Any) -> None:
         for element in elements:
             if element not in within:
                 unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
-                raise ConfigError(f"{field.name} must lie in {within}{unit}, got {element:g}")
+                raise ConfigError(f"{field.name} must lie in {within}{unit}, got {element:.10g}")
 
 
 def require_effect(config: Any, name: str, condition: bool, when: str) -> None:

@@ -58,8 +58,8 @@ class Categorical:
     def sample(self, key: jax.Array) -> jax.Array:
         """One int32 action per batch element, `E*`; consumes `key`."""
         logits = _wide(self.logits)
-        perturbed = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
-        return _argmax(perturbed)
+        gumbel = _gumbel if logits.shape[-1] > MANY else jax.random.gumbel
+        return _argmax(logits + gumbel(key, logits.shape, logits.dtype))
 
     def mode(self) -> jax.Array:
         """The most likely action, `E*`; the lowest index wins a tie."""
@@ -87,6 +87,17 @@ class Categorical:
         return _expectation(self.log_probs(), self.log_probs() - other.log_probs())
 
 
+def _gumbel(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+    """Standard Gumbel numbers up to 22.9; those of `jax.random.gumbel` end at 15.9.
+
+    So a token is drawn as often as it should be down to e⁻²² of the likeliest one's probability: of
+    a large vocabulary, thousands of such tokens make up a share that is seen. From all 32 bits of a
+    draw, as −log E with E = −log(1 − u), whose smallest values have the finest steps.
+    """
+    uniform = (jax.random.bits(key, shape, jnp.uint32).astype(dtype) + 0.5) * 2.0**-32
+    return -jnp.log(-jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24)))  # it may round up to 1
+
+
 def _argmax(x: jax.Array) -> jax.Array:
     """Index of the largest number along the last axis, int32; the lowest wins a tie."""
     size = x.shape[-1]
@@ -106,8 +117,8 @@ def _wide(x: jax.Array) -> jax.Array:
 
 def _expectation(log_probs: jax.Array, x: jax.Array) -> jax.Array:
     """`Σ_a p x` over the last axis; an action with p = 0 contributes 0 and no NaN gradient."""
-    possible = jnp.isfinite(log_probs)
-    return jnp.sum(jnp.exp(log_probs) * jnp.where(possible, x, 0.0), axis=-1)
+    probs = jnp.exp(log_probs)
+    return jnp.sum(probs * jnp.where(probs > 0.0, x, 0.0), axis=-1)
 
 
 @jax.tree_util.register_dataclass
@@ -209,19 +220,22 @@ class TanhGaussian:
 
     def entropy(self) -> jax.Array:
         """Differential entropy of tanh(u), `E*`, in nats, by quadrature: to about 1e-3."""
-        mean, std = _wide(self.mean), jnp.exp(_wide(self.log_std))
+        # Each formula gets a σ for which it holds: else the gradient of the other may be NaN.
+        mean, scale = _wide(self.mean), jnp.exp(_wide(self.log_std))
         # A narrow Gaussian: E log(1 − tanh²(u)) at Gauss and Hermite's nodes.
+        std = jnp.minimum(scale, 1.0)
         u = mean[..., None] + jnp.multiply.outer(std, _NODES.astype(std.dtype))
         narrow = _log_slope(u) @ _WEIGHTS.astype(std.dtype)
         # A wide one would miss the bend at 0: 2 log 2 − 2 E|u| in closed form, and the rest,
         # −2 log(1 + e^(−2|u|)), at Gauss and Legendre's nodes.
+        std = jnp.maximum(scale, 1.0)
         distance = (jnp.subtract.outer(mean, side * _PLACES.astype(std.dtype)) for side in (-1, 1))
         density = sum(jnp.exp(-0.5 * jnp.square(x / std[..., None])) for x in distance)
         bend = (density @ _BEND.astype(std.dtype)) / (std * math.sqrt(2 * math.pi))
         folded = std * math.sqrt(2 / math.pi) * jnp.exp(-0.5 * jnp.square(mean / std))
         folded += mean * jax.scipy.special.erf(mean / (std * math.sqrt(2)))
         wide = 2.0 * (math.log(2.0) - folded) - 2.0 * bend
-        slope = jnp.where(std < 1.0, narrow, wide)
+        slope = jnp.where(scale < 1.0, narrow, wide)
         return self.gaussian().entropy() + jnp.sum(slope, axis=-1)
 
     def kl(self, other: "TanhGaussian") -> jax.Array:

@@ -110,6 +110,12 @@ def test_unclipped_action_is_stored_and_clipped_action_is_played():
     np.testing.assert_allclose(batch.log_prob, want, rtol=1e-5)
 
 
+def test_the_widest_box_has_a_finite_half_range():
+    largest = jnp.finfo(jnp.float32).max
+    spaces = control.spaces.box_actions(-largest, largest, (1,))
+    np.testing.assert_allclose(spaces.to_action(jnp.array([0.5])), [0.5 * largest], rtol=1e-6)
+
+
 def test_actions_are_in_units_of_the_half_range():
     env = gymnax.make("Pendulum-v1")[0]  # torque in [−2, 2]
     environment = control.adapt(env)

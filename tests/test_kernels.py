@@ -97,12 +97,20 @@ def test_many_rows_few_blocks_and_accelerators_keep_the_parameters(monkeypatch):
     assert model.for_decoding(params, 1) is params
 
 
-@pytest.mark.parametrize("actions", [3, MANY + 5])
-def test_many_actions_are_drawn_as_few(actions):
-    key = jax.random.key(actions)
-    logits = jax.random.normal(key, (40, actions)).at[:, 2].set(-jnp.inf)
-    drawn = jax.jit(lambda: Categorical(logits).sample(key))()
+def test_few_actions_are_drawn_as_jax_draws_them():
+    key = jax.random.key(3)
+    logits = jax.random.normal(key, (40, 3)).at[:, 2].set(-jnp.inf)
+    drawn = jax.jit(Categorical(logits).sample)(key)
     np.testing.assert_array_equal(drawn, jax.random.categorical(key, logits))
+
+
+def test_many_actions_are_drawn_by_every_bit():
+    key = jax.random.key(4)
+    logits = jax.random.normal(key, (40, MANY + 5)).at[:, 2].set(-jnp.inf)
+    drawn = jax.jit(Categorical(logits).sample)(key)
+    bits = np.asarray(jax.random.bits(key, logits.shape, jnp.uint32), np.float64)
+    gumbel = -np.log(-np.log1p(-(bits + 0.5) / 2.0**32))
+    np.testing.assert_array_equal(drawn, np.argmax(logits + gumbel, axis=-1))
 
 
 @pytest.mark.parametrize("actions", [3, MANY + 5])

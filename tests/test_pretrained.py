@@ -165,6 +165,11 @@ def test_what_is_saved_is_loaded_again(loaded, name, tmp_path):
 def test_a_completion_ends_at_any_of_the_ends(loaded):
     tokenizer = loaded("llama").tokenizer
     assert tokenizer.decode([4, 5, 2, 6]) == tokenizer.decode([4, 5, 1, 6]) == "w4 w5"
+    rows, mask = np.array([[4, 5, 2, 0], [6, 1, 4, 4]]), np.arange(4) < [[3], [2]]
+    # Also where the tokenizer does not call them special.
+    plain = tokenizer._replace(ends=(*tokenizer.ends, 5))
+    assert tokenizer.decode_rows(rows, mask) == ["w4 w5", "w6"]
+    assert plain.decode_rows(rows, mask) == ["w4", "w6"]
     assert tokenizer.eos == 1
     one = loaded("llama")._replace(tokenizer=tokenizer._replace(ends=(1,)))
     tokens, pad = tokens_and_pad()

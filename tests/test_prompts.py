@@ -103,6 +103,7 @@ def test_a_split_follows_the_prompt_alone():
             '{"prompt": "1+1=", "answer": "2", "level": 0, "completions": 1}',
             "line 3: the column 'completions' must have another",
         ),
+        ('{"prompt": "\\ud800", "answer": "2", "level": 0}', "line 3 is not JSON: .* surrogates"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, match):
@@ -113,6 +114,8 @@ def test_bad_lines_are_named(tmp_path, line, match):
 def test_other_bad_input(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl cannot be read: No such file"):
         prompts.read_jsonl(str(tmp_path / "nowhere.jsonl"))
+    with pytest.raises(ConfigError, match="line 1 is not JSON: maximum recursion depth"):
+        prompts.read_jsonl(write(tmp_path / "deep.jsonl", ['{"prompt": ' + 100_000 * "["]))
     with pytest.raises(ConfigError, match="holds no prompts"):
         prompts.read_jsonl(write(tmp_path / "empty.jsonl", [""]))
     rows = prompts.read_jsonl(write(tmp_path / "rows.jsonl"))

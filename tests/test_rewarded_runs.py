@@ -11,7 +11,7 @@ import pytest
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.language.rewards import budget_with_room
 from jaxrl_po.run import programs
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.flags import RunError, UsageError
 from jaxrl_po.run.metrics import read
 
 ROOT = Path(__file__).parent.parent
@@ -205,6 +205,48 @@ def test_a_function_that_fails_on_a_later_evaluation_loses_nothing(
     assert [row["iteration"] for row in rows] == [0, 1, 2, 3, 4]
     assert ["greedy_accuracy" in row for row in rows] == [True, False, True, False, True]
     assert "greedy_accuracy" in json.loads((out / "summary.json").read_text())
+
+
+DOWN = """
+from pathlib import Path
+
+def down(completions, **columns):
+    calls, up = (Path(__file__).with_suffix(suffix) for suffix in (".calls", ".up"))
+    if len(completions) <= 2:  # of an evaluation or its examples
+        calls.open("a").write("x")
+        if calls.stat().st_size > {calls} and not up.exists():
+            raise OSError("the service is down")
+    return [0.5 * (len(text) % 2) for text in completions]
+"""
+
+
+# At iterations 0 and 2 an evaluation makes one call, and its examples two: greedy, and sampled.
+@pytest.mark.parametrize("calls", [3, 4])
+def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
+    main, tmp_path, capfd, calls
+):
+    from jaxrl_po.run.commands import evaluate
+
+    rows, rewards, out = tmp_path / "rows.jsonl", tmp_path / "service.py", tmp_path / "run"
+    rows.write_text("".join(json.dumps({"prompt": f"{i}+{i}="}) + "\n" for i in range(9)))
+    rewards.write_text(DOWN.replace("{calls}", str(calls)))
+    flags = [each.format(rows=rows) for each in FILE]
+    flags += [*SMALL, f"--reward={rewards}:down", f"--out={out}", "--total_steps=32"]
+    flags += ["--problem.max_new_tokens=3", "--log_every=1", "--eval_every=2"]
+    assert main(flags) == 1
+    assert "in an evaluation; saved at iteration 2" in capfd.readouterr().err
+    lines, samples = read(out / "metrics.jsonl"), read(out / "samples.jsonl")
+    assert ["greedy_accuracy" in line for line in lines] == [True, False, False]
+    assert {sample["iteration"] for sample in samples} == {0}
+    with pytest.raises(RunError, match="the service is down"):
+        evaluate.main([f"--run={out}"])
+    rewards.with_suffix(".up").touch()
+    assert main([f"--out={out}", "--resume"]) == 0
+    assert ["greedy_accuracy" in line for line in read(out / "metrics.jsonl")] == [
+        *(True, False, True, False, True)
+    ]
+    again = [sample["iteration"] for sample in read(out / "samples.jsonl")]
+    assert {i: again.count(i) for i in again} == dict.fromkeys((0, 2, 4), len(samples))
 
 
 def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from probes import one_piece
 from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import memory, programs, runner
+from jaxrl_po.run import memory, metrics, programs, runner
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.metrics import read
 from jaxrl_po.run.runner import Diverged
@@ -252,3 +252,15 @@ def test_one_program_serves_every_chunk_and_every_length(tmp_path):
     traced.clear()
     run(tmp_path / "b", learner=one_piece(toy().init, step), iterations=23)
     assert 1 <= len(traced) <= short
+
+
+def test_a_line_without_a_number_of_some_seed_is_not_the_best(tmp_path):
+    log = runner.Log(tmp_path / "metrics.jsonl", "score", after=0)
+    scores = ([90.0, 92.0], [100.0, np.nan], [95.0, 96.0])
+    best = [
+        log.write({"iteration": i, **metrics.by_seed({"score": values})})
+        for i, values in enumerate(scores)
+    ]
+    assert best == [True, False, True]
+    again = runner.Log(tmp_path / "metrics.jsonl", "score", after=2)
+    assert not again.write({"iteration": 3, **metrics.by_seed({"score": [95.0, 95.5]})})

@@ -64,6 +64,8 @@ def started_backend():
             "--network.initial_log_std=0.5",
             r"--network\.initial_log_std applies to continuous actions only",
         ),
+        ("control", "--network.initial_log_std=nan", r"--network\.initial_log_std must lie in"),
+        ("control", "--seed=4294967296", r"--seed must lie in \[0, 4294967295\], got 4294967296"),
         ("control", "--network.activation=tan", r"--network\.activation must be one of tanh"),
         ("control", "--seeds=0", r"--seeds must lie in \[1, inf\) seeds, got 0"),
         (

@@ -216,12 +216,22 @@ def test_masks_and_what_is_privileged_are_entries_of_the_observation_itself():
             read_spaces("nested", nested, gymnasium.spaces.Discrete(2))
 
 
+class Spoiled(Structured):
+    """What follows an illegal action is not a number."""
+
+    def reward(self, state, action):
+        return jnp.where(super().reward(state, action) > 0, 1.0, jnp.nan)
+
+
 def test_a_vine_tries_illegal_actions_and_its_kl_is_a_number():
     env = Structured()
     problem = control.make_vine(env, num_envs=2, num_steps=4, num_states=2, horizon=3)
     _, metrics = trained(trpo, problem, 2)
     for name in ("kl", "exact_kl"):
         assert np.isfinite(metrics[name].metric())
+    spoiled = control.make_vine(Spoiled(), num_envs=2, num_steps=4, num_states=2, horizon=3)
+    _, metrics = trained(trpo, spoiled, 2)
+    assert float(metrics["skipped"].value()) == 0.0
     empty = control.make_vine(NoneLegal(), num_envs=2, num_steps=5, num_states=2, horizon=3)
     _, batch = jax.jit(empty.collect)(*empty.init(jax.random.key(0)), jax.random.key(1))
     assert float(batch.metrics["frac_no_action"].metric()) == pytest.approx(1 / 5)

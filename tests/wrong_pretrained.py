@@ -26,9 +26,25 @@ WRONG = [
     Wrong(
         "many actions are drawn without their logits",
         "distributions",
-        "return _argmax(perturbed)",
-        "return _argmax(perturbed - logits)",
-        (f"{KERNELS}many_actions_are_drawn_as_few",),
+        "return _argmax(logits + gumbel(",
+        "return _argmax(0.0 * logits + gumbel(",
+        (f"{KERNELS}many_actions_are_drawn_by_every_bit",),
+    ),
+    Wrong(
+        "many actions are drawn from 23 bits each",
+        "distributions",
+        "gumbel = _gumbel if logits.shape[-1] > MANY else jax.random.gumbel",
+        "gumbel = jax.random.gumbel",
+        (
+            "test_distributions.py::test_of_many_actions_the_unlikely_ones_are_drawn_as_often_as_they_should",
+        ),
+    ),
+    Wrong(
+        "a reward function is shown the end of a completion",
+        "language.pretrained.text",
+        "kept = mask & ~np.isin(tokens, self.ends)",
+        "kept = mask",
+        ("test_pretrained.py::test_a_completion_ends_at_any_of_the_ends",),
     ),
     Wrong(
         "of many equal actions the last is the mode",

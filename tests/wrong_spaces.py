@@ -4,6 +4,13 @@ from wrong import Wrong
 
 WRONG = [
     Wrong(
+        "what follows an action that no policy takes has a value",
+        "control.vine",
+        "q = jnp.where(log_prob == -jnp.inf, 0.0, q)",
+        "q = 1.0 * q",
+        ("test_spaces.py::test_a_vine_tries_illegal_actions_and_its_kl_is_a_number",),
+    ),
+    Wrong(
         "illegal actions are made unlikely in place of impossible",
         "distributions",
         "jnp.where(kept, _wide(distribution.logits), -jnp.inf)",

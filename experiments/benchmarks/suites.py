@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, static
 from jaxrl_po.run import comparison, flags, metrics
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.comparison import Result
@@ -85,6 +85,7 @@ SUITES = {
         Row("jumanji:Game2048-v1", 3_000_000, BOARD),
         Row("jumanji:Game2048-v1", 3_000_000, (*BOARD, NO_MASK), {}, "no masks"),
     ),
+    "craftax": (Row("craftax:Craftax-Symbolic-v1", 1_000_000, (*BOARD, "--config.lambda_=0.8")),),
     "xminigrid": (
         Row("xminigrid:MiniGrid-Empty-8x8", 100_000, BOARD),
         Row("xminigrid:MiniGrid-MemoryS8", 5_000_000, (*LONG, GRU), {}, "memory"),
@@ -101,7 +102,7 @@ class Options:
     envs: str = static("", "those of them whose name holds one of these words; empty for all")
     methods: str = static(",".join(METHODS), "methods, separated by commas")
     seeds: int = static(5, "runs of each method in each environment", unit="seeds", within=COUNT)
-    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    seed: int = static(0, "base seed", within=SEED)
     total_steps: int = static(
         0,
         "length of each run; 0 for that of the environment's row",

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, SEED, UNIT, static
 from jaxrl_po.run import comparison, flags, metrics, tasks
 from jaxrl_po.run.commands import language
 from jaxrl_po.run.comparison import START, Result
@@ -54,7 +54,7 @@ class Options:
         within=NON_NEGATIVE,
     )
     seeds: int = static(8, "runs of each row", unit="seeds", within=COUNT)
-    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    seed: int = static(0, "base seed", within=SEED)
     updates: int = static(200, "iterations of each run", unit="iterations", within=COUNT)
     num_prompts: int = static(16, "prompts of one generated batch", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)

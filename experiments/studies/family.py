@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, static
+from jaxrl_po.config import COUNT, SEED, static
 from jaxrl_po.run import comparison, flags, methods, metrics
 from jaxrl_po.run.commands import control
 from jaxrl_po.run.comparison import Result
@@ -30,7 +30,7 @@ class Options:
         "methods, separated by commas",
     )
     seeds: int = static(8, "runs of each method", unit="seeds", within=COUNT)
-    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    seed: int = static(0, "base seed", within=SEED)
     total_steps: int = static(200_000, "length of each run", unit="environment steps", within=COUNT)
     threshold: float = static(
         475.0, "greedy return whose first crossing the table reports", unit="reward units"

@@ -15,7 +15,7 @@ import ablation
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, static
+from jaxrl_po.config import COUNT, POSITIVE, SEED, UNIT, static
 from jaxrl_po.run import comparison, flags, metrics
 from jaxrl_po.run.commands import language
 from jaxrl_po.run.comparison import Result
@@ -65,7 +65,7 @@ class Options:
         128, "completions of one iteration, a multiple of every group size", within=COUNT
     )
     seeds: int = static(4, "runs of each row", unit="seeds", within=COUNT)
-    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    seed: int = static(0, "base seed", within=SEED)
     total_steps: int = static(51_200, "completions of each run", within=COUNT)
     decay: float = static(
         0.9,

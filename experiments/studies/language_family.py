@@ -16,7 +16,7 @@ import numpy as np
 from rich import filesize
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, static
+from jaxrl_po.config import COUNT, SEED, UNIT, static
 from jaxrl_po.run import comparison, flags, folder, metrics, tasks
 from jaxrl_po.run.commands import language
 from jaxrl_po.run.comparison import Result
@@ -34,7 +34,7 @@ class Options:
     )
     num_digits: int = static(2, "digits of an operand, where the task has operands", within=COUNT)
     seeds: int = static(4, "runs of each method", unit="seeds", within=COUNT)
-    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    seed: int = static(0, "base seed", within=SEED)
     total_steps: int = static(51_200, "completions of each run that are trained on", within=COUNT)
     width: int = static(32, "width of the transformers", within=COUNT)
     layers: int = static(2, "their blocks", within=COUNT)

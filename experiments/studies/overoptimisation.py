@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from jaxrl_po import config, language
 from jaxrl_po.algorithms import ppo, reference
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Interval, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, SEED, UNIT, ConfigError, Interval, static
 from jaxrl_po.run import flags, folder, parallel, plotting
 from jaxrl_po.run.plotting import COLOURS, QUIET, STYLE
 from jaxrl_po.types import Learner, Problem
@@ -46,7 +46,7 @@ class Options:
     seeds: int = static(
         4, "warm starts, each with a reward model of its own", unit="seeds", within=COUNT
     )
-    seed: int = static(0, "base seed", within=NON_NEGATIVE)
+    seed: int = static(0, "base seed", within=SEED)
     iterations: int = static(240, "of each run", within=Interval(LAST))
     num_prompts: int = static(128, "prompts of one iteration, one completion each", within=COUNT)
     width: int = static(

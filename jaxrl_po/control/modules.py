@@ -10,6 +10,7 @@ from jaxrl_po.config import (
     COUNT,
     NON_NEGATIVE,
     ConfigError,
+    Interval,
     check,
     record,
     require_unset,
@@ -62,7 +63,10 @@ class NetworkSettings:
         NO_MEMORY, "gru: actor and critic each end in a GRU over the episode", choices=MEMORIES
     )
     initial_log_std: float = static(
-        0.0, "initial log σ of a Gaussian policy (continuous actions only)", unit="nats"
+        0.0,
+        "initial log σ of a Gaussian policy (continuous actions only)",
+        unit="nats",
+        within=Interval(-20.0, 20.0),
     )
     std: str = static(
         INDEPENDENT, "σ is one vector for all states, or depends on the state", choices=STDS

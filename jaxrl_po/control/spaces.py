@@ -125,8 +125,9 @@ def box_actions(low: Any, high: Any, shape: tuple[int, ...]) -> Spaces:
     """Continuous actions in a box, as `read_spaces` says; the fields of observations are open."""
     low, high = (jnp.broadcast_to(jnp.asarray(bound, float), shape) for bound in (low, high))
     bounded = jnp.isfinite(low) & jnp.isfinite(high)
-    centre = jnp.where(bounded, 0.5 * (low + high), 0.0)
-    half_range = jnp.where(bounded, 0.5 * (high - low), 1.0)
+    # Halves first: a sum of the largest floats would not be finite.
+    centre = jnp.where(bounded, 0.5 * low + 0.5 * high, 0.0)
+    half_range = jnp.where(bounded, 0.5 * high - 0.5 * low, 1.0)
 
     def to_action(action: jax.Array) -> jax.Array:
         return jnp.clip(centre + half_range * action.reshape(shape), low, high)

@@ -226,6 +226,8 @@ def make_vine(
         reward = jnp.concatenate([first.reward[:, None], rest.transition.reward], axis=1)
         reward = masked.zero(reward, unroll.until_first(ended))
         q = jnp.sum(reward * discount ** jnp.arange(horizon)[None, :], axis=1)
+        # What a branch that no policy takes returns has no weight, even if it is not a number.
+        q = jnp.where(log_prob == -jnp.inf, 0.0, q)
         score = q.reshape(-1, branches)
         if enumerated:
             weight = jnp.exp(log_prob).reshape(-1, branches)

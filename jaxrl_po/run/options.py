@@ -1,7 +1,7 @@
 """The flags that every training command shares."""
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, Interval, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, Interval, static
 from jaxrl_po.run.methods import ALGORITHMS
 
 AUTO = "auto"
@@ -17,9 +17,7 @@ class Options:
     seeds: int = static(
         16, "runs side by side, each with its own random numbers", unit="seeds", within=COUNT
     )
-    seed: int = static(
-        0, "base seed; the keys of all runs are derived from it", within=NON_NEGATIVE
-    )
+    seed: int = static(0, "base seed; the keys of all runs are derived from it", within=SEED)
     total_steps: int = static(
         500_000,
         "length of each run, per seed: environment steps, or completions; 0 only makes and "

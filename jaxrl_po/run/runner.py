@@ -155,25 +155,31 @@ def run(
 
         failure: PoolError | RewardError | None = None
 
-        def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
-            """Writes the line of `iteration`; saves the state as the best one if it is."""
-            nonlocal failure
-            place = {"iteration": iteration, "step": iteration * job.steps_per_iteration}
-            # Twice: first in the line, and not overwritten by a metric of the same name.
-            row = {**place, **fields, **place}
-            if evaluated and programs.evaluate is not None:
-                try:
-                    values, seconds = wait_for(programs.evaluate, state)
-                    row |= {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
-                except (PoolError, RewardError) as error:
-                    failure = error  # the line is written without its evaluation
-            if evaluated and job.examples is not None:
+        def evaluation(place: Row, state: TrainState) -> Row:
+            """The fields of an evaluation; writes its examples, unless either of them fails."""
+            fields: Row = {}
+            if programs.evaluate is not None:
+                values, seconds = wait_for(programs.evaluate, state)
+                fields = {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
+            if job.examples is not None:
                 arrays, _ = wait_for(programs.describe, state)
                 if processes.is_writer():
                     examples = job.examples.render(jax.device_get(arrays))
                     metrics_lib.append(
                         folder / EXAMPLES, *({**place, **example} for example in examples)
                     )
+            return fields
+
+        def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
+            """Writes the line of `iteration`; saves the state as the best one if it is."""
+            nonlocal failure
+            place = {"iteration": iteration, "step": iteration * job.steps_per_iteration}
+            # Twice: first in the line, and not overwritten by a metric of the same name.
+            row = {**place, **fields, **place}
+            try:
+                row |= evaluation(place, state) if evaluated else {}
+            except (PoolError, RewardError) as error:
+                failure = error  # the line is written without its evaluation
             row["time/compile_seconds"] = compile_seconds
             # Never saved while all updates of some seed are being skipped: it is not a good state.
             if log.write(row) and not streak.any():
@@ -320,7 +326,7 @@ class Log:
     """
 
     def __init__(self, path: Path, score: str, *, after: int):
-        self._path, self._name = path, f"{score}/mean"
+        self._path, self._score = path, score
         self._best, self._signalled = -math.inf, 0
         rows = (
             metrics_lib.truncate(path, after) if processes.is_writer() else metrics_lib.read(path)
@@ -345,8 +351,10 @@ class Log:
         return self._follow(row)
 
     def _follow(self, row: Row) -> bool:
-        score = row.get(self._name)
-        improved = bool(score is not None and score > self._best)  # False for NaN
+        score = row.get(f"{self._score}/mean")
+        # Not where a seed has no number, which the mean over seeds leaves out.
+        whole = np.isfinite(np.asarray(row.get(self._score, ()), np.float64)).all()
+        improved = bool(score is not None and whole and score > self._best)
         if score is not None and improved:
             self._best = float(score)
         if self.idle(row["iteration"], row) == 0:

@@ -22,6 +22,7 @@ from jaxrl_po.language.problem import give_reward
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import scoring_worker, workers
+from jaxrl_po.run.flags import RunError
 from jaxrl_po.types import Batch, Metrics, PyTree
 
 FAILURES = "reward_failures"
@@ -31,7 +32,7 @@ Columns = Mapping[str, Sequence[Any]]
 Floats = npt.NDArray[np.float32]
 
 
-class RewardError(Exception):
+class RewardError(RunError):
     """A reward function failed or cannot be loaded; the message says which."""
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from jaxrl_po import config, language
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Interval, number, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, number, static
 from jaxrl_po.run import flags, prompts
 from jaxrl_po.run.flags import UsageError
 
@@ -50,7 +50,7 @@ class ReasoningGym:
 
     dataset: str = static("chain_sum", "name of the data set in reasoning-gym")
     size: int = static(1000, "number of items, including held-out ones", within=COUNT)
-    seed: int = static(0, "seed of the data set", within=NON_NEGATIVE)
+    seed: int = static(0, "seed of the data set", within=SEED)
     options: str = static("{}", 'further settings of the data set, as JSON, e.g. {"max_digits": 1}')
     test_fraction: float = number(
         0.1, "share of the prompts to hold out, by a hash of the prompt", within=FRACTION

@@ -135,8 +135,9 @@ class TextTokenizer(NamedTuple):
         return text
 
     def decode_rows(self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> list[str]:
-        """Texts of all rows, `[B, T]`: the unmasked tokens without special ones."""
-        rows = [row[keep].tolist() for row, keep in zip(tokens, mask, strict=True)]
+        """Texts of all rows, `[B, T]`: the unmasked tokens without ends and special ones."""
+        kept = mask & ~np.isin(tokens, self.ends)
+        rows = [row[keep].tolist() for row, keep in zip(tokens, kept, strict=True)]
         texts: list[str] = self.rules.decode_batch(rows, skip_special_tokens=True)
         return texts
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import NON_NEGATIVE, static
+from jaxrl_po.config import NON_NEGATIVE, SEED, static
 from jaxrl_po.run import earlier, flags, folder, metrics
 from jaxrl_po.run.commands import control, language
 from jaxrl_po.run.compilation import compiled
@@ -58,7 +58,7 @@ class Options:
         "episodes or held-out prompts per seed; 0 takes the number of the run",
         within=NON_NEGATIVE,
     )
-    seed: int = static(1, "seed of the evaluation's random numbers", within=NON_NEGATIVE)
+    seed: int = static(1, "seed of the evaluation's random numbers", within=SEED)
 
 
 def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found:

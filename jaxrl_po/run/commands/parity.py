@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, static
+from jaxrl_po.config import COUNT, POSITIVE, SEED, ConfigError, static
 from jaxrl_po.language import pretrained, sampling
 from jaxrl_po.run import extras, flags
 from jaxrl_po.run.flags import UsageError
@@ -33,7 +33,7 @@ class Options:
     tolerance: float = static(
         1e-3, "largest difference of two logits that is still parity", within=POSITIVE
     )
-    seed: int = static(0, "of the tokens", within=NON_NEGATIVE)
+    seed: int = static(0, "of the tokens", within=SEED)
 
 
 class Comparison(NamedTuple):

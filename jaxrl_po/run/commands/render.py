@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import NON_NEGATIVE, Interval, static
+from jaxrl_po.config import NON_NEGATIVE, SEED, Interval, static
 from jaxrl_po.control import Observation, adapt, unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run import (
@@ -78,7 +78,7 @@ class Options:
         "best", f"whose parameters play; {earlier.WHICH}", choices=earlier.CHECKPOINTS
     )
     greedy: bool = static(True, "take the mode of the policy; otherwise sample")
-    seed: int = static(0, "seed of the episode's random numbers", within=NON_NEGATIVE)
+    seed: int = static(0, "seed of the episode's random numbers", within=SEED)
     max_steps: int = static(
         0,
         "maximum length of the episode; 0 is the environment's own limit",

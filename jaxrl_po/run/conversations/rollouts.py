@@ -173,11 +173,12 @@ class Dialogues:
     ) -> Recording:
         """`samples` dialogues of each held-out prompt, 0 for a greedy one, `[S, prompts, n, …]`."""
         count, every = max(samples, 1), len(self._seeds)
-        pairs = jax.vmap(jax.random.split)(jax.random.split(key, prompts))
+        prompt_key, number_key = jax.random.split(key)
+        pairs = jax.vmap(jax.random.split)(jax.random.split(prompt_key, prompts))
         sample = jax.vmap(lambda key: self._scene.task.sample(key, True).problem)
         rows = np.repeat(np.asarray(sample(pairs[:, 0])), count)
         keys = sampling.member_keys(pairs[:, 1], count)
-        drawn = int(jax.random.randint(key, (), 0, 2**31 - 1))
+        drawn = int(jax.random.randint(number_key, (), 0, 2**31 - 1))
         size, parts = self._scene.rows, []
         for first in range(0, len(rows), size):
             numbers = np.arange(first, first + size)
