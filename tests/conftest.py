@@ -97,6 +97,27 @@ def pytest_sessionfinish():
             measuring.save()
 
 
+class Begun(Exception):
+    """A run is written down, and would begin."""
+
+
+@pytest.fixture
+def written_down(monkeypatch):
+    """`written_down(main, arguments)`: a run up to its `config.json`, and no further."""
+
+    def stop(*_, **__):
+        raise Begun
+
+    def begin(main, arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr("jaxrl_po.run.programs.check", lambda job: None)
+            patch.setattr("jaxrl_po.run.runner.run", stop)
+            with pytest.raises(Begun):
+                main(arguments)
+
+    return begin
+
+
 @pytest.fixture
 def no_compilation(monkeypatch):
     """Fails if a script compiles: it must refuse bad input before that."""

@@ -154,6 +154,7 @@ REPEATED = [
         )
     ),
     *((name, "mismatch") for name in ("dppo", "distillation", "maxrl-v3.2", "lite_ppo-truncate")),
+    ("ppo", "everything"),
     ("grpo", "addition"),
     ("trpo", "addition"),
     ("trpo", "dialogue"),

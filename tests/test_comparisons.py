@@ -140,14 +140,21 @@ def test_the_table_of_a_suite_is_printed_and_goes_on(tmp_path, monkeypatch, caps
     )
     rows = (
         suites.Row("CartPole-v1", 64, small, {"trpo": 500.0}),
-        suites.Row("CartPole-v1", 64, (*small, "--network.memory=gru"), {}, "memory"),
+        suites.Row("CartPole-v1", 64, (*small, "--network.depth=1"), {}, "shallow"),
     )
     monkeypatch.setitem(suites.SUITES, "brax", rows)
     arguments = ["--suite=brax", "--seeds=2", "--eval_episodes=2", f"--out={tmp_path}"]
-    assert suites.main([*arguments, "--methods=trpo", "--envs=memory"]) == 0
-    begun = (tmp_path / "trpo-CartPole-v1-memory" / "metrics.jsonl").read_text()
+    assert suites.main([*arguments, "--methods=trpo", "--envs=shallow"]) == 0
+    begun = (tmp_path / "trpo-CartPole-v1-shallow" / "metrics.jsonl").read_text()
+    asked, real = [], control.main
+    fake = fake_control(asked)
+    monkeypatch.setattr(
+        suites.control, "main", lambda argv: (real if "--resume" in argv else fake)(argv)
+    )
     assert suites.main([*arguments, "--methods=trpo,npg"]) == 0
-    assert (tmp_path / "trpo-CartPole-v1-memory" / "metrics.jsonl").read_text() == begun
+    assert (tmp_path / "trpo-CartPole-v1-shallow" / "metrics.jsonl").read_text() == begun
+    assert len(asked) == 3
+    assert all({"--problem.num_envs=4", "--total_steps=64"} <= set(argv) for argv in asked)
     table = (tmp_path / "table.txt").read_text().splitlines()
     assert [line.split()[0] for line in table[-4:]] == ["CartPole-v1"] * 2 + ["CartPole-v1,"] * 2
     assert "500.0" in table[-4]

@@ -22,16 +22,35 @@ def problem(algorithm):
 
 
 @functools.cache
-def program(algorithm, static):
-    """A few steps as one program; numbers are traced, so that all of their changes share it."""
-    del static
+def sampler(algorithm):
+    """The program of `sample`, which hardly any field changes."""
+    module, config, _ = CASES[algorithm]
+    return jax.jit(module.make(as_arrays(config), problem(algorithm)).sample)
 
-    @jax.jit
+
+@functools.cache
+def program(algorithm, static):
+    """A few steps; numbers are traced, so that all of their changes share the programs."""
+    del static
+    make, chosen = CASES[algorithm][0].make, problem(algorithm)
+    init = jax.jit(lambda config, key: make(config, chosen).init(key))
+    sample = jax.jit(lambda config, state: make(config, chosen).sample(state))
+    update = jax.jit(lambda config, state, batch: make(config, chosen).update(state, batch)[0])
+
     def some_steps(config, key, steps):
-        learner = CASES[algorithm][0].make(config, problem(algorithm))
-        return jax.lax.fori_loop(
-            0, steps, lambda _, state: learner.step(state)[0], learner.init(key)
-        ).params
+        # Dynamic sampling has fields of its own, and running statistics are kept between steps.
+        own = algorithm == "dapo" or getattr(config, "running_statistics", False)
+        state = init(config, key)
+        for _ in range(steps):
+            if own:
+                state, batch = sample(config, state)
+            else:
+                drawn, batch = sampler(algorithm)(
+                    state._replace(opt_state=None, reference_params=None)
+                )
+                state = state._replace(collector=drawn.collector, key=drawn.key)
+            state = update(config, state, batch)
+        return state.params
 
     return some_steps
 

@@ -385,11 +385,11 @@ def test_a_sweep_keeps_its_programs_as_well(tmp_path, monkeypatch):
     assert kept == [str(tmp_path / "cache")]
 
 
-def test_tuned_settings_are_named_and_stored(tmp_path, capsys):
+def test_tuned_settings_are_named_and_stored(tmp_path, capsys, written_down):
     arguments = [*tiny.CONTROL, "--algorithm=trpo", "--config.value_minibatches=1"]
     arguments = [flag for flag in arguments if "num_minibatches" not in flag]
     arguments = [flag for flag in arguments if "num_epochs" not in flag]
-    assert control_command.main([*arguments, f"--out={tmp_path / 'run'}"]) == 0
+    written_down(control_command.main, [*arguments, f"--out={tmp_path / 'run'}"])
     stored = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]["tuned"]
     assert stored
     assert "problem.num_envs" not in stored  # it was given

@@ -209,10 +209,11 @@ def test_inverted_pendulum_is_learned(tmp_path, algorithm, target):
             "--env=envpool:InvertedPendulum-v4",
             "--seeds=2",
             "--devices=1",
-            "--total_steps=60000",
+            "--total_steps=36864",
             "--problem.num_envs=8",
             "--problem.num_steps=256",
             "--eval_every=100",
+            "--checkpoint_every=100",
             "--eval_episodes=4",
             f"--out={out}",
         ]

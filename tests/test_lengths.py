@@ -1,6 +1,7 @@
 """Microbatches are computed up to their longest row: the same numbers, of fewer slots."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -114,16 +115,31 @@ def problem_of(model, budget=BUDGET, **options):
     )
 
 
-def trained(make, config, problem, placement):
-    """Parameters and metrics after an update of completions of very different lengths."""
+def learner_of(name, placement, *, whole=False):
+    """A learner of completions, cut to their lengths or whole."""
+    make, config, model, critic = METHODS[name]
+    problem = problem_of(model, critic=None if critic is None else critic.clone(outputs=1))
     config = dataclasses.replace(config, axis_name=placement.axis_name)
-    learner = parallel.over_devices(make(config, problem), placement)
+    problem = problem._replace(shorten=None) if whole else problem
+    return parallel.over_devices(make(config, problem), placement)
+
+
+@functools.cache
+def sampled(name, placement):
+    """A state, and completions of very different lengths."""
+    learner = learner_of(name, placement)
     state = jax.jit(learner.init)(jax.random.split(jax.random.key(1), placement.num_seeds))
     state, batch = jax.jit(learner.sample)(state)
     assert np.unique(batch.mask.sum(-1)).size > 3
     reward = jax.random.normal(jax.random.key(2), batch.mask.shape)
-    batch = batch._replace(reward=jnp.where(batch.terminated, reward, 0.0))
-    state, metrics = jax.jit(learner.update)(state, batch)
+    return state, batch._replace(reward=jnp.where(batch.terminated, reward, 0.0))
+
+
+@functools.cache
+def trained(name, placement, *, whole=False):
+    """Parameters and metrics after an update of them."""
+    learner = learner_of(name, placement, whole=whole)
+    state, metrics = jax.jit(learner.update)(*sampled(name, placement))
     assert float(metrics["kl"].value().min()) > 1e-9
     return state.params.policy, state.params.value, {n: m.value() for n, m in metrics.items()}
 
@@ -142,11 +158,8 @@ METHODS = {
 
 @pytest.mark.parametrize(("name", "seeds"), [*((name, 1) for name in METHODS), ("sorted", 2)])
 def test_an_update_is_that_of_whole_rows(name, seeds):
-    make, config, model, critic = METHODS[name]
-    problem = problem_of(model, critic=None if critic is None else critic.clone(outputs=1))
     found, whole = (
-        trained(make, config, each, parallel.Placement(seeds, 1, 1))
-        for each in (problem, problem._replace(shorten=None))
+        trained(name, parallel.Placement(seeds, 1, 1), whole=whole) for whole in (False, True)
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), found, whole)
 
@@ -154,11 +167,7 @@ def test_an_update_is_that_of_whole_rows(name, seeds):
 @pytest.mark.parametrize("name", ["sorted", "shuffled"])
 def test_two_devices_equal_one(name):
     """Each cuts its own rows."""
-    make, config, model, _ = METHODS[name]
-    one, two = (
-        trained(make, config, problem_of(model), parallel.Placement(1, 1, devices))
-        for devices in (1, 2)
-    )
+    one, two = (trained(name, parallel.Placement(1, 1, devices)) for devices in (1, 2))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), one, two)
 
 

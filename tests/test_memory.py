@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import chex
 import gymnax
@@ -293,8 +294,8 @@ def test_groups_remember_too():
     np.testing.assert_allclose(replayed[within], batch.log_prob[within], atol=1e-5)
 
 
-def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(tmp_path):
-    out = tmp_path / "run"
+def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(tmp_path, capsys):
+    whole, out = tmp_path / "whole", tmp_path / "run"
     flags = [
         "--env=MemoryChain-bsuite",
         "--network.memory=gru",
@@ -305,15 +306,16 @@ def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(tmp_path):
         "--config.num_minibatches=2",
         "--eval_episodes=4",
         "--seeds=2",
-        f"--out={out}",
+        "--total_steps=128",
     ]
-    whole = [f"--out={tmp_path / 'whole'}" if f.startswith("--out") else f for f in flags]
-    assert control_command.main([*flags, "--total_steps=64"]) == 0
-    assert control_command.main([*flags, "--total_steps=128", "--resume"]) == 0
-    assert control_command.main([*whole, "--total_steps=128"]) == 0
+    assert control_command.main([*flags, f"--out={whole}"]) == 0
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoints" / "latest" / "4")
+    assert control_command.main([f"--out={out}", "--resume"]) == 0
+    assert "resuming at iteration 3" in capsys.readouterr().out
     resumed, at_once = (
         [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-        for place in (out, tmp_path / "whole")
+        for place in (out, whole)
     )
     assert resumed[-1]["greedy_return"] == at_once[-1]["greedy_return"]
     assert resumed[-1]["policy_loss"] == at_once[-1]["policy_loss"]

@@ -15,7 +15,12 @@ SHORTER = {
         "iterations=60": "iterations=6",
         "zip((2, 8, 32), (ORANGE, BLUE, PURPLE)": "zip((8,), (BLUE,)",
     },
-    "06_turns": {"ITERATIONS = 40": "ITERATIONS = 4"},
+    "06_turns": {
+        "ITERATIONS = 40": "ITERATIONS = 4",
+        "steps=800": "steps=60",
+        "GROUPS, G = 32, 8": "GROUPS, G = 16, 8",
+        "((grpo.OUTCOME, BLUE), (grpo.TURN, GREEN))": "((grpo.TURN, GREEN),)",
+    },
     "05_four_models": {"length=30": "length=4", "comparisons=4096": "comparisons=1024"},
 }
 

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 
-import families
 import jax
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from scripts import everything
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
-from jaxrl_po.run import jobs, launch, methods, models, runner
+from jaxrl_po.run import jobs, launch, methods, models, programs, runner, warm
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.commands import evaluate, export, report
 from jaxrl_po.run.commands import language as script
@@ -105,13 +104,10 @@ def test_a_run_with_adapters_is_evaluated_reported_and_resumed(place, adapted, t
     assert "greedy_accuracy" in json.loads((tmp_path / "e.json").read_text())
     assert report.main([str(adapted), f"--out={tmp_path / 'r.html'}"]) == 0
     out = tmp_path / "run"
-    assert (
-        script.main(
-            arguments(place, out, *ADAPTED, "--total_steps=16", "--config.decay_iterations=3")
-        )
-        == 0
-    )
-    assert script.main([f"--out={out}", "--resume", "--total_steps=24"]) == 0
+    shutil.copytree(adapted, out)
+    shutil.rmtree(out / "checkpoints" / "latest" / "3")
+    assert script.main([f"--out={out}", "--resume"]) == 0
+    assert "resuming at iteration 2" in capsys.readouterr().out
     assert everything(out)[1].keys() == everything(adapted)[1].keys()
     for key, arrays in everything(adapted)[1].items():
         assert everything(out)[1][key] == arrays
@@ -190,7 +186,8 @@ def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_pat
 
 def test_adapters_are_merged_in_float32(place, tmp_path):
     """Over a base in bfloat16, most of what they change would be rounded away."""
-    half = ["--seeds=1", "--model.dtype=bfloat16", *ADAPTED]
+    half = ["--seeds=1", "--model.dtype=bfloat16", *ADAPTED, "--total_steps=8"]
+    half += ["--show=0", "--eval_samples=0"]
     base = pretrained.load(place / "model", param_dtype="bfloat16")
     stored = tmp_path / "half"
     pretrained.save(stored, base.model, base.params, base.tokenizer, base.chat_template)
@@ -249,42 +246,59 @@ def test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text(place
 
 
 def test_a_warm_start_of_adapters_can_be_asked_for(place, tmp_path):
-    warm = ["--warm_start.steps=60", "--warm_start.batch_size=8", "--warm_start.learning_rate=0.02"]
-    out = tmp_path / "run"
-    assert script.main(arguments(place, out, "--lora.rank=4", *warm, "--total_steps=0")) == 0
-    assert np.mean(read(out / "metrics.jsonl")[0]["greedy_accuracy"]) > 0.5
+    flags = ["--warm_start.steps=60", "--warm_start.batch_size=8"]
+    flags += ["--warm_start.learning_rate=0.02", "--lora.rank=4", "--eval_samples=0"]
+    job = job_of(place, tmp_path, *flags)
+    init, parts = programs.compile_init(job)
+
+    def at_once(function, *given):
+        return function(*given), 0.0
+
+    def nothing(*_):
+        pass
+
+    fitted = warm.run(parts, job.start, at_once, nothing, nothing, given=job.given)
+    found = jax.jit(job.evaluate)(init((job.start, fitted)))
+    assert np.mean(found["greedy_accuracy"]) > 0.5
 
 
-def test_another_base_is_refused_and_a_missing_one_is_named(place, tmp_path):
-    families.write(tmp_path / "model", "qwen2")
-    shutil.copy(place / "rows.jsonl", tmp_path / "rows.jsonl")
-    out = tmp_path / "run"
-    flags = ["--lora.rank=1", "--total_steps=8", "--show=0", "--eval_samples=0"]
-    flags += ["--config.decay_iterations=2"]
-    assert script.main(arguments(tmp_path, out, *flags)) == 0
-    config = tmp_path / "model" / "config.json"
+@pytest.fixture
+def other_base(place):
+    """The folder with another θ, which a call takes away; afterwards as it was."""
+    model, away = place / "model", place / "away"
+    config = model / "config.json"
     kept = config.read_text()
     config.write_text(kept.replace("1000000.0", "500000.0"))
+    yield lambda: model.rename(away)
+    if away.exists():
+        away.rename(model)
+    config.write_text(kept)
+
+
+def test_another_base_is_refused_and_a_missing_one_is_named(
+    place, adapted, other_base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("jaxrl_po.run.programs.check", lambda job: None)
     changed = "holds adapters over another base: its digest was [0-9a-f]+ and is [0-9a-f]+ now"
+    next_run = [*arguments(place, tmp_path / "next"), f"--init_from={adapted}", "--total_steps=8"]
     for call in (
-        lambda: script.main([f"--out={out}", "--resume", "--total_steps=16"]),
-        lambda: evaluate.main([f"--run={out}"]),
-        lambda: export.main([f"--run={out}", f"--out={tmp_path / 'exported'}"]),
-        lambda: script.main(
-            [*arguments(tmp_path, tmp_path / "next"), f"--init_from={out}", "--total_steps=8"]
-        ),
+        lambda: script.main([f"--out={adapted}", "--resume"]),
+        lambda: evaluate.main([f"--run={adapted}"]),
+        lambda: export.main([f"--run={adapted}", f"--out={tmp_path / 'exported'}"]),
+        lambda: script.main(next_run),
     ):
         with pytest.raises(UsageError, match=changed):
             call()
     with pytest.raises(ConfigError, match=changed):
-        run.load(out)
-    shutil.rmtree(tmp_path / "model")
+        run.load(adapted)
+    take_away = other_base
+    take_away()
     with pytest.raises(
         UsageError, match=r"^--run=\S+: --init_from=\S+ must .*; it holds no config"
     ):
-        evaluate.main([f"--run={out}"])
+        evaluate.main([f"--run={adapted}"])
     with pytest.raises(UsageError, match=r"it holds no config\.json"):
-        script.main([f"--out={out}", "--resume", "--total_steps=16"])
+        script.main([f"--out={adapted}", "--resume"])
 
 
 @pytest.mark.parametrize(

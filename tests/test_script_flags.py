@@ -302,7 +302,6 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch):
         assert built[-1] == want
 
 
-@pytest.mark.usefixtures("no_compilation")
 @pytest.mark.parametrize(
     ("arguments", "want"),
     [
@@ -322,8 +321,12 @@ def test_overlong_shaping_does_not_punish_the_longest_right_answer(
         asked.append(named["max_new_tokens"])
         return make_problem(*positional, **named)
 
+    def refuse(job):
+        raise AssertionError("traced")
+
     monkeypatch.setattr(language_lib, "make_problem", spy)
-    with pytest.raises(AssertionError, match="compiled"):
+    monkeypatch.setattr("jaxrl_po.run.programs.check", refuse)
+    with pytest.raises(AssertionError, match="traced"):
         language.main(
             ["--task.num_digits=1", "--devices=1", *arguments, f"--out={tmp_path / 'run'}"]
         )
@@ -412,22 +415,16 @@ def test_a_run_starts_where_a_default_has_lost_its_effect(tmp_path, script, argu
         main(["--devices=1", *arguments, f"--out={tmp_path / 'run'}"])
 
 
-def test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from_it(tmp_path):
-    out = tmp_path / "run"
-    language.main([*tiny.LANGUAGE, "--total_steps=0", "--warm_start.accuracy=0.75", f"--out={out}"])
+def test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from_it(
+    tmp_path, written_down
+):
+    out = f"--out={tmp_path / 'language'}"
+    written_down(language.main, [*tiny.LANGUAGE, "--warm_start.accuracy=0.75", out])
     with pytest.raises(UsageError, match=r"^--warm_start\.steps=0 must be 2, as in the run"):
-        language.main([*tiny.LANGUAGE, f"--out={out}", "--resume", "--warm_start.steps=0"])
-    control.main(
-        [*tiny.CONTROL, "--total_steps=0", "--config.lambda_=0.5", f"--out={tmp_path / 'control'}"]
-    )
+        language.main([*tiny.LANGUAGE, out, "--resume", "--warm_start.steps=0"])
+    out = f"--out={tmp_path / 'control'}"
+    written_down(control.main, [*tiny.CONTROL, "--config.lambda_=0.5", out])
     with pytest.raises(
         UsageError, match=r"^--config\.estimator=monte_carlo must be gae, as in the run"
     ):
-        control.main(
-            [
-                *tiny.CONTROL,
-                f"--out={tmp_path / 'control'}",
-                "--resume",
-                "--config.estimator=monte_carlo",
-            ]
-        )
+        control.main([*tiny.CONTROL, out, "--resume", "--config.estimator=monte_carlo"])

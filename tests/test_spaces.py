@@ -165,10 +165,17 @@ def test_two_choices_at_once_are_learned(module):
 def test_squashed_actions_are_learned_and_stay_in_their_box(module, std):
     played = []
 
+    @jax.custom_batching.custom_vmap
+    def watch(actions):
+        jax.debug.callback(lambda a: played.append(float(np.abs(a).max())), actions)
+        return actions
+
+    # One call for all environments.
+    watch.def_vmap(lambda size, batched, actions: (watch(actions), True))
+
     class Watched(MatchCueContinuous):
         def reward(self, state, action):
-            jax.debug.callback(lambda a: played.append(float(np.abs(a).max())), action)
-            return super().reward(state, action)
+            return super().reward(state, watch(action))
 
     network = control.NetworkSettings(width=8, depth=1, squash=True, std=std, initial_log_std=0.5)
     problem = problem_of(Watched(), network, num_envs=32, num_steps=16)

@@ -351,9 +351,7 @@ class Transformer(nn.Module):
 
     def parameter_shapes(self) -> PyTree:
         """Shape and type of each parameter; nothing is computed."""
-        return jax.eval_shape(
-            self.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
-        )
+        return _parameter_shapes(self, jax.dtypes.canonicalize_dtype(float))
 
     def for_decoding(self, params: PyTree, rows: int) -> PyTree:
         """The parameters, with transposed kernels where these decode faster; see `kernels`."""
@@ -368,6 +366,14 @@ class Transformer(nn.Module):
         shape = (batch, *blocks, self.kv_heads or self.heads, length, self.size)
         pair = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
         return pair if self.scanned else (pair,) * self.layers
+
+
+@functools.lru_cache(maxsize=16)  # a run asks several times, and tracing takes half a second
+def _parameter_shapes(model: Transformer, default: jnp.dtype) -> PyTree:
+    del default  # the type of what is given none, which `jax_enable_x64` decides
+    return jax.eval_shape(
+        model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+    )
 
 
 def _after_prompts(x_MxD: jax.Array, batch: int, prompts: int, columns: int) -> jax.Array:
