@@ -144,6 +144,22 @@ def informative(score: jax.Array) -> jax.Array:
     return score.max(axis=-1) != score.min(axis=-1)
 
 
+def differ(highest: jax.Array, lowest: jax.Array, largest: jax.Array) -> jax.Array:
+    """Whether sums of rewards differ by more than the rounding of their order; NaN differs.
+
+    Args:
+      highest: the largest of the sums.
+      lowest: the smallest.
+      largest: the largest of their absolute values.
+
+    Example:
+      >>> x = jnp.array([0.1, 0.2, 0.7])
+      >>> bool(differ(x.sum(), x[0] + (x[1] + x[2]), x.sum()))
+      False
+    """
+    return ~(highest - lowest <= 16 * jnp.finfo(highest.dtype).eps * largest)
+
+
 def group_relative(
     reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6
 ) -> jax.Array:
@@ -178,10 +194,10 @@ def group_relative(
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     centred = reward - reward.mean()
     # Compares the rewards, because rounding of the mean leaves std > 0 in many constant groups.
-    differ = informative(reward)
+    unequal = informative(reward)
     if scale == "std":
         centred = centred / (jnp.sqrt(jnp.sum(jnp.square(centred)) / (size - ddof)) + epsilon)
-    return jnp.where(differ, centred, 0.0)
+    return jnp.where(unequal, centred, 0.0)
 
 
 def process_relative(
@@ -289,17 +305,16 @@ def turn_relative(
     count = has.sum(axis=0)
     mean = jnp.where(has, to_go, 0.0).sum(axis=0) / jnp.maximum(count, 1)
     centred = jnp.where(has, to_go - mean[None], 0.0)
-    # Sums of the same rewards in another order differ by rounding; so does the mean of equal ones.
     highest, lowest, largest = (
         jnp.where(has, to_go, -jnp.inf).max(axis=0),
         jnp.where(has, to_go, jnp.inf).min(axis=0),
         jnp.where(has, jnp.abs(to_go), 0.0).max(axis=0),
     )
-    differ = highest - lowest > 16 * jnp.finfo(to_go.dtype).eps * largest
+    unequal = differ(highest, lowest, largest)
     if scale == "std":
         std = jnp.sqrt(jnp.square(centred).sum(axis=0) / jnp.maximum(count - ddof, 1))
-        centred = centred / jnp.where(differ, std + epsilon, 1.0)[None]
-    relative = jnp.where(differ[None], centred, 0.0)
+        centred = centred / jnp.where(unequal, std + epsilon, 1.0)[None]
+    relative = jnp.where(unequal[None], centred, 0.0)
     return jnp.where(mask, jnp.take_along_axis(relative, turn, axis=1), 0.0)
 
 
@@ -321,9 +336,7 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
     if size < 2:
         raise ValueError("a group needs at least 2 members for a leave-one-out baseline, got 1")
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
-    return jnp.where(
-        reward.max() != reward.min(), reward - (reward.sum() - reward) / (size - 1), 0.0
-    )
+    return jnp.where(informative(reward), reward - (reward.sum() - reward) / (size - 1), 0.0)
 
 
 def maximum_likelihood(reward: jax.Array) -> jax.Array:

@@ -20,6 +20,9 @@ import jax.numpy as jnp
 from jaxrl_po.config import Number
 from jaxrl_po.distributions import log_ratio
 
+# Nats. Less than this a sampler and a pass over whole sequences may differ by rounding, in log π.
+ROUNDING = 1e-4
+
 
 def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
     """`log π − log π_ref`, nats: unbiased and of either sign.

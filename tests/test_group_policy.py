@@ -11,7 +11,16 @@ import pytest
 from probes import one_piece, tabular_problem
 
 from jaxrl_po import advantages, losses
-from jaxrl_po.algorithms import cispo, dr_grpo, grpo, gspo, ppo, reinforce_pp, rloo
+from jaxrl_po.algorithms import (
+    cispo,
+    dr_grpo,
+    group_policy,
+    grpo,
+    gspo,
+    ppo,
+    reinforce_pp,
+    rloo,
+)
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import programs, runner
@@ -106,6 +115,33 @@ def test_reinforce_pp_whitens_over_all_tokens(start, group_baseline):
         ),
         want,
     )
+
+
+def test_reinforce_pp_does_not_move_along_the_rounding_of_the_sampler():
+    """No outcome differs, and the policy is the reference: whitened rounding was a full step."""
+
+    def collect(params, collector, key):
+        collector, batch = PROBLEM.collect(params, collector, key)
+        rounding = 4e-7 * jax.random.normal(key, batch.log_prob.shape)
+        return collector, batch._replace(
+            reward=0.0 * batch.reward, log_prob=batch.log_prob + rounding
+        )
+
+    moved = gradient_of(reinforce_pp, reinforce_pp.Config(), PROBLEM._replace(collect=collect))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(moved))
+
+
+def test_the_same_rewards_at_other_steps_are_the_same_outcome():
+    slots = np.random.default_rng(0).permuted(np.tile(np.arange(12), (16, 1)), axis=1)[:, :4]
+    reward = np.zeros((1, 16, 12), np.float32)
+    np.put_along_axis(reward[0], slots, np.float32([0.1, 0.2, 0.3, 0.7]), axis=1)
+    mask = jnp.ones(reward.shape, bool)
+    assert np.unique(jnp.asarray(reward).sum(-1)).size > 1
+    for relative in (advantages.group_relative, advantages.leave_one_out):
+        advantage = group_policy.outcome_advantage(relative)
+        assert not np.any(advantage(jnp.asarray(reward), mask, mask))
+        other = jnp.asarray(reward).at[0, 3, 0].add(1e-3)
+        assert np.all(advantage(other, mask, mask))
 
 
 def test_on_policy_gspo_and_cispo_are_grpo_by_sequence_and_by_token(start):

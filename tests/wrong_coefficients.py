@@ -130,7 +130,7 @@ WRONG = [
     Wrong(
         "statistics of the batch in place of the group",
         "algorithms.group_policy",
-        "jax.vmap(relative)(reward.sum(axis=-1))[..., None]",
+        "jax.vmap(relative)(outcome)[..., None]",
         "relative(reward.sum(axis=-1).ravel()).reshape(reward.shape[:2])[..., None]",
         ("test_coefficients.py::test_std_epsilon_is_added_to_the_std_of_the_group",),
     ),

@@ -13,6 +13,23 @@ WEIGHTED = (
 )
 WRONG = [
     Wrong(
+        "REINFORCE++ whitens the rounding of the sampler",
+        "algorithms.reinforce_pp",
+        "jnp.where(jnp.abs(k1) > divergences.ROUNDING, k1, 0.0)",
+        "k1",
+        (
+            "test_group_policy.py::"
+            "test_reinforce_pp_does_not_move_along_the_rounding_of_the_sampler",
+        ),
+    ),
+    Wrong(
+        "outcomes differ by the order of their rewards",
+        "advantages",
+        "~(highest - lowest <= 16 * jnp.finfo(highest.dtype).eps * largest)",
+        "~(highest - lowest <= 0.0 * largest)",
+        ("test_group_policy.py::test_the_same_rewards_at_other_steps_are_the_same_outcome",),
+    ),
+    Wrong(
         "the gate of SAPO half as steep",
         "losses",
         "return -4.0 / temperature",

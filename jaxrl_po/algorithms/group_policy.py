@@ -210,7 +210,12 @@ def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         del step_end
         require_group(reward)
-        return jnp.broadcast_to(jax.vmap(relative)(reward.sum(axis=-1))[..., None], mask.shape)
+        outcome = reward.sum(axis=-1)
+        highest, lowest = (x(axis=-1, keepdims=True) for x in (outcome.max, outcome.min))
+        largest = jnp.abs(outcome).max(axis=-1, keepdims=True)
+        # Equal to the last bit where the same rewards were earned at other steps.
+        outcome = jnp.where(advantages.differ(highest, lowest, largest), outcome, highest)
+        return jnp.broadcast_to(jax.vmap(relative)(outcome)[..., None], mask.shape)
 
     return advantage
 

@@ -13,9 +13,8 @@ from jaxrl_po import divergences, losses, token_weights
 from jaxrl_po.algorithms import group_policy
 from jaxrl_po.config import NON_NEGATIVE, Interval, Number, number
 from jaxrl_po.distributions import log_ratio
+from jaxrl_po.divergences import ROUNDING
 from jaxrl_po.types import Learner, Problem, Samples
-
-ROUNDING = 1e-4  # nats: a smaller |log r| is no step of the policy
 
 
 @config_lib.record

@@ -36,6 +36,11 @@ def make(
         returns = jnp.flip(jnp.cumsum(jnp.flip(reward, axis=-1), axis=-1), axis=-1)
         return jnp.where(mask, returns, 0.0)
 
+    def distance(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
+        """k1, and 0 where it is rounding: whitening would make advantages of it."""
+        k1 = divergences.k1(log_prob, reference_log_prob)
+        return jnp.where(jnp.abs(k1) > divergences.ROUNDING, k1, 0.0)
+
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         raw = (centred if config.group_baseline else reward_to_go)(reward, mask, step_end)
         return advantages.whiten(raw, mask, axis_name=config.axis_name)
@@ -47,6 +52,6 @@ def make(
         advantage=advantage,
         surrogate=group_policy.clipped(config),
         aggregate=losses.token_mean,
-        reward_kl=None if config.group_baseline else divergences.k1,
+        reward_kl=None if config.group_baseline else distance,
         loss_kl=divergences.k2 if config.group_baseline else None,
     )
