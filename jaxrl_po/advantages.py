@@ -144,7 +144,7 @@ def informative(score: jax.Array) -> jax.Array:
     return score.max(axis=-1) != score.min(axis=-1)
 
 
-def differ(highest: jax.Array, lowest: jax.Array, largest: jax.Array) -> jax.Array:
+def beyond_rounding(highest: jax.Array, lowest: jax.Array, largest: jax.Array) -> jax.Array:
     """Whether sums of rewards differ by more than the rounding of their order; NaN differs.
 
     Args:
@@ -154,7 +154,7 @@ def differ(highest: jax.Array, lowest: jax.Array, largest: jax.Array) -> jax.Arr
 
     Example:
       >>> x = jnp.array([0.1, 0.2, 0.7])
-      >>> bool(differ(x.sum(), x[0] + (x[1] + x[2]), x.sum()))
+      >>> bool(beyond_rounding(x.sum(), x[0] + (x[1] + x[2]), x.sum()))
       False
     """
     return ~(highest - lowest <= 16 * jnp.finfo(highest.dtype).eps * largest)
@@ -194,10 +194,10 @@ def group_relative(
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     centred = reward - reward.mean()
     # Compares the rewards, because rounding of the mean leaves std > 0 in many constant groups.
-    unequal = informative(reward)
+    differ = informative(reward)
     if scale == "std":
         centred = centred / (jnp.sqrt(jnp.sum(jnp.square(centred)) / (size - ddof)) + epsilon)
-    return jnp.where(unequal, centred, 0.0)
+    return jnp.where(differ, centred, 0.0)
 
 
 def process_relative(
@@ -310,11 +310,11 @@ def turn_relative(
         jnp.where(has, to_go, jnp.inf).min(axis=0),
         jnp.where(has, jnp.abs(to_go), 0.0).max(axis=0),
     )
-    unequal = differ(highest, lowest, largest)
+    differ = beyond_rounding(highest, lowest, largest)
     if scale == "std":
         std = jnp.sqrt(jnp.square(centred).sum(axis=0) / jnp.maximum(count - ddof, 1))
-        centred = centred / jnp.where(unequal, std + epsilon, 1.0)[None]
-    relative = jnp.where(unequal[None], centred, 0.0)
+        centred = centred / jnp.where(differ, std + epsilon, 1.0)[None]
+    relative = jnp.where(differ[None], centred, 0.0)
     return jnp.where(mask, jnp.take_along_axis(relative, turn, axis=1), 0.0)
 
 

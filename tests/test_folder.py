@@ -161,3 +161,20 @@ def test_json_is_strict(tmp_path):
         "seed": 0,
         "resolved": {"x": None, "device": "2 × cpu"},
     }
+
+
+@pytest.mark.parametrize(
+    "config", ["null", "5", "[]", '{"resolved": []}', '{"env": null}', '{"init_from": 5}', "{bad"]
+)
+def test_damaged_settings_are_named(used, config):
+    (used / folder.CONFIG).write_text(config)
+    with pytest.raises(UsageError, match=r"^--resume: \S+config.json is damaged"):
+        inspect(used, resume=True)
+
+
+def test_a_place_that_no_file_system_has_is_named(tmp_path):
+    for check in (inspect, lambda out: folder.require_file(f"{out}.json", ".json")):
+        with pytest.raises(UsageError, match=r"^--out=\S+ cannot be used: File name too long"):
+            check(tmp_path / ("a" * 300))
+        with pytest.raises(UsageError, match=r"^--out=~/runs\S* must not begin with ~"):
+            check("~/runs")

@@ -64,6 +64,10 @@ def three():
     return THREE
 
 
+def nothing():
+    pass
+
+
 def broken():
     return [][0]
 '''
@@ -216,7 +220,7 @@ def test_a_task_of_ones_own_is_trained_and_starts_another_run(files):
         ("syntax.py:f", r"--env=\S+: SyntaxError: .*\(syntax.py, line 2\)"),
         (
             "mine.py:broken",
-            r"--env=\S+: IndexError: list index out of range \(\S+mine.py, line 41\)",
+            r"--env=\S+: IndexError: list index out of range \(\S+mine.py, line 45\)",
         ),
     ],
 )
@@ -225,9 +229,21 @@ def test_what_a_file_lacks_is_named(files, source, message):
         user_code.make("env", str(files / source))
 
 
+def test_a_file_whose_name_is_too_long_is_not_there():
+    with pytest.raises(UsageError, match="there is no file"):
+        user_code.make("env", f"{'a' * 300}.py:f")
+
+
 @pytest.mark.parametrize(
     ("main", "flag", "name", "message"),
     [
+        (
+            control_command.main,
+            "policy",
+            "nothing",
+            r"--policy=\S+ must make a Flax module, got NoneType",
+        ),
+        (control_command.main, "critic", "three", r"--critic=\S+ must make a Flax module, got int"),
         (control_command.main, "env", "three", "--env must have the interface .* int lacks reset"),
         (
             language_command.main,

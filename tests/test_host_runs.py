@@ -186,6 +186,8 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
         (["--env=gymnasium:CartPole-v1", "--sampling=vine"], "--sampling=vine does"),
         (["--env=gymnasium:CartPole-v1", "--env_params=[1]"], "must be a JSON object"),
         (["--env=gymnasium:CartPole-v1", '--env_params={"wings": 2}'], "wings"),
+        (["--env=gymnasium:CartPole-v1", '--env_params={"max_episode_steps": 0}'], "positive"),
+        (["--env=gymnasium:CartPole-v1", '--env_params={"render_mode": 5}'], "endswith"),
         (["--env=gymnasium:Endless-v0"], "must bound its episodes"),
         (
             ["--env=CartPole-v1", "--env_params={}"],

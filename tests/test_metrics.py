@@ -6,6 +6,7 @@ import pytest
 
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import metrics
+from jaxrl_po.run.flags import UsageError
 
 
 def test_interquartile_mean_drops_a_quarter_at_each_end():
@@ -152,3 +153,13 @@ def test_performance_profile_counts_a_missing_score_as_above_nothing():
         [1.0] * 5,
         [0.0] * 5,
     ]
+
+
+@pytest.mark.parametrize("line", [b"{bad", b"5", b"null", b"\xff"])
+def test_a_line_that_is_damaged_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"iteration": 1}\n' + line + b"\n")
+    with pytest.raises(UsageError, match=r"metrics\.jsonl line 2 is damaged"):
+        metrics.read(path)
+    with pytest.raises(UsageError, match="must be a file, and is a folder"):
+        metrics.read(tmp_path)

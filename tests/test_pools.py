@@ -124,6 +124,9 @@ def test_envpool_refuses_what_it_does_not_have():
         pools.find("envpool:Hoper-v4")
     with pytest.raises(UsageError, match="wings"):
         pools.find("envpool:CartPole-v1", '{"wings": 2}')
+    for threads in ("0", '"x"', "true"):
+        with pytest.raises(UsageError, match="num_threads must be a whole number of at least 1"):
+            pools.find("envpool:CartPole-v1", f'{{"num_threads": {threads}}}')
     with pytest.raises(UsageError, match="seed is chosen by the run"):
         pools.find("envpool:CartPole-v1", '{"seed": 2}')
 

@@ -242,7 +242,7 @@ def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypat
 
     def build(records, *others):
         seen.append(records["config"].decay_iterations)
-        raise KeyboardInterrupt
+        raise UsageError("enough")
 
     monkeypatch.setattr(control, "build", build)
     flags = ["--env=Pendulum-v1", "--config.learning_rate=1e-3,1e-2"]
@@ -251,9 +251,8 @@ def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypat
         (["--total_steps=2097152"], 1024),
         (["--total_steps=4096", "--config.decay_iterations=3"], 3),
     ):
-        with pytest.raises(SystemExit) as stop:
-            sweep.main([*flags, *further, "--overwrite", f"--out={tmp_path}"])
-        assert stop.value.code == 130
+        with pytest.raises(UsageError, match="enough"):
+            sweep.main([*flags, *further, f"--out={tmp_path}"])
         assert seen[-1] == want
 
 
@@ -296,9 +295,32 @@ def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch):
         (["--env=CartPole-v2"], "CartPole-v1"),
         (["--patience=3"], "--patience must be left out: a sweep has --evaluations"),
         (["--total_steps=0"], "--total_steps=0 must be at least the steps of an iteration"),
+        (["--total_steps=1"], "--total_steps=1 must be 0 or at least 32"),
+        (["--devices=99"], "--devices must be at most"),
+        (["--critic=nowhere.py:A"], "there is no file"),
+        (["--env=CartPole-v2", "--processes=2"], "CartPole-v1"),
     ],
 )
-def test_bad_sweeps_are_named(tmp_path, arguments, match):
+def test_bad_sweeps_are_named_and_touch_nothing(tmp_path, arguments, match):
     with pytest.raises(UsageError, match=match):
         sweep.main([*SMALL, f"--out={tmp_path / 'sweep'}", *arguments])
-    assert not (tmp_path / "sweep" / "sweep.json").exists()
+    assert not (tmp_path / "sweep").exists()
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    (earlier / "sweep.json").write_text("[]")
+    with pytest.raises(UsageError, match=match):
+        sweep.main([*SMALL, f"--out={earlier}", "--overwrite", *arguments])
+    assert [path.name for path in earlier.iterdir()] == ["sweep.json"]
+
+
+@pytest.mark.parametrize("rows", ["{bad", "5", "[{}]"])
+def test_a_damaged_table_is_named(tmp_path, programs_run, rows):
+    out = tmp_path / "sweep"
+    assert sweep.main([*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2"]) == 0
+    (out / "sweep.json").write_text(rows)
+    with pytest.raises(UsageError, match=r"^--resume: \S+sweep.json is damaged"):
+        sweep.main([f"--out={out}", "--resume"])
+    stored = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(stored | {"swept": 5}))
+    with pytest.raises(UsageError, match=r"^--resume: \S+config.json is damaged"):
+        sweep.main([f"--out={out}", "--resume"])

@@ -64,10 +64,10 @@ def maker(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[
         )
     wanted = f"--{flag}={run} must be the folder of a run of {makers}"
     try:
-        stored = dict(json.loads((Path(run) / folder.CONFIG).read_text(encoding="utf-8")))
+        stored = folder.read_settings(Path(run))
     except OSError:
         raise UsageError(f"{wanted}; it holds no {folder.CONFIG}") from None
-    except (TypeError, ValueError):
+    except ValueError:
         raise UsageError(f"--{flag}={run} holds a {folder.CONFIG} that is damaged") from None
     for script in scripts:
         if stored.get("script") == script.name:

@@ -8,12 +8,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxrl_po.run import processes
+from jaxrl_po.run import processes, user_code
 from jaxrl_po.run.flags import UsageError, shown
 from jaxrl_po.run.metrics import strict, write_atomically
 
@@ -79,7 +79,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other: give one of them")
     folder = Path(out)
-    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    ancestor = _existing(out, (folder, *folder.absolute().parents))
     if not ancestor.is_dir():
         raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
     if not os.access(ancestor, os.W_OK | os.X_OK):
@@ -94,7 +94,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if not (used and resume):
         return {}
     try:
-        stored = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        stored = read_settings(folder)
     except FileNotFoundError:
         raise UsageError(
             f"--resume: --out={out} holds files but no {CONFIG} of a run; choose the folder "
@@ -105,6 +105,35 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
             f"--resume: {folder / CONFIG} is damaged; repair it, or start afresh with --overwrite"
         ) from None
     return {name: value for name, value in stored.items() if name not in OF_A_START}
+
+
+def _existing(out: str, paths: Iterable[Path]) -> Path:
+    """The first of the paths of `--out` that exists."""
+    if out.startswith("~"):
+        raise UsageError(
+            f"--out={out} must not begin with ~, which a shell expands only in a word "
+            f"of its own: --out=$HOME{out[1:]}"
+        )
+    try:
+        return next(path for path in paths if path.exists())
+    except OSError as error:
+        raise UsageError(f"--out={out} cannot be used: {error.strerror}") from None
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a run, its `config.json`.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is damaged.
+    """
+    stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    if not isinstance(stored, dict) or not isinstance(stored.get("resolved", {}), dict):
+        raise ValueError("no settings of a run")
+    for name in (*user_code.FLAGS, *user_code.FOLDERS):
+        if not isinstance(stored.get(name, ""), str):
+            raise ValueError(f"{name} is no text")
+    return stored
 
 
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:
@@ -176,6 +205,7 @@ def require_file(out: str, suffix: str) -> Path:
       UsageError: another suffix, a folder, or a file that cannot be written.
     """
     path = Path(out)
+    _existing(out, (path, *path.absolute().parents))
     ancestor = next(each for each in path.absolute().parents if each.exists())
     if path.suffix.lower() != suffix or path.is_dir():
         raise UsageError(f"--out={out} must be a file whose name ends in {suffix}")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxrl_po.run.flags import UsageError
 from jaxrl_po.types import Metrics
 
 Row = dict[str, Any]
@@ -226,11 +227,26 @@ def read(path: Path) -> list[Row]:
     """The rows of a file, in order; empty if there is no file.
 
     An incomplete last line, cut off when its writer was killed, is ignored.
+
+    Raises:
+      UsageError: names a line that is damaged.
     """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    if not path.is_file():
+        raise UsageError(f"{path} must be a file, and is a folder")
+    *lines, _ = path.read_bytes().split(b"\n")
+    return [_row(line, f"{path} line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _row(line: bytes, place: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise UsageError(f"{place} is damaged: repair or remove it")
+    return row
 
 
 def truncate(path: Path, iteration: int) -> list[Row]:

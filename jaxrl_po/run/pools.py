@@ -139,6 +139,11 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
         if own in arguments:
             raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")
     threads = {"num_threads": arguments.get("num_threads", parallel.cores())}
+    if type(threads["num_threads"]) is not int or threads["num_threads"] < 1:
+        raise UsageError(
+            f"--env_params for {name}: num_threads must be a whole number of at least 1, got "
+            f"{threads['num_threads']!r}"
+        )
     made_with = {key: value for key, value in arguments.items() if key != "num_threads"}
     try:
         with quiet():
@@ -201,7 +206,14 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
             f"--env={name}: {' '.join(str(error).split())}; for MuJoCo: "
             "pip install 'jaxrl_po[gymnasium]'"
         ) from None
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+    except (
+        gymnasium.error.Error,
+        AssertionError,
+        AttributeError,
+        ImportError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise UsageError(f"--env={name}: {' '.join(str(error).split())}") from None
     try:
         if one.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:

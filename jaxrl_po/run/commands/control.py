@@ -220,12 +220,20 @@ class Built(NamedTuple):
     source: pools.Source | None
 
 
+def own_network(flag: str, source: str) -> Any:
+    """The Flax module that `--policy` or `--critic` makes."""
+    network = user_code.make(flag, source)
+    if not (hasattr(network, "init") and hasattr(network, "apply")):
+        raise UsageError(f"--{flag}={source} must make a Flax module, got {type(network).__name__}")
+    return network
+
+
 def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
     """The environment, and the problem made of it."""
     options, settings, way = records[""], records["problem"], sampling(records[""])
     network = records["network"]
     own = {
-        name: user_code.make(name, source) if source else None
+        name: own_network(name, source) if source else None
         for name, source in (("policy", options.policy), ("critic", options.critic))
     }
     if pools.is_host(options.env):

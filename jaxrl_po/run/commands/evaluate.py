@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import NON_NEGATIVE, SEED, static
+from jaxrl_po.config import SEED, Interval, static
 from jaxrl_po.run import earlier, flags, folder, metrics
 from jaxrl_po.run.commands import control, language
 from jaxrl_po.run.compilation import compiled
@@ -56,7 +56,7 @@ class Options:
     size: int = static(
         0,
         "episodes or held-out prompts per seed; 0 takes the number of the run",
-        within=NON_NEGATIVE,
+        within=Interval(0, 10**6),
     )
     seed: int = static(1, "seed of the evaluation's random numbers", within=SEED)
 

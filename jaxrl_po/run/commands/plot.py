@@ -9,7 +9,6 @@ labelled as such, and only those on that of the first run are compared with it.
 
 import csv
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -75,8 +74,8 @@ def read(paths: Sequence[str]) -> list[Run]:
     runs = []
     for path, label in zip(paths, labels(paths), strict=True):
         try:
-            settings = dict(json.loads((Path(path) / folder.CONFIG).read_text(encoding="utf-8")))
-        except (OSError, TypeError, ValueError):
+            settings = folder.read_settings(Path(path))
+        except (OSError, ValueError):
             raise UsageError(
                 f"{path} must be the folder of a run; it holds no {folder.CONFIG} that can be read"
             ) from None

@@ -14,10 +14,11 @@ files in `jaxrl_po/run/configs/` were found in this way.
 
 import json
 import multiprocessing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from jaxrl_po.run import (
     folder,
     grid,
     interrupts,
+    jobs,
     lanes,
     launch,
     methods,
@@ -89,6 +91,11 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
             "choose another or --overwrite"
         )
     asked = Asked(**{name: stored[name] for name in Asked._fields})
+    if not all(isinstance(field, dict) for field in asked):
+        raise UsageError(
+            f"--resume: {Path(out) / folder.CONFIG} is damaged; repair it, or start afresh with "
+            "--overwrite"
+        )
     options = flags.parse([], {"": Options}, stored=asked.flags)[""]
     whole = flags.given(argv, {"": Options}, partial=True)
     whole |= user_code.absolute(whole)
@@ -112,20 +119,20 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
     )
 
 
-def run(
-    group: Sequence[Mapping[str, Any]], options: Options, given: Collection[str]
-) -> dict[str, Any]:
-    """Trains the combinations that share one program, each over all seeds.
+Group = Sequence[Mapping[str, Any]]  # records of the combinations that share one program
 
-    Args:
-      group: records of each combination.
-      options: of the sweep.
-      given: names of the flags that the user gave.
 
-    Returns:
-      `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
-      `compile_seconds`.
-    """
+class Built(NamedTuple):
+    """A program of the sweep, which nothing has compiled yet."""
+
+    placement: Placement
+    group: Group
+    iterations: int
+    experiments: list[jobs.Experiment]
+
+
+def build(group: Group, options: Options, given: Collection[str]) -> Built:
+    """The experiments of a group; `given` names the flags that the user gave."""
     runs = len(group) * options.seeds
     placement = parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
     if placement.cuts_params:
@@ -133,9 +140,26 @@ def run(
             f"--mesh={options.mesh}: model is for jaxrl-po language; these networks are not sharded"
         )
     settled = [launch.settle(control.SCRIPT, records, given) for records in group]
-    group, iterations = [records for records, _ in settled], settled[0][1]
+    group = [records for records, _ in settled]
     algorithm = methods.ALGORITHMS[options.algorithm]
     experiments = [control.build(records, algorithm, ALONE) for records in group]
+    return Built(placement, group, settled[0][1], experiments)
+
+
+def build_all(groups: Iterable[Group], options: Options, given: Collection[str]) -> None:
+    """Raises the error of the first group whose settings are wrong."""
+    for group in groups:
+        build(group, options, given)
+
+
+def run(group: Group, options: Options, given: Collection[str]) -> dict[str, Any]:
+    """Trains the combinations that share one program, each over all seeds.
+
+    Returns:
+      `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
+      `compile_seconds`.
+    """
+    placement, group, iterations, experiments = build(group, options, given)
     experiment = experiments[0]
     steps = control.steps(group[0])
     every = max(1, iterations // options.evaluations)
@@ -176,7 +200,7 @@ def require_actions(curves: lanes.Curves) -> None:
 
 
 def run_all(
-    groups: Mapping[int, Sequence[Mapping[str, Any]]], options: Options, given: Collection[str]
+    groups: Mapping[int, Group], options: Options, given: Collection[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Trains the programs, in this process or several at a time in their own.
 
@@ -190,10 +214,7 @@ def run_all(
         for number, group in groups.items():
             yield number, run(group, options, given)
         return
-    # A spawned process has no backend yet, so it can set up its own devices, and it frees their
-    # memory when it ends, which is after one program.
-    fresh = multiprocessing.get_context("spawn")
-    with futures.ProcessPoolExecutor(options.processes, fresh, max_tasks_per_child=1) as pool:
+    with fresh_processes(options.processes) as pool:
         started = {
             pool.submit(run, group, options, given): number for number, group in groups.items()
         }
@@ -207,6 +228,17 @@ def run_all(
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def fresh_processes(count: int) -> futures.ProcessPoolExecutor:
+    """Spawned processes, each for one task.
+
+    A spawned process has no backend yet, so it can set up its own devices, and it frees their
+    memory when it ends.
+    """
+    return futures.ProcessPoolExecutor(
+        count, multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -257,6 +289,14 @@ def main(argv: Sequence[str]) -> int:
         groups.setdefault(grid.static_part(records), []).append((combination, records))
 
     given = frozenset([*asked.flags, *asked.swept])
+    # Before an earlier sweep is overwritten.
+    every = [[records for _, records in group] for group in groups.values()]
+    with flags.blame(sections):
+        if options.processes == 1:
+            build_all(every, options, given)
+        else:
+            with fresh_processes(1) as pool:
+                pool.submit(build_all, every, options, given).result()
     with folder.claim(options.out, overwrite=options.overwrite) as out:
         lasting = {
             name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
@@ -265,8 +305,13 @@ def main(argv: Sequence[str]) -> int:
             out / folder.CONFIG, {"script": "sweep", **asked._replace(flags=lasting)._asdict()}
         )
         path = out / "sweep.json"
-        rows = json.loads(path.read_text()) if options.resume and path.exists() else []
-        done = [row["flags"] for row in rows]
+        try:
+            rows = json.loads(path.read_text()) if options.resume and path.exists() else []
+            done = [row["flags"] for row in rows]
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(
+                f"--resume: {path} is damaged; repair it, or start afresh with --overwrite"
+            ) from None
         programs = dict(enumerate(groups.values(), 1))
         todo = {
             number: [records for _, records in group]
