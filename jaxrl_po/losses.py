@@ -401,7 +401,8 @@ def fixed_length_mean(elements: jax.Array, mask: jax.Array, length: int) -> Mean
     """Sum over unmasked elements `[B, T]`, divided by the constant B × length.
 
     A sequence's own length then does not change the weight of its tokens: Dr. GRPO (Liu et al.
-    2025, arXiv:2503.20783) with the token budget as `length`. `length=1` averages row sums.
+    2025, arXiv:2503.20783) with the token budget as `length`. `length=1` averages row sums. Rows
+    that hold nothing count too: where `dynamic_sampling` cannot fill a batch, the mean is smaller.
 
     Raises:
       ValueError: `length` below 1.

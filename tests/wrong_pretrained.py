@@ -35,9 +35,7 @@ WRONG = [
         "distributions",
         "gumbel = _gumbel if logits.shape[-1] > MANY else jax.random.gumbel",
         "gumbel = jax.random.gumbel",
-        (
-            "test_distributions.py::test_of_many_actions_the_unlikely_ones_are_drawn_as_often_as_they_should",
-        ),
+        (f"{KERNELS}many_actions_are_drawn_by_every_bit",),
     ),
     Wrong(
         "a reward function is shown the end of a completion",
