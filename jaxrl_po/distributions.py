@@ -223,12 +223,12 @@ class TanhGaussian:
         # Each formula gets a σ for which it holds: else the gradient of the other may be NaN.
         mean, scale = _wide(self.mean), jnp.exp(_wide(self.log_std))
         # A narrow Gaussian: E log(1 − tanh²(u)) at Gauss and Hermite's nodes.
-        std = jnp.minimum(scale, 1.0)
+        std = jnp.where(scale < 1.0, scale, 1.0)
         u = mean[..., None] + jnp.multiply.outer(std, _NODES.astype(std.dtype))
         narrow = _log_slope(u) @ _WEIGHTS.astype(std.dtype)
         # A wide one would miss the bend at 0: 2 log 2 − 2 E|u| in closed form, and the rest,
         # −2 log(1 + e^(−2|u|)), at Gauss and Legendre's nodes.
-        std = jnp.maximum(scale, 1.0)
+        std = jnp.where(scale < 1.0, 1.0, scale)
         distance = (jnp.subtract.outer(mean, side * _PLACES.astype(std.dtype)) for side in (-1, 1))
         density = sum(jnp.exp(-0.5 * jnp.square(x / std[..., None])) for x in distance)
         bend = (density @ _BEND.astype(std.dtype)) / (std * math.sqrt(2 * math.pi))

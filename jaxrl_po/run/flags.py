@@ -349,7 +349,7 @@ def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
     try:
         status = main(sys.argv[1:])
     except MemoryError as error:
-        print(f"error: this machine's memory does not do: {error}", file=sys.stderr)
+        print(f"error: out of memory: {error}", file=sys.stderr)
         status = 1
     except (UsageError, ConfigError, RunError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
