@@ -144,20 +144,19 @@ def informative(score: jax.Array) -> jax.Array:
     return score.max(axis=-1) != score.min(axis=-1)
 
 
-def beyond_rounding(highest: jax.Array, lowest: jax.Array, largest: jax.Array) -> jax.Array:
-    """Whether sums of rewards differ by more than the rounding of their order; NaN differs.
+def beyond_rounding(highest: jax.Array, lowest: jax.Array) -> jax.Array:
+    """Whether the largest and the smallest of some sums of rewards differ: `E*` to bool `E*`.
 
-    Args:
-      highest: the largest of the sums.
-      lowest: the smallest.
-      largest: the largest of their absolute values.
+    By more than rounding, by which sums of the same rewards in another order do. NaN and infinity
+    differ.
 
     Example:
-      >>> x = jnp.array([0.1, 0.2, 0.7])
-      >>> bool(beyond_rounding(x.sum(), x[0] + (x[1] + x[2]), x.sum()))
-      False
+      >>> beyond_rounding(jnp.array([1.0, 1.0, jnp.inf]), jnp.array([1 - 1e-7, 0.99, 0.0])).tolist()
+      [False, True, True]
     """
-    return ~(highest - lowest <= 16 * jnp.finfo(highest.dtype).eps * largest)
+    spread = highest - lowest
+    largest = jnp.maximum(jnp.abs(highest), jnp.abs(lowest))
+    return ~(spread <= 16 * jnp.finfo(spread.dtype).eps * largest) | (spread == jnp.inf)
 
 
 def group_relative(
@@ -305,12 +304,9 @@ def turn_relative(
     count = has.sum(axis=0)
     mean = jnp.where(has, to_go, 0.0).sum(axis=0) / jnp.maximum(count, 1)
     centred = jnp.where(has, to_go - mean[None], 0.0)
-    highest, lowest, largest = (
-        jnp.where(has, to_go, -jnp.inf).max(axis=0),
-        jnp.where(has, to_go, jnp.inf).min(axis=0),
-        jnp.where(has, jnp.abs(to_go), 0.0).max(axis=0),
+    differ = beyond_rounding(
+        jnp.where(has, to_go, -jnp.inf).max(axis=0), jnp.where(has, to_go, jnp.inf).min(axis=0)
     )
-    differ = beyond_rounding(highest, lowest, largest)
     if scale == "std":
         std = jnp.sqrt(jnp.square(centred).sum(axis=0) / jnp.maximum(count - ddof, 1))
         centred = centred / jnp.where(differ, std + epsilon, 1.0)[None]

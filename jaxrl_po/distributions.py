@@ -36,7 +36,9 @@ class Distribution(Protocol):
         """The exact KL(self ‖ other) `E*`, in nats."""
 
 
-MANY = 1024  # actions from which on drawing one of them takes long enough to be worth a pass more
+# Actions from which on drawing one of them takes long enough to be worth a pass more, and unlikely
+# ones are together likely enough to be drawn by finer random numbers.
+MANY = 1024
 
 
 @jax.tree_util.register_dataclass
@@ -221,21 +223,20 @@ class TanhGaussian:
     def entropy(self) -> jax.Array:
         """Differential entropy of tanh(u), `E*`, in nats, by quadrature: to about 1e-3."""
         # Each formula gets a σ for which it holds: else the gradient of the other may be NaN.
-        mean, scale = _wide(self.mean), jnp.exp(_wide(self.log_std))
+        mean, std = _wide(self.mean), jnp.exp(_wide(self.log_std))
+        small, large = jnp.where(std < 1.0, std, 1.0), jnp.where(std < 1.0, 1.0, std)
         # A narrow Gaussian: E log(1 − tanh²(u)) at Gauss and Hermite's nodes.
-        std = jnp.where(scale < 1.0, scale, 1.0)
-        u = mean[..., None] + jnp.multiply.outer(std, _NODES.astype(std.dtype))
+        u = mean[..., None] + jnp.multiply.outer(small, _NODES.astype(std.dtype))
         narrow = _log_slope(u) @ _WEIGHTS.astype(std.dtype)
         # A wide one would miss the bend at 0: 2 log 2 − 2 E|u| in closed form, and the rest,
         # −2 log(1 + e^(−2|u|)), at Gauss and Legendre's nodes.
-        std = jnp.where(scale < 1.0, 1.0, scale)
         distance = (jnp.subtract.outer(mean, side * _PLACES.astype(std.dtype)) for side in (-1, 1))
-        density = sum(jnp.exp(-0.5 * jnp.square(x / std[..., None])) for x in distance)
-        bend = (density @ _BEND.astype(std.dtype)) / (std * math.sqrt(2 * math.pi))
-        folded = std * math.sqrt(2 / math.pi) * jnp.exp(-0.5 * jnp.square(mean / std))
-        folded += mean * jax.scipy.special.erf(mean / (std * math.sqrt(2)))
+        density = sum(jnp.exp(-0.5 * jnp.square(x / large[..., None])) for x in distance)
+        bend = (density @ _BEND.astype(std.dtype)) / (large * math.sqrt(2 * math.pi))
+        folded = large * math.sqrt(2 / math.pi) * jnp.exp(-0.5 * jnp.square(mean / large))
+        folded += mean * jax.scipy.special.erf(mean / (large * math.sqrt(2)))
         wide = 2.0 * (math.log(2.0) - folded) - 2.0 * bend
-        slope = jnp.where(scale < 1.0, narrow, wide)
+        slope = jnp.where(std < 1.0, narrow, wide)
         return self.gaussian().entropy() + jnp.sum(slope, axis=-1)
 
     def kl(self, other: "TanhGaussian") -> jax.Array:

@@ -202,6 +202,7 @@ def test_blame_names_the_flag_of_a_library_error():
             2,
             "error: --out must name a folder\n",
         ),
+        ("raise MemoryError('no 7 TiB')", 1, "error: out of memory: no 7 TiB\n"),
         ("return 1", 1, ""),
         ("return 0", 0, ""),
     ],

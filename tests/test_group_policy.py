@@ -142,6 +142,9 @@ def test_the_same_rewards_at_other_steps_are_the_same_outcome():
         assert not np.any(advantage(jnp.asarray(reward), mask, mask))
         other = jnp.asarray(reward).at[0, 3, 0].add(1e-3)
         assert np.all(advantage(other, mask, mask))
+        for wrong in (jnp.nan, jnp.inf, -jnp.inf):  # shown, so that the update is skipped
+            spoiled = jnp.asarray(reward).at[0, 3, 0].set(wrong)
+            assert not np.isfinite(advantage(spoiled, mask, mask)).any()
 
 
 def test_on_policy_gspo_and_cispo_are_grpo_by_sequence_and_by_token(start):

@@ -264,20 +264,19 @@ def test_a_warm_start_of_adapters_can_be_asked_for(place, tmp_path):
 
 @pytest.fixture
 def other_base(place):
-    """The folder with another θ, which a call takes away; afterwards as it was."""
+    """Another θ in the folder, which a test may rename to `away`; afterwards as it was."""
     model, away = place / "model", place / "away"
     config = model / "config.json"
     kept = config.read_text()
     config.write_text(kept.replace("1000000.0", "500000.0"))
-    yield lambda: model.rename(away)
+    yield
     if away.exists():
         away.rename(model)
     config.write_text(kept)
 
 
-def test_another_base_is_refused_and_a_missing_one_is_named(
-    place, adapted, other_base, tmp_path, monkeypatch
-):
+@pytest.mark.usefixtures("other_base")
+def test_another_base_is_refused_and_a_missing_one_is_named(place, adapted, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl_po.run.programs.check", lambda job: None)
     changed = "holds adapters over another base: its digest was [0-9a-f]+ and is [0-9a-f]+ now"
     next_run = [*arguments(place, tmp_path / "next"), f"--init_from={adapted}", "--total_steps=8"]
@@ -291,8 +290,7 @@ def test_another_base_is_refused_and_a_missing_one_is_named(
             call()
     with pytest.raises(ConfigError, match=changed):
         run.load(adapted)
-    take_away = other_base
-    take_away()
+    (place / "model").rename(place / "away")
     with pytest.raises(
         UsageError, match=r"^--run=\S+: --init_from=\S+ must .*; it holds no config"
     ):

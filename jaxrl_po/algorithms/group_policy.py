@@ -212,9 +212,8 @@ def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
         require_group(reward)
         outcome = reward.sum(axis=-1)
         highest, lowest = (x(axis=-1, keepdims=True) for x in (outcome.max, outcome.min))
-        largest = jnp.abs(outcome).max(axis=-1, keepdims=True)
         # Equal to the last bit where the same rewards were earned at other steps.
-        outcome = jnp.where(advantages.beyond_rounding(highest, lowest, largest), outcome, highest)
+        outcome = jnp.where(advantages.beyond_rounding(highest, lowest), outcome, highest)
         return jnp.broadcast_to(jax.vmap(relative)(outcome)[..., None], mask.shape)
 
     return advantage

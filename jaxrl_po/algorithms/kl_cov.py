@@ -13,7 +13,6 @@ from jaxrl_po import divergences, losses, token_weights
 from jaxrl_po.algorithms import group_policy
 from jaxrl_po.config import NON_NEGATIVE, Interval, Number, number
 from jaxrl_po.distributions import log_ratio
-from jaxrl_po.divergences import ROUNDING
 from jaxrl_po.types import Learner, Problem, Samples
 
 
@@ -46,7 +45,7 @@ def make(
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         distance = jnp.abs(log_ratio(log_prob, samples.log_prob))
         # Before the first step r is 1 to rounding, whose sign must not choose a gradient.
-        moved = samples.penalized & (distance > ROUNDING)
+        moved = samples.penalized & (distance > divergences.ROUNDING)
         penalty = jnp.where(moved, config.penalty * distance, 0.0)
         return losses.surrogate(log_prob, samples.log_prob, samples.advantage) + penalty, {}
 

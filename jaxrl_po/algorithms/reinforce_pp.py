@@ -1,8 +1,8 @@
 """REINFORCE++: advantages normalised over the whole batch (Hu et al. 2025, arXiv:2501.03262).
 
 The return of token t is the outcome minus `β · Σ_{u ≥ t} k1`, whitened over all tokens of the
-batch. With `group_baseline` the group's mean is subtracted from the outcome first, and the KL
-penalty to the reference is in the loss instead, as k2.
+batch; a k1 that may be rounding counts as 0. With `group_baseline` the group's mean is subtracted
+from the outcome first, and the KL penalty to the reference is in the loss instead, as k2.
 """
 
 import jax

@@ -351,7 +351,7 @@ class Transformer(nn.Module):
 
     def parameter_shapes(self) -> PyTree:
         """Shape and type of each parameter; nothing is computed."""
-        return _parameter_shapes(self, jax.dtypes.canonicalize_dtype(float))
+        return _parameter_shapes(self, jnp.result_type(float))
 
     def for_decoding(self, params: PyTree, rows: int) -> PyTree:
         """The parameters, with transposed kernels where these decode faster; see `kernels`."""

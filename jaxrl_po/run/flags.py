@@ -344,14 +344,13 @@ def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
 def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Runs a script and exits with its status.
 
-    A `UsageError` is one line on stderr and status 2, a `RunError` one line and status 1.
+    A `UsageError` is one line on stderr and status 2, a `RunError` or a `MemoryError` one line and
+    status 1.
     """
     try:
         status = main(sys.argv[1:])
-    except MemoryError as error:
-        print(f"error: out of memory: {error}", file=sys.stderr)
-        status = 1
-    except (UsageError, ConfigError, RunError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        status = 1 if isinstance(error, RunError) else 2
+    except (UsageError, ConfigError, RunError, MemoryError) as error:
+        name = "out of memory: " if isinstance(error, MemoryError) else ""
+        print(f"error: {name}{' '.join(str(error).split())}", file=sys.stderr)
+        status = 1 if isinstance(error, RunError | MemoryError) else 2
     sys.exit(status)

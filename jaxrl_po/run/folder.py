@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other: give one of them")
     folder = Path(out)
-    ancestor = _existing(out, (folder, *folder.absolute().parents))
+    _require_name(out)
+    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir():
         raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
     if not os.access(ancestor, os.W_OK | os.X_OK):
@@ -107,15 +108,15 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     return {name: value for name, value in stored.items() if name not in OF_A_START}
 
 
-def _existing(out: str, paths: Iterable[Path]) -> Path:
-    """The first of the paths of `--out` that exists."""
+def _require_name(out: str) -> None:
+    """Raises UsageError where `--out` begins with `~`, or is a name that no file can have."""
     if out.startswith("~"):
         raise UsageError(
             f"--out={out} must not begin with ~, which a shell expands only in a word "
             f"of its own: --out=$HOME{out[1:]}"
         )
     try:
-        return next(path for path in paths if path.exists())
+        Path(out).exists()  # raises where a name is too long
     except OSError as error:
         raise UsageError(f"--out={out} cannot be used: {error.strerror}") from None
 
@@ -205,7 +206,7 @@ def require_file(out: str, suffix: str) -> Path:
       UsageError: another suffix, a folder, or a file that cannot be written.
     """
     path = Path(out)
-    _existing(out, (path, *path.absolute().parents))
+    _require_name(out)
     ancestor = next(each for each in path.absolute().parents if each.exists())
     if path.suffix.lower() != suffix or path.is_dir():
         raise UsageError(f"--out={out} must be a file whose name ends in {suffix}")

@@ -111,7 +111,8 @@ def read_jsonl(path: str, *, answers: bool = True) -> list[Row]:
 def _parse(line: str, place: str, answers: bool) -> Row:
     try:
         columns = json.loads(line)
-        json.dumps(columns, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        if "\\ud" in line.lower():  # perhaps half of a surrogate pair, which is no text
+            json.dumps(columns, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place} is not JSON: {error}") from None
     if not isinstance(columns, dict):

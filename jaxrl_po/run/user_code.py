@@ -82,7 +82,7 @@ def make(flag: str, source: str) -> Any:
       UserCodeError: names the flag, the file and, for an error in that file, its line.
     """
     place = source.rpartition(":")[0]
-    if not os.path.isfile(place):
+    if not os.path.isfile(place):  # where a name is too long, `Path.is_file` raises
         raise UserCodeError(f"--{flag}={source}: there is no file {place}")
     try:
         return scoring_worker.load(source)()

@@ -123,16 +123,16 @@ Group = Sequence[Mapping[str, Any]]  # records of the combinations that share on
 
 
 class Built(NamedTuple):
-    """A program of the sweep, which nothing has compiled yet."""
+    """A program of the sweep before it is compiled; the experiment is that of its first member."""
 
     placement: Placement
     group: Group
     iterations: int
-    experiments: list[jobs.Experiment]
+    experiment: jobs.Experiment
 
 
 def build(group: Group, options: Options, given: Collection[str]) -> Built:
-    """The experiments of a group; `given` names the flags that the user gave."""
+    """The program of a group; `given` names the flags that the user gave."""
     runs = len(group) * options.seeds
     placement = parallel.choose(options.devices, num_seeds=runs, num_rows=1, mesh=options.mesh)
     if placement.cuts_params:
@@ -141,15 +141,15 @@ def build(group: Group, options: Options, given: Collection[str]) -> Built:
         )
     settled = [launch.settle(control.SCRIPT, records, given) for records in group]
     group = [records for records, _ in settled]
-    algorithm = methods.ALGORITHMS[options.algorithm]
-    experiments = [control.build(records, algorithm, ALONE) for records in group]
-    return Built(placement, group, settled[0][1], experiments)
+    experiment = control.build(group[0], methods.ALGORITHMS[options.algorithm], ALONE)
+    return Built(placement, group, settled[0][1], experiment)
 
 
-def build_all(groups: Iterable[Group], options: Options, given: Collection[str]) -> None:
-    """Raises the error of the first group whose settings are wrong."""
+def check(groups: Iterable[Group], options: Options, given: Collection[str]) -> None:
+    """Raises the error of the first combination whose settings are wrong."""
     for group in groups:
-        build(group, options, given)
+        for records in build(group, options, given).group[1:]:
+            control.build(records, methods.ALGORITHMS[options.algorithm], ALONE)
 
 
 def run(group: Group, options: Options, given: Collection[str]) -> dict[str, Any]:
@@ -159,8 +159,7 @@ def run(group: Group, options: Options, given: Collection[str]) -> dict[str, Any
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
       `compile_seconds`.
     """
-    placement, group, iterations, experiments = build(group, options, given)
-    experiment = experiments[0]
+    placement, group, iterations, experiment = build(group, options, given)
     steps = control.steps(group[0])
     every = max(1, iterations // options.evaluations)
     # Seeds innermost; every combination gets the same keys.
@@ -293,10 +292,10 @@ def main(argv: Sequence[str]) -> int:
     every = [[records for _, records in group] for group in groups.values()]
     with flags.blame(sections):
         if options.processes == 1:
-            build_all(every, options, given)
+            check(every, options, given)
         else:
             with fresh_processes(1) as pool:
-                pool.submit(build_all, every, options, given).result()
+                pool.submit(check, every, options, given).result()
     with folder.claim(options.out, overwrite=options.overwrite) as out:
         lasting = {
             name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
