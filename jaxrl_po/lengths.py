@@ -12,9 +12,8 @@ PARTS = (4, 2, 1)  # rows are cut to a quarter, to half or not at all, each a pr
 
 
 def lengths(samples: Samples) -> jax.Array:
-    """The number of slots of each row up to its last in `mask` or `sampled`: `[B]`, int32."""
-    counts = samples.mask if samples.sampled is None else samples.mask | samples.sampled
-    return (counts * jnp.arange(1, counts.shape[1] + 1)[None, :]).max(axis=1)
+    """The number of slots of each row up to its last in `mask`: `[B]`, int32."""
+    return (samples.mask * jnp.arange(1, samples.mask.shape[1] + 1)[None, :]).max(axis=1)
 
 
 def sort(samples: Samples) -> Samples:
@@ -37,8 +36,7 @@ def cut(function: Callable[[Samples], Any], shorten: Shorten | None) -> Callable
     """`function`, computed on samples without the slots beyond the longest row.
 
     Args:
-      function: samples to sums over their slots, in which those outside `mask` and `sampled` count
-        nothing.
+      function: samples to sums over their slots, in which those outside `mask` count nothing.
       shorten: see `Problem`; None leaves the function as it is.
 
     Returns:

@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from jaxrl_po import language, lengths, minibatches, updates
+from jaxrl_po import divergences, language, lengths, masked, minibatches, updates
 from jaxrl_po.algorithms import a2c, actor_critic, dr_grpo, grpo, ppo
 from jaxrl_po.language import Transformer, dialogues
 from jaxrl_po.language.tasks import addition
@@ -48,13 +48,10 @@ def test_rows_are_cut_to_the_next_length(longest, computed):
     assert lengths.cut(count, None) is count
 
 
-def test_a_gap_and_slots_that_only_the_kl_reads_count():
+def test_a_gap_counts():
     mask = jnp.zeros((2, BUDGET), bool).at[0, 14].set(True)
     samples = samples_of([1, 1])._replace(mask=mask)
     assert lengths.lengths(samples).tolist() == [15, 0]
-    samples = samples._replace(sampled=jnp.zeros((2, BUDGET), bool).at[1, 29].set(True))
-    assert lengths.lengths(samples).tolist() == [15, 30]
-    assert lengths.cut(count, shorten)(samples)[0] == BUDGET
 
 
 def test_side_by_side_all_are_cut_to_the_longest_and_one_branch_runs():
@@ -189,3 +186,33 @@ def test_the_kl_of_an_update_is_that_of_whole_rows():
     )
     np.testing.assert_allclose(parts.value(), whole.value(), rtol=1e-4)
     assert parts.count == whole.count == batch.mask.sum()
+
+
+@pytest.mark.parametrize("num_parts", [1, 4])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_kl_of_every_third_row_depends_on_neither_parts_nor_devices(num_parts, devices):
+    """Fresh rows alone count; eight rows, of which the second of two devices has the last four."""
+    problem = problem_of(SHALLOW)
+    params, collector = problem.init(jax.random.key(0))
+    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    fresh = batch.mask.at[3].set(False)
+    old = batch.log_prob - 0.1 * jnp.arange(8.0)[:, None]
+    samples = Samples(batch.inputs, batch.action, old, old, batch.mask, sampled=fresh)
+
+    def measured(samples):
+        return masked.psum(
+            actor_critic.update_kl(
+                problem, params, samples, num_parts=num_parts, stride=3, axis_name="data"
+            )["kl"],
+            "data",
+        )
+
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.shard_map(
+        measured, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P(), check_vma=False
+    )
+    kl = jax.jit(sharded)(samples)
+    new = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
+    want = masked.total(divergences.k3(old, new)[::3], fresh[::3])
+    np.testing.assert_allclose(kl.value(), want.value(), rtol=1e-4)
+    assert kl.count == want.count == batch.mask[jnp.array([0, 6])].sum()

@@ -277,11 +277,31 @@ WRONG = [
         ("test_unembedding.py::test_values_and_gradients_are_those_of_the_plain_one",),
     ),
     Wrong(
-        "rows are cut to the longest in the mask alone",
+        "rows are cut to the number of their slots in the mask",
         "lengths",
-        "counts = samples.mask if samples.sampled is None else samples.mask | samples.sampled",
-        "counts = samples.mask",
-        ("test_lengths.py::test_a_gap_and_slots_that_only_the_kl_reads_count",),
+        "(samples.mask * jnp.arange(1, samples.mask.shape[1] + 1)[None, :]).max(axis=1)",
+        "samples.mask.sum(axis=1)",
+        ("test_lengths.py::test_a_gap_counts",),
+    ),
+    Wrong(
+        "the rows of a KL are counted from the first of each device",
+        "algorithms.actor_critic",
+        "minibatches.every(stride, minibatches.split(samples, 1), axis_name)",
+        "minibatches.every(stride, minibatches.split(samples, 1), None)",
+        (
+            "test_lengths.py::"
+            "test_the_kl_of_every_third_row_depends_on_neither_parts_nor_devices[2-1]",
+        ),
+    ),
+    Wrong(
+        "a KL counts the rows beside every n-th",
+        "algorithms.actor_critic",
+        "x[0], rows._replace(mask=mask)",
+        "x[0], rows",
+        (
+            "test_lengths.py::"
+            "test_the_kl_of_every_third_row_depends_on_neither_parts_nor_devices[2-1]",
+        ),
     ),
     Wrong(
         "side by side, rows are cut to the longest of the first",

@@ -26,7 +26,7 @@ WRONG = [
         "algorithms.actor_critic",
         "divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))",
         "divergences.k3(part.log_prob, part.log_prob)",
-        ("test_algorithms.py::test_kl_is_one_quantity_that_of_the_whole_update[gspo]",),
+        ("test_algorithms.py::test_kl_is_one_quantity_that_of_the_whole_update[gspo-4]",),
     ),
     Wrong(
         "the KL of a vine is that from the proposal",
@@ -123,7 +123,7 @@ WRONG = [
     ),
     Wrong(
         "a stride that starts anew in every part and on every device",
-        "updates",
+        "minibatches",
         "first = -(device * num_parts + jnp.arange(num_parts)) * rows % stride",
         "first = 0 * (device * num_parts + jnp.arange(num_parts))",
         ("test_fisher.py::test_the_fisher_stride_counts_rows_over_devices_and_parts",),
@@ -169,8 +169,8 @@ WRONG = [
     Wrong(
         "the KL is of what is trained on",
         "algorithms.actor_critic",
-        "part.mask if part.sampled is None else part.sampled",
-        "part.mask",
+        "samples._replace(mask=samples.sampled, sampled=None)",
+        "samples._replace(sampled=None)",
         ("test_dynamic_sampling.py::test_kl_covers_what_the_loss_leaves_out",),
     ),
 ]

@@ -325,7 +325,8 @@ def update_kl(
     samples: Samples,
     *,
     num_parts: int = 1,
-    in_order: bool = False,
+    stride: int = 1,
+    axis_name: str | None = None,
 ) -> Metrics:
     """Metric `kl` of an update: the k3 estimate of KL(old ‖ new), in nats, on the old samples.
 
@@ -333,11 +334,19 @@ def update_kl(
       problem: gives the policy.
       params: after the update.
       samples: rows; those of a sampler μ that is not the old policy are weighted by π_old / μ.
-      num_parts: number of parts processed one after another, to bound memory; with several, they
-        are of rows of like length.
-      in_order: see `updates.gradient_update`.
+      num_parts: number of parts of all rows, to bound memory; with several, they are of rows of
+        like length.
+      stride: n: every n-th row is measured, counted over all devices.
+      axis_name: device axis over which rows are sharded, or None.
     """
     policy = policy_of(problem)
+    if samples.sampled is not None:
+        samples = samples._replace(mask=samples.sampled, sampled=None)
+    rows, mask = minibatches.every(stride, minibatches.split(samples, 1), axis_name)
+    samples = jax.tree.map(lambda x: x[0], rows._replace(mask=mask))
+    count = samples.mask.shape[0]
+    fewest = -(-num_parts // stride)
+    parts = next(n for n in range(fewest, count + 1) if count % n == 0)
 
     def total(part: Samples) -> Mean:
         kl = divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
@@ -345,11 +354,12 @@ def update_kl(
             # An action that the policy cannot take, which a vine may try, counts 0 · log 0 = 0.
             weighted = ratio(part.log_prob, part.sampler_log_prob) * kl
             kl = jnp.where(part.log_prob == -jnp.inf, 0.0, weighted)
-        return masked.total(kl, part.mask if part.sampled is None else part.sampled)
+        return masked.total(kl, part.mask)
 
     # The parts one after another, their totals and counts added up.
     shorten = problem.shorten if num_parts > 1 else None
-    if shorten is not None and not in_order:
+    if shorten is not None:
         samples = lengths.sort(samples)
-    parts = minibatches.split(samples, num_parts)
-    return {"kl": minibatches.summed(lengths.cut(total, shorten), parts)}
+    return {
+        "kl": minibatches.summed(lengths.cut(total, shorten), minibatches.split(samples, parts))
+    }

@@ -43,6 +43,7 @@ from jaxrl_po.types import (
 )
 
 ABOVE_ONE = Interval(1.0, open_low=True)
+KL_STRIDE = 4  # a pass over all rows of one update would be a quarter of its training
 STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
 
 Advantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -310,6 +311,7 @@ def make(
     config.validate()
     actor_critic.require_on_policy(problem)
     grouped = problem.grouped if config.num_minibatches == 1 and not extra_samples else None
+    of_rows = problem  # every n-th row is no whole group
     if grouped is not None:
         problem = in_groups(problem, grouped)
     num_parts = config.num_minibatches * config.num_microbatches
@@ -386,13 +388,18 @@ def make(
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
             state.step, config.decay_iterations
         )
-        trained_on = samples._replace(sampled=None)  # only `update_kl` reads it: do not shuffle it
+        trained_on = samples._replace(sampled=None)  # only `update_kl` reads it
         new, opt_state, metrics = update(
             state.params.policy, state.opt_state, trained_on, key, scale
         )
         params = state.params._replace(policy=new)
         metrics |= actor_critic.update_kl(
-            problem, params, samples, num_parts=num_parts, in_order=grouped is not None
+            of_rows,
+            params,
+            samples,
+            num_parts=num_parts,
+            stride=KL_STRIDE,
+            axis_name=config.axis_name,
         )
         if samples.teacher_log_prob is None:  # else every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
