@@ -30,7 +30,7 @@ def test_paper_agrees_with_the_compiler(tmp_path, monkeypatch, capsys):
         "--devices=1,4",
         "--model=1",
         "--prompts=1",
-        "--group_size=2",
+        "--group_size=8",
         "--new_tokens=8",
     ]
     assert scale.main([*small, "--compile=tiny:4:1", f"--out={tmp_path}"]) == 0

@@ -124,7 +124,7 @@ if __name__ == "__main__":
     out = Path(sys.argv[1])
     out.mkdir(exist_ok=True)
     sizes = (
-        {"iterations": 10**6, "work": 30_000}
+        {"iterations": 10**6, "work": 200_000}
         if "--slow" in sys.argv
         else {"iterations": 400, "work": 2_000}
     )

@@ -62,8 +62,9 @@ def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
         return params._replace(policy=(params.policy, jnp.zeros((rows, budget)))), collector
 
     def apply(params: ActorCritic, inputs: PyTree) -> tuple[Shifted, jax.Array]:
-        distribution, value = problem.apply(inside(params), inputs)
-        return Shifted(distribution, params.policy[1]), value
+        of_problem, row = inputs
+        distribution, value = problem.apply(inside(params), of_problem)
+        return Shifted(distribution, params.policy[1][row]), value
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -73,6 +74,7 @@ def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
         nothing = jnp.zeros_like(batch.value)
         last = (batch.terminated | batch.truncated) & batch.mask
         return collector, batch._replace(
+            inputs=(batch.inputs, jnp.arange(rows)),
             reward=jnp.where(last, right[:, None], 0.0),
             value=nothing,
             next_value=nothing,
@@ -81,7 +83,7 @@ def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
             score=right.reshape(groups),
         )
 
-    return problem._replace(init=init, apply=apply, collect=collect)
+    return problem._replace(init=init, apply=apply, collect=collect, grouped=None, shorten=None)
 
 
 def outcomes(rows: int, size: int) -> jax.Array:
