@@ -244,8 +244,8 @@ class Problem(NamedTuple):
     Attributes:
       init: `init(key) -> (params, collector)`; consumes `key`.
       collect: `collect(params, collector, key) -> (collector, Batch)`; consumes `key`.
-      apply: `apply(params, inputs) -> (distribution, value)`; with critic parameters None the value
-        is zeros.
+      apply: `apply(params, inputs) -> (distribution, value)`, of any rows of a batch; with critic
+        parameters None the value is zeros.
       rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
         control, the identity for sequences.
       strata: number of strata in `Batch.stratum`; 0 for none.
