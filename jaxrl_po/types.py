@@ -155,9 +155,9 @@ class Samples(NamedTuple):
       teacher_log_prob: see `Batch`, or None.
       penalized: bool, slots whose loss has a penalty of its own, or None.
       sampler_log_prob: see `Batch`, or None.
-      sampled: bool, slots sampled by the old policy, over which an update's KL is measured; None if
-        equal to `mask`. They differ where the loss excludes slots, and where older rows were
-        sampled by an earlier policy.
+      measured: the rows over which an update's KL is measured, as `Samples`; None for all. Their
+        mask holds what the old policy sampled: also slots that the loss excludes, and no rows that
+        an earlier policy sampled.
     """
 
     inputs: PyTree
@@ -171,7 +171,7 @@ class Samples(NamedTuple):
     teacher_log_prob: Any = None
     penalized: Any = None
     sampler_log_prob: Any = None
-    sampled: Any = None
+    measured: Any = None
 
 
 class TrainState(NamedTuple):

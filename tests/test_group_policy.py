@@ -25,6 +25,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import programs, runner
 from jaxrl_po.run.metrics import read
+from jaxrl_po.types import Samples
 
 GROUPS, SIZE = 4, 4
 PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
@@ -353,3 +354,18 @@ def test_process_supervision_counts_the_steps_that_the_problem_names(start):
     )
     config = grpo.Config(use_reference=False, supervision="process")
     same(gradient_of(grpo, config, PROBLEM._replace(collect=collect)), want)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_every_fourth_group_is_counted_over_devices(devices):
+    """Six groups of two, of which the second of two devices has the last three."""
+    rows = jnp.arange(12.0)[:, None]
+    samples = Samples(rows, rows, rows, rows, mask=rows != 9.0)
+
+    def chosen(samples):
+        return group_policy.every_group(4, samples, 2, "data")
+
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": jax.P("data"), "out_specs": jax.P("data"), "check_vma": False}
+    found = jax.jit(jax.shard_map(chosen, mesh=mesh, **specs))(samples)
+    assert found.inputs[found.mask].tolist() == [0.0, 1.0, 8.0]

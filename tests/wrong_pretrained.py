@@ -284,24 +284,25 @@ WRONG = [
         ("test_lengths.py::test_a_gap_counts",),
     ),
     Wrong(
-        "the rows of a KL are counted from the first of each device",
-        "algorithms.actor_critic",
-        "minibatches.every(stride, minibatches.split(samples, 1), axis_name)",
-        "minibatches.every(stride, minibatches.split(samples, 1), None)",
-        (
-            "test_lengths.py::"
-            "test_the_kl_of_every_third_row_depends_on_neither_parts_nor_devices[2-1]",
-        ),
+        "the groups of a KL are counted from the first of each device",
+        "algorithms.group_policy",
+        "minibatches.every(stride, groups, axis_name)",
+        "minibatches.every(stride, groups, None)",
+        ("test_group_policy.py::test_every_fourth_group_is_counted_over_devices[2]",),
     ),
     Wrong(
-        "a KL counts the rows beside every n-th",
+        "a KL counts the groups beside every n-th",
+        "algorithms.group_policy",
+        "chosen._replace(mask=mask)",
+        "chosen",
+        ("test_group_policy.py::test_every_fourth_group_is_counted_over_devices[2]",),
+    ),
+    Wrong(
+        "a KL in parts that do not divide its rows is of fewer parts",
         "algorithms.actor_critic",
-        "x[0], rows._replace(mask=mask)",
-        "x[0], rows",
-        (
-            "test_lengths.py::"
-            "test_the_kl_of_every_third_row_depends_on_neither_parts_nor_devices[2-1]",
-        ),
+        "n for n in range(num_parts, rows + 1) if rows % n == 0",
+        "n for n in range(num_parts, 0, -1) if rows % n == 0",
+        ("test_lengths.py::test_the_parts_of_a_kl_are_no_larger_than_asked_for",),
     ),
     Wrong(
         "side by side, rows are cut to the longest of the first",

@@ -168,9 +168,9 @@ WRONG = [
     ),
     Wrong(
         "the KL is of what is trained on",
-        "algorithms.actor_critic",
-        "samples._replace(mask=samples.sampled, sampled=None)",
-        "samples._replace(sampled=None)",
+        "algorithms.group_policy",
+        "samples._replace(mask=fresh), batch.score",
+        "samples, batch.score",
         ("test_dynamic_sampling.py::test_kl_covers_what_the_loss_leaves_out",),
     ),
 ]

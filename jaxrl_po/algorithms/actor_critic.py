@@ -325,8 +325,7 @@ def update_kl(
     samples: Samples,
     *,
     num_parts: int = 1,
-    stride: int = 1,
-    axis_name: str | None = None,
+    in_order: bool = False,
 ) -> Metrics:
     """Metric `kl` of an update: the k3 estimate of KL(old ‖ new), in nats, on the old samples.
 
@@ -334,19 +333,13 @@ def update_kl(
       problem: gives the policy.
       params: after the update.
       samples: rows; those of a sampler μ that is not the old policy are weighted by π_old / μ.
-      num_parts: number of parts of all rows, to bound memory; with several, they are of rows of
-        like length.
-      stride: n: every n-th row is measured, counted over all devices.
-      axis_name: device axis over which rows are sharded, or None.
+      num_parts: smallest number of parts to process one after another, to bound memory; several are
+        of rows of like length.
+      in_order: see `updates.gradient_update`.
     """
     policy = policy_of(problem)
-    if samples.sampled is not None:
-        samples = samples._replace(mask=samples.sampled, sampled=None)
-    rows, mask = minibatches.every(stride, minibatches.split(samples, 1), axis_name)
-    samples = jax.tree.map(lambda x: x[0], rows._replace(mask=mask))
-    count = samples.mask.shape[0]
-    fewest = -(-num_parts // stride)
-    parts = next(n for n in range(fewest, count + 1) if count % n == 0)
+    rows = samples.mask.shape[0]
+    num_parts = next(n for n in range(num_parts, rows + 1) if rows % n == 0)
 
     def total(part: Samples) -> Mean:
         kl = divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
@@ -358,8 +351,7 @@ def update_kl(
 
     # The parts one after another, their totals and counts added up.
     shorten = problem.shorten if num_parts > 1 else None
-    if shorten is not None:
+    if shorten is not None and not in_order:
         samples = lengths.sort(samples)
-    return {
-        "kl": minibatches.summed(lengths.cut(total, shorten), minibatches.split(samples, parts))
-    }
+    parts = minibatches.split(samples, num_parts)
+    return {"kl": minibatches.summed(lengths.cut(total, shorten), parts)}

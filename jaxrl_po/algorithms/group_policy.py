@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import advantages, learner, losses, masked, optimizers, updates
+from jaxrl_po import advantages, learner, losses, masked, minibatches, optimizers, updates
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic, corrections, surrogates
 from jaxrl_po.algorithms import reference as reference_lib
@@ -43,7 +43,7 @@ from jaxrl_po.types import (
 )
 
 ABOVE_ONE = Interval(1.0, open_low=True)
-KL_STRIDE = 4  # a pass over all rows of one update would be a quarter of its training
+KL_STRIDE = 4  # a pass over all groups of one update would be a quarter of its training
 STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
 
 Advantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -239,6 +239,13 @@ def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
     return jax.tree.map(keep, samples)
 
 
+def every_group(stride: int, samples: Samples, group_size: int, axis_name: str | None) -> Samples:
+    """The rows of every n-th group, counted over all devices; see `minibatches.every`."""
+    groups = jax.tree.map(lambda x: x.reshape(1, -1, group_size, *x.shape[1:]), samples)
+    chosen, mask = minibatches.every(stride, groups, axis_name)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chosen._replace(mask=mask))
+
+
 def in_groups(problem: Problem, grouped: Callable[[PyTree], PyTree]) -> Problem:
     """The problem for parts of a batch in order: what groups share is read once."""
 
@@ -311,7 +318,6 @@ def make(
     config.validate()
     actor_critic.require_on_policy(problem)
     grouped = problem.grouped if config.num_minibatches == 1 and not extra_samples else None
-    of_rows = problem  # every n-th row is no whole group
     if grouped is not None:
         problem = in_groups(problem, grouped)
     num_parts = config.num_minibatches * config.num_microbatches
@@ -342,9 +348,12 @@ def make(
             mask=loss_mask_fn(batch),
             teacher_log_prob=batch.teacher_log_prob,
             sampler_log_prob=batch.sampler_log_prob,
-            sampled=fresh,
         )
-        return samples if select is None else samples._replace(penalized=select(samples))
+        measured = every_group(
+            KL_STRIDE, samples._replace(mask=fresh), batch.score.shape[1], config.axis_name
+        )
+        penalized = None if select is None else select(samples)
+        return samples._replace(penalized=penalized, measured=measured)
 
     def loss(params: ActorCritic, samples: Samples, steps: int) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
@@ -388,18 +397,17 @@ def make(
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
             state.step, config.decay_iterations
         )
-        trained_on = samples._replace(sampled=None)  # only `update_kl` reads it
+        trained_on = samples._replace(measured=None)
         new, opt_state, metrics = update(
             state.params.policy, state.opt_state, trained_on, key, scale
         )
         params = state.params._replace(policy=new)
         metrics |= actor_critic.update_kl(
-            of_rows,
+            problem,
             params,
-            samples,
-            num_parts=num_parts,
-            stride=KL_STRIDE,
-            axis_name=config.axis_name,
+            samples.measured,
+            num_parts=-(-num_parts // KL_STRIDE),
+            in_order=grouped is not None,
         )
         if samples.teacher_log_prob is None:  # else every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
