@@ -10,8 +10,7 @@ import pytest
 from probes import tabular_problem
 
 from jaxrl_po import divergences, masked
-from jaxrl_po.algorithms import dapo, grpo
-from jaxrl_po.algorithms.group_policy import KL_STRIDE
+from jaxrl_po.algorithms import dapo, group_policy, grpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.dynamic_sampling import dynamic_sampling, informative
 
@@ -307,8 +306,9 @@ def test_bad_input(problem, options, match):
         build()
 
 
-def test_kl_is_of_this_update_and_not_of_the_one_before():
+def test_kl_is_of_this_update_and_not_of_the_one_before(monkeypatch):
     """A surplus was sampled by an earlier policy: its log π_old is not that of this update."""
+    monkeypatch.setattr(group_policy, "KL_STRIDE", 1)  # so that it is among what is measured
     config = dapo.Config(
         carry_surplus=True, train_prompts=3, learning_rate=0.1, overlong_filtering=False
     )
@@ -333,7 +333,9 @@ def test_kl_covers_what_the_loss_leaves_out():
     _, collect_key, _ = jax.random.split(state.key, 3)
     batch = short.collect(state.params, state.collector, collect_key)[1]
     log_prob = short.apply(after.params, batch.inputs)[0].log_prob(batch.action)
-    measured = batch.mask & (jnp.arange(4 * GROUPS * SIZE) // SIZE % KL_STRIDE == 0)[:, None]
+    measured = (
+        batch.mask & (jnp.arange(4 * GROUPS * SIZE) // SIZE % group_policy.KL_STRIDE == 0)[:, None]
+    )
     want = masked.total(divergences.k3(batch.log_prob, log_prob), measured)
     trained = batch.mask & batch.terminated.any(axis=1)[:, None]
     assert metrics["kl"].count == want.count > (measured & trained).sum()

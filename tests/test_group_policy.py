@@ -358,8 +358,8 @@ def test_process_supervision_counts_the_steps_that_the_problem_names(start):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_fourth_group_is_counted_over_devices(devices):
-    """Six groups of two, of which the second of two devices has the last three."""
-    rows = jnp.arange(12.0)[:, None]
+    """Ten groups of two; of the last five, on the second of two devices, one is chosen."""
+    rows = jnp.arange(20.0)[:, None]
     samples = Samples(rows, rows, rows, rows, mask=rows != 9.0)
 
     def chosen(samples):
@@ -368,4 +368,4 @@ def test_every_fourth_group_is_counted_over_devices(devices):
     mesh = jax.make_mesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     specs = {"in_specs": jax.P("data"), "out_specs": jax.P("data"), "check_vma": False}
     found = jax.jit(jax.shard_map(chosen, mesh=mesh, **specs))(samples)
-    assert found.inputs[found.mask].tolist() == [0.0, 1.0, 8.0]
+    assert found.inputs[found.mask].tolist() == [0.0, 1.0, 8.0, 16.0, 17.0]
