@@ -5,6 +5,7 @@ import json
 import shutil
 
 import chex
+import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jaxrl_po import control, trust_region
 from jaxrl_po import run as runs
 from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
 from jaxrl_po.config import ConfigError
-from jaxrl_po.control import actor, networks, recorded
+from jaxrl_po.control import actor, networks, recorded, recurrence
 from jaxrl_po.run.commands import control as control_command
 from jaxrl_po.run.commands import evaluate, render
 
@@ -145,6 +146,47 @@ def test_no_gradient_passes_the_end_of_an_episode():
         start = int(np.flatnonzero(begins[row])[-1]) if begins[row].any() else 0
         assert not gradient[row, :start].any()
         assert gradient[row, start:].all()
+
+
+def looped(params, memory, features, begins):
+    """`nn.GRUCell` step by step, as JAX differentiates it."""
+    cell, memories = nn.GRUCell(memory.shape[-1]), []
+    for x, begin in zip(features, begins, strict=True):
+        memory, _ = cell.apply({"params": params}, jnp.where(begin[:, None], 0.0, memory), x)
+        memories.append(memory)
+    return jnp.stack(memories)
+
+
+@pytest.mark.parametrize("derivative", ["value", "jvp", "grad", "hessian"])
+def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
+    keys = jax.random.split(jax.random.key(0), 5)
+    features = jax.random.normal(keys[0], (5, 3, 2))
+    begins = jax.random.bernoulli(keys[1], 0.3, (5, 3))
+    assert begins.any(axis=1).sum() >= 3
+    memory = jax.random.normal(keys[2], (3, 4))
+    params = nn.GRUCell(4).init(keys[3], memory, features[0])["params"]
+    inputs = jax.tree.map(lambda x: 2.0 * x + 0.1, (params, memory, features))
+    flat, unravel = ravel_pytree(inputs)
+    direction = jax.random.normal(keys[4], flat.shape)
+
+    def of(unit):
+        def memories(x):
+            return unit(*unravel(x), begins)
+
+        def loss(x):
+            return (memories(x) ** 3).sum()
+
+        asked = {
+            "value": memories,
+            "jvp": lambda x: jax.jvp(memories, (x,), (direction,))[1],
+            "grad": jax.grad(loss),
+            "hessian": lambda x: jax.jvp(jax.grad(loss), (x,), (direction,))[1],
+        }
+        return jax.jit(asked[derivative])(flat)
+
+    ours, wanted = of(recurrence.gru), of(looped)
+    assert float(jnp.abs(wanted).max()) > 0.1
+    np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=2e-5)
 
 
 def test_the_fisher_product_runs_through_the_recurrence():

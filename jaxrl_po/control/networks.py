@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po.control.recurrence import gru
 from jaxrl_po.distributions import (
     Categorical,
     DiagonalGaussian,
@@ -319,19 +320,17 @@ class Recurrent(nn.Module):
         """
         init = self.initialization(1.0)
         cell = nn.GRUCell(self.size, kernel_init=init, recurrent_kernel_init=init)
-
-        def step(
-            cell: nn.Module, memory: jax.Array, x: tuple[jax.Array, jax.Array]
-        ) -> tuple[jax.Array, jax.Array]:
-            features, begins = x
-            memory, _ = cell(jnp.where(begins[:, None], 0.0, memory), features)
-            return memory, memory
-
-        over_time = nn.scan(
-            step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1
-        )
-        _, memories = over_time(cell, memory, (self.torso(observation), begins))
+        # Time first, so that the loop reads each step's rows in one piece.
+        features = self.torso(jax.tree.map(time_first, observation))
+        if self.is_initializing():
+            cell(memory, features[0])
+        memories = time_first(gru(cell.variables["params"], memory, features, time_first(begins)))
         return memories, self.head(memories)
+
+
+def time_first(x: jax.Array) -> jax.Array:
+    """`[B, T, …]` to `[T, B, …]`, and back."""
+    return jnp.swapaxes(x, 0, 1)
 
 
 class Policy(nn.Module):
