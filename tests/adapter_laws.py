@@ -128,7 +128,7 @@ def cuts_by_time(make, action, part=lambda seen: seen, *, reset_interval=2, atol
     if short.refresh is None:
         drawn = jax.random.split(jax.random.fold_in(key, 2))[1]  # in the last step
     else:
-        running = jax.jit(short.refresh)(drawn, running)
+        running = jax.jit(short.refresh)(drawn, running._replace(used=jnp.bool_(True)))
     states, cut = stepped(short, running, [action] * 3, key)
     _, whole = stepped(long, running, [action] * 3, key)
     assert [bool(t.truncated) for t in cut] == [False, False, True]

@@ -13,7 +13,7 @@ from jaxrl_po import control
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import spaces, unroll
 from jaxrl_po.control.adapters import older_gymnax, states
-from jaxrl_po.control.adapters.episodes import Dynamics, with_episodes
+from jaxrl_po.control.adapters.episodes import Dynamics, where, with_episodes
 from jaxrl_po.distributions import Categorical
 
 
@@ -91,8 +91,9 @@ def test_no_two_episodes_begin_with_the_same_start(interval):
     assert not set(starts(again)[:, 1:].ravel().tolist()) & set(drawn.ravel().tolist())
 
 
-def test_a_start_is_drawn_once_in_an_interval_where_episodes_are_long():
-    """Each fifth step ends an episode; starts are drawn at steps 0, 4 and 8 and no others."""
+@pytest.mark.parametrize(("num_steps", "rounds"), [(8, 0), (9, 1), (12, 1), (16, 2)])
+def test_a_start_is_drawn_where_one_was_used(num_steps, rounds):
+    """Each fifth step ends an episode; the starts used there are drawn at steps 8 and 12."""
     drawn = []
     plain = dynamics(5)
 
@@ -101,11 +102,37 @@ def test_a_start_is_drawn_once_in_an_interval_where_episodes_are_long():
         return plain.reset(key)
 
     environment = with_episodes("e", plain._replace(reset=reset), max_steps=9, reset_interval=4)
-    _, trajectory = played(environment, num_steps=12, num_envs=3)
+    _, trajectory = played(environment, num_steps=num_steps, num_envs=3)
     jax.block_until_ready(trajectory)
     jax.effects_barrier()
-    # Two of each environment at the beginning, three in the rollout.
-    assert len(drawn) == 3 * (2 + 3)
+    # Two of each environment at the beginning.
+    assert len(drawn) == 3 * (2 + rounds)
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 17])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_where_is_a_choice_row_by_row(size, share):
+    drawn = []
+
+    def new(x, y):
+        jax.debug.callback(lambda _: drawn.append(1), x)
+        return {"a": x + y, "b": jnp.arange(3) * x}
+
+    asked = jax.random.bernoulli(jax.random.key(size), share, (2, size))
+    x = jnp.arange(2.0 * size).reshape(2, size) + 1.0
+    old = {"a": jnp.full((2, size), -1.0), "b": jnp.zeros((2, size, 3))}
+    # y is the same for all rows.
+    over_rows = jax.vmap(lambda asked, x, old: where(asked, new, (x, 0.5), old))
+    got = jax.jit(jax.vmap(over_rows))(asked, x, old)
+    jax.block_until_ready(got)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(got["a"], np.where(asked, x + 0.5, -1.0))
+    of_b = np.where(asked[..., None], np.arange(3) * np.asarray(x)[..., None], 0.0)
+    np.testing.assert_array_equal(got["b"], of_b)
+    # An eighth of the rows at a time, of both seeds until none is left.
+    at_once = -(-size // 8)
+    rounds = max(-(-int(n) // at_once) for n in asked.sum(axis=1))
+    assert len(drawn) == 2 * at_once * rounds
 
 
 def test_a_step_that_ends_no_episode_draws_no_start():

@@ -40,8 +40,8 @@ class Environment(NamedTuple):
         where an episode ends.
       spaces: see `Spaces`.
       max_steps: time limit of an episode in steps; None without one.
-      refresh: `refresh(key, state) -> state` with a new starting state for the next episode, which
-        the state holds ready; consumes `key`. None where `step` draws one from its own key.
+      refresh: `refresh(key, state) -> state` with an unused starting state for the next episode,
+        which the state holds ready; consumes `key`. None where `step` draws one from its own key.
       reset_interval: steps between two calls of `refresh` in a rollout.
     """
 

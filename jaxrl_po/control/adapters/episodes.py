@@ -4,11 +4,13 @@ A suite's own time limit is switched off, so that an episode's end by itself and
 are never confused.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 
 from jaxrl_po.config import COUNT, ConfigError
 from jaxrl_po.control.environment import Environment, Transition, strong
@@ -31,21 +33,49 @@ class Dynamics(NamedTuple):
     actions: Spaces
 
 
-def where_ended(
-    ended: jax.Array, new: Callable[[jax.Array], PyTree], key: jax.Array, old: PyTree
-) -> PyTree:
-    """`new(key)` where the episode ended, else `old`, as a loop of at most one round.
+def where(asked: jax.Array, new: Callable[..., PyTree], arguments: PyTree, old: PyTree) -> PyTree:
+    """`new(*arguments)` where it is asked for, else `old`.
 
-    Vmapped over environments, it computes and copies only in steps in which one of them has ended,
-    where `cond` and `where` would in every step. The loop carries the key and changes it: else the
-    compiler would see that no round alters `new(key)`, and compute it before the loop, always.
+    Vmapped over environments, `new` runs for an eighth of them at a time, those that ask first, in
+    as many rounds as it takes: none in most steps, one where few episodes have ended. Starting
+    states are many times as dear as a step in places, and states large.
     """
 
-    def renew(carry: tuple[jax.Array, jax.Array, PyTree]) -> tuple[jax.Array, jax.Array, PyTree]:
-        _, key, _ = carry
-        return jnp.bool_(False), jax.random.fold_in(key, 1), new(key)
+    @custom_vmap
+    def one(asked: jax.Array, arguments: PyTree, old: PyTree) -> PyTree:
+        return jax.lax.cond(asked, lambda: new(*arguments), lambda: old)
 
-    return jax.lax.while_loop(lambda carry: carry[0], renew, (ended, key, old))[2]
+    @one.def_vmap
+    def many(
+        size: int, mapped: PyTree, asked: jax.Array, arguments: PyTree, old: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        def spread(x: jax.Array, mapped: bool) -> jax.Array:
+            return x if mapped else jnp.broadcast_to(x, (size, *jnp.shape(x)))
+
+        asked, arguments, old = jax.tree.map(spread, (asked, arguments, old), tuple(mapped))
+        at_once = math.ceil(size / 8)
+
+        def unfinished(carry: tuple[jax.Array, PyTree]) -> jax.Array:
+            return carry[0].any()
+
+        def renew(carry: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
+            asked, states = carry
+            # Rows beyond those that ask are out of bounds: computed, as the last one, and dropped.
+            rows = jnp.nonzero(asked, size=at_once, fill_value=size)[0]
+            drawn = jax.vmap(new)(
+                *jax.tree.map(lambda x: x[jnp.minimum(rows, size - 1)], arguments)
+            )
+            asked, states = jax.tree.map(
+                lambda x, y: x.at[rows].set(y, mode="drop"),
+                (asked, states),
+                (jnp.zeros(at_once, bool), drawn),
+            )
+            return asked, states
+
+        states = jax.lax.while_loop(unfinished, renew, (asked, old))[1]
+        return states, jax.tree.map(lambda _: True, states)
+
+    return one(asked, arguments, old)
 
 
 class Running(NamedTuple):
@@ -74,10 +104,10 @@ def with_episodes(
       name: of the environment, for messages.
       dynamics: see `Dynamics`.
       max_steps: time limit; an episode that reaches it without ending is truncated.
-      reset_interval: 1 draws a starting state in every step, needed or not. n > 1 draws one for
-        each environment every n steps of a rollout and holds it ready. No episode begins with one
-        that another began with: where an environment needs a second one within n steps, all
-        environments draw one in that step, which costs as much as n = 1 does.
+      reset_interval: 1 draws a starting state in every step, needed or not. n > 1 holds one ready
+        for each environment, and every n steps of a rollout draws those anew that were used. No
+        episode begins with one that another began with: an environment that needs a second one
+        within n steps draws it there.
 
     Raises:
       ConfigError: a count below 1, or legal actions that do not fit the actions.
@@ -108,8 +138,8 @@ def with_episodes(
         truncated = (length >= max_steps) & ~terminated
         ended = terminated | truncated
         if held:
-            observation, state = where_ended(
-                ended, lambda key: held_start(key, running, ended), reset_key, (final, state)
+            observation, state = where(
+                ended, held_start, (reset_key, running.start, running.used), (final, state)
             )
         else:
             observation, state = jax.tree.map(
@@ -120,12 +150,13 @@ def with_episodes(
         reward = jnp.asarray(reward, float).reshape(())
         return following, Transition(observation, reward, terminated, truncated, final)
 
-    def held_start(key: jax.Array, running: Running, ended: jax.Array) -> PyTree:
-        """The start held ready; a new one where an episode needs it and it was used."""
-        return where_ended(ended & running.used, begin, key, running.start)
+    def held_start(key: jax.Array, start: PyTree, used: jax.Array) -> PyTree:
+        """The start held ready; where it was used, a new one."""
+        return where(used, begin, (key,), start)
 
     def refresh(key: jax.Array, running: Running) -> Running:
-        return running._replace(start=begin(key), used=jnp.bool_(False))
+        start = held_start(key, running.start, running.used)
+        return running._replace(start=start, used=jnp.bool_(False))
 
     seen = jax.eval_shape(begin, jax.random.key(0))[0]
     require_mask(name, seen, dynamics.actions)

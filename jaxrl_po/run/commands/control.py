@@ -321,8 +321,8 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> j
     environment, notes = control.adapt(built.env), tuple[str, ...]()
     if environment.refresh is not None:
         notes = (
-            f"starting states are drawn every {environment.reset_interval} steps and where needed, "
-            'not in each step (--env_params={"reset_interval": 1})',
+            f"starting states are drawn every {environment.reset_interval} steps where they were "
+            'used, and where needed, not in each step (--env_params={"reset_interval": 1})',
         )
     return jobs.Experiment(
         learner, greedy(evaluate), score="greedy_return", notes=notes, learner_of=learner_of
