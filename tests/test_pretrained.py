@@ -90,7 +90,8 @@ def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
     logits = apply(model.params, whole[:, :-1], pad * 0)[0]
     kept = jnp.arange(10)[None] < found.length[:, None]
     again = jnp.where(kept, Categorical(logits).log_prob(found.tokens), 0.0)
-    np.testing.assert_allclose(found.log_prob, again, atol=1e-5)
+    # Of float32 numbers near 8, summed in another order.
+    np.testing.assert_allclose(found.log_prob, again, atol=5e-5)
 
 
 @pytest.mark.parametrize(
