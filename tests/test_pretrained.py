@@ -83,15 +83,21 @@ def test_greedy_tokens_are_those_of_transformers(loaded, name):
 
 @EVERY_FAMILY
 def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
+    """In double precision: of float32 numbers near 8, sums in another order are 1e-5 apart."""
     model, (tokens, pad) = loaded(name), tokens_and_pad()
-    found = generated(model, tokens[:, -12:], pad * 0, greedy=False, new=10)
-    whole = jnp.concatenate([tokens[:, -12:], found.tokens], axis=1)
-    apply = jax.jit(functools.partial(model.model.apply, last=10))
-    logits = apply(model.params, whole[:, :-1], pad * 0)[0]
-    kept = jnp.arange(10)[None] < found.length[:, None]
-    again = jnp.where(kept, Categorical(logits).log_prob(found.tokens), 0.0)
-    # Of float32 numbers near 8, summed in another order.
-    np.testing.assert_allclose(found.log_prob, again, atol=5e-5)
+    with jax.enable_x64(True):
+        model = model._replace(
+            model=model.model.clone(dtype=jnp.dtype("float64")),
+            params=jax.tree.map(lambda x: x.astype(float), model.params),
+        )
+        found = generated(model, tokens[:, -12:], pad * 0, greedy=False, new=10)
+        whole = jnp.concatenate([tokens[:, -12:], found.tokens], axis=1)
+        apply = jax.jit(functools.partial(model.model.apply, last=10))
+        logits = apply(model.params, whole[:, :-1], pad * 0)[0]
+        kept = jnp.arange(10)[None] < found.length[:, None]
+        again = jnp.where(kept, Categorical(logits).log_prob(found.tokens), 0.0)
+    assert found.log_prob.dtype == jnp.float64
+    np.testing.assert_allclose(found.log_prob, again, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

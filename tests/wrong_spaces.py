@@ -140,6 +140,13 @@ WRONG = [
         ("test_episodes.py::test_no_two_episodes_begin_with_the_same_start[6]",),
     ),
     Wrong(
+        "a step draws starts whether an episode has ended or not",
+        "control.adapters.episodes",
+        "jax.lax.while_loop(unfinished, renew, (asked, old))[1]",
+        "renew((asked, old))[1]",
+        ("test_episodes.py::test_a_step_that_ends_no_episode_draws_no_start",),
+    ),
+    Wrong(
         "starts are drawn whether they are used or not",
         "control.adapters.episodes",
         "return where(used, begin, (key,), start)",

@@ -289,7 +289,9 @@ def _extend(
         held = jax.lax.dynamic_update_slice_in_dim(held, new_BxKxNxC, start, axis=2)
         return held, held
     new_Bx1xKxNxC = new_BxKxNxC[:, None]
-    held = jax.lax.dynamic_update_slice(held, new_Bx1xKxNxC, (0, number, 0, start, 0))
+    # Of one type: in double precision those of Python would be int64.
+    at = [jnp.int32(i) for i in (0, number, 0, start, 0)]
+    held = jax.lax.dynamic_update_slice(held, new_Bx1xKxNxC, at)
     return held, jax.lax.dynamic_index_in_dim(held, number, axis=1, keepdims=False)
 
 
