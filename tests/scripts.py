@@ -13,7 +13,6 @@ from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.metrics import read
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
-STUBS = Path(__file__).parent / "stubs"
 LIMITED = (
     "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, "
     "(int(sys.argv[1]),) * 2); sys.argv = sys.argv[2:]"
@@ -30,7 +29,6 @@ def surroundings():
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(STUBS), os.environ.get("PYTHONPATH")])),
     }
 
 

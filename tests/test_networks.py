@@ -1,6 +1,7 @@
 """Orthogonal initialisation without LAPACK, and what the heads return."""
 
 import math
+import re
 
 import chex
 import jax
@@ -114,12 +115,20 @@ def test_layers_have_the_scales_of_ppo():
         assert not any(np.any(layer["bias"]) for layer in layers)
 
 
-@pytest.mark.parametrize("columns", [1, 2, networks.NARROW, networks.NARROW + 1])
-def test_product_has_the_derivatives_of_a_matrix_product(columns):
+NARROW = networks.NARROW
+TALL = (networks.TALL * (NARROW + 1), NARROW + 1)  # the smallest kernel that is tall and not narrow
+
+
+@pytest.mark.parametrize(
+    ("batch", "shape"),
+    [((3, 5), (4, columns)) for columns in (1, 2, NARROW, NARROW + 1)]
+    + [((4, TALL[1]), TALL), ((4 * TALL[1] - 1,), TALL)],
+)
+def test_product_has_the_derivatives_of_a_matrix_product(batch, shape):
     """Forwards and backwards, one kernel after another and vmapped over kernels."""
     keys = jax.random.split(jax.random.key(0), 4)
-    x, dx = (jax.random.normal(key, (3, 5, 4)) for key in keys[:2])
-    kernel, d_kernel = (jax.random.normal(key, (4, columns)) for key in keys[2:])
+    x, dx = (jax.random.normal(key, (*batch, shape[0])) for key in keys[:2])
+    kernel, d_kernel = (jax.random.normal(key, shape) for key in keys[2:])
 
     def derivatives(product, x, kernel, dx, d_kernel):
         forwards = jax.jvp(product, (x, kernel), (dx, d_kernel))
@@ -135,6 +144,27 @@ def test_product_has_the_derivatives_of_a_matrix_product(columns):
         for product in (networks.product, jnp.matmul)
     ]
     chex.assert_trees_all_close(*over, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "turned"),
+    [
+        (4 * TALL[1], TALL, True),
+        (4 * TALL[1] - 1, TALL, False),
+        (4 * TALL[1], (TALL[0] - 1, TALL[1]), False),
+    ],
+)
+@pytest.mark.parametrize("seeds", [(), (2,)])
+def test_the_gradient_of_a_tall_kernel_is_computed_transposed(rows, shape, turned, seeds):
+    def gradient(x, kernel):
+        return jax.grad(lambda kernel: jnp.sin(networks.product(x, kernel)).sum())(kernel)
+
+    arguments = jnp.ones((*seeds, rows, shape[0])), jnp.ones((*seeds, *shape))
+    function = jax.vmap(gradient) if seeds else gradient
+    program = jax.jit(function).lower(*arguments).compile().as_text()
+    products = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", program)
+    found = [tuple(int(n) for n in size.split(","))[-2:] for size in products]
+    assert found == [(rows, shape[1]), shape[::-1] if turned else shape]
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 4)])

@@ -1,4 +1,4 @@
-"""Environments of other suites by name: `brax:hopper`, `jumanji:Snake-v1`."""
+"""gymnax, and environments of other suites by name: `brax:hopper`, `jumanji:Snake-v1`."""
 
 import contextlib
 import difflib
@@ -6,6 +6,8 @@ import functools
 import importlib
 import io
 import json
+import sys
+import types
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -60,6 +62,27 @@ def require_known(name: str, known: Sequence[str]) -> None:
         near = difflib.get_close_matches(inner, known, n=3)
         hint = f"; did you mean {', '.join(f'{suite}:{each}' for each in near)}?" if near else ""
         raise UsageError(f"--env={name}: {suite} has no environment {inner!r}{hint}")
+
+
+class Later(types.ModuleType):
+    """A module that is imported when something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def import_gymnax() -> types.ModuleType:
+    """Gymnax. It draws some games with seaborn, whose import would take a second and 95 MB.
+
+    The import starts JAX's backend, whose devices must have been chosen.
+    """
+    if "seaborn" in sys.modules:
+        return importlib.import_module("gymnax")
+    sys.modules["seaborn"] = Later("seaborn")
+    try:
+        return importlib.import_module("gymnax")
+    finally:
+        del sys.modules["seaborn"]
 
 
 @functools.cache

@@ -193,8 +193,7 @@ def make_env(name: str, env_params: str = "") -> Any:
         return suites.make(name, env_params)
     if user_code.is_source(name):
         return user_code.make("env", name)
-    import gymnax  # here, because it starts the backend, whose devices are chosen first
-
+    gymnax = suites.import_gymnax()
     flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
     try:
         return gymnax.make(name)[0]
