@@ -107,36 +107,36 @@ def product(
     if precision is not None:
         return jnp.matmul(x, kernel, precision=precision)
     if columns <= NARROW:
-        return _narrow(x, kernel)
+        return _product(_by_columns, x, kernel)
     # With few rows the transpose would take longer than it spares.
     if size >= TALL * columns and math.prod(x.shape[:-1]) >= 4 * columns:
-        return _tall(x, kernel)
+        return _product(_transposed, x, kernel)
     return x @ kernel
 
 
-@jax.custom_jvp
-def _narrow(x: jax.Array, kernel: jax.Array) -> jax.Array:
+Product = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _product(of_kernel: Product, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`x @ kernel`, with the derivative in the kernel taken by `of_kernel`."""
+    del of_kernel
     return x @ kernel
 
 
-@_narrow.defjvp
-def _narrow_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+@_product.defjvp
+def _product_jvp(of_kernel: Product, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (x, kernel), (dx, d_kernel) = primals, tangents
-    columns = [x @ column for column in d_kernel.T]
-    return _narrow(x, kernel), dx @ kernel + jnp.stack(columns, axis=-1)
+    return _product(of_kernel, x, kernel), dx @ kernel + of_kernel(x, d_kernel)
 
 
-@jax.custom_jvp
-def _tall(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return x @ kernel
+def _by_columns(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jnp.stack([x @ column for column in kernel.T], axis=-1)
 
 
-@_tall.defjvp
-def _tall_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    (x, kernel), (dx, d_kernel) = primals, tangents
+def _transposed(x: jax.Array, kernel: jax.Array) -> jax.Array:
     # The barrier, also in the gradient, keeps XLA from taking the transpose into the product.
-    turned = jax.lax.optimization_barrier(d_kernel.T)
-    return _tall(x, kernel), dx @ kernel + x @ turned.T
+    return x @ jax.lax.optimization_barrier(kernel.T).T
 
 
 class Convolution(nn.Module):
