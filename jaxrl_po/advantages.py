@@ -15,7 +15,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import backend, masked
 from jaxrl_po.config import Number
 
 
@@ -121,7 +121,8 @@ def _discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
         y = x + decay * y
         return y, y
 
-    return jax.lax.scan(step, jnp.zeros_like(x[0]), (x, decay), reverse=True)[1]
+    zero = jnp.zeros_like(x[0])
+    return jax.lax.scan(step, zero, (x, decay), reverse=True, unroll=backend.unroll(16))[1]
 
 
 def _check_stream(

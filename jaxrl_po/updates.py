@@ -106,16 +106,23 @@ def gradient_update(
         return value, gradient, metrics
 
     def minibatch_step(
-        carry: _Carry, samples: Any, counts: tuple[jax.Array, ...], scale: Number
+        carry: _Carry,
+        flat: optimizers.Flattening,
+        samples: Any,
+        counts: tuple[jax.Array, ...],
+        scale: Number,
     ) -> tuple[_Carry, Metrics]:
-        value, gradient, metrics = gradients(carry.params, samples, counts)
+        params = flat.unravel(carry.params)
+        value, gradient, metrics = gradients(params, samples, counts)
         norm = optimizers.norm(gradient)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         stopped = carry.stopped if stop is None else stop(masked.psum(metrics, axis_name))
         take = finite & (sum(counts) > 0) & ~stopped
-        proposal, opt_state = optimizer.update(gradient, carry.opt_state, carry.params)
-        params = jax.tree.map(
-            lambda p, u: jnp.where(take, (p + scale * u).astype(p.dtype), p), carry.params, proposal
+        proposal, opt_state = optimizer.update(gradient, carry.opt_state, params)
+        after = jax.tree.map(
+            lambda p, u: jnp.where(take, (p + scale * u).astype(p.dtype), p),
+            carry.params,
+            flat.ravel(proposal),
         )
         opt_state = jax.tree.map(
             lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state
@@ -125,7 +132,7 @@ def gradient_update(
         metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
         metrics["skipped"] = Mean((~finite).astype(jnp.float32), jnp.float32(1.0))
         metrics["updates"] = Mean(take.astype(jnp.float32), jnp.float32(1.0))
-        return _Carry(params, opt_state, stopped), metrics
+        return _Carry(after, opt_state, stopped), metrics
 
     def update(
         params: PyTree, opt_state: PyTree, samples: Any, key: jax.Array, scale: Number = 1.0
@@ -164,7 +171,7 @@ def gradient_update(
 
         def step(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
             order, counts = of_step
-            return minibatch_step(carry, rows_of(order), counts, scale)
+            return minibatch_step(carry, flat, rows_of(order), counts, scale)
 
         def step_unless_stopped(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
             # After the stop, a step adds to no metric but `updates`, which counts it as not taken.
@@ -178,11 +185,12 @@ def gradient_update(
                 carry.stopped, lambda carry, of_step: (carry, no_metrics), step, carry, of_step
             )
 
-        carry = _Carry(params, opt_state, jnp.bool_(False))
+        flat = optimizers.flattening(params)
+        carry = _Carry(flat.ravel(params), opt_state, jnp.bool_(False))
         body = step if stop is None else step_unless_stopped
         carry, metrics = jax.lax.scan(body, carry, (orders, counts))
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
-        return carry.params, carry.opt_state, metrics
+        return flat.unravel(carry.params), carry.opt_state, metrics
 
     return update
 

@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "jaxrl_po"
 LAYERS = (
-    {"version", "config", "types", "masked", "distributions"},  # data
+    {"version", "backend", "config", "types", "masked", "distributions"},  # data
     {  # the mathematics
         *("advantages", "losses", "token_weights"),
         *("divergences", "trust_region", "group_statistics"),

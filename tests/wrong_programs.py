@@ -141,6 +141,20 @@ WRONG = [
         ),
     ),
     Wrong(
+        "parameters of several types are one vector",
+        "optimizers",
+        "len(types) > 1 or ",
+        "",
+        ("test_backend.py::test_other_trees_stay_as_they_are[tree0]",),
+    ),
+    Wrong(
+        "a long step is short if it calls functions",
+        "control.hoisting",
+        "return len(jaxpr.eqns) + sum(map(_equations, called))",
+        "return len(jaxpr.eqns)",
+        ("test_backend.py::test_short_loops_take_several_steps_at_a_time",),
+    ),
+    Wrong(
         "columns of a narrow product side by side along the rows",
         "control.networks",
         "jnp.stack([x @ column for column in kernel.T], axis=-1)",

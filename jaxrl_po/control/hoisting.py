@@ -13,12 +13,15 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jax.extend.core.primitives import jit_p
 
+from jaxrl_po import backend
 from jaxrl_po.types import PyTree
 
 Carry = TypeVar("Carry")
 
 # What a value depends on: neither `x` nor the carry, `x` alone, the carry.
 CONSTANT, AHEAD, LATE = range(3)
+
+SHORT = 512  # equations of a step up to which several steps are compiled as one, see `scan`
 
 
 class Value(NamedTuple):
@@ -46,6 +49,8 @@ def scan(
 
     The operations are the same; results may differ in the last bit, where the compiler fuses them
     differently.
+
+    On a GPU, several steps of a short program are one pass of the loop, see `backend.unroll`.
 
     The program of one step is walked twice: once for what does not depend on the carry, vmapped
     over `xs`, and once, in the loop, for the rest. The inside of a branch or an inner loop that
@@ -93,9 +98,10 @@ def scan(
 
     if _bytes(jax.eval_shape(before, x)) > most * _bytes(shapes[1]):
         return jax.lax.scan(step, carry, xs)
+    unroll = backend.unroll(8) if _equations(program.jaxpr) <= SHORT else 1
     # With a length, since nothing may depend on `xs` alone.
     length = jax.tree.leaves(xs)[0].shape[0]
-    return jax.lax.scan(after, carry, jax.vmap(before)(xs), length)
+    return jax.lax.scan(after, carry, jax.vmap(before)(xs), length, unroll=unroll)
 
 
 def interpret(
@@ -177,6 +183,12 @@ def evaluate(jaxpr: Jaxpr, equation: JaxprEqn, operands: Sequence[Value]) -> lis
         effects=equation.effects,
     )
     return list(jax.core.eval_jaxpr(single, [], *arrays.values()))
+
+
+def _equations(jaxpr: Jaxpr) -> int:
+    """Their number, with those of the functions that are called."""
+    called = (each.params["jaxpr"].jaxpr for each in jaxpr.eqns if each.primitive is jit_p)
+    return len(jaxpr.eqns) + sum(map(_equations, called))
 
 
 def _bytes(shapes: PyTree) -> int:

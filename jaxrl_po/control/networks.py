@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po import backend
 from jaxrl_po.control.recurrence import gru
 from jaxrl_po.distributions import (
     Categorical,
@@ -91,11 +92,12 @@ def product(
 ) -> jax.Array:
     """`x @ kernel`, `[E*, D]` and `[D, A]` to `[E*, A]`: the `dot_general` of a `nn.Dense`.
 
-    The gradient of the kernel is another product than XLA would choose where its CPU is slow. For
-    a policy's head, `[D, E]` times `[E, 2]` takes three to nine times as long as two products with
-    a vector: a derivative with respect to a narrow kernel is taken column by column. For a layer
-    that reads much and keeps little, `[D, E]` times `[E, A]` takes up to five times as long as
-    `[A, E]` times `[E, D]`, transposed afterwards, most with several seeds at once.
+    The gradient of the kernel is another product than XLA would choose where its CPU is slow; a GPU
+    keeps to XLA's. For a policy's head, `[D, E]` times `[E, 2]` takes three to nine times as long
+    as two products with a vector: a derivative with respect to a narrow kernel is taken column by
+    column. For a layer that reads much and keeps little, `[D, E]` times `[E, A]` takes up to five
+    times as long as `[A, E]` times `[E, D]`, transposed afterwards, most with several seeds at
+    once.
 
     Args:
       x: `[E*, D]`.
@@ -106,6 +108,8 @@ def product(
     size, columns = kernel.shape
     if precision is not None:
         return jnp.matmul(x, kernel, precision=precision)
+    if not backend.on_cpu():
+        return x @ kernel
     if columns <= NARROW:
         return _product(_by_columns, x, kernel)
     # With few rows the transpose would take longer than it spares.

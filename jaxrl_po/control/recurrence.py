@@ -7,6 +7,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po import backend
+
 Gates = tuple[jax.Array, jax.Array, jax.Array]
 """One array for each of reset gate r, update gate z and candidate n."""
 
@@ -76,7 +78,8 @@ def _memories_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         dh = added + z * dh + _total(slopes, products)
         return dh, dh
 
-    return after, jax.lax.scan(step, d_memory, (added, keep, z, slopes))[1]
+    xs = added, keep, z, slopes
+    return after, jax.lax.scan(step, d_memory, xs, unroll=backend.unroll(8))[1]
 
 
 def _run(
@@ -96,7 +99,7 @@ def _run(
         slopes = by_n * of_n * r * (1.0 - r), (h - n) * z * (1.0 - z), by_n * r
         return after, (after, h, z, by_n, slopes)
 
-    return jax.lax.scan(step, memory, (read, begins))[1]
+    return jax.lax.scan(step, memory, (read, begins), unroll=backend.unroll(8))[1]
 
 
 def _total(slopes: Gates, values: Sequence[jax.Array]) -> jax.Array:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import advantages
+from jaxrl_po import advantages, backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import normalizer
 from jaxrl_po.control.normalizer import Normalizer
@@ -156,5 +156,5 @@ def _rolling_return(
         rolling = gamma * carry + reward
         return jnp.where(ended | ~jnp.isfinite(rolling), 0.0, rolling), rolling
 
-    carry, rolling = jax.lax.scan(step, discounted, (reward.T, ended.T))
+    carry, rolling = jax.lax.scan(step, discounted, (reward.T, ended.T), unroll=backend.unroll(16))
     return carry, rolling.T

@@ -5,6 +5,7 @@ Shape suffixes as in `transformer`; I inputs and O outputs of a matrix.
 
 import jax
 
+from jaxrl_po import backend
 from jaxrl_po.types import PyTree
 
 BY_OUTPUTS = "by_outputs"
@@ -16,7 +17,7 @@ FEW = 64
 
 def few(rows: int) -> bool:
     """Whether a product with this many rows is faster by outputs."""
-    return rows <= FEW and jax.default_backend() == "cpu"
+    return rows <= FEW and backend.on_cpu()
 
 
 def by_outputs(blocks: PyTree, dtype: jax.typing.DTypeLike) -> PyTree:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora
@@ -210,4 +211,4 @@ def exact_products() -> bool:
     `jax_default_matmul_precision` decides, and on a CPU they always have.
     """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return jax.default_backend() == "cpu" or precision in ("highest", "float32")
+    return backend.on_cpu() or precision in ("highest", "float32")
