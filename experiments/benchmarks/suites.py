@@ -61,7 +61,7 @@ SCALED = (*SMALL, "--problem.scale_rewards", "--config.gamma=0.997")
 BOARD = ("--problem.num_envs=64", "--problem.num_steps=32")
 LONG = ("--problem.num_envs=64", "--problem.num_steps=64")
 NO_MASK = '--env_params={"mask": false}'
-GRU = "--network.memory=gru"
+GRU, NO_GRU = "--network.memory=gru", "--network.memory=none"
 
 SUITES = {
     "mujoco": (
@@ -88,8 +88,8 @@ SUITES = {
     "craftax": (Row("craftax:Craftax-Symbolic-v1", 1_000_000, (*BOARD, "--config.lambda_=0.8")),),
     "xminigrid": (
         Row("xminigrid:MiniGrid-Empty-8x8", 100_000, BOARD),
-        Row("xminigrid:MiniGrid-MemoryS8", 5_000_000, (*LONG, GRU), {}, "memory"),
-        Row("xminigrid:MiniGrid-MemoryS8", 5_000_000, LONG, {}, "no memory"),
+        Row("xminigrid:MiniGrid-MemoryS8", 10_000_000, (*LONG, GRU), {}, "memory"),
+        Row("xminigrid:MiniGrid-MemoryS8", 10_000_000, (*LONG, NO_GRU), {}, "no memory"),
     ),
 }
 
