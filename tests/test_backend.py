@@ -1,15 +1,17 @@
 """Programs for a GPU have few operations; they compute what those for a CPU do."""
 
 import chex
+import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from jaxrl_po import advantages, backend, config, control, optimizers
+from jaxrl_po import advantages, backend, config, control, masked, optimizers, updates
 from jaxrl_po.algorithms import ppo
-from jaxrl_po.control import hoisting, networks
+from jaxrl_po.control import hoisting, networks, recurrence, statistics
 
 
 @pytest.fixture
@@ -85,12 +87,65 @@ def test_short_loops_take_several_steps_at_a_time(gpu):
     assert scans(walk(hoisting.SHORT + 1), 1.0) == [1]
 
 
+def test_steps_with_long_loops_inside_are_taken_one_at_a_time(gpu):
+    def step(x, _):
+        def inner(x, _):
+            for _ in range(hoisting.SHORT):
+                x = jnp.sin(x)
+            return x, None
+
+        return 2 * (jax.lax.scan(inner, x, None, length=2)[0],)
+
+    assert scans(lambda x: hoisting.scan(step, x, jnp.arange(40)), 1.0) == [1, 1]
+
+
+def test_memories_and_rolling_returns_take_several_steps_at_a_time(gpu):
+    cell = nn.GRUCell(3)
+    memory, features, begins = jnp.zeros((2, 3)), jnp.ones((40, 2, 3)), jnp.zeros((40, 2), bool)
+    params = cell.init(jax.random.key(0), memory, features[0])["params"]
+
+    def total(params):
+        return recurrence.gru(params, memory, features, begins).sum()
+
+    assert scans(total, params) == [8]
+    assert scans(jax.grad(total), params) == [8, 8]
+
+    def rolling(reward):
+        return statistics._rolling_return(jnp.zeros(2), reward, jnp.zeros((2, 40), bool), 0.9)
+
+    assert scans(rolling, jnp.ones((2, 40))) == [16]
+
+
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 17])
 def test_loops_of_any_length_take_several_steps_at_a_time(gpu, length):
     xs = jnp.arange(1.0, length + 1.0)
     last, sums = hoisting.scan(lambda total, x: (total + x, total + x), 0.0, xs)
     np.testing.assert_array_equal(sums, np.cumsum(xs))
     assert last == sum(range(length + 1))
+
+
+def carried(params):
+    """Shapes of the parameters that a loop of gradient steps hands on."""
+
+    def loss(params, rows):
+        error = masked.total(jnp.square(rows @ params["w"]), jnp.ones(rows.shape[0], bool))
+        return (error,), {"loss": error}
+
+    optimizer = optax.sgd(0.1)
+    update = updates.gradient_update(loss, optimizer, num_minibatches=2)
+    arguments = params, optimizer.init(params), jnp.ones((4, 3)), jax.random.key(0)
+    (loop,) = loops(jax.make_jaxpr(update)(*arguments).jaxpr)
+    fixed, moving = loop.params["num_consts"], loop.params["num_carry"]
+    return [
+        x.aval.shape for x in loop.invars[fixed : fixed + moving] if x.aval.dtype == jnp.float32
+    ]
+
+
+def test_gradient_steps_hand_on_one_vector(monkeypatch):
+    params = {"w": jnp.ones(3), "b": jnp.ones((2, 2))}
+    assert carried(params) == [(2, 2), (3,)]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert carried(params) == [(7,)]
 
 
 def test_a_small_tree_of_one_type_is_one_vector(gpu):

@@ -6,12 +6,25 @@ import pytest
 
 from jaxrl_po.run import compilation
 
+SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+LARGE = jax.ShapeDtypeStruct((compilation.SMALL // 4,), jnp.float32)
+SMALL = jax.ShapeDtypeStruct((compilation.SMALL // 4 - 1,), jnp.float32)
+
 
 @pytest.mark.parametrize(
-    ("flags", "wanted"),
-    [("", {"xla_backend_optimization_level": "1"}), ("--xla_backend_optimization_level=3", None)],
+    ("backend", "flags", "argument", "wanted"),
+    [
+        ("cpu", "", SMALL, {"xla_backend_optimization_level": "1"}),
+        ("cpu", "", LARGE, {"xla_backend_optimization_level": "1"}),
+        ("cpu", "--xla_backend_optimization_level=3", SMALL, None),
+        ("gpu", "", SMALL, SIDE_BY_SIDE),
+        ("gpu", "", LARGE, None),
+        ("gpu", "--xla_gpu_command_buffer_scheduling_mode=LHS", SMALL, None),
+        ("tpu", "", SMALL, None),
+    ],
 )
-def test_the_effort_is_less_on_a_cpu_unless_the_user_says_how_much(monkeypatch, flags, wanted):
+def test_a_program_has_the_settings_of_its_backend(monkeypatch, backend, flags, argument, wanted):
+    """XLA knows those of every backend on a CPU too, and refuses other names and values."""
     given = []
     compile_ahead = jax.stages.Lowered.compile
 
@@ -20,15 +33,14 @@ def test_the_effort_is_less_on_a_cpu_unless_the_user_says_how_much(monkeypatch, 
         return compile_ahead(lowered, compiler_options)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", record)
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    program = compilation.compiled(lambda x: x + 1.0, jnp.zeros(3), donate_argnums=0)
-    assert given == [wanted]
-    assert program(jnp.zeros(3)).tolist() == [1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("backend", compilation.SETTINGS)
-def test_xla_knows_the_settings_of_every_backend(monkeypatch, backend):
-    """On a CPU too, which refuses a name or a value that XLA does not have."""
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setenv("XLA_FLAGS", "")
-    assert compilation.compiled(lambda x: x + 1.0, jnp.zeros(3))(jnp.zeros(3)).sum() == 3.0
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    compilation.compiled(lambda x: x + 1.0, argument)
+    assert given == [wanted]
+
+
+def test_a_program_runs_with_the_options_of_jit():
+    program = compilation.compiled(lambda x: x + 1.0, jnp.zeros(3), donate_argnums=0)
+    x = jnp.zeros(3)
+    assert program(x).tolist() == [1.0, 1.0, 1.0]
+    assert x.is_deleted()

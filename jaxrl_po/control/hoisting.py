@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.extend.core.primitives import jit_p
 
 from jaxrl_po import backend
@@ -50,7 +50,8 @@ def scan(
     The operations are the same; results may differ in the last bit, where the compiler fuses them
     differently.
 
-    On a GPU, several steps of a short program are one pass of the loop, see `backend.unroll`.
+    On a GPU, several steps of a short program from which something was hoisted are one pass of the
+    loop, see `backend.unroll`.
 
     The program of one step is walked twice: once for what does not depend on the carry, vmapped
     over `xs`, and once, in the loop, for the rest. The inside of a branch or an inner loop that
@@ -186,9 +187,9 @@ def evaluate(jaxpr: Jaxpr, equation: JaxprEqn, operands: Sequence[Value]) -> lis
 
 
 def _equations(jaxpr: Jaxpr) -> int:
-    """Their number, with those of the functions that are called."""
-    called = (each.params["jaxpr"].jaxpr for each in jaxpr.eqns if each.primitive is jit_p)
-    return len(jaxpr.eqns) + sum(map(_equations, called))
+    """Their number, with those of functions, branches and loops inside."""
+    inner = (each for equation in jaxpr.eqns for each in jaxprs_in_params(equation.params))
+    return len(jaxpr.eqns) + sum(map(_equations, inner))
 
 
 def _bytes(shapes: PyTree) -> int:

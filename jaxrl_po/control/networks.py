@@ -92,12 +92,12 @@ def product(
 ) -> jax.Array:
     """`x @ kernel`, `[E*, D]` and `[D, A]` to `[E*, A]`: the `dot_general` of a `nn.Dense`.
 
-    The gradient of the kernel is another product than XLA would choose where its CPU is slow; a GPU
-    keeps to XLA's. For a policy's head, `[D, E]` times `[E, 2]` takes three to nine times as long
-    as two products with a vector: a derivative with respect to a narrow kernel is taken column by
-    column. For a layer that reads much and keeps little, `[D, E]` times `[E, A]` takes up to five
-    times as long as `[A, E]` times `[E, D]`, transposed afterwards, most with several seeds at
-    once.
+    The gradient of the kernel is another product than XLA would choose where its CPU is slow;
+    elsewhere XLA's is kept. For a policy's head, `[D, E]` times `[E, 2]` takes three to nine times
+    as long as two products with a vector: a derivative with respect to a narrow kernel is taken
+    column by column. For a layer that reads much and keeps little, `[D, E]` times `[E, A]` takes up
+    to five times as long as `[A, E]` times `[E, D]`, transposed afterwards, most with several seeds
+    at once.
 
     Args:
       x: `[E*, D]`.

@@ -9,16 +9,11 @@ from typing import Any
 
 import jax
 
+from jaxrl_po import backend
 from jaxrl_po.run.options import AUTO
+from jaxrl_po.types import PyTree
 
-SETTINGS: dict[str, dict[str, str | bool]] = {
-    # LLVM's second and third level take a fifth of the compile time and make nothing faster: XLA
-    # has already fused and vectorised.
-    "cpu": {"xla_backend_optimization_level": "1"},
-    # Kernels run side by side where they do not need each other, such as actor's and critic's.
-    "gpu": {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"},
-}
-"""XLA's settings for each backend, unless `XLA_FLAGS` says otherwise."""
+SMALL = 2**28  # bytes of arguments below which memory for temporary numbers is spent on speed
 
 
 def compiled(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -30,9 +25,22 @@ def compiled(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
       options: further arguments of `jax.jit`.
     """
     asked = os.environ.get("XLA_FLAGS", "")
-    suited = SETTINGS.get(jax.default_backend(), {})
-    settings = {name: value for name, value in suited.items() if name not in asked}
+    settings = {name: value for name, value in suited(arguments).items() if name not in asked}
     return jax.jit(function, **options).lower(*arguments).compile(compiler_options=settings or None)
+
+
+def suited(arguments: PyTree) -> dict[str, str | bool]:
+    """XLA's settings for a program with these arguments, unless `XLA_FLAGS` says otherwise."""
+    if backend.on_cpu():
+        # LLVM's second and third level take a fifth of the compile time and make nothing faster:
+        # XLA has already fused and vectorised.
+        return {"xla_backend_optimization_level": "1"}
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arguments))
+    if jax.default_backend() == "gpu" and size < SMALL:
+        # Kernels run side by side where they do not need each other, such as actor's and critic's,
+        # and so share less memory.
+        return {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+    return {}
 
 
 def keep_programs(folder: str) -> None:
