@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from traced import equations
 
 from jaxrl_po import advantages, backend, config, control, masked, optimizers, updates
 from jaxrl_po.algorithms import ppo
@@ -53,18 +54,14 @@ def test_a_run_is_the_same_as_on_a_cpu(memory, request):
     np.testing.assert_array_equal(of_gpu, of_cpu)
 
 
+def loops(function, *arguments):
+    program = jax.make_jaxpr(function)(*arguments)
+    return [each for each in equations(program.jaxpr) if each.primitive.name == "scan"]
+
+
 def scans(function, *arguments):
     """How many steps each loop of a program takes at a time."""
-    program = jax.make_jaxpr(function)(*arguments)
-    return [each.params["unroll"] for each in loops(program.jaxpr)]
-
-
-def loops(jaxpr):
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "scan":
-            yield equation
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            yield from loops(inner)
+    return [each.params["unroll"] for each in loops(function, *arguments)]
 
 
 def test_short_loops_take_several_steps_at_a_time(gpu):
@@ -134,7 +131,7 @@ def carried(params):
     optimizer = optax.sgd(0.1)
     update = updates.gradient_update(loss, optimizer, num_minibatches=2)
     arguments = params, optimizer.init(params), jnp.ones((4, 3)), jax.random.key(0)
-    (loop,) = loops(jax.make_jaxpr(update)(*arguments).jaxpr)
+    (loop,) = loops(update, *arguments)
     fixed, moving = loop.params["num_consts"], loop.params["num_carry"]
     return [
         x.aval.shape for x in loop.invars[fixed : fixed + moving] if x.aval.dtype == jnp.float32

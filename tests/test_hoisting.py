@@ -5,24 +5,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from traced import equations
 
 from jaxrl_po.control import adapt, hoisting, unroll
 from jaxrl_po.distributions import Categorical
-
-
-def primitives(jaxpr):
-    """Names of all operations of a program, those of its inner programs included."""
-    for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            yield from primitives(inner)
 
 
 def hashes_in_loops(function, *args):
     """Number of operations that draw random bits in the bodies of a program's scans."""
     scans = [e for e in jax.make_jaxpr(function)(*args).jaxpr.eqns if e.primitive.name == "scan"]
     assert scans
-    return sum("random" in name for e in scans for name in primitives(e.params["jaxpr"].jaxpr))
+    inside = (each for e in scans for each in equations(e.params["jaxpr"].jaxpr))
+    return sum("random" in each.primitive.name for each in inside)
 
 
 @jax.jit

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import jaxprs_in_params
 from probes import tabular_problem
+from traced import equations
 
 from jaxrl_po import language, lengths, minibatches, updates
 from jaxrl_po.algorithms import a2c, actor_critic, dr_grpo, grpo, ppo
@@ -66,13 +66,8 @@ def test_side_by_side_all_are_cut_to_the_longest_and_one_branch_runs():
     twice = jax.tree.map(lambda x: jnp.stack([x, x]), stacked)
     assert jax.vmap(function)(twice)[0].tolist() == [[20, 20], [20, 20]]
 
-    def primitives(jaxpr):
-        for equation in jaxpr.eqns:
-            yield equation.primitive.name
-            for inner in jaxprs_in_params(equation.params):
-                yield from primitives(inner)
-
-    assert "cond" in set(primitives(jax.make_jaxpr(function)(stacked).jaxpr))
+    program = jax.make_jaxpr(function)(stacked)
+    assert "cond" in {equation.primitive.name for equation in equations(program.jaxpr)}
 
 
 def slots_of(key=0, **options):

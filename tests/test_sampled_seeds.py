@@ -4,21 +4,18 @@ import math
 
 import jax
 import pytest
-from jax.extend.core import ClosedJaxpr
 from learners import dialogue_problem, language_problem
+from traced import equations
 
 
 def places(jaxpr):
     """To how many places each write into an array goes, in a program at any depth."""
     found = []
-    for equation in jaxpr.eqns:
+    for equation in equations(jaxpr):
         if equation.primitive.name == "dynamic_update_slice":
             found.append(1)
         if equation.primitive.name == "scatter":
             found.append(math.prod(equation.invars[1].aval.shape[:-1]))
-        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: isinstance(x, ClosedJaxpr)):
-            if isinstance(inner, ClosedJaxpr):
-                found += places(inner.jaxpr)
     return found
 
 

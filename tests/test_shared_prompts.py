@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
+from traced import equations
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo
@@ -100,18 +100,9 @@ def read_positions(learner):
     """Positions that the MLP sees in one update, over all products with its matrix `up`."""
     state = jax.eval_shape(learner.init, jax.random.key(0))
     state, batch = jax.eval_shape(learner.sample, state)
-    found = []
-
-    def walk(jaxpr):
-        for equation in jaxpr.eqns:
-            shapes = [getattr(x.aval, "shape", ()) for x in equation.invars]
-            if equation.primitive.name == "dot_general" and shapes[1] == (8, 24):
-                found.append(shapes[0][0])
-            for inner in jaxprs_in_params(equation.params):
-                walk(inner)
-
-    walk(jax.make_jaxpr(learner.update)(state, batch).jaxpr)
-    return max(found)
+    program = jax.make_jaxpr(learner.update)(state, batch)
+    products = (e.invars for e in equations(program.jaxpr) if e.primitive.name == "dot_general")
+    return max(x.aval.shape[0] for x, matrix in products if matrix.aval.shape == (8, 24))
 
 
 @pytest.mark.parametrize("parts", [1, 3])
