@@ -275,3 +275,16 @@ def test_an_array_narrower_than_the_kernel_is_flattened_and_not_lost():
     policy = modules.default_modules(spaces, control.NetworkSettings())["policy"]
     params = policy.init(jax.random.key(0), jnp.zeros((2, 3, 4)))
     assert (2 * 3 * 4, 64) in {x.shape for x in jax.tree.leaves(params)}
+
+
+def test_maps_of_many_kinds_are_embedded_cell_by_cell_before_they_are_convolved():
+    def kernels(kinds):
+        seen = {"map": jax.ShapeDtypeStruct((5, 6, kinds), jnp.uint8)}
+        spaces = control.Spaces(seen, num_actions=2)
+        policy = modules.default_modules(spaces, control.NetworkSettings(channels=3))["policy"]
+        made = parameters(policy, {"map": jnp.zeros((5, 6, kinds), jnp.uint8)})
+        return {x.shape for x in jax.tree.leaves(made) if x.ndim == 2}
+
+    joined = {(3 * 4 * 3, 64), (64, 64), (64, 2)}
+    assert kernels(12) == {(9 * 12, 3)} | joined
+    assert kernels(13) == {(13, 3), (9 * 3, 3)} | joined

@@ -195,4 +195,24 @@ WRONG = [
         "reward",
         ("test_control.py::test_what_is_not_finite_is_counted_and_its_update_skipped",),
     ),
+    Wrong(
+        "many kinds of things are embedded in any number",
+        "control.modules",
+        "convolutions = ((settings.channels, 1, 1), *convolutions)",
+        "convolutions = ((1, 1, 1), *convolutions)",
+        (
+            "test_networks.py"
+            "::test_maps_of_many_kinds_are_embedded_cell_by_cell_before_they_are_convolved",
+        ),
+    ),
+    Wrong(
+        "four times the channels count as many kinds",
+        "control.modules",
+        "if x.shape[-1] > MANY_KINDS * settings.channels:",
+        "if x.shape[-1] >= MANY_KINDS * settings.channels:",
+        (
+            "test_networks.py"
+            "::test_maps_of_many_kinds_are_embedded_cell_by_cell_before_they_are_convolved",
+        ),
+    ),
 ]

@@ -58,6 +58,7 @@ def mujoco(name: str, *tianshou: float) -> Row:
 
 SMALL = ("--problem.num_envs=64", "--problem.num_steps=32", "--problem.normalize_observations")
 SCALED = (*SMALL, "--problem.scale_rewards", "--config.gamma=0.997")
+CRAFTAX = (*SMALL, "--network.width=128", "--config.gamma=0.925", "--config.lambda_=0.625")
 BOARD = ("--problem.num_envs=64", "--problem.num_steps=32")
 LONG = ("--problem.num_envs=64", "--problem.num_steps=64")
 NO_MASK = '--env_params={"mask": false}'
@@ -85,7 +86,7 @@ SUITES = {
         Row("jumanji:Game2048-v1", 3_000_000, BOARD),
         Row("jumanji:Game2048-v1", 3_000_000, (*BOARD, NO_MASK), {}, "no masks"),
     ),
-    "craftax": (Row("craftax:Craftax-Symbolic-v1", 1_000_000, (*BOARD, "--config.lambda_=0.8")),),
+    "craftax": (Row("craftax:Craftax-Symbolic-v1", 1_000_000, CRAFTAX),),
     "xminigrid": (
         Row("xminigrid:MiniGrid-Empty-8x8", 100_000, BOARD),
         Row("xminigrid:MiniGrid-MemoryS8", 10_000_000, (*LONG, GRU), {}, "memory"),

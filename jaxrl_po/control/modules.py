@@ -23,6 +23,7 @@ from jaxrl_po.types import PyTree
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
+MANY_KINDS = 4  # channels of a map over those of its convolution from which cells are embedded
 NO_MEMORY, GRU = MEMORIES = ("none", "gru")
 INDEPENDENT, DEPENDENT = STDS = ("independent", "dependent")
 
@@ -51,8 +52,9 @@ class NetworkSettings:
     )
     channels: int = static(
         16,
-        "channels of the 3 × 3 convolution that reads small images; 0 flattens them. Frames of 36 "
-        "pixels and more are read by the three convolutions of Mnih et al. (2015)",
+        "channels of the 3 × 3 convolution that reads small images; 0 flattens them. Maps of many "
+        "kinds of things are first embedded in as many, cell by cell. Frames of 36 pixels and more "
+        "are read by the three convolutions of Mnih et al. (2015)",
         within=NON_NEGATIVE,
     )
     shared_torso: bool = static(
@@ -218,6 +220,8 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int) -> Any:
             convolutions = networks.FRAMES
         elif _is_image(x) and settings.channels:
             convolutions = ((settings.channels, 3, 1),)
+            if x.shape[-1] > MANY_KINDS * settings.channels:
+                convolutions = ((settings.channels, 1, 1), *convolutions)
         rank = len(x.shape)
         return networks.Torso(
             hidden, activation, rank, convolutions, settings.layer_norm, initialization

@@ -5,14 +5,25 @@ Pixels environments are floats in [0, 1]; the first use of these draws textures,
 minute and writes them beside the installed package.
 """
 
+import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from craftax.craftax.envs import craftax_symbolic_env as full
+from craftax.craftax_classic.envs import craftax_symbolic_env as classic
 from craftax.craftax_env import make_craftax_env_from_name
 
 from jaxrl_po.control.adapters import older_gymnax
 from jaxrl_po.control.adapters.episodes import with_episodes
 from jaxrl_po.control.environment import Environment
 from jaxrl_po.control.spaces import read_spaces
+
+# Height, width and kinds of the map, with which the vector of a Symbolic environment begins.
+MAPS = {
+    "Craftax-Symbolic-v1": full.get_map_obs_shape(),
+    "Craftax-Classic-Symbolic-v1": classic.get_map_obs_shape(),
+}
 
 
 def names() -> list[str]:
@@ -25,6 +36,10 @@ def make(
     name: str, *, max_steps: int | None = None, reset_interval: int = 16, **arguments: Any
 ) -> Environment:
     """The environment of that name.
+
+    The policy sees the vector of a Symbolic environment as the two things that it holds: `map`
+    `[H, W, kinds]`, bytes, 255 where a cell is or holds one of a kind, and `player`, what it has
+    and feels.
 
     Args:
       name: one of `names()`.
@@ -41,10 +56,20 @@ def make(
     limit = env.default_params.max_timesteps if max_steps is None else max_steps
     params = env.default_params.replace(max_timesteps=older_gymnax.NEVER, **arguments)
 
-    name = f"craftax:{name}"
-    spaces = read_spaces(name, env.observation_space(params), env.action_space(params))
+    label = f"craftax:{name}"
+    spaces = read_spaces(label, env.observation_space(params), env.action_space(params))
+    if name in MAPS:
+        shape = MAPS[name]
+        size = math.prod(shape)
+
+        def observe(vector: jax.Array) -> dict[str, jax.Array]:
+            image = (255 * vector[:size]).astype(jnp.uint8).reshape(shape)
+            return {"map": image, "player": vector[size:].astype(float)}
+
+        seen = jax.eval_shape(observe, spaces.observation)
+        spaces = spaces._replace(observation=seen, observe=observe)
     return with_episodes(
-        name,
+        label,
         older_gymnax.dynamics_of(env, params, spaces),
         max_steps=limit,
         reset_interval=reset_interval,
