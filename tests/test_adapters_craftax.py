@@ -77,6 +77,15 @@ def test_ppo_learns():
     laws.learns(MAKE(max_steps=4))
 
 
+@pytest.mark.parametrize(
+    ("name", "seen", "size"), [(SMALL, (7, 9, 21), 22), ("Craftax-Symbolic-v1", (9, 11, 83), 51)]
+)
+def test_a_vector_is_seen_as_the_map_and_the_player(name, seen, size):
+    observation = adapter.make(name).spaces.observation
+    assert observation["map"].shape == seen
+    assert observation["player"].shape == (size,)
+
+
 def test_time_limits_are_the_suites():
     assert MAKE().max_steps == 10_000
     assert adapter.names() == [

@@ -193,6 +193,18 @@ def test_an_episode_ends_where_the_environment_or_the_flag_says(script, run):
     np.testing.assert_allclose(short.observation, whole.observation[:6], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("max_steps", "length"), [(100, None), (8, 8), (3, 3)])
+def test_a_long_episode_is_played_in_several_calls(script, run, monkeypatch, max_steps, length):
+    player = script.restore(
+        script.Options(run=str(run)), script.earlier.read(script.control.SCRIPT, "run", str(run))
+    )
+    whole = script.play(player, jax.random.key(0), max_steps=max_steps, greedy=False)
+    monkeypatch.setattr(script, "STEPS", 3)
+    parts = script.play(player, jax.random.key(0), max_steps=max_steps, greedy=False)
+    assert length is None or len(whole.action) == length
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), whole, parts)
+
+
 @pytest.fixture
 def played(script, monkeypatch):
     """Skips playing the episode."""

@@ -107,6 +107,7 @@ def unroll(
     key: jax.Array,
     *,
     num_steps: int,
+    first: jax.Array | int = 0,
     keep_states: bool = False,
     greedy: bool = False,
 ) -> tuple[EnvState, Trajectory]:
@@ -118,6 +119,8 @@ def unroll(
       envs: their state before.
       key: consumed; step t of environment b uses `fold_in(fold_in(key, b), t)`.
       num_steps: T.
+      first: t of the first step, to go on with the same key where an earlier call ended; other than
+        0 only for an environment without `refresh`.
       keep_states: keep the internal states in the trajectory, so that one can branch from them.
       greedy: take the mode; otherwise sample.
 
@@ -158,8 +161,10 @@ def unroll(
     # more than the environment itself.
     run = functools.partial(hoisting.scan, step)
     if environment.refresh is None or not num_steps:
-        envs, trajectory = run(envs, jnp.arange(num_steps))
+        envs, trajectory = run(envs, first + jnp.arange(num_steps))
     else:
+        assert isinstance(first, int)
+        assert first == 0  # a later call would draw starting states with the keys of its steps
         envs, trajectory = _with_refresh(environment, run, envs, keys, num_steps)
     return envs, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), trajectory)
 

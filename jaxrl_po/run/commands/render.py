@@ -99,6 +99,9 @@ class Options:
     )
 
 
+STEPS = 1000  # in one call of the program that plays
+
+
 class Player(NamedTuple):
     """One seed at one checkpoint.
 
@@ -139,25 +142,36 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
 
     It is the first of the episodes that `control.make_evaluate` plays with this key.
     """
-    environment, actor = adapt(player.built.env), actor_of(player.built.problem)
+    # One episode needs one starting state.
+    environment = adapt(player.built.env)._replace(refresh=None)
+    actor = actor_of(player.built.problem)
     reset_key, step_key = jax.random.split(key)
+    num_steps = min(max_steps, STEPS)
 
     @jax.jit
-    def run(params: ActorCritic, collector: CollectorState) -> unroll.Trajectory:
-        policy = functools.partial(actor.act, params, collector)
-        index = jnp.arange(1, dtype=jnp.int32)
-        start = unroll.start(environment, reset_key, index, actor.start(1))
-        return unroll.unroll(
-            environment, policy, start, step_key, num_steps=max_steps, greedy=greedy
-        )[1]
+    def begin() -> unroll.EnvState:
+        return unroll.start(environment, reset_key, jnp.arange(1, dtype=jnp.int32), actor.start(1))
 
-    trajectory = jax.tree.map(
-        lambda x: np.asarray(x[0]), run(player.state.params, player.state.collector)
-    )
+    @jax.jit
+    def go_on(
+        params: ActorCritic, collector: CollectorState, envs: unroll.EnvState, first: jax.Array
+    ) -> tuple[unroll.EnvState, unroll.Trajectory]:
+        policy = functools.partial(actor.act, params, collector)
+        return unroll.unroll(
+            environment, policy, envs, step_key, num_steps=num_steps, first=first, greedy=greedy
+        )
+
+    envs, parts, over = begin(), [], False
+    while not over and len(parts) * num_steps < max_steps:
+        first = jnp.int32(len(parts) * num_steps)
+        envs, part = go_on(player.state.params, player.state.collector, envs, first)
+        parts.append(jax.tree.map(lambda x: np.asarray(x[0]), part))
+        over = bool((part.transition.terminated | part.transition.truncated).any())
+    trajectory = jax.tree.map(lambda *parts: np.concatenate(parts), *parts)
     transition = trajectory.transition
     # The environment resets itself and plays on, so cut after the first end.
     ended = np.flatnonzero(transition.terminated | transition.truncated)
-    length = int(ended[0]) + 1 if ended.size else max_steps
+    length = min(int(ended[0]) + 1 if over else max_steps, max_steps)
     seen = jax.tree.map(
         lambda x, last: np.concatenate([x[:length], last[length - 1 : length]]),
         trajectory.observation,
