@@ -161,7 +161,8 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
             environment, policy, envs, step_key, num_steps=num_steps, first=first, greedy=greedy
         )
 
-    envs, parts, over = begin(), [], False
+    envs, over = begin(), False
+    parts: list[unroll.Trajectory] = []
     while not over and len(parts) * num_steps < max_steps:
         first = jnp.int32(len(parts) * num_steps)
         envs, part = go_on(player.state.params, player.state.collector, envs, first)
