@@ -215,4 +215,11 @@ WRONG = [
             "::test_maps_of_many_kinds_are_embedded_cell_by_cell_before_they_are_convolved",
         ),
     ),
+    Wrong(
+        "an episode that goes on repeats the random numbers of its first steps",
+        "control.unroll",
+        "run(envs, first + jnp.arange(num_steps))",
+        "run(envs, 0 * first + jnp.arange(num_steps))",
+        ("test_rendering.py::test_a_long_episode_is_played_in_several_calls[100-None]",),
+    ),
 ]
