@@ -1,11 +1,13 @@
 """A module imports only from lower layers or its own folder, and there are no import cycles."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "jaxrl_po"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "jaxrl_po"
 LAYERS = (
     {"version", "backend", "config", "types", "masked", "distributions"},  # data
     {  # the mathematics
@@ -117,3 +119,10 @@ def test_a_circle_is_found():
 )
 def test_violations_are_found(module, source):
     assert violations(module, source)
+
+
+def test_no_script_is_named_like_a_standard_module():
+    """Python looks into a script's own folder first: `profile.py` there breaks cProfile."""
+    scripts = [p for room in ("experiments", "tests") for p in (ROOT / room).rglob("*.py")]
+    assert len(scripts) > 100
+    assert not {p.stem for p in scripts} & sys.stdlib_module_names

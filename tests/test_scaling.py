@@ -1,14 +1,20 @@
 """The scaling scripts: estimates agree with the compiler, and devices get equal work."""
 
 import json
+import math
 
+import gymnax
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import structured
 from probes import tabular_problem
 
 from experiments.benchmarks import control as benchmark_control
 from experiments.benchmarks import scale as scale
 from experiments.benchmarks import scaling as benchmark_scaling
+from jaxrl_po import control
 from jaxrl_po.algorithms import rloo
 from jaxrl_po.language import ModelSettings
 from jaxrl_po.run import comparison
@@ -137,6 +143,36 @@ def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys)
     )
     assert benchmark_control.main(["--updates=2", "--envs=2", "--steps=8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ppo_ms": 200.0, "trpo_ms": 500.0, "ratio": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("env", "log_prob"),
+    [
+        (structured.Structured(), 0.0),  # one of four actions is legal
+        (structured.Everything(), -2 * math.log(2)),  # two of two, and two of three
+        (gymnax.make("CartPole-v1")[0], -math.log(2)),
+        (gymnax.make("Pendulum-v1")[0], None),
+    ],
+    ids=["structured", "choices", "CartPole", "Pendulum"],
+)
+def test_a_random_policy_sees_nothing_and_learns_nothing(env, log_prob):
+    nets = benchmark_control.blind_networks(env)
+    problem = control.make_problem(env, num_envs=2, num_steps=4, **nets)
+    learner = benchmark_control.make_random(benchmark_control.Options(), problem, None)
+    state, batch = jax.jit(learner.sample)(learner.init(jax.random.key(0)))
+    after, metrics = jax.jit(learner.update)(state, batch)
+    jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
+    assert float(metrics["frac_nonfinite"].value()) == 0.0
+    if log_prob is None:
+        log_prob = jax.scipy.stats.norm.logpdf(batch.action[..., 0])
+        assert float(jnp.std(batch.action)) > 0.3
+    np.testing.assert_allclose(batch.log_prob, jnp.broadcast_to(log_prob, (2, 4)), atol=1e-6)
+
+
+def test_the_speed_of_an_environment_is_measured(capsys):
+    sizes = ["--envs=4", "--steps=8", "--total_steps=64", "--devices=1"]
+    assert benchmark_control.main(["--algorithm=random", *sizes, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps_per_second"] > 0
 
 
 @pytest.mark.parametrize("devices", ["2,4", "1,4,2", "1,1"])

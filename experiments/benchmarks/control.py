@@ -2,7 +2,8 @@
 
 `python experiments/benchmarks/control.py` measures the whole table, one process per row; with
 `--envs --steps --seeds --total_steps` it measures one row, and `--json` prints that last.
-PPO takes 4 epochs × 4 minibatches.
+PPO takes 4 epochs × 4 minibatches. `--algorithm=random` plays at random and learns nothing: the
+speed of the environment itself, which no method can pass.
 """
 
 import dataclasses
@@ -12,15 +13,20 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from jaxrl_po import config, control
 from jaxrl_po.algorithms import ppo, trpo
 from jaxrl_po.config import COUNT, static
+from jaxrl_po.control import modules
+from jaxrl_po.control.environment import adapt
+from jaxrl_po.control.spaces import Observation
 from jaxrl_po.run import comparison, flags, parallel
 from jaxrl_po.run.commands import control as command
 from jaxrl_po.run.compilation import compiled
-from jaxrl_po.types import Batch, Learner, Problem, TrainState
+from jaxrl_po.types import Batch, Learner, Metrics, Problem, PyTree, TrainState
 
 # Environments, steps, seeds, steps per seed: the sizes for which peers report their throughput.
 TABLE = (
@@ -40,7 +46,9 @@ PPO = ppo.Config(learning_rate=2.5e-4, entropy_coefficient=0.01, num_epochs=4, n
 class Options:
     """What is measured."""
 
-    algorithm: str = static("ppo", "what is timed", choices=("ppo", "trpo"))
+    algorithm: str = static(
+        "ppo", "what is timed; random learns nothing", choices=("ppo", "trpo", "random")
+    )
     env: str = static("CartPole-v1", "environment, as `jaxrl-po control --env` takes one in JAX")
     normalize_observations: bool = static(False, "as --problem.normalize_observations")
     fisher_stride: int = static(1, "for trpo: Fisher products read every n-th row", within=COUNT)
@@ -80,7 +88,44 @@ def make_trpo(options: Options, problem: Problem, axis_name: str | None) -> Lear
     return trpo.make(config.as_arrays(settings), problem)
 
 
-METHODS = {"ppo": make_ppo, "trpo": make_trpo}
+def make_random(options: Options, problem: Problem, axis_name: str | None) -> Learner:
+    """Plays, and learns nothing."""
+
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        return state, batch.metrics
+
+    return make_ppo(options, problem, axis_name)._replace(update=update)
+
+
+METHODS = {"ppo": make_ppo, "trpo": make_trpo, "random": make_random}
+
+
+class Blind(nn.Module):
+    """Features that say nothing, `[E*, 1]`, of observations with axes `E*` before their own.
+
+    Attributes:
+      rank: axes of the first array of one observation.
+    """
+
+    rank: int
+
+    def __call__(self, observation: PyTree) -> jax.Array:
+        """Returns zeros."""
+        first = jax.tree.leaves(observation)[0]
+        return jnp.zeros((*first.shape[: first.ndim - self.rank], 1))
+
+
+def blind_networks(env: Any) -> dict[str, nn.Module]:
+    """Actor and critic that see nothing: actions are equally likely, or Gaussian with σ = 1."""
+    spaces = adapt(env).spaces
+    whole = spaces.observation
+    seen = whole if isinstance(whole, Observation) else Observation(whole)
+    reads = {"policy": seen.policy, "critic": seen.seen_by_critic()}
+    made = modules.default_modules(spaces, modules.NetworkSettings())
+    return {
+        role: made[role].clone(torso=Blind(len(jax.tree.leaves(read)[0].shape)))
+        for role, read in reads.items()
+    }
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -89,12 +134,16 @@ def measure(options: Options) -> dict[str, Any]:
     Without logging and evaluation.
     """
     placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=options.envs)
+    env = command.make_env(options.env)
+    nets = blind_networks(env) if options.algorithm == "random" else {}
     problem = control.make_problem(
-        command.make_env(options.env),
+        env,
         num_envs=options.envs,
         num_steps=options.steps,
         normalize_observations=options.normalize_observations,
         axis_name=placement.axis_name,
+        policy=nets.get("policy"),
+        critic=nets.get("critic"),
     )
     learner = parallel.over_devices(
         METHODS[options.algorithm](options, problem, placement.axis_name), placement

@@ -1,6 +1,6 @@
 """Where an iteration of PPO on CartPole-v1 spends its time, against what the machine can do.
 
-`python experiments/benchmarks/profile.py` measures the first three sizes of `control.py` on one
+`python experiments/benchmarks/account.py` measures the first three sizes of `control.py` on one
 device; `--envs --steps` takes one. The parts of an iteration are programs of their own, timed in
 turns with matrix products, memory traffic and tiny operations: the roofline of the machine. What
 XLA runs in an update is read from its own profile, operation by operation; operations are also
@@ -183,7 +183,7 @@ def measure(options: Options) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     summary = "Shows where an iteration of PPO on CartPole-v1 spends its time."
-    return comparison.measured(argv, "benchmarks/profile.py", summary, Options, measure)
+    return comparison.measured(argv, "benchmarks/account.py", summary, Options, measure)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.benchmarks import control, language, profile
+from experiments.benchmarks import account, control, language
 from jaxrl_po.run import profiling
 from jaxrl_po.run.flags import UsageError
 
@@ -17,7 +17,7 @@ def chain(x):
 
 def test_operations_are_counted_once_and_as_often_as_they_run():
     program = profiling.program(chain, jnp.full((64, 64), 0.01))
-    counted = profile.operations(program.compiled)
+    counted = account.operations(program.compiled)
     assert (counted["while"], counted["sort"], counted["all-reduce"]) == (1, 1, 0)
     run = profiling.executed(program)
     assert sum(each.runs * each.flops for each in run) == 7 * 2 * 64**3
@@ -30,13 +30,13 @@ def test_operations_are_counted_once_and_as_often_as_they_run():
 
 
 def test_the_settings_are_those_of_the_benchmark():
-    assert profile.SETTINGS == control.PPO
-    assert tuple((envs, steps) for envs, steps, *_ in control.TABLE[:3]) == profile.SIZES
+    assert account.SETTINGS == control.PPO
+    assert tuple((envs, steps) for envs, steps, *_ in control.TABLE[:3]) == account.SIZES
 
 
 @pytest.mark.slow
 def test_an_account_adds_up():
-    row = profile.account(4, 16, 2)
+    row = account.account(4, 16, 2)
     ms = row["ms"]
     parts = sum(ms[name] for name in ("collecting", "advantages", "shuffling", "kl"))
     assert parts < 3 * ms["iteration"]
