@@ -216,7 +216,7 @@ WRONG = [
         ),
     ),
     Wrong(
-        "an episode that goes on repeats the random numbers of its first steps",
+        "a rollout in several calls reuses the random numbers of the first call",
         "control.unroll",
         "run(envs, first + jnp.arange(num_steps))",
         "run(envs, 0 * first + jnp.arange(num_steps))",

@@ -3,7 +3,7 @@
 `python experiments/benchmarks/control.py` measures the whole table, one process per row; with
 `--envs --steps --seeds --total_steps` it measures one row, and `--json` prints that last.
 PPO takes 4 epochs × 4 minibatches. `--algorithm=random` plays at random and learns nothing: the
-speed of the environment itself, which no method can pass.
+speed of the environment itself, an upper bound for every method.
 """
 
 import dataclasses
