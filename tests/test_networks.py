@@ -30,6 +30,28 @@ def test_dtype_is_the_one_asked_for():
     assert w.dtype == jnp.bfloat16
 
 
+def test_it_is_traced_once_for_all_modules_that_apply_it(monkeypatch):
+    """Flax asks for the shape of each parameter whenever a module is applied."""
+    drawn, normal = [], jax.random.normal
+
+    def counted(key, shape, dtype):
+        drawn.append(shape)
+        return normal(key, shape, dtype)
+
+    monkeypatch.setattr(jax.random, "normal", counted)
+    jax.clear_caches()
+    torso, x = networks.Torso((23,)), jnp.ones(29)
+    variables = torso.init(jax.random.key(0), x)
+    for scale in (1.0, 2.0):
+        jax.jit(lambda x, scale=scale: torso.apply(variables, scale * x)).trace(x)
+    assert drawn == [(29, 23)]
+
+
+def test_it_draws_the_same_compiled_or_not():
+    init, key = networks.orthogonal(2.0), jax.random.key(0)
+    chex.assert_trees_all_equal(init(key, (9, 5)), jax.jit(lambda key: init(key, (9, 5)))(key))
+
+
 # A hang inside XLA never returns to the interpreter, where a signal would be handled: only a thread
 # can end it.
 @pytest.mark.timeout(120, method="thread")
