@@ -1,4 +1,4 @@
-"""The benchmark beside other libraries: turns, verdicts, the page; and the parts for one GPU."""
+"""The benchmark beside other libraries: turns, verdicts, the page."""
 
 import json
 import os
@@ -14,12 +14,10 @@ import rows
 
 from experiments.benchmarks import control as benchmark_control
 from experiments.benchmarks import language as benchmark_language
-from jaxrl_po.run import comparison, flags, launch, machine
-from jaxrl_po.run.commands import control, language
+from jaxrl_po.run import comparison, flags, machine
 from jaxrl_po.run.flags import RunError, UsageError
 
 BENCHMARKS = libraries.BENCHMARKS
-GPU = BENCHMARKS / "gpu.sh"
 # Each turn takes the next of its speeds, and leaves a word in a file.
 PROGRAM = """
 import json, pathlib, sys
@@ -304,124 +302,3 @@ def test_a_quiet_machine_has_no_noise():
     assert machine.noise(quiet, [None]) == ""
     assert "others took 30 %" in machine.noise(quiet, [0.6, 0.0])
     assert machine.noise({"ours": [1.0, 1.3]}, []).startswith("rounds of ours differ")
-
-
-FAKE = f"""#!{sys.executable}
-import json, os, pathlib, sys
-argv = sys.argv[1:]
-if argv[0] == "-" and argv[1].endswith(".json"):
-    os.execv(sys.executable, [sys.executable, *argv])
-with open(os.environ["LOG"], "a") as log:
-    log.write(json.dumps(argv) + "\\n")
-out = [word.removeprefix("--out=") for word in argv if word.startswith("--out=")]
-if os.environ.get("FAIL", "nothing") in " ".join(argv):
-    sys.exit("out of memory")
-if out:
-    place = pathlib.Path(out[0])
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "config.json").write_text("{{}}")
-    (place / "summary.json").write_text('{{\\n  "steps": 2\\n}}\\n')
-    only = [word.removeprefix("--only=") for word in argv if word.startswith("--only=")]
-    result = {{"failed": os.environ.get("FAILED", "")}}
-    (place / "bench.json").write_text(json.dumps(dict.fromkeys(only, result)))
-print('{{"steps_per_second": 3}}')
-"""
-
-
-@pytest.fixture
-def gpu(tmp_path):
-    """Runs `gpu.sh` with a program in place of Python; its status, lines and commands."""
-    fake = tmp_path / "python"
-    fake.write_text(FAKE)
-    fake.chmod(0o755)
-
-    def run(*parts, **variables):
-        log = tmp_path / "log"
-        log.write_text("")
-        environment = {"PYTHON": fake, "OUT": tmp_path / "out", "LOG": log, **variables}
-        done = subprocess.run(
-            [GPU, *parts],
-            env=os.environ | {name: str(value) for name, value in environment.items()},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stderr == ""
-        file = tmp_path / "out" / "gpu.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        ran = [json.loads(line) for line in log.read_text().splitlines()]
-        return done, [json.loads(line) for line in lines], ran
-
-    return run
-
-
-def test_the_parts_for_a_gpu_are_listed(gpu):
-    subprocess.run(["bash", "-n", GPU], check=True)
-    done, _, ran = gpu()
-    assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [str(i) for i in range(1, 13)]
-    assert gpu("13")[0].returncode == gpu("one")[0].returncode == 2
-    assert not ran
-
-
-@pytest.mark.parametrize("tiny", ["", "1"])
-def test_every_part_for_a_gpu_gives_flags_that_exist(gpu, tiny, monkeypatch):
-    monkeypatch.setattr(libraries, "interpreters", lambda pythons: {})
-    for part in range(1, 13):
-        done, lines, ran = gpu(str(part), TINY=tiny, REJAX=sys.executable)
-        assert done.returncode == 0, done.stdout
-        assert ran
-        for argv in ran:
-            if argv[0] == "-m":
-                assert argv[1] == "jaxrl_po"
-                script = {"control": control, "language": language}[argv[2]].SCRIPT
-                launch.parse(script, argv[3:], {})
-            elif argv[0].endswith("bench.py"):
-                options = flags.parse(argv[1:], {"": bench.Options})[""]
-                assert options.tiny == bool(tiny)
-                assert [row.name for row in rows.chosen(options.only)] == [options.only]
-            elif argv[0] != "-":
-                module = benchmark_control if "control" in argv[0] else benchmark_language
-                flags.parse(argv[1:], {"": module.Options})
-    assert {line["part"] for line in lines} == set(range(1, 13))
-    cases = [line["case"] for line in lines]
-    assert len(set(cases)) == len(cases)
-    if not tiny:
-        for method in ("ppo 4x128", "addition by grpo", "addition by dapo"):
-            assert f"{method}, seeds 256" in cases
-        assert "ppo 4x128, seeds 4096" in cases
-
-
-def test_a_part_goes_on_where_it_was(gpu, tmp_path):
-    done, lines, ran = gpu("1", TINY="1", FAIL="--seeds=2")
-    assert done.returncode == 1
-    assert "ppo 4x128, seeds 2 failed: out of memory" in done.stdout
-    assert [line["case"] for line in lines] == ["ppo 4x128, seeds 1", "ppo 64x128", "ppo 2048x10"]
-    assert lines[0]["row"] == {"steps_per_second": 3}
-    assert len(ran) == 4
-    done, lines, ran = gpu("1", TINY="1")
-    assert done.returncode == 0
-    assert [argv[1] for argv in ran] == ["--seeds=2"]
-    assert lines[3]["case"] == "ppo 4x128, seeds 2"
-    assert gpu("1", TINY="1")[2] == []
-    # A run that was begun is resumed, whatever is in its folder otherwise is replaced.
-    assert gpu("3", TINY="1")[2][0][-1] == "--overwrite"
-    (tmp_path / "out" / "gpu.jsonl").unlink()
-    assert gpu("3", TINY="1")[2][0][-1] == "--resume"
-
-
-def test_a_peer_that_fails_on_a_gpu_is_measured_again(gpu):
-    done, lines, _ = gpu("10", FAILED="ours ran on a GPU, rejax on cpu")
-    assert done.returncode == 1
-    assert "beside rejax-4x128 failed: ours ran on a GPU, rejax on cpu" in done.stdout
-    assert lines == []
-    assert gpu("10")[1][0]["row"] == {"failed": ""}
-
-
-def test_a_part_whose_time_is_over_says_so(gpu):
-    done, lines, ran = gpu("1", LIMIT="30")
-    assert done.returncode == 75
-    assert done.stdout.splitlines()[-1] == (
-        "time is over before ppo 4x128, seeds 1: start part 1 again"
-    )
-    assert lines == ran == []

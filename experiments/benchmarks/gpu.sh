@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Speed, learning and determinism on one GPU, in numbered parts of under ten minutes each.
+# Speed, learning and determinism on one GPU, in numbered parts, in turns of under ten minutes.
 #
 #   experiments/benchmarks/gpu.sh        lists the parts
-#   experiments/benchmarks/gpu.sh 1      runs one; the same command resumes an interrupted one
+#   experiments/benchmarks/gpu.sh 1      runs one; the same command goes on where a turn ended
 #   TINY=1 experiments/benchmarks/gpu.sh 1     the same at sizes for a CPU, which only show that it runs
 #
 # Each measurement is a JSON line {"part", "case", "seconds", "command", "row"} of $OUT/gpu.jsonl, and
@@ -12,7 +12,7 @@
 #   PYTHON   an interpreter with jaxrl_po and JAX for the GPU; .venv/bin/python
 #   REJAX    one with rejax 0.1.3 and JAX for the GPU, for the parts that measure rejax
 #   OUT      folder for results and runs; runs/gpu, with TINY runs/gpu-tiny
-#   LIMIT    seconds of a part; 540
+#   LIMIT    seconds of a turn; 540
 set -uo pipefail
 
 PARTS=(
@@ -28,6 +28,10 @@ PARTS=(
   "beside rejax, one seed"
   "beside rejax, 32 seeds"
   "beside rejax, 1,024 seeds"
+  "PPO on Playground's CheetahRun, 100M steps"
+  "PPO on Playground's WalkerRun, 100M steps"
+  "PPO on Playground's HopperHop, 100M steps"
+  "PPO on Craftax-Symbolic, 100M steps"
 )
 PART=${1:-0}
 if ! [[ $PART =~ ^[0-9]+$ && $PART -ge 1 && $PART -le ${#PARTS[@]} ]]; then
@@ -94,19 +98,20 @@ folder() {  # CASE: of its run
 }
 
 train() {  # CASE ARGUMENT…: a run of jaxrl-po, resumed if it was begun; notes its summary
-  # Nothing compiled is kept: a second run would not choose its kernels anew.
   local case=$1 place how=--overwrite
   known "$case" && return
   place=$(folder "$case")
   [[ -e $place/config.json ]] && how=--resume
-  begin "$case" "$PYTHON" -m jaxrl_po "${@:2}" --compilation_cache= --out="$place" $how || return
+  begin "$case" "$PYTHON" -m jaxrl_po "${@:2}" --out="$place" \
+    --compilation_cache="${PROGRAMS-$OUT/programs}" $how || return
   note "$case" "$(tr -d '\n' <"$place/summary.json")"
 }
 
 compare() {  # CASE ARGUMENT…: trains twice; notes whether all numbers but times are equal
   local case=$1 first second
   known "$case" && return
-  for run in first second; do train "$case, $run" "${@:2}" --deterministic; done
+  # Nothing compiled is kept: the second run would not choose its kernels anew.
+  for run in first second; do PROGRAMS="" train "$case, $run" "${@:2}" --deterministic; done
   first=$(folder "$case, first") second=$(folder "$case, second")
   begin "$case" "$PYTHON" - "$first" "$second" <<'PYTHON' || return
 import json
@@ -142,6 +147,19 @@ sys.exit(row["failed"] or print(json.dumps(row)))
 PYTHON
   ) || { failed "beside $1"; return; }
   note "beside $1" "$row"
+}
+
+playground() {  # ENVIRONMENT: trains on it with the settings of Playground's own PPO
+  # A line of metrics, and so a checkpoint, after each of 102 iterations: little is lost at a turn's end.
+  train "playground $1" control --env="playground:$1" --seeds=1 \
+    --total_steps="$(small 100000000 64)" --problem.num_envs="$(small 2048 4)" \
+    --problem.num_steps="$(small 480 8)" --problem.reward_discount=0.995 \
+    --problem.normalize_observations --problem.scale_rewards --config.num_epochs=16 \
+    --config.num_minibatches="$(small 32 2)" --config.learning_rate=1e-3 --config.gamma=0.995 \
+    --config.entropy_coefficient=0.01 --config.epsilon_low=0.3 --config.epsilon_high=0.3 \
+    --config.max_grad_norm=1 --network.depth=4 --network.width=32 \
+    --network.critic_width="$(small 256 32)" --network.activation=silu --network.squash \
+    --network.std=dependent --log_every=1 --eval_episodes="$(small 64 1)"
 }
 
 case $PART in
@@ -210,5 +228,19 @@ case $PART in
   10) beside rejax-4x128 ;;
   11) beside rejax-32-seeds ;;
   12) beside rejax-1024-seeds ;;
+  13) playground CheetahRun ;;
+  14) playground WalkerRun ;;
+  15) playground HopperHop ;;
+  16)
+    # The sizes and settings of the PPO that Craftax's figures are published for.
+    envs=$(small 1024 4) steps=$(small 64 8) total=$(small 100000000 64)
+    train "craftax" control --env=craftax:Craftax-Symbolic-v1 --seeds=1 --total_steps="$total" \
+      --problem.num_envs="$envs" --problem.num_steps="$steps" --problem.normalize_observations \
+      --config.num_epochs=4 --config.num_minibatches=8 --config.learning_rate=2e-4 \
+      --config.decay_iterations=$((total / (envs * steps))) --config.gamma=0.99 \
+      --config.lambda_=0.8 --config.entropy_coefficient=0.01 --config.max_grad_norm=1 \
+      --network.depth=3 --network.width="$(small 512 16)" --log_every="$(small 16 1)" \
+      --eval_every=25 --eval_episodes="$(small 16 1)"
+    ;;
 esac
 exit "$STATUS"
