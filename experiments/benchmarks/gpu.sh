@@ -18,7 +18,7 @@ set -uo pipefail
 PARTS=(
   "PPO on CartPole-v1, 1 to 4,096 seeds"
   "TRPO on CartPole-v1"
-  "PPO on Breakout-MinAtar, 10M steps"
+  "PPO on four games of MinAtar, 10M steps"
   "GRPO on addition, 1 to 256 seeds"
   "DAPO on addition, 1 to 256 seeds"
   "GRPO at SmolLM2-135M's shape in bfloat16"
@@ -183,8 +183,15 @@ case $PART in
       --total_steps="$(small 4000000 40960)"
     ;;
   3)
-    train "minatar breakout" control --env=Breakout-MinAtar --seeds="$(small 8 1)" \
-      --total_steps="$(small 10000000 8192)" --eval_episodes="$(small 64 2)"
+    # With the settings that were found for Breakout.
+    for game in Breakout Asterix Freeway SpaceInvaders; do
+      train "minatar $game" control --env="$game-MinAtar" --seeds="$(small 8 1)" \
+        --total_steps="$(small 10000000 8192)" --eval_episodes="$(small 64 2)" \
+        --problem.num_envs=64 --problem.num_steps=32 --config.num_epochs=4 \
+        --config.num_minibatches=4 --config.learning_rate=2.5e-3 \
+        --config.entropy_coefficient=0.2 --network.activation=relu --network.width=64 \
+        --network.depth=1 --network.channels=16
+    done
     ;;
   4 | 5)
     algorithm=$([[ $PART == 4 ]] && echo grpo || echo dapo)
