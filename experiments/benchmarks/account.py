@@ -1,7 +1,7 @@
 """Where an iteration of PPO on CartPole-v1 spends its time, against what the machine can do.
 
-`python experiments/benchmarks/account.py` measures the first three sizes of `control.py` on one
-device; `--envs --steps` takes one. The parts of an iteration are programs of their own, timed in
+`python experiments/benchmarks/account.py` measures the sizes of `control.py` on one device;
+`--envs --steps --seeds` takes one. The parts of an iteration are programs of their own, timed in
 turns with matrix products, memory traffic and tiny operations: the roofline of the machine. What
 XLA runs in an update is read from its own profile, operation by operation; operations are also
 counted in the compiled iteration, on one device and on all cores.
@@ -27,7 +27,11 @@ from jaxrl_po.run.compilation import compiled
 from jaxrl_po.run.profiling import Program, program
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree
 
-SIZES = ((4, 128), (64, 128), (2048, 10))  # environments, steps
+# Environments, steps, seeds.
+SIZES = (
+    *((4, 128, 1), (64, 128, 1), (2048, 10, 1)),
+    *((4, 128, 8), (4, 128, 32), (4, 128, 128)),
+)
 # The settings of `control.py`; a test holds them together.
 SETTINGS = ppo.Config(
     learning_rate=2.5e-4, entropy_coefficient=0.01, num_epochs=4, num_minibatches=4
@@ -43,11 +47,14 @@ class Options:
     """What is measured."""
 
     envs: int = static(
-        0, "environments; 0 measures three sizes, with their steps", within=config.NON_NEGATIVE
+        0,
+        "environments; 0 measures six sizes, with their steps and seeds",
+        within=config.NON_NEGATIVE,
     )
     steps: int = static(
         128, "steps of each environment in one iteration", unit="steps", within=COUNT
     )
+    seeds: int = static(1, "parallel seeds", within=COUNT)
     rounds: int = static(7, "timed rounds of each part, in turns", unit="rounds", within=COUNT)
     json: bool = static(False, "print one JSON object as the last line")
 
@@ -85,13 +92,19 @@ def make(envs: int, steps: int, axis_name: str | None) -> tuple[Problem, Learner
     return problem, ppo.make(settings, problem)
 
 
-def iteration(envs: int, steps: int) -> tuple[dict[str, Program], ActorCritic]:
-    """One iteration and its parts, each a program on one device; and the parameters."""
+def iteration(envs: int, steps: int, seeds: int) -> tuple[dict[str, Program], ActorCritic]:
+    """An iteration of all seeds and its parts, each a program on one device; and the parameters."""
     problem, learner = make(envs, steps, None)
-    state, batch = jax.jit(learner.sample)(jax.jit(learner.init)(jax.random.key(0)))
+    learner = learner._replace(
+        init=jax.vmap(learner.init),
+        sample=jax.vmap(learner.sample),
+        update=jax.vmap(learner.update),
+    )
+    keys = jax.random.split(jax.random.key(0), seeds)
+    state, batch = jax.jit(learner.sample)(jax.jit(learner.init)(keys))
     epochs, per_epoch = SETTINGS.num_epochs, SETTINGS.num_minibatches
-    estimate = actor_critic.make_estimate(SETTINGS, problem)
-    rows = problem.rows(jax.jit(estimate)(state, batch))
+    estimate = jax.vmap(actor_critic.make_estimate(SETTINGS, problem))
+    rows = jax.vmap(problem.rows)(jax.jit(estimate)(state, batch))
 
     def shuffle(key: jax.Array) -> jax.Array:
         one = functools.partial(minibatches.shuffle, rows=envs * steps, num_minibatches=per_epoch)
@@ -105,16 +118,15 @@ def iteration(envs: int, steps: int) -> tuple[dict[str, Program], ActorCritic]:
     def kl(params: ActorCritic, rows: PyTree) -> Any:
         return actor_critic.update_kl(problem, params, rows, num_parts=SETTINGS.num_parts)
 
-    key = jax.random.key(1)
-    timed = functools.partial(program, calls=max(1, 16384 // (envs * steps)))
+    timed = functools.partial(program, calls=max(1, 16384 // (envs * steps * seeds)))
     return {
         "iteration": timed(learner.step, state),
         "collecting": timed(learner.sample, state),
         "update": timed(learner.update, state, batch),
         "advantages": timed(estimate, state, batch),
-        "shuffling": timed(shuffle, key),
-        "gathering": timed(gather, rows, jax.jit(shuffle)(key)),
-        "kl": timed(kl, state.params, rows),
+        "shuffling": timed(jax.vmap(shuffle), keys),
+        "gathering": timed(jax.vmap(gather), rows, jax.jit(jax.vmap(shuffle))(keys)),
+        "kl": timed(jax.vmap(kl), state.params, rows),
     }, state.params
 
 
@@ -126,21 +138,22 @@ def operations(program: Any) -> dict[str, int]:
     return {kind: found[kind] for kind in KINDS}
 
 
-def on_all_cores(envs: int, steps: int) -> dict[str, int]:
-    """`operations` of an iteration on all cores, its rows sharded over them where they divide."""
-    placement = parallel.choose("auto", num_seeds=1, num_rows=envs)
+def on_all_cores(envs: int, steps: int, seeds: int) -> dict[str, int]:
+    """`operations` of an iteration on all cores, seeds or rows sharded over them."""
+    placement = parallel.choose("auto", num_seeds=seeds, num_rows=envs)
     learner = parallel.over_devices(make(envs, steps, placement.axis_name)[1], placement)
-    state = jax.eval_shape(learner.init, jax.random.split(jax.random.key(0), 1))
+    state = jax.eval_shape(learner.init, jax.random.split(jax.random.key(0), seeds))
     return operations(compiled(learner.step, state))
 
 
-def account(envs: int, steps: int, timed_rounds: int) -> dict[str, Any]:
+def account(envs: int, steps: int, seeds: int, timed_rounds: int) -> dict[str, Any]:
     """Where the time of an iteration goes, and what the arithmetic alone would take."""
-    programs, params = iteration(envs, steps)
+    programs, params = iteration(envs, steps, seeds)
     gradient_steps = SETTINGS.num_epochs * SETTINGS.num_minibatches
     rows = envs * steps // SETTINGS.num_minibatches
-    kernels = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 2]
-    activations = rows * sum(kernel.shape[1] for kernel in kernels)
+    # Of all seeds: `[seeds, inputs, outputs]`.
+    kernels = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 3]
+    activations = rows * seeds * sum(kernel.shape[-1] for kernel in kernels)
     timed = programs | roofline(activations)
     took = comparison.in_turns({name: program.run for name, program in timed.items()}, timed_rounds)
     ms = {name: 1e3 * median(seconds) for name, seconds in took.items()}
@@ -169,15 +182,18 @@ def account(envs: int, steps: int, timed_rounds: int) -> dict[str, Any]:
             kind: f"{total.number} in {1e3 * total.seconds:.3f} ms" for kind, total in run.items()
         },
         "compiled": operations(programs["iteration"].compiled),
-        "compiled_for_all_cores": on_all_cores(envs, steps),
+        "compiled_for_all_cores": on_all_cores(envs, steps, seeds),
     }
 
 
 def measure(options: Options) -> dict[str, Any]:
     """The account of each size."""
     parallel.choose("auto", num_seeds=1, num_rows=1)  # first: a device for each core
-    sizes = ((options.envs, options.steps),) if options.envs else SIZES
-    return {f"{envs} × {steps}": account(envs, steps, options.rounds) for envs, steps in sizes}
+    one = (options.envs, options.steps, options.seeds)
+    return {
+        f"{envs} × {steps}, seeds {seeds}": account(envs, steps, seeds, options.rounds)
+        for envs, steps, seeds in ((one,) if options.envs else SIZES)
+    }
 
 
 def main(argv: Sequence[str]) -> int:
