@@ -1,15 +1,18 @@
-"""Eight seeds of a language method in one program against eight runs one after another."""
+"""Seeds in one program: against runs one after another, and updated in groups."""
 
 import time
 
 import chex
+import gymnax
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxrl_po import language
-from jaxrl_po.algorithms import grpo
+from jaxrl_po import backend, control, language
+from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.config import as_arrays
+from jaxrl_po.run.seeds import STATE_AXES, group_size, in_groups, over_seeds
 
 SEEDS, ITERATIONS = 8, 3
 
@@ -63,3 +66,46 @@ def test_vmapped_seeds_equal_single_runs_in_less_time_than_one_after_another():
     apart = time.perf_counter() - begun
     assert seconds < apart, (seconds, apart)
     print(f"{SEEDS} seeds together {seconds:.1f} s, one after another {apart:.1f} s")
+
+
+def test_a_cpu_updates_at_most_eight_seeds_side_by_side(monkeypatch):
+    numbers = (1, 3, 8, 10, 11, 16, 20, 22, 63, 64)
+    assert [group_size(n) for n in numbers] == [1, 3, 8, 5, 11, 8, 5, 22, 7, 8]
+    monkeypatch.setattr(backend, "on_cpu", lambda: False)
+    assert [group_size(n) for n in numbers] == list(numbers)
+
+
+def test_seeds_in_groups_keep_their_order_and_share_what_is_frozen():
+    problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=2)
+    state = jax.eval_shape(ppo.make(ppo.Config(), problem).init, jax.random.key(0))
+    scale = jnp.arange(1.0, 4.0)
+    state = jax.tree.map(lambda x: jnp.zeros(6), state)
+    state = state._replace(step=jnp.arange(6), params=state.params._replace(frozen=scale))
+
+    def update(state, batch):
+        moved = state.step * (state.params.frozen @ batch)
+        return state._replace(step=moved), {"moved": moved}
+
+    stacked = jax.vmap(update, (STATE_AXES, 0), (STATE_AXES, 0))
+    batch = jax.random.normal(jax.random.key(1), (6, 3))
+    whole, parts = stacked(state, batch), in_groups(stacked, 2)(state, batch)
+    chex.assert_trees_all_equal(whole, parts)
+    assert parts[0].params.frozen.shape == (3,)
+
+
+def test_seeds_in_groups_learn_what_they_learn_at_once():
+    problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=8)
+    learner = ppo.make(as_arrays(ppo.Config(num_minibatches=2)), problem)
+    seeds = over_seeds(learner, 16)
+    keys = jax.random.split(jax.random.key(0), 16)
+    state, batch = jax.jit(seeds.sample)(jax.jit(seeds.init)(keys))
+    grouped = jax.jit(seeds.update)(state, batch)
+    whole = jax.jit(jax.vmap(learner.update))(state, batch)
+    chex.assert_trees_all_close(grouped[0].params, whole[0].params, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal(grouped[0].key, whole[0].key)
+    loops = [
+        equation.params["length"]
+        for equation in jax.make_jaxpr(seeds.update)(state, batch).eqns
+        if equation.primitive.name == "scan"
+    ]
+    assert loops == [2]

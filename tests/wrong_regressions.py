@@ -4,6 +4,20 @@ from wrong import Wrong
 
 WRONG = [
     Wrong(
+        "groups of seeds are updated in another order",
+        "run.seeds",
+        "jax.lax.map(of_group, groups)",
+        "jax.lax.map(of_group, jax.tree.map(lambda x: x[::-1], groups))",
+        ("test_seeds.py::test_seeds_in_groups_keep_their_order_and_share_what_is_frozen",),
+    ),
+    Wrong(
+        "seeds are updated in groups on every device",
+        "run.seeds",
+        "dividing[0] if dividing and backend.on_cpu() else num_seeds",
+        "dividing[0] if dividing else num_seeds",
+        ("test_seeds.py::test_a_cpu_updates_at_most_eight_seeds_side_by_side",),
+    ),
+    Wrong(
         "a seed without a number makes a state the best",
         "run.runner",
         "score is not None and whole and score > self._best",

@@ -25,6 +25,7 @@ from jaxrl_po.config import COUNT, static
 from jaxrl_po.run import comparison, flags, parallel, profiling
 from jaxrl_po.run.compilation import compiled
 from jaxrl_po.run.profiling import Program, program
+from jaxrl_po.run.seeds import over_seeds, stack
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree
 
 # Environments, steps, seeds.
@@ -95,16 +96,13 @@ def make(envs: int, steps: int, axis_name: str | None) -> tuple[Problem, Learner
 def iteration(envs: int, steps: int, seeds: int) -> tuple[dict[str, Program], ActorCritic]:
     """An iteration of all seeds and its parts, each a program on one device; and the parameters."""
     problem, learner = make(envs, steps, None)
-    learner = learner._replace(
-        init=jax.vmap(learner.init),
-        sample=jax.vmap(learner.sample),
-        update=jax.vmap(learner.update),
-    )
+    learner = over_seeds(learner, seeds)
+    each = functools.partial(stack, num_seeds=seeds, out_axes=0)
     keys = jax.random.split(jax.random.key(0), seeds)
     state, batch = jax.jit(learner.sample)(jax.jit(learner.init)(keys))
     epochs, per_epoch = SETTINGS.num_epochs, SETTINGS.num_minibatches
-    estimate = jax.vmap(actor_critic.make_estimate(SETTINGS, problem))
-    rows = jax.vmap(problem.rows)(jax.jit(estimate)(state, batch))
+    estimate = each(actor_critic.make_estimate(SETTINGS, problem), in_axes=(0, 0))
+    rows = each(problem.rows, in_axes=(0,))(jax.jit(estimate)(state, batch))
 
     def shuffle(key: jax.Array) -> jax.Array:
         one = functools.partial(minibatches.shuffle, rows=envs * steps, num_minibatches=per_epoch)
@@ -115,6 +113,8 @@ def iteration(envs: int, steps: int, seeds: int) -> tuple[dict[str, Program], Ac
         # The sums stand for reading what was gathered.
         return jax.lax.map(lambda order: [x[order].sum(0) for x in matrices], orders)
 
+    shuffle_each, gather_each = each(shuffle, in_axes=(0,)), each(gather, in_axes=(0, 0))
+
     def kl(params: ActorCritic, rows: PyTree) -> Any:
         return actor_critic.update_kl(problem, params, rows, num_parts=SETTINGS.num_parts)
 
@@ -124,9 +124,9 @@ def iteration(envs: int, steps: int, seeds: int) -> tuple[dict[str, Program], Ac
         "collecting": timed(learner.sample, state),
         "update": timed(learner.update, state, batch),
         "advantages": timed(estimate, state, batch),
-        "shuffling": timed(jax.vmap(shuffle), keys),
-        "gathering": timed(jax.vmap(gather), rows, jax.jit(jax.vmap(shuffle))(keys)),
-        "kl": timed(jax.vmap(kl), state.params, rows),
+        "shuffling": timed(shuffle_each, keys),
+        "gathering": timed(gather_each, rows, jax.jit(shuffle_each)(keys)),
+        "kl": timed(each(kl, in_axes=(0, 0)), state.params, rows),
     }, state.params
 
 
