@@ -2,7 +2,7 @@
 # Speed, learning and determinism on one GPU, in numbered parts, in turns of under ten minutes.
 #
 #   experiments/benchmarks/gpu.sh        lists the parts
-#   experiments/benchmarks/gpu.sh 1      runs one; the same command goes on where a turn ended
+#   experiments/benchmarks/gpu.sh 1      runs one; run it again to resume it
 #   TINY=1 experiments/benchmarks/gpu.sh 1     the same at sizes for a CPU, which only show that it runs
 #
 # Each measurement is a JSON line {"part", "case", "seconds", "command", "row"} of $OUT/gpu.jsonl, and
@@ -110,7 +110,7 @@ train() {  # CASE ARGUMENT…: a run of jaxrl-po, resumed if it was begun; notes
 compare() {  # CASE ARGUMENT…: trains twice; notes whether all numbers but times are equal
   local case=$1 first second
   known "$case" && return
-  # Nothing compiled is kept: the second run would not choose its kernels anew.
+  # Nothing compiled is kept, or the second run would not choose its kernels anew.
   for run in first second; do PROGRAMS="" train "$case, $run" "${@:2}" --deterministic; done
   first=$(folder "$case, first") second=$(folder "$case, second")
   begin "$case" "$PYTHON" - "$first" "$second" <<'PYTHON' || return
@@ -239,7 +239,7 @@ case $PART in
   14) playground WalkerRun ;;
   15) playground HopperHop ;;
   16)
-    # The sizes and settings of the PPO that Craftax's figures are published for.
+    # Hyperparameters of Craftax's published PPO; observations are normalised, and read by our network.
     envs=$(small 1024 4) steps=$(small 64 8) total=$(small 100000000 64)
     train "craftax" control --env=craftax:Craftax-Symbolic-v1 --seeds=1 --total_steps="$total" \
       --problem.num_envs="$envs" --problem.num_steps="$steps" --problem.normalize_observations \
