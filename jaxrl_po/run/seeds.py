@@ -89,7 +89,7 @@ def over_seeds(
 
 
 def group_size(num_seeds: int) -> int:
-    """Seeds updated side by side: on a CPU the largest divisor from 8 to 4 if there is one, else all.
+    """Seeds updated side by side: on a CPU the largest divisor from 8 to 4, where none all of them.
 
     Args:
       num_seeds: of the device.
