@@ -1,5 +1,7 @@
 """What suits the processor that programs are compiled for."""
 
+import os
+
 import jax
 
 
@@ -9,6 +11,19 @@ def on_cpu() -> bool:
     On a GPU each is a kernel, of 1 µs and more: there, few operations are fast.
     """
     return jax.default_backend() == "cpu"
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def one_core_each() -> bool:
+    """Whether each device is one core of a CPU: what it works on should then stay in its cache.
+
+    A device of several cores shares large operations out over them, and not what is cut up.
+    """
+    return on_cpu() and jax.local_device_count() >= cores()
 
 
 def unroll(steps: int) -> int:

@@ -31,6 +31,7 @@ def gradient_update(
     num_epochs: int = 1,
     num_minibatches: int = 1,
     num_microbatches: int = 1,
+    slots: int | None = None,
     shorten: Shorten | None = None,
     in_order: bool = False,
     stop: Stop | None = None,
@@ -51,6 +52,9 @@ def gradient_update(
       num_epochs: passes over the samples.
       num_minibatches: gradient steps per pass; with 1, rows are not shuffled.
       num_microbatches: parts of each minibatch, to bound memory; gradients are accumulated.
+      slots: of a row, T of rows `[T]`: a core of a CPU computes a microbatch in parts that stay in
+        its cache, see `minibatches.in_cache`. None, rows in order and rows that are cut by
+        `shorten` are computed whole.
       shorten: see `Problem`; with it and several microbatches, the rows of a minibatch are sorted
         by length, and each microbatch is computed up to its longest row. None computes all slots.
       in_order: do not sort rows, which `apply` reads as whole groups.
@@ -93,7 +97,11 @@ def gradient_update(
         params: PyTree, samples: Any, counts: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, PyTree, Metrics]:
         """Global loss and gradient, and the local metrics, of one minibatch."""
-        parts = minibatches.split(samples, num_microbatches)
+        num_parts = num_microbatches
+        if slots is not None and shorten is None and not in_order:
+            rows = jax.tree.leaves(samples)[0].shape[0] // num_microbatches
+            num_parts *= minibatches.in_cache(rows, slots)
+        parts = minibatches.split(samples, num_parts)
 
         def of_part(part: Any) -> tuple[jax.Array, PyTree, Metrics]:
             (value, metrics), gradient = jax.value_and_grad(objective, has_aux=True)(

@@ -26,6 +26,17 @@ def test_a_cpu_takes_one_step_of_a_loop_at_a_time():
     assert backend.unroll(16) == 1
 
 
+@pytest.mark.parametrize(
+    ("devices", "cores", "expected"), [(2, 2, True), (8, 2, True), (1, 2, False), (2, 4, False)]
+)
+def test_a_device_may_be_one_core(devices, cores, expected, monkeypatch):
+    monkeypatch.setattr(backend, "cores", lambda: cores)
+    monkeypatch.setattr(jax, "local_device_count", lambda: devices)
+    assert backend.one_core_each() is expected
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not backend.one_core_each()
+
+
 def iterations(memory):
     """Parameters and returns after three iterations of PPO on CartPole."""
     problem = control.from_settings(

@@ -14,6 +14,7 @@ import rows
 
 from experiments.benchmarks import control as benchmark_control
 from experiments.benchmarks import language as benchmark_language
+from jaxrl_po import backend
 from jaxrl_po.run import comparison, flags, machine
 from jaxrl_po.run.flags import RunError, UsageError
 
@@ -289,7 +290,7 @@ def test_the_clock_counts_the_processors_that_may_be_used(tmp_path, monkeypatch)
     clock = machine.clock(stat)
     # Neither idle nor waiting for a disk; guests are part of what users take.
     assert clock.busy == pytest.approx((100 + 20 + 30 + 6 + 7 + 8 + 100) / 100)
-    assert machine.cores() == 2
+    assert backend.cores() == 2
     assert machine.clock(tmp_path / "none") is None
     later = machine.Clock(clock.available + 20.0, clock.busy + 15.0, clock.own + 14.0)
     assert machine.others(clock, later) == pytest.approx(0.05)

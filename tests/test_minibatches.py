@@ -1,10 +1,12 @@
-"""Dealing rows out to minibatches."""
+"""Dealing rows out to minibatches, and computing these in parts."""
 
+import chex
 import jax
 import numpy as np
 import pytest
+from learners import jitted, make
 
-from jaxrl_po import minibatches
+from jaxrl_po import backend, minibatches
 from jaxrl_po.config import ConfigError
 
 
@@ -42,3 +44,43 @@ def test_minibatches_that_do_not_divide_the_rows_are_named(rows, num_minibatches
     message = f"^num_minibatches = {num_minibatches} must divide the {rows} rows$"
     with pytest.raises(ConfigError, match=message):
         minibatches.num_strata(rows, num_minibatches)
+
+
+SIZES = ((512, 1), (513, 1), (1009, 1), (1024, 1), (2560, 1), (256, 5), (64, 64), (3, 512))
+
+
+def test_a_core_computes_at_least_256_slots_at_a_time(monkeypatch):
+    monkeypatch.setattr(backend, "one_core_each", lambda: True)
+    assert [minibatches.in_cache(*size) for size in SIZES] == [1, 1, 1, 4, 10, 4, 16, 3]
+    monkeypatch.setattr(backend, "one_core_each", lambda: False)
+    assert [minibatches.in_cache(*size) for size in SIZES] == [1] * len(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem", "expected"),
+    [
+        ("ppo", "CartPole", {(64, 1)}),
+        ("a2c", "everything", {(8, 8)}),
+        ("reinforce", "addition", {(32, 4), (16, 4)}),  # the policy, the critic in two minibatches
+        ("trpo", "CartPole", {(64, 1)}),  # the critic
+        ("grpo", "addition", {(16, 4)}),
+    ],
+)
+def test_methods_name_the_slots_of_their_rows(algorithm, problem, expected, monkeypatch):
+    """And learn what they learn from whole minibatches."""
+    asked, in_cache = set(), minibatches.in_cache
+
+    def recorded(rows, slots):
+        asked.add((rows, slots))
+        return in_cache(rows, slots)
+
+    state = jitted(algorithm, problem)[0](jax.random.key(0))
+    monkeypatch.setattr(backend, "one_core_each", lambda: True)
+    monkeypatch.setattr(minibatches, "AT_A_TIME", 16)
+    monkeypatch.setattr(minibatches, "in_cache", recorded)
+    parts = jax.jit(make(algorithm, problem).step)(state)
+    assert asked == expected
+    monkeypatch.setattr(backend, "one_core_each", lambda: False)
+    whole = jax.jit(make(algorithm, problem).step)(state)
+    chex.assert_trees_all_close(parts[0].params, whole[0].params, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(parts[1], whole[1], rtol=1e-3, atol=1e-5)

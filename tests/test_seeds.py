@@ -68,10 +68,11 @@ def test_vmapped_seeds_equal_single_runs_in_less_time_than_one_after_another():
     print(f"{SEEDS} seeds together {seconds:.1f} s, one after another {apart:.1f} s")
 
 
-def test_a_cpu_updates_at_most_eight_seeds_side_by_side(monkeypatch):
+def test_a_core_updates_at_most_eight_seeds_side_by_side(monkeypatch):
+    monkeypatch.setattr(backend, "one_core_each", lambda: True)
     numbers = (1, 3, 8, 10, 11, 16, 20, 22, 63, 64)
     assert [group_size(n) for n in numbers] == [1, 3, 8, 5, 11, 8, 5, 22, 7, 8]
-    monkeypatch.setattr(backend, "on_cpu", lambda: False)
+    monkeypatch.setattr(backend, "one_core_each", lambda: False)
     assert [group_size(n) for n in numbers] == list(numbers)
 
 
@@ -93,7 +94,8 @@ def test_seeds_in_groups_keep_their_order_and_share_what_is_frozen():
     assert parts[0].params.frozen.shape == (3,)
 
 
-def test_seeds_in_groups_learn_what_they_learn_at_once():
+def test_seeds_in_groups_learn_what_they_learn_at_once(monkeypatch):
+    monkeypatch.setattr(backend, "one_core_each", lambda: True)
     problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=8)
     learner = ppo.make(as_arrays(ppo.Config(num_minibatches=2)), problem)
     seeds = over_seeds(learner, 16)

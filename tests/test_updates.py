@@ -8,8 +8,9 @@ import optax
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from traced import equations
 
-from jaxrl_po import masked, minibatches, updates
+from jaxrl_po import backend, masked, minibatches, updates
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 
@@ -73,6 +74,33 @@ def test_microbatches_do_not_change_the_update(num_microbatches):
     )
     chex.assert_trees_all_close(whole, split, rtol=1e-5)
     chex.assert_trees_all_close(metrics, split_metrics, rtol=1e-4)
+
+
+def computed_rows(**options):
+    """Rows that the program computes at a time: those of the products with the parameters."""
+    optimizer = optax.sgd(0.1)
+    update = updates.gradient_update(regression, optimizer, **options)
+    arguments = PARAMS, optimizer.init(PARAMS), make_samples(rows=64), jax.random.key(0)
+    program = jax.make_jaxpr(update)(*arguments)
+    return {
+        operation.invars[0].aval.shape[0]
+        for operation in equations(program.jaxpr)
+        if operation.primitive.name == "dot_general" and operation.outvars[0].aval.ndim == 1
+    }
+
+
+def test_a_core_computes_a_minibatch_in_parts_to_the_same_effect(monkeypatch):
+    monkeypatch.setattr(minibatches, "AT_A_TIME", 8)
+    monkeypatch.setattr(backend, "one_core_each", lambda: True)
+    assert computed_rows() == {64}
+    assert computed_rows(slots=1) == {64, 8}
+    assert computed_rows(slots=2) == {64, 4}
+    assert computed_rows(slots=1, num_microbatches=2) == {32, 8}
+    assert computed_rows(slots=1, in_order=True) == {64}
+    whole, _, metrics = run(num_epochs=2, num_minibatches=2)
+    parts, _, metrics_of_parts = run(num_epochs=2, num_minibatches=2, slots=2)
+    chex.assert_trees_all_close(whole, parts, rtol=1e-5)
+    chex.assert_trees_all_close(metrics, metrics_of_parts, rtol=1e-4)
 
 
 def test_mean_of_microbatch_means_would_differ():

@@ -4,6 +4,44 @@ from wrong import Wrong
 
 WRONG = [
     Wrong(
+        "minibatches are computed in parts where a device has several cores",
+        "minibatches",
+        "rows * slots <= 2 * AT_A_TIME or not backend.one_core_each()",
+        "rows * slots <= 2 * AT_A_TIME",
+        ("test_minibatches.py::test_a_core_computes_at_least_256_slots_at_a_time",),
+    ),
+    Wrong(
+        "a part of a minibatch may be smaller than what keeps a core busy",
+        "minibatches",
+        "min(rows, rows * slots // AT_A_TIME)",
+        "rows",
+        ("test_minibatches.py::test_a_core_computes_at_least_256_slots_at_a_time",),
+    ),
+    Wrong(
+        "rows that are read as whole groups are computed in parts",
+        "updates",
+        "slots is not None and shorten is None and not in_order",
+        "slots is not None and shorten is None",
+        ("test_updates.py::test_a_core_computes_a_minibatch_in_parts_to_the_same_effect",),
+    ),
+    Wrong(
+        "rows that are cut at the longest are computed in more parts",
+        "updates",
+        "slots is not None and shorten is None and not in_order",
+        "slots is not None and not in_order",
+        ("test_lengths.py::test_rows_that_are_cut_are_computed_in_no_more_parts",),
+    ),
+    Wrong(
+        "the critic's rows count as one slot each",
+        "algorithms.critic_fit",
+        "slots=rows.mask[0].size",
+        "slots=1",
+        (
+            "test_minibatches.py::test_methods_name_the_slots_of_their_rows"
+            "[reinforce-addition-expected2]",
+        ),
+    ),
+    Wrong(
         "groups of seeds are updated in another order",
         "run.seeds",
         "jax.lax.map(of_group, groups)",
@@ -13,9 +51,9 @@ WRONG = [
     Wrong(
         "seeds are updated in groups on every device",
         "run.seeds",
-        "dividing[0] if dividing and backend.on_cpu() else num_seeds",
+        "dividing[0] if dividing and backend.one_core_each() else num_seeds",
         "dividing[0] if dividing else num_seeds",
-        ("test_seeds.py::test_a_cpu_updates_at_most_eight_seeds_side_by_side",),
+        ("test_seeds.py::test_a_core_updates_at_most_eight_seeds_side_by_side",),
     ),
     Wrong(
         "a seed without a number makes a state the best",

@@ -243,6 +243,7 @@ def gradient_steps(
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
+        slots=samples.mask[0].size,
         shorten=shorten,
         stop=stop,
         axis_name=config.axis_name,

@@ -75,6 +75,7 @@ def make_with_fitted_critic(
             optimizer,
             num_epochs=config.value_epochs,
             num_minibatches=config.value_minibatches,
+            slots=rows.mask[0].size,
             axis_name=config.axis_name,
         )
         value, opt_state, metrics = update(params.value, opt_state, rows, key)

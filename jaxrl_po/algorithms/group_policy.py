@@ -390,6 +390,7 @@ def make(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
+            slots=samples.mask[0].size,
             shorten=problem.shorten,
             in_order=grouped is not None,
             axis_name=config.axis_name,

@@ -107,6 +107,7 @@ def make(
             actor_critic.wrt_policy(loss, params),
             optimizer,
             num_microbatches=config.num_microbatches,
+            slots=samples.mask[0].size,
             shorten=problem.shorten,
             axis_name=config.axis_name,
         )

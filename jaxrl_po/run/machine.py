@@ -26,13 +26,6 @@ class Clock(NamedTuple):
     own: float
 
 
-def cores() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def clock(stat: Path = STAT) -> Clock | None:
     """The processor time until now; None where the system does not report it."""
     try:

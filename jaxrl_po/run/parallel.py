@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.seeds import over_seeds, stack
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
@@ -214,11 +214,6 @@ def _parse_devices(devices: str | int) -> int | None:
     return count
 
 
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _available(wanted: int | None, num_processes: int) -> int:
     """Devices of the default backend in all processes.
 
@@ -228,7 +223,8 @@ def _available(wanted: int | None, num_processes: int) -> int:
         raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
     with contextlib.suppress(RuntimeError):  # the backend is already running: use it as it is
         jax.config.update(
-            "jax_num_cpu_devices", wanted // num_processes if wanted and num_processes else cores()
+            "jax_num_cpu_devices",
+            wanted // num_processes if wanted and num_processes else backend.cores(),
         )
     return jax.device_count()
 

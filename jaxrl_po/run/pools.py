@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.spaces import Spaces, is_discrete, read_spaces
-from jaxrl_po.run import extras, parallel, suites
+from jaxrl_po.run import extras, suites
 from jaxrl_po.run.flags import RunError, UsageError
 
 SUITES = ("envpool", "gymnasium")
@@ -138,7 +139,7 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
     for own in ("num_envs", "seed", "batch_size", "env_type"):
         if own in arguments:
             raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")
-    threads = {"num_threads": arguments.get("num_threads", parallel.cores())}
+    threads = {"num_threads": arguments.get("num_threads", backend.cores())}
     if type(threads["num_threads"]) is not int or threads["num_threads"] < 1:
         raise UsageError(
             f"--env_params for {name}: num_threads must be a whole number of at least 1, got "

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_po.run import machine
+from jaxrl_po import backend
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import strict
 from jaxrl_po.types import Learner
@@ -51,7 +51,7 @@ def describe(placement: str, files: Sequence[Path] = ()) -> dict[str, Any]:
         "placement": placement,
         "device": f"{jax.device_count()} × {jax.devices()[0].device_kind}{several}",
         "processor": processor(),
-        "cores": machine.cores(),
+        "cores": backend.cores(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "jax_config": {name: getattr(jax.config, name) for name in NUMERICS},
         "versions": versions(),

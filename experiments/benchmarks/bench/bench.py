@@ -25,7 +25,7 @@ import page
 import rows
 from page import OURS, THEIRS
 
-from jaxrl_po import config
+from jaxrl_po import backend, config
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.run import comparison, flags, folder, machine, provenance
 from jaxrl_po.run.flags import RunError, UsageError
@@ -169,7 +169,7 @@ def main(argv: Sequence[str]) -> int:
     circumstances = {
         "tiny": options.tiny,
         "processor": provenance.processor(),
-        "cores": machine.cores(),
+        "cores": backend.cores(),
         "versions": provenance.versions(),
         "source": provenance.source(provenance.PACKAGE, libraries.BENCHMARKS),
     }

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 from rows import Row
 
+from jaxrl_po import backend
 from jaxrl_po.run import machine, provenance
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.plotting import COLOURS, QUIET, STYLE
@@ -89,7 +90,7 @@ def table(rows: Sequence[Row], results: Mapping[str, Mapping[str, Any]]) -> str:
     days = sorted({each["day"] for each in results.values()})
     versions = provenance.versions()
     lines = [
-        f"{provenance.processor()}, {machine.cores()} processors, "
+        f"{provenance.processor()}, {backend.cores()} processors, "
         f"jaxrl_po {versions['jaxrl_po']}, jax {versions['jax']}, "
         f"{' – '.join(dict.fromkeys([days[0], days[-1]])) if days else ''}; "
         f"medians of {rounds} rounds and their ranges. Ours is so many times as fast as the peer; "

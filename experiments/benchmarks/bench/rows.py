@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxrl_po.run import machine
+from jaxrl_po import backend
 from jaxrl_po.run.flags import UsageError
 
 
@@ -53,7 +53,7 @@ def cartpole(
 
 def threads(*further: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Ways to run PyTorch: on one processor, on half of them and on all, and each `further`."""
-    cores = machine.cores()
+    cores = backend.cores()
     counts = sorted({1, max(1, cores // 2), cores})
     return tuple((f"--threads={n}", *each) for n in counts for each in further or ((),))
 
