@@ -60,6 +60,7 @@ def test_a_core_computes_at_least_256_slots_at_a_time(monkeypatch):
     ("algorithm", "problem", "expected"),
     [
         ("ppo", "CartPole", {(64, 1)}),
+        ("ppo-penalty", "CartPole", {(64, 1)}),
         ("a2c", "everything", {(8, 8)}),
         ("reinforce", "addition", {(32, 4), (16, 4)}),  # the policy, the critic in two minibatches
         ("trpo", "CartPole", {(64, 1)}),  # the critic

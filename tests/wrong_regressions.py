@@ -38,7 +38,7 @@ WRONG = [
         "slots=1",
         (
             "test_minibatches.py::test_methods_name_the_slots_of_their_rows"
-            "[reinforce-addition-expected2]",
+            "[reinforce-addition-expected3]",
         ),
     ),
     Wrong(

@@ -62,7 +62,14 @@ def make(
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         rows = problem.rows(samples)
         params, opt_state, metrics = actor_critic.gradient_steps(
-            config, loss, optimizer, state, rows, key, shorten=problem.shorten
+            config,
+            loss,
+            optimizer,
+            state,
+            rows,
+            key,
+            slots=rows.mask[0].size,
+            shorten=problem.shorten,
         )
         kl = actor_critic.update_kl(problem, params, rows, num_parts=config.num_microbatches)
         return state._replace(params=params, opt_state=opt_state), metrics | kl

@@ -216,6 +216,7 @@ def gradient_steps(
     samples: Any,
     key: jax.Array,
     *,
+    slots: int,
     num_epochs: int = 1,
     num_minibatches: int = 1,
     shorten: Shorten | None = None,
@@ -230,8 +231,8 @@ def gradient_steps(
       state: before the update.
       samples: leaves lead with the rows.
       key: consumed by the shuffles.
-      num_epochs: see `updates.gradient_update`, as for `num_minibatches`, `shorten`
-        and `stop`.
+      slots: see `updates.gradient_update`, as for `num_epochs`, `num_minibatches`, `shorten` and
+        `stop`.
 
     Returns:
       Parameters, optimizer state and metrics, see `updates.gradient_update`.
@@ -243,7 +244,7 @@ def gradient_steps(
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
-        slots=samples.mask[0].size,
+        slots=slots,
         shorten=shorten,
         stop=stop,
         axis_name=config.axis_name,

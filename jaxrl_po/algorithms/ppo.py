@@ -121,6 +121,7 @@ def make(
             state,
             rows,
             key,
+            slots=rows.mask[0].size,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             shorten=problem.shorten,

@@ -111,6 +111,7 @@ def make(
             state,
             samples,
             key,
+            slots=rows.mask[0].size,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
         )
