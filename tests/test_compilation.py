@@ -1,7 +1,11 @@
 """Programs are compiled with the settings of their backend, unless the user has said otherwise."""
 
+import resource
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxrl_po.run import compilation
@@ -44,3 +48,30 @@ def test_a_program_runs_with_the_options_of_jit():
     x = jnp.zeros(3)
     assert program(x).tolist() == [1.0, 1.0, 1.0]
     assert x.is_deleted()
+
+
+def test_what_compiling_freed_is_returned_to_the_system(monkeypatch):
+    returned = []
+    monkeypatch.setattr(compilation, "return_freed_memory", lambda: returned.append(True))
+    compilation.compiled(lambda x: x + 1.0, jnp.zeros(3))
+    assert returned == [True]
+
+
+STATUS = Path("/proc/self/statm")
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="what a process holds is read as on Linux")
+def test_the_system_has_back_what_lies_below_memory_in_use():
+    """The C library keeps it otherwise."""
+    blocks = [np.ones(12_500) for _ in range(2_000)]  # 200 MB
+    last = blocks.pop()
+    del blocks
+    before = pages_held()
+    compilation.return_freed_memory()
+    assert last.sum() == 12_500
+    assert (before - pages_held()) * resource.getpagesize() > 150e6
+
+
+def pages_held() -> int:
+    """Pages of memory that this process holds."""
+    return int(STATUS.read_text().split()[1])

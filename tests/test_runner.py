@@ -10,6 +10,7 @@ import pytest
 from probes import one_piece
 from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 
+from jaxrl_po import backend
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import memory, metrics, programs, runner
 from jaxrl_po.run.checkpoint import Store
@@ -264,3 +265,49 @@ def test_a_line_without_a_number_of_some_seed_is_not_the_best(tmp_path):
     assert best == [True, False, True]
     again = runner.Log(tmp_path / "metrics.jsonl", "score", after=2)
     assert not again.write({"iteration": 3, **metrics.by_seed({"score": [95.0, 95.5]})})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "calls"), [(0.0, [1] * 10), (2.0, [1, 2, 2, 2, 2, 1]), (1e9, [1, 4, 5])]
+)
+def test_a_chunk_is_calls_of_its_program_of_some_seconds_each(monkeypatch, seconds, calls):
+    """Each iteration takes a second; of the metrics of a call the first of its n are valid."""
+    now, asked = [0.0], []
+
+    def program(state, n):
+        asked.append(int(n))
+        now[0] += float(n)
+        counts = np.where(np.arange(10) < n, state + np.arange(10), -1)
+        return state + n, {"count": Mean(counts[:, None], np.ones((10, 1)))}
+
+    monkeypatch.setattr(programs, "SECONDS_OF_CALL", seconds)
+    monkeypatch.setattr(programs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    chunk = programs.in_calls(program)
+    state, first = chunk(np.int32(0), np.int32(5), print)
+    state, second = chunk(state, np.int32(5), print)
+    assert state == 10
+    assert asked == calls
+    counts = np.concatenate([first["count"].total, second["count"].total])
+    np.testing.assert_array_equal(counts, np.arange(10)[:, None])
+    assert first["count"].count.shape == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("one_core_each", "processes", "cut"), [(True, 1, True), (False, 1, False), (True, 2, False)]
+)
+def test_a_chunk_is_cut_where_each_device_is_one_core(monkeypatch, one_core_each, processes, cut):
+    """Several processes would have to agree on how long a call is."""
+    asked = []
+    monkeypatch.setattr(programs, "in_calls", lambda program: asked.append(program) or program)
+    monkeypatch.setattr(backend, "one_core_each", lambda: one_core_each)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    programs.compile_programs(job())
+    assert len(asked) == cut
+
+
+def test_calls_of_one_iteration_change_no_number(monkeypatch, tmp_path, whole):
+    monkeypatch.setattr(backend, "one_core_each", lambda: True)
+    monkeypatch.setattr(programs, "SECONDS_OF_CALL", 0.0)
+    outcome = run(tmp_path)
+    assert lines(tmp_path) == lines(whole[0])
+    assert bits(outcome.state) == bits(whole[1].state)

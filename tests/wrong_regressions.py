@@ -4,6 +4,34 @@ from wrong import Wrong
 
 WRONG = [
     Wrong(
+        "of the metrics of a call, those of iterations that it had not are kept",
+        "run.programs",
+        "lambda x, now=now: np.asarray(x)[:now]",
+        "lambda x: np.asarray(x)",
+        ("test_runner.py::test_a_chunk_is_calls_of_its_program_of_some_seconds_each",),
+    ),
+    Wrong(
+        "every chunk begins with a call of one iteration",
+        "run.programs",
+        "begun, done, rows = time.perf_counter(), 0, list[Metrics]()",
+        "begun, done, rows, size = time.perf_counter(), 0, list[Metrics](), 1",
+        ("test_runner.py::test_a_chunk_is_calls_of_its_program_of_some_seconds_each",),
+    ),
+    Wrong(
+        "processes disagree on how many iterations a call has",
+        "run.programs",
+        "if jax.process_count() == 1 and backend.one_core_each():",
+        "if backend.one_core_each():",
+        ("test_runner.py::test_a_chunk_is_cut_where_each_device_is_one_core",),
+    ),
+    Wrong(
+        "what compiling freed stays with the process",
+        "run.compilation",
+        "    return_freed_memory()\n    return program",
+        "    return program",
+        ("test_compilation.py::test_what_compiling_freed_is_returned_to_the_system",),
+    ),
+    Wrong(
         "minibatches are computed in parts where a device has several cores",
         "minibatches",
         "rows * slots <= 2 * AT_A_TIME or not backend.one_core_each()",

@@ -1,5 +1,6 @@
 """How programs are compiled, and where they are kept from one run to the next."""
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -26,7 +27,21 @@ def compiled(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
     """
     asked = os.environ.get("XLA_FLAGS", "")
     settings = {name: value for name, value in suited(arguments).items() if name not in asked}
-    return jax.jit(function, **options).lower(*arguments).compile(compiler_options=settings or None)
+    program = (
+        jax.jit(function, **options).lower(*arguments).compile(compiler_options=settings or None)
+    )
+    return_freed_memory()
+    return program
+
+
+def return_freed_memory() -> None:
+    """Returns freed memory to the system: the C library keeps it for this process otherwise.
+
+    That is 300 – 400 MB after a training program was compiled, in some 100 ms.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def suited(arguments: PyTree) -> dict[str, str | bool]:
