@@ -5,12 +5,18 @@ import os
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import one_piece
+from toy_run import start_of
 
+from jaxrl_po.masked import Mean
 from jaxrl_po.run import flags as flags_lib
+from jaxrl_po.run import lanes, parallel
 from jaxrl_po.run.commands import control, sweep
 from jaxrl_po.run.flags import UsageError
+from jaxrl_po.types import ActorCritic
 
 SMALL = [
     "--seeds=2",
@@ -324,3 +330,38 @@ def test_a_damaged_table_is_named(tmp_path, programs_run, rows):
     (out / "config.json").write_text(json.dumps(stored | {"swept": 5}))
     with pytest.raises(UsageError, match=r"^--resume: \S+config.json is damaged"):
         sweep.main([f"--out={out}", "--resume"])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_runs_are_trained_from_one_evaluation_to_the_next(monkeypatch, devices):
+    """Six iterations of walks that differ in their step, evaluated after every second one."""
+    called, call = [], jax.stages.Compiled.__call__
+
+    def recorded(program, *arguments):
+        called.append(program)
+        return call(program, *arguments)
+
+    def learner(stride):
+        def step(state):
+            policy = state.params.policy + stride * state.params.frozen
+            metrics = {"size": Mean(policy[0], jnp.float32(1.0))}
+            return state._replace(params=state.params._replace(policy=policy)), metrics
+
+        def init(key):
+            state = start_of(key, 4)
+            zero = jnp.zeros_like(state.params.policy)
+            return state._replace(params=ActorCritic(zero, frozen=jnp.float32(1.0)))
+
+        return one_piece(init, step)
+
+    def measure(params, collector, key):
+        return {"score": params.policy + params.frozen}
+
+    strides, keys = jnp.arange(4.0), jax.random.split(jax.random.key(0), 4)
+    training = lanes.Training(learner, parallel.Placement(4, devices, 1), 6, 2)
+    monkeypatch.setattr(jax.stages.Compiled, "__call__", recorded)
+    done = lanes.train_in_program(training, measure, strides, keys, keys[0])
+    np.testing.assert_allclose(done.curves["score"], np.outer(np.arange(4), [2, 4, 6]) + 1)
+    np.testing.assert_allclose(done.curves["size"], np.outer(np.arange(4), [1.5, 3.5, 5.5]))
+    assert len(called) == 4  # the beginning, and three stretches of one program
+    assert len(set(map(id, called))) == 2

@@ -4,6 +4,13 @@ from wrong import Wrong
 
 WRONG = [
     Wrong(
+        "every stretch of a sweep begins anew",
+        "run.lanes",
+        "state, row = jax.block_until_ready(advance(configs, state, key))",
+        "_, row = jax.block_until_ready(advance(configs, init(configs, keys), key))",
+        ("test_sweeps.py::test_runs_are_trained_from_one_evaluation_to_the_next",),
+    ),
+    Wrong(
         "of the metrics of a call, those of iterations that it had not are kept",
         "run.programs",
         "lambda x, now=now: np.asarray(x)[:now]",

@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import PartitionSpec as P
 
 from jaxrl_po import config
 from jaxrl_po.masked import Mean
 from jaxrl_po.run import parallel, programs
 from jaxrl_po.run.compilation import compiled
 from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.seeds import STATE_AXES
 from jaxrl_po.types import Learner, Metrics, PyTree, TrainState
 
 Curves = Mapping[str, npt.NDArray[np.float64]]
@@ -80,7 +82,10 @@ Measure = Callable[..., Mapping[str, jax.Array]]
 def compile_program(
     training: Training, measure: Measure, configs: Any, keys: jax.Array, *, given: PyTree = None
 ) -> tuple[Callable[..., Any], float]:
-    """Compiles the whole training of all runs.
+    """Compiles the training of all runs, as two programs.
+
+    One makes the initial states, the other trains until the next evaluation: memory grows while a
+    program runs, see `programs.in_calls`.
 
     Args:
       training: what is trained.
@@ -93,30 +98,47 @@ def compile_program(
       `(configs, keys, evaluation_key) -> {name: [N, E]}`, and the seconds of compiling.
     """
 
-    def train(settings: Any, training_key: jax.Array, key: jax.Array) -> dict[str, jax.Array]:
+    def begin(settings: Any, key: jax.Array) -> TrainState:
+        start: Any = key if given is None else (key, given)
+        return training.learner(settings).init(start)
+
+    def stretch(
+        settings: Any, state: TrainState, key: jax.Array
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         method = training.learner(settings)
 
         def iterate(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
             return method.step(state)
 
-        def stretch(state: TrainState, _: None) -> tuple[TrainState, dict[str, jax.Array]]:
-            state, rows = jax.lax.scan(iterate, state, None, length=training.every)
-            scores = measure(state.params, state.collector, key)
-            means = {name: _whole(row).metric() for name, row in rows.items()}
-            return state, means | {name: value.mean() for name, value in scores.items()}
-
-        start: Any = training_key if given is None else (training_key, given)
-        curves: dict[str, jax.Array]
-        _, curves = jax.lax.scan(stretch, method.init(start), None, length=training.evaluations)
-        return curves
-
-    def all_runs(configs: Any, keys: jax.Array, key: jax.Array) -> Any:
-        over = jax.vmap(functools.partial(train, key=key))
-        return parallel.spread(over, training.placement)(configs, keys)
+        state, rows = jax.lax.scan(iterate, state, None, length=training.every)
+        scores = measure(state.params, state.collector, key)
+        means = {name: _whole(row).metric() for name, row in rows.items()}
+        return state, means | {name: value.mean() for name, value in scores.items()}
 
     begun = time.perf_counter()
-    program = compiled(all_runs, configs, keys, keys[0])
-    return program, time.perf_counter() - begun
+    over = functools.partial(parallel.spread, placement=training.placement)
+    seeds, states = parallel.SEEDS, parallel.specs_of(STATE_AXES)
+    begin_all = over(jax.vmap(begin, out_axes=STATE_AXES), out_specs=states)
+    stretch_all = over(
+        jax.vmap(stretch, (0, STATE_AXES, None), (STATE_AXES, 0)),
+        in_specs=(seeds, states, P()),
+        out_specs=(states, seeds),
+    )
+    init = compiled(begin_all, configs, keys)
+    placed = init.output_shardings
+    like = programs.with_shardings(jax.eval_shape(begin_all, configs, keys), placed)
+    advance = compiled(
+        stretch_all, configs, like, keys[0], donate_argnums=1, out_shardings=(placed, None)
+    )
+
+    def train(configs: Any, keys: jax.Array, key: jax.Array) -> Curves:
+        state, rows = init(configs, keys), []
+        for _ in range(training.evaluations):
+            state, row = jax.block_until_ready(advance(configs, state, key))
+            rows.append(row)
+        return jax.tree.map(lambda *each: np.stack(each, axis=1), *rows)
+
+    return train, time.perf_counter() - begun
 
 
 def _whole(row: Mean) -> Mean:
@@ -130,8 +152,7 @@ def train_in_program(
     """Trains all runs in one program; `key` is that of every evaluation."""
     program, compile_seconds = compile_program(training, measure, configs, keys)
     begun = time.perf_counter()
-    curves = jax.tree.map(np.asarray, program(configs, keys, key))
-    return Trained(curves, time.perf_counter() - begun, compile_seconds)
+    return Trained(program(configs, keys, key), time.perf_counter() - begun, compile_seconds)
 
 
 def train_on_host(

@@ -213,7 +213,7 @@ def compile_programs(job: Job) -> Programs:
     shapes = jax.eval_shape(job.learner.init, job.start)
     # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
-    like = _placed(shapes, placed)
+    like = with_shardings(shapes, placed)
     if job.rollouts is not None:
         chunk, memory_of_chunk = compile_with_rollouts(job, job.rollouts, like, placed)
     elif job.rewarded is not None:
@@ -245,7 +245,7 @@ def compile_init(job: Job) -> tuple[Any, Warm | None]:
     if job.warm is None:
         return compiled(job.learner.init, job.start), None
     begin = compiled(job.warm.begin, job.start)
-    fit = _placed(jax.eval_shape(job.warm.begin, job.start), begin.output_shardings)
+    fit = with_shardings(jax.eval_shape(job.warm.begin, job.start), begin.output_shardings)
     advance = compiled(
         job.warm.advance,
         fit,
@@ -258,7 +258,8 @@ def compile_init(job: Job) -> tuple[Any, Warm | None]:
     return init, job.warm._replace(begin=begin, advance=advance)
 
 
-def _placed(shapes: PyTree, shardings: PyTree) -> PyTree:
+def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
+    """Shapes and dtypes with the shardings of a program."""
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes,
@@ -325,7 +326,7 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
     assert give is not None
     sample = compiled(learner.sample, like, donate_argnums=0, out_shardings=(placed, None))
     batch = _with_reward(
-        _placed(jax.eval_shape(learner.sample, like)[1], sample.output_shardings[1])
+        with_shardings(jax.eval_shape(learner.sample, like)[1], sample.output_shardings[1])
     )
     update = compiled(
         learner.update, like, batch, donate_argnums=0, out_shardings=(placed, job.replicated)

@@ -193,8 +193,7 @@ class Runs:
             self._program, _ = lanes.compile_program(
                 training, experiment.evaluate, *filled, given=experiment.given
             )
-        curves = jax.tree.map(np.asarray, self._program(*filled, key))
-        return divided(curves, len(values), seeds)
+        return divided(self._program(*filled, key), len(values), seeds)
 
 
 def divided(curves: lanes.Curves, values: int, seeds: int) -> list[lanes.Curves]:
