@@ -284,7 +284,6 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
     program = compiled(
         chunk, like, np.int32(0), donate_argnums=0, out_shardings=(placed, job.replicated)
     )
-
     peak = memory.measure(program, like)
     # Several processes would have to agree on the number of calls.
     if jax.process_count() == 1 and backend.one_core_each():
