@@ -60,6 +60,14 @@ def held():
     )
 
 
+@pytest.fixture
+def memory_held():
+    """The function that reads resident memory in MiB, where the system reports it."""
+    if not held():
+        pytest.skip("the system does not report what a process holds")
+    return held
+
+
 class Freeing:
     """Clears the caches of a module after its tests, and compiled programs when memory is high.
 

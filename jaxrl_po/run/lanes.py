@@ -117,7 +117,7 @@ def compile_program(
 
     begun = time.perf_counter()
     over = functools.partial(parallel.spread, placement=training.placement)
-    seeds, states = parallel.SEEDS, parallel.specs_of(STATE_AXES)
+    seeds, states = parallel.SEEDS, parallel.whole_state_spec()
     begin_all = over(jax.vmap(begin, out_axes=STATE_AXES), out_specs=states)
     stretch_all = over(
         jax.vmap(stretch, (0, STATE_AXES, None), (STATE_AXES, 0)),
