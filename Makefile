@@ -1,13 +1,14 @@
 # `make demo`, `make test`, `make coverage` and `make docs`, each of which sets up its own environment
-# first; `make extras` tests the environments of every suite, `make parity` pretrained models beside
-# transformers. `make bench` times ours beside its peers and writes the table of docs/benchmarks.md;
+# first; `make gate` runs every wrong program against its tests (`make gate CHANGED=HEAD~3`: those
+# that changed since), `make extras` the environments of every suite, `make parity` pretrained models
+# beside transformers. `make bench` times ours beside its peers and writes the table of docs/benchmarks.md;
 # `make bench BENCH=--only=rejax` some rows of it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check slow extras parity coverage docs bench clean
+.PHONY: demo test check slow gate extras parity coverage docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/python experiments/demo.py
@@ -22,6 +23,9 @@ check: $(VENV)/installed
 
 slow: $(VENV)/extras
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+gate: $(VENV)/extras
+	$(BIN)/python tests/gate.py --workers=$(WORKERS) $(if $(CHANGED),--changed=$(CHANGED))
 
 extras: $(VENV)/suites
 	$(BIN)/python -m pytest -n $(WORKERS) -m '' tests/test_adapters_*.py

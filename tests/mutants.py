@@ -1,6 +1,5 @@
 """Mutation tests of the numerical modules: one small change at a time, which tests should notice.
 
-    python tests/mutants.py --wrong                  # named wrong programs, against their tests
     python tests/mutants.py                          # all mutants: half an hour on one core
     python tests/mutants.py losses masked            # all mutants of two modules
     python tests/mutants.py --sample=20 --seed=1     # 20 mutants of each module
@@ -10,35 +9,19 @@ Each mutant is compiled from the changed syntax tree and replaces its module in 
 which has imported third-party libraries but no module of ours. The child runs the module's doctests
 and tests up to the first failure. A mutant that takes several times as long as the original counts
 as killed. Strings, annotations, decorators, chex assertions and `raise` statements do not change.
-
-The wrong programs of `wrong_programs.py` are plausible mistakes in any module: a sign, a factor, a
-unit, a key. Each also runs in a child, against only the tests that must notice it.
 """
 
 import argparse
 import ast
 import copy
-import importlib.abc
-import importlib.util
-import math
-import os
 import random
-import resource
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import conftest  # noqa: F401  it sets JAX up, as for any test
-import flax.linen  # noqa: F401  imported once here, not by each child
-import jax
-import optax  # noqa: F401
-import pytest
-from hypothesis import settings
-from wrong_programs import WRONG
+from impostors import ROOT, Impostor, finished, path_of, prepare, start
 
-ROOT = Path(__file__).parent.parent
 TESTS = {
     "masked": ("test_masked", "test_advantages"),
     "divergences": ("test_divergences", "test_identities"),
@@ -193,83 +176,16 @@ def mutants(source: str) -> list[Mutant]:
     return found
 
 
-class Impostor(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads the mutant for whoever imports its module."""
-
-    def __init__(self, module: str, tree: ast.Module):
-        self.module, self.tree = module, tree
-
-    def find_spec(self, fullname, path, target=None):
-        if fullname != f"jaxrl_po.{self.module}":
-            return None
-        return importlib.util.spec_from_file_location(fullname, path_of(self.module), loader=self)
-
-    def exec_module(self, module):
-        exec(compile(self.tree, path_of(self.module), "exec"), module.__dict__)
-
-
-def path_of(module: str) -> str:
-    return str(ROOT / "jaxrl_po" / f"{module.replace('.', '/')}.py")
-
-
-class Replace:
-    """A pytest plugin that installs the mutant and caches every compiled program.
-
-    Most programs are the same in each child.
-    """
-
-    def __init__(self, impostor: Impostor):
-        self.impostor = impostor
-
-    @pytest.hookimpl
-    def pytest_collection(self):
-        # Before pytest's own importer, which loads the files named on its command line.
-        sys.meta_path.insert(0, self.impostor)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
 def files_of(module: str) -> list[str]:
     """The module, for its doctests, and its test files."""
     return [path_of(module), *(str(ROOT / "tests" / f"{name}.py") for name in TESTS[module])]
 
 
-def run_tests(
-    module: str, tree: ast.Module, tests: list[str], limit: float, *, silent: bool = True
-) -> tuple[str, float]:
-    """Runs tests in a forked child with `tree` as the module; returns the outcome and CPU seconds.
-
-    The outcome is "passed", "failed", "late", or "broken" for a failure outside the tests. CPU time
-    does not depend on the load of the machine; a test that sleeps for ever fails by its timeout.
-    """
-    child = os.fork()
-    if not child:
-        if silent:
-            silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, 1)
-            os.dup2(silence, 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit)))
-        options = [
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-n",
-            "0",
-            "-W",
-            "ignore::pytest.PytestAssertRewriteWarning",
-        ]
-        status = pytest.main([*options, *tests], plugins=[Replace(Impostor(module, tree))])
-        os._exit(int(status))
-    _, status, usage = os.wait4(child, 0)
-    named = {pytest.ExitCode.OK: "passed", pytest.ExitCode.TESTS_FAILED: "failed"}
-    outcome = "late" if os.WIFSIGNALED(status) else named.get(os.WEXITSTATUS(status), "broken")
-    return outcome, usage.ru_utime + usage.ru_stime
-
-
 def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
     """Runs the tests on the mutants of a module and prints survivors; returns `(killed, all)`."""
     source = Path(path_of(module)).read_text(encoding="utf-8")
-    outcome, seconds = run_tests(module, ast.parse(source), files_of(module), 600.0)
-    if outcome != "passed":
+    _, (word, seconds) = finished(start(None, files_of(module), 600.0))
+    if word != "passed":
         raise SystemExit(f"the tests of {module} fail on the module itself")
     chosen = mutants(source)
     if sample is not None and sample < len(chosen):
@@ -278,55 +194,24 @@ def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
         )
     killed = 0
     for mutant in chosen:
-        outcome, _ = run_tests(module, mutant.tree, files_of(module), PATIENCE * seconds + 10.0)
-        killed += outcome != "passed"
-        if outcome != "failed":
+        limit = PATIENCE * seconds + 10.0
+        _, (word, _) = finished(start(Impostor(module, mutant.tree), files_of(module), limit))
+        killed += word != "passed"
+        if word != "failed":
             print(
                 f"{module}.py:{mutant.line}:",
-                f"{'survived' if outcome == 'passed' else outcome}: {mutant.change}",
+                f"{'survived' if word == 'passed' else word}: {mutant.change}",
                 flush=True,
             )
     print(f"{module}: {killed} of {len(chosen)} mutants killed", flush=True)
     return killed, len(chosen)
 
 
-def refute(named: list[str]) -> list[str]:
-    """Runs wrong programs (all, if none is named) against their tests; returns the survivors."""
-    chosen = [wrong for wrong in WRONG if not named or wrong.name in named]
-    if missing := set(named) - {wrong.name for wrong in chosen}:
-        raise SystemExit(f"no such program: {', '.join(sorted(missing))}")
-    tests = sorted({test for wrong in chosen for test in wrong.tests})
-    sound = ast.parse(Path(path_of("version")).read_text(encoding="utf-8"))
-    if run_tests("version", sound, in_folder(tests), 1200.0, silent=False)[0] != "passed":
-        raise SystemExit("the tests fail on the program as it is")
-    survivors = []
-    for wrong in chosen:
-        tree = ast.parse(wrong.source(Path(path_of(wrong.module)).read_text(encoding="utf-8")))
-        for test in wrong.tests:
-            outcome, seconds = run_tests(wrong.module, tree, in_folder([test]), 600.0)
-            print(f"{wrong.name}: {test}: {outcome} in {seconds:.0f} s", flush=True)
-            if outcome != "failed":
-                survivors.append(wrong.name)
-    print(f"{len(chosen) - len(set(survivors))} of {len(chosen)} wrong programs killed", flush=True)
-    return survivors
-
-
-def in_folder(tests: Sequence[str]) -> list[str]:
-    return [str(ROOT / "tests" / test) for test in tests]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "names", nargs="*", help=f"modules (default: {', '.join(TESTS)}), or wrong programs"
-    )
-    parser.add_argument(
-        "--wrong",
-        action="store_true",
-        help="run the wrong programs and exit with 1 if one survives",
-    )
+    parser.add_argument("names", nargs="*", help=f"modules (default: {', '.join(TESTS)})")
     parser.add_argument(
         "--sample", type=int, help="number of mutants of each module (default: all)"
     )
@@ -338,12 +223,7 @@ def main() -> None:
         help="share of mutants of each module that must be killed",
     )
     arguments = parser.parse_args()
-    # No JAX thread runs yet: no backend has been started.
-    warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-    settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
-    settings.load_profile("mutants")
-    if arguments.wrong:
-        sys.exit(bool(refute(arguments.names)))
+    prepare()
     modules = arguments.names or list(TESTS)
     if unknown := set(modules) - set(TESTS):
         parser.error(f"no such module: {', '.join(sorted(unknown))}")

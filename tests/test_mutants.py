@@ -1,7 +1,6 @@
 """The tests of each numerical module kill nine of ten of a fixed sample of its mutants.
 
-Each named wrong program, a mistake that somebody made or nearly made, is killed. `tests/mutants.py`
-runs all of them.
+`tests/mutants.py` runs all of them, `tests/gate.py` the named wrong programs.
 """
 
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import mutants
 import pytest
+from impostors import path_of
 from wrong_programs import WRONG
 
 
@@ -22,23 +22,10 @@ def test_nine_of_ten_mutants_are_killed(module):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_every_wrong_program_is_killed():
-    done = subprocess.run(
-        [sys.executable, mutants.__file__, "--wrong"],
-        capture_output=True,
-        text=True,
-        timeout=3500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_every_wrong_program_is_one_change_of_a_program_that_compiles():
     assert len({wrong.name for wrong in WRONG}) == len(WRONG)
     for wrong in WRONG:
-        changed = wrong.source(Path(mutants.path_of(wrong.module)).read_text(encoding="utf-8"))
+        changed = wrong.source(Path(path_of(wrong.module)).read_text(encoding="utf-8"))
         compile(changed, wrong.module, "exec")
         for test in wrong.tests:
             file, _, name = test.partition("::")

@@ -1,4 +1,4 @@
-"""Named wrong programs: plausible mistakes that a test must notice, `tests/mutants.py --wrong`.
+"""Named wrong programs: plausible mistakes that a test must notice, `make gate`.
 
 Each is one replacement in the text of one module. The text `before` must occur exactly once, so
 that a change of the program breaks the table and no mistake drops out of it unnoticed.
