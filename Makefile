@@ -1,46 +1,52 @@
-# `make demo`, `make test`, `make coverage` and `make docs`, each of which sets up its own environment
-# first; `make gate` runs every wrong program against its tests (`make gate CHANGED=HEAD~3`: those
-# that changed since), `make extras` the environments of every suite, `make parity` pretrained models
-# beside transformers. `make bench` times ours beside its peers and writes the table of docs/benchmarks.md;
-# `make bench BENCH=--only=rejax` some rows of it.
+# Each target sets up its own environment first. `make test` is what guards main; `make quick` has the
+# mathematics alone, `make slow` what takes longer: learning runs, experiments, pictures, further cases.
+# `make gate` runs every wrong program against its tests (`make gate CHANGED=HEAD~3`: those that
+# changed since), `make extras` the environments of every suite, `make parity` pretrained models
+# beside transformers. `make bench` times ours beside its peers and writes the table of
+# docs/benchmarks.md; `make bench BENCH=--only=rejax` some rows of it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+MATHEMATICS := masked advantages losses divergences distributions trust_region fisher group_statistics
+IDENTITIES := identities group_identities estimators peer_losses
 
-.PHONY: demo test check slow gate extras parity coverage docs bench clean
+.PHONY: demo test quick check slow gate extras parity coverage docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/python experiments/demo.py
 
 test: check $(VENV)/extras
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(PYTEST) --strict-skips
+
+quick: $(VENV)/installed
+	$(PYTEST) $(MATHEMATICS:%=tests/test_%.py) $(IDENTITIES:%=tests/test_%.py)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-slow: $(VENV)/extras
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+slow: $(VENV)/site
+	$(PYTEST) -m slow
 
 gate: $(VENV)/extras
 	$(BIN)/python tests/gate.py --workers=$(WORKERS) $(if $(CHANGED),--changed=$(CHANGED))
 
 extras: $(VENV)/suites
-	$(BIN)/python -m pytest -n $(WORKERS) -m '' tests/test_adapters_*.py
+	$(PYTEST) -m '' tests/test_adapters_*.py
 
 parity: $(VENV)/transformers
 	cd tests && JAX_PLATFORMS=cpu ../$(BIN)/python parity.py
 
-coverage: $(VENV)/extras
+coverage: $(VENV)/site
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(WORKERS)
+	$(BIN)/coverage run -m pytest -n $(WORKERS) -m ''
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-docs: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+docs: $(VENV)/site
 	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/extras
@@ -56,6 +62,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 # Environments that only the tests need.
 $(VENV)/extras: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,brax,envpool,jumanji,math,pretrained]'
+	touch $@
+
+# What builds the site of the documentation.
+$(VENV)/site: $(VENV)/extras
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 # What `make test` does without: large, or slow to compile.

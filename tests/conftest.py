@@ -28,8 +28,11 @@ os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # real one.
 sys.path.insert(0, str(Path(__file__).parent / "stubs"))
 
+import costs
+import finished as finished_runs
 import jax
 import pytest
+import shapes
 
 # Tracing makes many small objects, few of them garbage.
 gc.set_threshold(100_000, 20, 20)
@@ -90,9 +93,33 @@ class Freeing:
         return result
 
 
+def pytest_addoption(parser):
+    parser.addoption("--strict-skips", action="store_true", help="fail on a skip not in costs.py")
+
+
 def pytest_configure(config):
-    """Registers the plugin for doctests too: a hook in this file would cover this folder only."""
+    """Registers plugins for doctests too: a hook in this file would cover this folder only."""
     config.pluginmanager.register(Freeing())
+    config.pluginmanager.register(costs.Costs(config.getoption("--strict-skips")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def started_backend():
+    """Starts the backend, whose number of devices a command would choose otherwise."""
+    return jax.local_device_count()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """`finished(name, folder)`: a copy of a finished run, see `finished.py`."""
+    base = tmp_path_factory.getbasetemp()
+    return finished_runs.Finished((base.parent if WORKER else base) / "finished")
+
+
+@pytest.fixture
+def trace_only(monkeypatch):
+    """Programs of runs are traced and not compiled, see `shapes.py`: their numbers mean nothing."""
+    shapes.trace_only(monkeypatch)
 
 
 @pytest.hookimpl(trylast=True)

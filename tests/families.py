@@ -9,8 +9,13 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+import pytest
+
+NEEDED = "needs pip install '.[pretrained]'"
+for module in ("jinja2", "safetensors", "tokenizers"):
+    pytest.importorskip(module, reason=NEEDED)
+safetensors = pytest.importorskip("safetensors.numpy")
+tokenizers = pytest.importorskip("tokenizers")
 
 SIZES = {
     "vocab_size": 97,
@@ -162,7 +167,7 @@ def write(folder: Path, name: str, **changed) -> Path:
         files = [f"model-{i + 1:05d}-of-00003.safetensors" for i in range(3)]
         for file, part in zip(files, parts, strict=True):
             kind = np.float32 if file == files[-1] else dtype
-            save_file(
+            safetensors.save_file(
                 {key: tensors[key].astype(kind) for key in part},
                 folder / file,
                 metadata={"format": "pt"},
@@ -171,7 +176,7 @@ def write(folder: Path, name: str, **changed) -> Path:
         index = {"metadata": {}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     else:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        safetensors.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(folder)
     return folder
 
@@ -180,9 +185,9 @@ def write_tokenizer(folder: Path) -> None:
     """Words `w4`, `w5`, … and four special tokens; PAD is an end too, as in Qwen 3."""
     special = ["<unk>", "<end>", "<pad>", "<bos>"]
     words = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(4, 97))])}
-    rules = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    rules.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    rules.add_special_tokens([AddedToken(token, special=True) for token in special])
+    rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    rules.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    rules.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in special])
     rules.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -3,7 +3,7 @@
 import json
 
 import families
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from families import tokenizers
 
 SMALL = [
     "--devices=1",
@@ -85,11 +85,11 @@ TOOL_ROWS = [
 def write_tools(folder):
     """Writes a model with tools and prompts for it into a folder."""
     model = families.write(folder / "model", "qwen2", vocab_size=len(WORDS), num_hidden_layers=1)
-    rules = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    rules = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
     )
-    rules.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    rules.add_special_tokens([AddedToken(word, special=True) for word in WORDS[:4]])
+    rules.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    rules.add_special_tokens([tokenizers.AddedToken(word, special=True) for word in WORDS[:4]])
     rules.save(str(model / "tokenizer.json"))
     (model / "chat_template.jinja").write_text(TOOLS_TEMPLATE)
     write_rows(folder / "rows.jsonl", TOOL_ROWS)

@@ -123,7 +123,11 @@ def cases():
     }
 
 
-EVERY = pytest.mark.parametrize("name", list(cases()))
+# Other sizes of kinds that are there already.
+SIZES = "hexadecimal", "countdown, two places", "running sum, terse"
+EVERY = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SIZES)) for name in cases()]
+)
 
 
 def postfix(text, width):

@@ -17,12 +17,6 @@ from jaxrl_po.run.comparison import Result
 from jaxrl_po.run.flags import UsageError
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
-
-
 def test_each_row_adds_one_switch_to_the_row_before():
     rows = list(ablation.arguments().values())
     assert len(rows) == 6
@@ -74,6 +68,7 @@ def test_scores_at_equal_updates_and_at_equal_tokens():
     assert [line.split()[-1] for line in text[2:]] == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_ablation_leaves_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
     """The first and the last row, small; the others differ in switches that other tests cover."""
     steps = {"naive GRPO": "", "+ dynamic sampling": "dynamic_sampling=refill"}
@@ -118,6 +113,7 @@ def test_every_task_has_valid_flags(tmp_path, monkeypatch):
         ablation.main([f"--out={tmp_path / 'x'}", "--warm_start=0.5", "--warm_start_steps=0"])
 
 
+@pytest.mark.slow
 def test_benchmark_counts_what_it_times(capsys, monkeypatch):
     # Sampling and the iteration in turn; the first of each does not count.
     times = itertools.chain([9.0, 9.0], [0.25, 1.0] * 2, itertools.repeat(1.0))
@@ -166,6 +162,7 @@ def test_benchmark_counts_the_products_that_there_are():
         assert 2 * benchmark_language.products(model, task.prompt_length, new) == counted
 
 
+@pytest.mark.slow
 def test_the_share_of_the_peak_counts_sampled_tokens_and_not_the_budget(monkeypatch):
     counted, products = [], benchmark_language.products
 

@@ -55,6 +55,7 @@ def test_products_are_told_apart_by_their_sizes():
     assert kinds((8, 4, 10, 10, 16)) == "products of attention"
 
 
+@pytest.mark.slow
 def test_an_account_of_a_transformer_has_all_its_products():
     options = language.Options(
         width=16, layers=1, num_prompts=4, group_size=2, updates=1, iterations=1, profile=True

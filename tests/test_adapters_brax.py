@@ -33,64 +33,104 @@ def raw():
     return envs.get_environment(NAME, backend="spring")
 
 
-def test_a_step_is_braxs_own():
+LIMIT = 20
+
+
+@functools.cache
+def beside():
+    """Ours and brax's own, 20 steps side by side: one that is balanced, one pushed until it falls.
+
+    Returns:
+      Our observations at the start; for each step our state, our transition and brax's own state;
+      what brax's reset returns for the last step of the first one.
+    """
+    environment, theirs = brax.make(NAME, max_steps=LIMIT, reset_interval=1), raw()
     # 3.0 is outside the box, and is clipped.
-    actions = (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))
-    environment, theirs = brax.make(NAME, reset_interval=1), raw()
-    step = jax.jit(theirs.step)
-
-    def own(_, state, action):
-        return (step(state, jnp.clip(action, -1.0, 1.0)),) * 2
-
-    steps = laws.follows(
-        environment, own, lambda t, _: jnp.array([actions[t]]), jax.jit(theirs.reset)
+    balanced = (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))
+    step, own = (
+        jax.jit(jax.vmap(f))
+        for f in (environment.step, lambda s, a: theirs.step(s, jnp.clip(a, -1.0, 1.0)))
     )
-    for t, (_, ours, state) in enumerate(steps):
-        assert not ours.truncated
-        assert ours.final_observation.dtype == ours.reward.dtype == jnp.float32
+    reset = jax.jit(theirs.reset)
+    keys = jax.random.split(jax.random.key(0), 2)
+    seen, running = jax.jit(jax.vmap(environment.reset))(keys)
+    begun = [reset(jax.random.split(key)[0]) for key in keys]
+    state, steps = jax.tree.map(lambda *x: np.stack(x), *begun), []
+    for t, action in enumerate(balanced):
+        keys = jax.random.split(jax.random.key(t), 2)
+        actions = np.array([[action], [1.0]], np.float32)
+        running, transition = step(keys, running, actions)
+        state = own(state, actions)
+        steps.append((running, transition, state))
+    stacked = jax.tree.map(lambda *x: np.stack([laws.plain(each) for each in x]), *steps)
+    return seen, *stacked, reset(jax.random.split(keys[0])[1])
+
+
+def test_a_step_is_braxs_own():
+    _, _, ours, state, _ = beside()
+    assert ours.final_observation.dtype == ours.reward.dtype == np.float32
+    fell = int(state.done[:, 1].argmax()) + 1
+    for row, last in ((0, LIMIT), (1, fell)):
         # Two programs, compiled apart, of a system that doubles an error in 20 steps.
-        laws.same(ours.final_observation, state.obs, atol=1e-6 if t < 4 else 1e-5)
-        assert float(ours.reward) == float(state.reward)
-        assert bool(ours.terminated) == bool(state.done)
+        laws.same(ours.final_observation[:4, row], state.obs[:4, row], atol=1e-6)
+        laws.same(ours.final_observation[4:last, row], state.obs[4:last, row], atol=1e-5)
+        np.testing.assert_array_equal(ours.reward[:last, row], state.reward[:last, row])
+        np.testing.assert_array_equal(ours.terminated[:last, row], state.done[:last, row])
 
 
+def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
+    _, running, ours, _, fresh = beside()
+    assert not ours.terminated[:, 0].any()
+    np.testing.assert_array_equal(ours.truncated[:, 0], np.arange(LIMIT) == LIMIT - 1)
+    np.testing.assert_array_equal(running.length[:, 0], [*range(1, LIMIT), 0])
+    begun = jax.tree.map(lambda x: x[-1, 0], (ours.observation, running.state))
+    laws.same(begun, (fresh.obs, fresh), rtol=1e-5, atol=1e-8)  # another program
+
+
+def test_a_fall_terminates():
+    start, running, ours, _, _ = beside()
+    fell = int(ours.terminated[:, 1].argmax())
+    assert 0 < fell < LIMIT - 1
+    assert not ours.truncated[: fell + 1, 1].any()
+    np.testing.assert_array_equal(ours.terminated, np.abs(ours.final_observation[..., 1]) > 0.2)
+    # The next episode counts from one again.
+    assert running.length[fell : fell + 2, 1].tolist() == [0, 1]
+    drawn = [*np.asarray(start), ours.observation[fell, 1], ours.observation[-1, 0]]
+    assert np.abs(drawn).max() <= 0.01
+    assert len(np.unique(drawn, axis=0)) == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [1, 2])
-def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset(interval):
+def test_a_time_limit_changes_nothing_before(interval):
     make = functools.partial(brax.make, NAME)
     key, fresh = laws.cuts_by_time(make, 0.5, reset_interval=interval, atol=1e-6)
     theirs = jax.jit(raw().reset)(key)
     laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)  # another program
 
 
-def test_a_fall_terminates():
-    trajectory = laws.play(brax.make(NAME), jax.random.key(0), 1.0, num_envs=3, num_steps=48)
-    over = trajectory.transition.terminated
-    assert over.any(axis=1).all()
-    assert not trajectory.transition.truncated.any()
-    np.testing.assert_array_equal(over, abs(trajectory.transition.final_observation[..., 1]) > 0.2)
-    assert abs(trajectory.transition.observation[over]).max() <= 0.01
-    # The next episode counts from one again.
-    first = np.argmax(over, axis=1)
-    np.testing.assert_array_equal(trajectory.episode_length[np.arange(3), first + 1], 1)
-
-
+@pytest.mark.slow
 def test_no_two_episodes_begin_alike():
     laws.begins_never_twice_alike(functools.partial(brax.make, NAME), 0.0)
 
 
 def test_ppo_trains_and_is_evaluated():
-    laws.learns(brax.make(NAME))
     _, _, lengths = laws.learns(brax.make("fast", max_steps=7))  # it never ends by itself
     np.testing.assert_array_equal(lengths, 7)
+
+
+@pytest.mark.slow
+def test_ppo_trains_on_a_pendulum():
+    laws.learns(brax.make(NAME))
 
 
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
         ("fast", "spring"),
-        ("reacher", "spring"),
+        pytest.param("reacher", "spring", marks=pytest.mark.slow),
         ("inverted_pendulum", "generalized"),
-        ("inverted_pendulum", "mjx"),
+        pytest.param("inverted_pendulum", "mjx", marks=pytest.mark.slow),
     ],
 )
 def test_a_state_keeps_its_structure(name, backend):

@@ -26,9 +26,8 @@ def own_step(name):
     return jax.jit(lambda key, state, action: env.step(state.replace(key=key), action))
 
 
-def samples_legal_actions(problem, state, legal_of):
+def has_legal_actions(batch, legal_of):
     """Every sampled action is legal, and some are not; `legal_of(mask, action)` says which."""
-    batch = jax.jit(problem.collect)(state.params, state.collector, jax.random.key(2))[1]
     assert isinstance(batch.inputs, control.Observation)
     assert jax.vmap(jax.vmap(legal_of))(batch.inputs.legal, batch.action).all()
     assert not batch.inputs.legal.all()
@@ -41,6 +40,7 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
     laws.same(fresh.legal, timestep.observation.action_mask)
 
 
+@pytest.mark.slow
 def test_no_two_episodes_begin_alike():
     laws.begins_never_twice_alike(SNAKE, DOWN)
 
@@ -61,7 +61,7 @@ def test_the_time_limit_is_the_suites_or_bounds_what_has_none():
 
 
 def test_a_truncated_maze_is_not_terminated():
-    environment = adapter.make("Maze-v0", time_limit=3)
+    environment = adapter.make("Maze-v0", time_limit=3, reset_interval=1)
     running = laws.begun(environment, jax.random.key(0))
     blocked = int((~jax.jit(environment.reset)(jax.random.key(0))[0].legal).argmax())
     _, transitions = laws.stepped(environment, running, [blocked] * 3, jax.random.key(1))
@@ -73,7 +73,7 @@ def test_a_truncated_maze_is_not_terminated():
 
 
 def test_observations_rewards_and_masks_are_the_suites():
-    environment, total = adapter.make("Game2048-v1"), 0.0
+    environment, total = adapter.make("Game2048-v1", reset_interval=1), 0.0
 
     def choose(t, running):
         legal = running.state.action_mask
@@ -92,7 +92,7 @@ def test_observations_rewards_and_masks_are_the_suites():
 
 def test_steps_after_the_same_state_depend_on_the_key():
     """Jumanji's state holds the key of all steps to come; branches from a state must differ."""
-    environment = adapter.make("Game2048-v1")
+    environment = adapter.make("Game2048-v1", reset_interval=1)
     running = laws.begun(environment, jax.random.key(0))
     action = jnp.int32(running.state.action_mask.argmax())
     step = jax.jit(jax.vmap(environment.step, in_axes=(0, None, None)))
@@ -100,50 +100,63 @@ def test_steps_after_the_same_state_depend_on_the_key():
     assert (boards["board"] != boards["board"][:1]).any()
 
 
+def packed():
+    """BinPack, its first observation and state, and a legal pair of a space and an item."""
+    environment = adapter.make("BinPack-v2", reset_interval=1)
+    seen, running = jax.jit(environment.reset)(jax.random.key(0))
+    space, item = np.argwhere(np.asarray(running.state.action_mask))[-1]
+    assert item > 0
+    return environment, seen, running, space, item
+
+
 @pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # of the suite
 def test_a_flat_action_of_bin_pack_is_a_space_and_an_item():
-    environment = adapter.make("BinPack-v2")
+    environment, seen, running, space, item = packed()
     assert environment.spaces.num_actions == 40 * 20
-    running = laws.begun(environment, jax.random.key(0))
-    mask = running.state.action_mask
-    pairs = np.argwhere(mask)
-    space, item = pairs[-1]
-    assert item > 0
-    action = jnp.int32(space * 20 + item)
-    assert environment.spaces.to_action(action).tolist() == [space, item]
+    laws.same(seen.legal.reshape(40, 20), running.state.action_mask)
+    action = environment.spaces.to_action(jnp.int32(space * 20 + item))
+    assert action.tolist() == [space, item]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # of the suite
+def test_a_step_of_bin_pack_is_the_suites():
+    environment, _, running, space, item = packed()
     key = jax.random.key(1)
     _, timestep = own_step("BinPack-v2")(
         jax.random.split(key)[0], running.state, jnp.array([space, item], jnp.int32)
     )
+    action = jnp.int32(space * 20 + item)
     seen = jax.jit(environment.step)(key, running, action)[1].final_observation
     assert bool(timestep.observation.items_placed[item])
     laws.same(seen.policy["items_placed"], timestep.observation.items_placed.astype(float))
     laws.same(seen.legal.reshape(40, 20), timestep.observation.action_mask)
 
 
+@pytest.mark.slow
 def test_ppo_learns_from_one_choice_and_samples_legal_actions():
-    problem, state, _ = laws.learns(SNAKE(num_rows=4, num_cols=4, max_steps=20))
-    samples_legal_actions(problem, state, lambda legal, action: legal[action])
+    _, batch, _ = laws.learns(SNAKE(num_rows=4, num_cols=4, max_steps=20, reset_interval=1))
+    has_legal_actions(batch, lambda legal, action: legal[action])
 
 
 @pytest.mark.slow
 def test_ppo_learns_from_several_choices_and_samples_legal_actions():
     environment = adapter.make("JobShop-v0", max_steps=20)
     assert environment.spaces.choices == (21,) * 10
-    problem, state, _ = laws.learns(environment)
-    samples_legal_actions(
-        problem, state, lambda legal, action: legal.reshape(10, 21)[jnp.arange(10), action].all()
+    _, batch, _ = laws.learns(environment)
+    has_legal_actions(
+        batch, lambda legal, action: legal.reshape(10, 21)[jnp.arange(10), action].all()
     )
 
 
 @pytest.mark.parametrize(
     ("name", "num_actions", "choices", "action_size"),
     [
-        ("Tetris-v0", 40, (), 0),
+        pytest.param("Tetris-v0", 40, (), 0, marks=pytest.mark.slow),
         ("Minesweeper-v0", 100, (), 0),
-        ("RubiksCube-v0", 0, (6, 1, 3), 0),
+        pytest.param("RubiksCube-v0", 0, (6, 1, 3), 0, marks=pytest.mark.slow),
         ("Cleaner-v0", 0, (4, 4, 4), 0),
-        ("Connector-v3", 0, (5,) * 10, 0),
+        pytest.param("Connector-v3", 0, (5,) * 10, 0, marks=pytest.mark.slow),
         ("MultiCVRP-v0", 0, (21, 21), 0),
         ("SearchAndRescue-v0", 0, (), 4),
         ("TSP-v1", 20, (), 0),
@@ -197,20 +210,27 @@ def test_a_snake_that_has_enclosed_itself_may_do_anything():
     for i in range(60):
         keys = jax.random.split(jax.random.key(i), 64)
         running, legal = step(keys, running, legal)
-        none = ~running.state.action_mask.any(axis=1)
-        enclosed += int(none.sum())
-        assert legal[none].all()
-        laws.same(legal[~none], running.state.action_mask[~none])
+        offered, mask = np.asarray(legal), np.asarray(running.state.action_mask)
+        none = ~mask.any(axis=1)
+        enclosed += none.sum()
+        assert offered[none].all()
+        np.testing.assert_array_equal(offered[~none], mask[~none])
     assert enclosed
 
 
 def test_without_its_mask_the_policy_may_do_what_is_illegal():
-    environment = adapter.make("Snake-v1", num_rows=4, num_cols=4, mask=False)
+    environment = SNAKE(num_rows=4, num_cols=4, mask=False)
     assert environment.spaces.observation.legal is None
     problem = control.make_problem(environment, num_envs=4, num_steps=16)
-    params, collector = problem.init(jax.random.key(0))
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
-    assert bool(batch.terminated.any())
+
+    @jax.jit
+    def at_the_start(key):
+        params, collector = problem.init(key)
+        return problem.apply(params, collector.sharded["environments"].observation)[0].log_probs()
+
+    assert np.isfinite(at_the_start(jax.random.key(0))).all()
+    params, collector = jax.eval_shape(problem.init, jax.random.key(0))
+    batch = jax.eval_shape(problem.collect, params, collector, jax.random.key(1))[1]
     assert "frac_no_action" not in batch.metrics
 
 

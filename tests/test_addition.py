@@ -10,8 +10,16 @@ import pytest
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import tasks
 
-VARIANTS = pytest.mark.parametrize(
-    "variant", [(1, True, True), (2, True, False), (3, False, True), (9, False, False)], ids=str
+EACH = [(1, True, True), (2, True, False), (3, False, True), (9, False, False)]
+VARIANTS = pytest.mark.parametrize("variant", EACH, ids=str)
+SPLITS = pytest.mark.parametrize(
+    ("variant", "held_out"),
+    [
+        *((variant, False) for variant in EACH),
+        (EACH[1], True),
+        *(pytest.param(EACH[i], True, marks=pytest.mark.slow) for i in (0, 2, 3)),
+    ],
+    ids=str,
 )
 
 
@@ -41,8 +49,7 @@ def examples(variant, held_out=False, count=300, seed=0):
     )
 
 
-@VARIANTS
-@pytest.mark.parametrize("held_out", [False, True])
+@SPLITS
 def test_prompt_and_demonstration_say_the_sum(variant, held_out):
     """Each text is read back on the host, so generator and verifier cannot share an error."""
     (num_digits, zero_pad, reverse), task = variant, make(*variant)
@@ -67,8 +74,7 @@ def test_prompt_and_demonstration_say_the_sum(variant, held_out):
             assert (first, second) == (str(a), str(b))
 
 
-@VARIANTS
-@pytest.mark.parametrize("held_out", [False, True])
+@SPLITS
 def test_each_split_keeps_to_its_operands(variant, held_out):
     assert (
         np.asarray(tasks.is_held_out(*examples(variant, held_out)[0].problem)) == held_out

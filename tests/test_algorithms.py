@@ -26,9 +26,26 @@ def arrays(algorithm):
     return as_arrays(ALGORITHMS[algorithm][1])
 
 
+# Programs that take seconds to compile, of methods and problems that other cases have, below or in
+# `IN_DOUBLE`.
+HEAVY = [
+    *(("trpo", problem) for problem in ("everything", "addition", "dialogue", "CartPole")),
+    *(("ppo", problem) for problem in ("everything", "addition")),
+    ("ppo-turn", "dialogue"),
+    ("grpo", "addition"),
+    ("dapo", "dialogue"),
+]
+
+
 # Module scope, so that the tests of a case run one after the other and its programs can be freed
 # afterwards.
-@pytest.fixture(params=CASES, ids="-".join, scope="module")
+@pytest.fixture(
+    params=[
+        pytest.param(case, marks=[pytest.mark.slow] * (case in HEAVY), id="-".join(case))
+        for case in CASES
+    ],
+    scope="module",
+)
 def case(request):
     return request.param
 
@@ -129,7 +146,14 @@ def assert_equal_on_every_device(params):
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-# With these, every algorithm is sharded on both kinds of problem.
+# One of each kind of problem that `IN_DOUBLE` does not have, but for the learned reward, which takes
+# 17 seconds; of CartPole with all devices for a seed. Then every algorithm on both kinds.
+KINDS = [
+    ("trpo", "vine"),
+    ("grpo", "groups"),
+    ("grpo-turn", "dialogue"),
+    ("ppo-all-switches", "table"),
+]
 FURTHER = [
     *(
         (algorithm, kind)
@@ -148,28 +172,14 @@ FURTHER = [
     # On control, rounding decides which of two close tokens is selected.
     ("kl_cov", "addition"),
 ]
-# Left to the slow tests: cases that are compared in double precision on the same problem, except
-# one with a search and a number of rounds for each seed; and further natural steps and refills on
-# tokens.
-REPEATED = [
-    *(
-        (algorithm, "table")
-        for algorithm in (
-            *("dapo-carry", "dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo"),
-            *("sapo", "gmpo", "pkpo", "kl_cov"),
-        )
-    ),
-    *((name, "mismatch") for name in ("dppo", "distillation", "maxrl-v3.2", "lite_ppo-truncate")),
-    ("ppo", "everything"),
-    ("grpo", "addition"),
-    ("trpo", "addition"),
-    ("trpo", "dialogue"),
-    ("dapo", "dialogue"),
-]
 SHARDED = [
-    *(pytest.param(case, (2, 4), marks=[pytest.mark.slow] * (case in REPEATED)) for case in CASES),
+    *((case, (2, 4)) for case in KINDS),
     (("a2c", "CartPole"), (1, 8)),
-    *(pytest.param(case, (2, 4), marks=pytest.mark.slow) for case in FURTHER),
+    *(
+        pytest.param(case, (2, 4), marks=pytest.mark.slow)
+        for case in (*CASES, *FURTHER)
+        if case not in KINDS
+    ),
     pytest.param(("trpo", "CartPole"), (1, 8), marks=pytest.mark.slow),
 ]
 

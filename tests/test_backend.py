@@ -38,10 +38,10 @@ def test_a_device_may_be_one_core(devices, cores, expected, monkeypatch):
 
 
 def iterations(memory):
-    """Parameters and returns after three iterations of PPO on CartPole."""
+    """Parameters and returns after five iterations of PPO on CartPole."""
     problem = control.from_settings(
         gymnax.make("CartPole-v1")[0],
-        control.Settings(num_envs=4, num_steps=11, scale_rewards=True),
+        control.Settings(num_envs=4, num_steps=5, scale_rewards=True),
         control.NetworkSettings(width=8, depth=1, memory=memory),
     )
     learner = ppo.make(config.as_arrays(ppo.Config(num_epochs=1, num_minibatches=2)), problem)
@@ -50,13 +50,13 @@ def iterations(memory):
         def step(state, _):
             return learner.step(state)
 
-        state, metrics = jax.lax.scan(step, learner.init(key), None, length=3)
+        state, metrics = jax.lax.scan(step, learner.init(key), None, length=5)
         return state.params, metrics["episode_return"].value()
 
     return jax.jit(train)(jax.random.key(1))
 
 
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("memory", ["none", pytest.param("gru", marks=pytest.mark.slow)])
 def test_a_run_is_the_same_as_on_a_cpu(memory, request):
     want, of_cpu = iterations(memory)
     request.getfixturevalue("gpu")

@@ -88,8 +88,15 @@ def by_hand(model, params, tokens, pad):
     return rows
 
 
-@pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [
+        ("smollm2", True),
+        ("gemma3", False),
+        pytest.param("smollm2", False, marks=pytest.mark.slow),
+        pytest.param("gemma3", True, marks=pytest.mark.slow),
+    ],
+)
 def test_scanned_blocks_are_those_of_a_loop(name, remat):
     layers = {"num_hidden_layers": DEEP}
     if name == "gemma3":
@@ -98,14 +105,15 @@ def test_scanned_blocks_are_those_of_a_loop(name, remat):
     model = architectures.read(families.CONFIGS[name] | layers, remat=remat)
     assert model.scanned
     params = drawn(model)
-    found = jax.jit(model.apply)(params, TOKENS, PAD)[0]
-    last = jax.jit(functools.partial(model.apply, last=2))(params, TOKENS, PAD)[0]
+    found, last = jax.jit(
+        lambda params: [model.apply(params, TOKENS, PAD, last=last)[0] for last in (0, 2)]
+    )(params)
     for row, few, expected in zip(found, last, by_hand(model, params, TOKENS, PAD), strict=True):
         np.testing.assert_allclose(row[-len(expected) :], expected, rtol=1e-3, atol=2e-3)
         np.testing.assert_allclose(few, row[-2:], atol=1e-5)
 
 
-@pytest.mark.parametrize("adapters", [None, Lora(2)])
+@pytest.mark.parametrize("adapters", [None, pytest.param(Lora(2), marks=pytest.mark.slow)])
 def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
     """Values, gradients, and completions drawn with a cache."""
     model = Transformer(14, width=8, layers=DEEP, heads=2, mlp_width=12, lora=adapters)
@@ -126,8 +134,12 @@ def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
             pad_token=0,
         )
         keys = jax.random.split(jax.random.key(0), 3)
-        drawn = jax.jit(sample)(params, TOKENS, PAD, keys)
-        return jax.jit(jax.value_and_grad(loss))(params), drawn._asdict()
+        return jax.jit(
+            lambda params: (
+                jax.value_and_grad(loss)(params),
+                sample(params, TOKENS, PAD, keys)._asdict(),
+            )
+        )(params)
 
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), found(0), found(DEEP)
@@ -136,9 +148,11 @@ def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
 
 def instructions(layers):
     """Those of the program of one iteration, sampling and update."""
-    model = Transformer(TASK.tokenizer.size, width=8, layers=layers, heads=2, mlp_width=12)
+    model = Transformer(
+        TASK.tokenizer.size, width=8, layers=layers, heads=2, mlp_width=12, gated=False
+    )
     problem = language.make_problem(TASK, model, num_prompts=2, group_size=2)
-    learner = grpo.make(grpo.Config(num_minibatches=1), problem)
+    learner = grpo.make(grpo.Config(use_reference=False), problem)
     state = jax.eval_shape(learner.init, jax.random.key(0))
     return jax.jit(learner.step).lower(state).as_text().count(" = ")
 
@@ -201,12 +215,9 @@ def test_a_shallow_model_begins_with_what_a_key_has_always_given():
     blocks, adapters = (variables[name]["blocks"] for name in ("params", "lora"))
     for path, expected in BEFORE.items():
         role, matrix = path
-        np.testing.assert_allclose(
-            jnp.abs(blocks[role][matrix]["kernel"]).mean(axis=(1, 2)), expected[0], rtol=1e-5
-        )
-        np.testing.assert_allclose(
-            jnp.abs(adapters[role][matrix]["a"]).mean(axis=(1, 2)), expected[1], rtol=1e-5
-        )
+        found = blocks[role][matrix]["kernel"], adapters[role][matrix]["a"]
+        for x, mean in zip(found, expected, strict=True):
+            np.testing.assert_allclose(np.abs(x).mean(axis=(1, 2)), mean, rtol=1e-5)
 
 
 @pytest.mark.parametrize("depth", [2, DEEP])

@@ -249,7 +249,9 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 """
 
 
-@pytest.mark.parametrize("extra", [0.0, 0.013, 0.031])
+@pytest.mark.parametrize(
+    "extra", [*(pytest.param(extra, marks=pytest.mark.slow) for extra in (0.0, 0.031)), 0.013]
+)
 def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True

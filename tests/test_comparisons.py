@@ -19,12 +19,6 @@ from jaxrl_po.run.suites import SUITES, is_suite, make
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
-
-
 def fake_control(main_argv):
     """A run that finishes at once: TRPO is good from the first evaluation, anything else never."""
 
@@ -105,7 +99,11 @@ def configs():
     return sorted(control.CONFIGS.glob("*/*.json"))
 
 
-@pytest.mark.parametrize("path", configs(), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def name(path):
+    return f"{path.parent.name}-{path.stem}"
+
+
+@pytest.mark.parametrize("path", configs(), ids=name)
 def test_tuned_settings_are_valid(path):
     """Every file names a method and an environment that exist, and flags that they have."""
     saved = json.loads(path.read_text())
@@ -123,14 +121,22 @@ def test_tuned_settings_are_valid(path):
         return
     assert saved["score"]["seeds"] >= 2
     assert saved["found_by"].startswith("jaxrl-po sweep ")
-    if is_suite(env):
-        pytest.importorskip(SUITES[env.partition(":")[0]])
-        with jax.numpy_rank_promotion("allow"):  # suites rely on it
-            make(env)
-    else:
+    if not is_suite(env):
         control_lib.adapt(gymnax.make(options.env)[0])
 
 
+@pytest.mark.slow  # suites take seconds to import
+@pytest.mark.parametrize(
+    "path", [path for path in configs() if is_suite(env_of(path.stem))], ids=name
+)
+def test_tuned_settings_of_a_suite_are_of_an_environment_that_exists(path):
+    env = env_of(path.stem)
+    pytest.importorskip(SUITES[env.partition(":")[0]])
+    with jax.numpy_rank_promotion("allow"):  # suites rely on it
+        make(env)
+
+
+@pytest.mark.slow
 def test_the_table_of_a_suite_is_printed_and_goes_on(tmp_path, monkeypatch, capsys):
     small = (
         "--problem.num_envs=4",

@@ -1,5 +1,7 @@
 """The adapter, the unroll, normalisation and evaluation of control problems."""
 
+import functools
+
 import chex
 import gymnax
 import jax
@@ -16,11 +18,16 @@ from jaxrl_po.control.unroll import episodes
 from jaxrl_po.distributions import DiagonalGaussian
 from jaxrl_po.types import CollectorState
 
+CART_POLE = gymnax.make("CartPole-v1")[0]
+PENDULUM = gymnax.make("Pendulum-v1")[0]
+TRUNCATED = AlwaysTruncated()
 
-def one_batch(env, seed=0, **options):
-    problem = control.make_problem(env, **({"num_envs": 3, "num_steps": 12} | options))
-    params, collector = jax.jit(problem.init)(jax.random.key(seed))
-    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(seed + 1))
+
+@functools.cache
+def one_batch(env, **options):
+    problem = control.make_problem(env, **({"num_envs": 4, "num_steps": 12} | options))
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
+    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
     return problem, params, collector, batch
 
 
@@ -37,24 +44,25 @@ def test_adapter_knows_gymnax_environments(name, shape, actions):
     environment = control.adapt(gymnax.make(name)[0])
     assert environment.spaces.observation.shape == shape
     assert environment.spaces.num_actions == actions
-    observation, state = environment.reset(jax.random.key(0))
-    after, transition = environment.step(jax.random.key(1), state, jnp.int32(0))
+    observation, state = jax.eval_shape(environment.reset, jax.random.key(0))
+    after, transition = jax.eval_shape(environment.step, jax.random.key(1), state, jnp.int32(0))
     assert observation.dtype == transition.final_observation.dtype == jnp.float32
     # A weak type returned by reset but not by step would recompile the second iteration.
-    assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, after)
+    assert jax.tree.structure(state) == jax.tree.structure(after)
+    assert jax.tree.leaves(state) == jax.tree.leaves(after)
 
 
 def test_shapes_and_dtypes():
-    _, _, _, batch = one_batch(gymnax.make("CartPole-v1")[0])
-    assert batch.inputs.shape == (3, 12, 4)
+    _, _, _, batch = one_batch(CART_POLE)
+    assert batch.inputs.shape == (4, 12, 4)
     assert batch.action.dtype == jnp.int32
-    assert batch.score.shape == (3, 1)
+    assert batch.score.shape == (4, 1)
     for leaf in (batch.log_prob, batch.reward, batch.value, batch.next_value, batch.mask):
-        assert leaf.shape == (3, 12)
+        assert leaf.shape == (4, 12)
 
 
 def test_truncation_is_not_termination():
-    _, _, _, batch = one_batch(AlwaysTruncated())
+    _, _, _, batch = one_batch(TRUNCATED)
     assert not batch.terminated.any()
     np.testing.assert_array_equal(batch.truncated[0], (np.arange(12) + 1) % 5 == 0)
     _, _, _, batch = one_batch(AlwaysTerminated())
@@ -62,12 +70,12 @@ def test_truncation_is_not_termination():
 
 
 def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode():
-    problem, params, _, batch = one_batch(AlwaysTruncated(), num_envs=8, num_steps=20)
+    problem, params, _, batch = one_batch(TRUNCATED)
     cue = np.asarray(batch.inputs[..., 0])
     ends = np.asarray(batch.truncated)
     redrawn = ends[:, :-1] & (cue[:, 1:] != cue[:, :-1])
     assert redrawn.any()  # the two would differ
-    want = problem.apply(params, batch.inputs)[1]  # the cue stays throughout an episode
+    want = jax.jit(problem.apply)(params, batch.inputs)[1]  # the cue stays throughout an episode
     np.testing.assert_allclose(batch.next_value, want, rtol=1e-5)
 
 
@@ -76,13 +84,11 @@ def test_values_and_log_probs_are_those_of_apply():
 
     The next value of a step is the value of the next one.
     """
-    problem, params, actor, _ = one_batch(
-        gymnax.make("Pendulum-v1")[0], normalize_observations=True
-    )
+    problem, params, actor, _ = one_batch(PENDULUM, normalize_observations=True)
     batch = jax.jit(problem.collect)(params, actor, jax.random.key(2))[1]
     assert not batch.truncated.any()
     np.testing.assert_allclose(batch.next_value[:, :-1], batch.value[:, 1:], rtol=1e-5, atol=1e-6)
-    distribution, value = problem.apply(params, batch.inputs)
+    distribution, value = jax.jit(problem.apply)(params, batch.inputs)
     np.testing.assert_allclose(
         distribution.log_prob(batch.action), batch.log_prob, rtol=1e-4, atol=1e-5
     )
@@ -117,45 +123,49 @@ def test_the_widest_box_has_a_finite_half_range():
 
 
 def test_actions_are_in_units_of_the_half_range():
-    env = gymnax.make("Pendulum-v1")[0]  # torque in [−2, 2]
+    env = PENDULUM  # torque in [−2, 2]
     environment = control.adapt(env)
-    _, state = environment.reset(jax.random.key(0))
-    state_one, _ = environment.step(jax.random.key(1), state, jnp.array([0.5]))
-    _, direct, *_ = env.step(jax.random.key(1), state, jnp.array([1.0]), env.default_params)
+
+    @jax.jit
+    def stepped(key):
+        _, state = environment.reset(key)
+        ours, _ = environment.step(jax.random.key(1), state, jnp.array([0.5]))
+        return ours, env.step(jax.random.key(1), state, jnp.array([1.0]), env.default_params)[1]
+
+    state_one, direct = stepped(jax.random.key(0))
     np.testing.assert_allclose(state_one.theta_dot, direct.theta_dot, rtol=1e-6)
 
 
 def test_episode_metrics_count_completed_episodes_only():
-    _, _, _, batch = one_batch(AlwaysTruncated(), num_steps=4)
+    _, _, _, batch = one_batch(TRUNCATED, num_steps=4)
     assert float(batch.metrics["episode_return"].count) == 0.0
     assert np.isnan(batch.metrics["episode_return"].metric())
-    _, _, _, batch = one_batch(AlwaysTruncated(), num_steps=12)
-    assert float(batch.metrics["episode_return"].count) == 3 * 2
+    _, _, _, batch = one_batch(TRUNCATED, num_steps=12)
+    assert float(batch.metrics["episode_return"].count) == 4 * 2
     assert float(batch.metrics["episode_return"].metric()) == 5.0
     assert float(batch.metrics["episode_length"].metric()) == 5.0
 
 
 def test_episodes_run_on_between_iterations():
-    problem, params, collector, _ = one_batch(AlwaysTruncated(), num_steps=3)
-    np.testing.assert_allclose(collector.sharded["environments"].episode_return, 3.0)
-    collector, batch = problem.collect(params, collector, jax.random.key(9))
-    np.testing.assert_array_equal(batch.truncated[0], [False, True, False])
+    problem, params, collector, _ = one_batch(TRUNCATED, num_steps=4)
+    np.testing.assert_allclose(collector.sharded["environments"].episode_return, 4.0)
+    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(9))
+    np.testing.assert_array_equal(batch.truncated[0], [True, False, False, False])
 
 
 def test_environments_do_not_share_random_numbers_and_keys_advance():
-    problem, params, collector, batch = one_batch(
-        gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=32
-    )
+    problem, params, collector, batch = one_batch(CART_POLE)
     assert len(np.unique(np.asarray(batch.action), axis=0)) == 4
-    again = problem.collect(params, collector, jax.random.key(1))[1]
-    other = problem.collect(params, collector, jax.random.key(2))[1]
+    collect = jax.jit(problem.collect)
+    again = collect(params, collector, jax.random.key(1))[1]
+    other = collect(params, collector, jax.random.key(2))[1]
     assert not np.array_equal(again.action, other.action)
 
 
 def test_split_environments_collect_what_they_collect_together():
     """Random numbers depend on the index of an environment, not on the device that holds it."""
-    problem, params, _, _ = one_batch(gymnax.make("CartPole-v1")[0], num_envs=4)
-    _, collector = problem.init(jax.random.key(0))
+    problem, params, _, _ = one_batch(CART_POLE)
+    _, collector = jax.jit(problem.init)(jax.random.key(0))
     collect = jax.jit(problem.collect)
     whole = collect(params, collector, jax.random.key(5))[1]
     halves = [
@@ -187,7 +197,7 @@ def test_normalizer_is_exact():
 
 
 def test_reward_scale_is_the_std_of_the_rolling_return():
-    _, _, collector, batch = one_batch(AlwaysTruncated(), scale_rewards=True, reward_discount=0.5)
+    _, _, collector, batch = one_batch(TRUNCATED, scale_rewards=True, reward_discount=0.5)
     rolling, r = [], 0.0
     for t in range(12):
         r = 0.5 * r + 1.0
@@ -199,8 +209,8 @@ def test_reward_scale_is_the_std_of_the_rolling_return():
 
 
 def test_evaluation_is_frozen_and_repeatable():
-    env = gymnax.make("CartPole-v1")[0]
-    problem, params, collector, _ = one_batch(env, normalize_observations=True)
+    env = CART_POLE
+    problem, params, collector, _ = one_batch(env)
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=5))
     first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
     np.testing.assert_array_equal(first["return"], second["return"])
@@ -219,7 +229,7 @@ def test_greedy_evaluation_plays_the_mode_whatever_the_key():
     problem = control.make_problem(env, num_envs=2, num_steps=2)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.02, params)
-    mode = problem.apply(params, jnp.array([[-1.0], [1.0]]))[0].mode()[:, 0]
+    mode = jax.jit(problem.apply)(params, jnp.array([[-1.0], [1.0]]))[0].mode()[:, 0]
     want = -np.square(np.clip(mode, -1.0, 1.0) - np.array([-0.5, 0.5]))
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=16))
     for seed in (0, 1):
@@ -230,7 +240,7 @@ def test_greedy_evaluation_plays_the_mode_whatever_the_key():
 
 
 def test_evaluation_reads_the_statistics_in_the_state():
-    env = gymnax.make("Pendulum-v1")[0]
+    env = PENDULUM
     problem, params, collector, _ = one_batch(env, normalize_observations=True)
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=3))
     statistics = collector.replicated["observation_statistics"]
@@ -244,20 +254,22 @@ def test_evaluation_reads_the_statistics_in_the_state():
 
 
 def test_evaluation_plays_whole_episodes():
-    env = AlwaysTruncated()
+    env = TRUNCATED
     problem, params, collector, _ = one_batch(env)
-    result = control.make_evaluate(
-        env, problem, num_episodes=2, env_params=Params(max_steps_in_episode=7)
-    )(params, collector, jax.random.key(0))
-    assert result["length"].tolist() == [7.0, 7.0]
-    bounded = episodes(
-        control.adapt(env),
-        lambda memory, o: (memory, problem.apply(params, o)[0]),
-        jax.random.key(0),
-        num_episodes=2,
-        max_steps=3,
+    longer = Params(max_steps_in_episode=7)
+    evaluate = control.make_evaluate(env, problem, num_episodes=2, env_params=longer)
+    key = jax.random.key(0)
+    assert jax.jit(evaluate)(params, collector, key)["length"].tolist() == [7.0, 7.0]
+    bounded = jax.jit(
+        lambda key: episodes(
+            control.adapt(env),
+            lambda memory, o: (memory, problem.apply(params, o)[0]),
+            key,
+            num_episodes=2,
+            max_steps=3,
+        )
     )
-    assert bounded[1].tolist() == [3.0, 3.0]
+    assert bounded(key)[1].tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -270,28 +282,27 @@ def test_evaluation_plays_whole_episodes():
 )
 def test_bad_sizes_name_the_field(options, match):
     with pytest.raises(ConfigError, match=match):
-        control.make_problem(gymnax.make("CartPole-v1")[0], **options)
+        control.make_problem(CART_POLE, **options)
 
 
 def test_bad_settings_name_the_field():
-    cart_pole = gymnax.make("CartPole-v1")[0]
     with pytest.raises(ConfigError, match="initial_log_std applies to continuous actions"):
         control.from_settings(
-            cart_pole, control.Settings(), control.NetworkSettings(initial_log_std=-1.0)
+            CART_POLE, control.Settings(), control.NetworkSettings(initial_log_std=-1.0)
         )
     with pytest.raises(ConfigError, match="reward_discount has no effect"):
-        control.from_settings(cart_pole, control.Settings(reward_discount=0.5))
+        control.from_settings(CART_POLE, control.Settings(reward_discount=0.5))
     with pytest.raises(ConfigError, match="activation must be one of"):
         control.from_settings(
-            cart_pole, control.Settings(), control.NetworkSettings(activation="cube")
+            CART_POLE, control.Settings(), control.NetworkSettings(activation="cube")
         )
     with pytest.raises(ConfigError, match="num_episodes"):
-        control.make_evaluate(cart_pole, control.make_problem(cart_pole), num_episodes=0)
+        control.make_evaluate(CART_POLE, control.make_problem(CART_POLE), num_episodes=0)
 
 
 def test_settings_reach_the_problem():
     problem = control.from_settings(
-        gymnax.make("Pendulum-v1")[0],
+        PENDULUM,
         control.Settings(
             num_envs=2,
             num_steps=3,
@@ -300,7 +311,7 @@ def test_settings_reach_the_problem():
         ),
         control.NetworkSettings(width=8, depth=1, activation="relu", initial_log_std=-0.5),
     )
-    params, collector = problem.init(jax.random.key(0))
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
     assert params.policy["params"]["torso"]["Dense_0"]["kernel"].shape == (3, 8)
     assert float(params.policy["params"]["head"]["log_std"][0]) == -0.5
     assert collector.replicated["observation_statistics"].mean.shape == (3,)
@@ -316,7 +327,14 @@ def test_unknown_spaces_are_named():
         control.adapt(Structured())
 
 
-CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (gymnax.make("MountainCar-v0")[0], 1)}
+class Costs(AlwaysTruncated):
+    """Each step costs 1."""
+
+    def reward(self, state, action):
+        return jnp.float32(-1.0)
+
+
+CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (Costs(), 1)}
 
 
 @pytest.mark.parametrize(("env", "num_steps"), CONSTANT.values(), ids=CONSTANT)
@@ -327,7 +345,7 @@ def test_a_return_that_does_not_vary_is_scaled_by_its_mean(env, num_steps):
 
 
 def test_without_an_entry_in_the_collector_nothing_is_normalised():
-    _, _, collector, _ = one_batch(gymnax.make("CartPole-v1")[0])
+    _, _, collector, _ = one_batch(CART_POLE)
     assert set(collector.sharded) == {"environments"}
     assert collector.replicated == {}
 
@@ -347,10 +365,9 @@ class InfiniteView(AlwaysTruncated):
 
 
 def test_what_is_not_finite_is_counted_and_its_update_skipped():
-    problem = control.make_problem(NanReward(), num_envs=4, num_steps=8)
-    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+    *_, batch = one_batch(NanReward())
     assert float(batch.metrics["frac_nonfinite"].metric()) == 1.0
-    *_, batch = one_batch(AlwaysTruncated())
+    *_, batch = one_batch(TRUNCATED)
     assert float(batch.metrics["frac_nonfinite"].metric()) == 0.0
     # Normalising would clip it to 10.
     problem = control.make_problem(

@@ -5,18 +5,11 @@ import json
 from pathlib import Path
 
 import demo
-import jax
 import numpy as np
 import pytest
 
 from jaxrl_po.run import metrics
 from jaxrl_po.run.flags import UsageError
-
-
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
 
 
 def fake_part(name, score, values, status=0):
@@ -43,9 +36,14 @@ def fake_part(name, score, values, status=0):
     ("returns", "accuracies", "status"),
     [
         ([0.0, 480.0, 490.0, 500.0], [0.9, 0.92], 0),  # interquartile mean 485, mean 0.91
-        ([0.0, 450.0, 490.0, 500.0], [0.9, 0.92], 1),  # 470
-        ([500.0] * 4, [0.85, 0.94], 1),  # 0.895
-        ([500.0] * 4, [None, 0.94], 1),
+        *(
+            pytest.param(returns, accuracies, 1, marks=pytest.mark.slow)
+            for returns, accuracies in (
+                ([0.0, 450.0, 490.0, 500.0], [0.9, 0.92]),  # 470
+                ([500.0] * 4, [0.85, 0.94]),  # 0.895
+                ([500.0] * 4, [None, 0.94]),
+            )
+        ),
     ],
 )
 def test_the_demo_tells_whether_it_learned(
@@ -76,11 +74,14 @@ def test_the_demo_hands_on_a_failure(tmp_path, monkeypatch):
         demo.main([f"--out={tmp_path}"])
 
 
-def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "step", ["check", pytest.param("compile_programs", marks=pytest.mark.slow)]
+)
+def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch, step):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.run.programs.compile_programs", refuse)
+    monkeypatch.setattr(f"jaxrl_po.run.programs.{step}", refuse)
     for part in demo.PARTS:
         with pytest.raises(AssertionError, match="compiled"):
             part.main([*part.arguments, f"--out={tmp_path / part.name}"])

@@ -18,10 +18,10 @@ from jaxrl_po.language import conversation, dialogues
 from jaxrl_po.language.dialogue import Reply, check_contract
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.tasks import Prompt
-from jaxrl_po.types import ActorCritic
+from jaxrl_po.types import ActorCritic, CollectorState
 
 TOKENIZER = language.make_tokenizer("0123456789+=?")
-MODEL = language.Transformer(TOKENIZER.size, width=16, layers=1, heads=2, mlp_width=16)
+MODEL = language.Transformer(TOKENIZER.size, width=16, layers=1, heads=2, mlp_width=16, gated=False)
 CRITIC = MODEL.clone(outputs=1)
 PROMPTS, GROUP = 4, 3
 
@@ -34,8 +34,8 @@ class Said(NamedTuple):
     turns: jax.Array
 
 
-def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lambda n: n):
-    """Replies with the first tokens of a message, as many as `heard` of its turn; then `garbage`.
+def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lambda n, first: n):
+    """Replies with as many tokens as `heard` of turn and first token says; then `garbage`.
 
     The reward of turn k is k; done after `ends_at` turns, or never.
     """
@@ -53,7 +53,7 @@ def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lamb
             state.written.at[state.turns].set(written),
             state.turns + 1,
         )
-        length = jnp.minimum(heard(state.turns), reply_length).astype(jnp.int32)
+        length = jnp.minimum(heard(state.turns, message[0]), reply_length).astype(jnp.int32)
         said = jnp.where(jnp.arange(reply_length) < length, 2 + state.turns, garbage)
         done = jnp.bool_(False) if ends_at is None else state.turns >= ends_at
         return state, Reply(said.astype(jnp.int32), length), state.turns * 1.0, done
@@ -71,17 +71,30 @@ def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lamb
     )
 
 
-def collected(dialogue, **options):
-    problem = dialogues.make_problem(
-        dialogue, MODEL, num_prompts=PROMPTS, group_size=GROUP, critic=CRITIC, **options
+def make(dialogue):
+    return dialogues.make_problem(
+        dialogue, MODEL, num_prompts=PROMPTS, group_size=GROUP, critic=CRITIC
     )
-    params, collector = jax.jit(problem.init)(jax.random.key(1))
-    return problem, params, jax.jit(problem.collect)(params, collector, jax.random.key(2))[1]
 
 
-def test_turns_without_replies_are_a_single_turn_bit_for_bit():
+@pytest.fixture(scope="module")
+def begun():
+    """Parameters and a collector's state, the same for every dialogue."""
+    generator = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: jnp.asarray((x.ndim == 1) + 0.1 * generator.normal(size=x.shape), x.dtype),
+        ActorCritic(MODEL.parameter_shapes(), CRITIC.parameter_shapes()),
+    )
+    return params, CollectorState({"prompt_number": jnp.arange(PROMPTS, dtype=jnp.int32)})
+
+
+def collected(problem, begun):
+    return problem.collect(*begun, jax.random.key(2))[1]
+
+
+def test_turns_without_replies_are_a_single_turn_bit_for_bit(begun):
     """Two messages of two tokens, cut by their budget, beside a completion of four."""
-    dialogue = parrot(turns=2, budget=2)._replace(tokenizer=TOKENIZER)
+    dialogue = parrot(turns=2, budget=2)
     task = language.Task(
         "plain",
         TOKENIZER,
@@ -95,8 +108,9 @@ def test_turns_without_replies_are_a_single_turn_bit_for_bit():
     single = language.make_problem(
         task, MODEL, num_prompts=PROMPTS, group_size=GROUP, critic=CRITIC
     )
-    _, params, batch = collected(dialogue)
-    _, plain = jax.jit(single.collect)(params, single.init(jax.random.key(1))[1], jax.random.key(2))
+    batch, plain = (
+        jax.jit(functools.partial(collected, each))(begun) for each in (make(dialogue), single)
+    )
     whole = np.asarray(plain.mask.all(axis=1) & (plain.action != TOKENIZER.eos).all(axis=1))
     assert whole.sum() > PROMPTS  # an EOS ends a message, but a completion as a whole
     for name in ("action", "log_prob", "value", "mask"):
@@ -104,23 +118,29 @@ def test_turns_without_replies_are_a_single_turn_bit_for_bit():
     np.testing.assert_array_equal(batch.inputs.tokens[whole], plain.inputs.tokens[whole])
 
 
-@pytest.mark.parametrize("heard", [lambda n: n, lambda n: 3 - n, lambda n: 2 * (n % 2)])
-def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(heard):
-    dialogue = parrot(turns=3, budget=4, reply_length=3, heard=heard)
-    problem, params, batch = collected(dialogue)
+def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(begun):
+    def heard(turn, first):
+        return (turn + first) % 4
+
+    problem = make(parrot(turns=3, budget=4, reply_length=3, heard=heard))
+
+    @jax.jit
+    def both():
+        batch = collected(problem, begun)
+        return batch, problem.apply(begun[0], batch.inputs)[0].log_prob(batch.action)
+
+    batch, log_prob = both()
+    lengths = set()
     assert batch.action.shape == (PROMPTS * GROUP, 12)
     assert batch.inputs.tokens.shape == (PROMPTS * GROUP, 3 + 3 * 4 + 2 * 3)
-    log_prob = jax.jit(problem.apply)(params, batch.inputs)[0].log_prob(batch.action)
+    batch = jax.tree.map(np.asarray, batch)
     np.testing.assert_allclose(
-        jnp.where(batch.mask, log_prob, 0.0), jnp.where(batch.mask, batch.log_prob, 0.0), atol=1e-5
+        np.where(batch.mask, log_prob, 0.0), np.where(batch.mask, batch.log_prob, 0.0), atol=1e-5
     )
     for row in range(PROMPTS * GROUP):
         count = int(batch.mask[row].sum())
         assert batch.mask[row, :count].all()
-        tokens, position = (
-            np.asarray(batch.inputs.tokens[row]),
-            np.asarray(batch.inputs.position[row]),
-        )
+        tokens, position = batch.inputs.tokens[row], batch.inputs.position[row]
         np.testing.assert_array_equal(tokens[3 + position[:count]], batch.action[row, :count])
         # Read again, token by token: a message ends with EOS or its fourth token, then the reply.
         at, turn, used, rewards, ends = 3, 1, [], [], []
@@ -133,26 +153,29 @@ def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(heard):
             ends.append(len(used) - 1)
             rewards.append(float(turn))
             if turn < 3:
-                for _ in range(min(int(heard(turn)), 3)):
+                lengths.add(heard(turn, message[0]))
+                for _ in range(heard(turn, message[0])):
                     assert tokens[at] == 2 + turn
                     at += 1
             turn += 1
         assert used == position[:count].tolist()
         assert np.flatnonzero(batch.step_end[row]).tolist() == ends
-        assert np.asarray(batch.reward[row])[ends].tolist() == rewards
+        assert batch.reward[row][ends].tolist() == rewards
         assert float(batch.reward[row].sum()) == 6.0
         assert (tokens[at:] == TOKENIZER.pad).all()
         assert np.flatnonzero(batch.terminated[row]).tolist() == [count - 1]
         # V of the state before the next token that is sampled, whatever was read in between.
-        following = np.append(np.asarray(batch.value[row, 1:count]), 0.0)
+        following = np.append(batch.value[row, 1:count], 0.0)
         np.testing.assert_array_equal(batch.next_value[row, :count], following)
+    assert lengths == {0, 1, 2, 3}
 
 
-def test_what_stands_behind_a_reply_changes_nothing():
-    clean, dirty = (
-        collected(parrot(turns=3, budget=3, reply_length=4, garbage=garbage))[2]
-        for garbage in (0, 7)
-    )
+def test_what_stands_behind_a_reply_changes_nothing(begun):
+    @jax.jit
+    def batch(garbage):
+        return collected(make(parrot(turns=3, budget=3, reply_length=4, garbage=garbage)), begun)
+
+    clean, dirty = batch(0), batch(7)
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
 
 
@@ -182,30 +205,36 @@ def test_no_row_waits_for_another():
 
     dialogue = parrot(turns=3, budget=2, reply_length=4)._replace(respond=respond)
     prompt = Prompt(jnp.full((2, 3), 4, jnp.int32), jnp.zeros(2, jnp.int32))
-    held = conversation.converse(
-        Talker(),
-        None,
-        dialogue,
-        prompt,
-        (jnp.array([0, 1]), jnp.zeros(2, jnp.int32)),
-        jax.random.split(jax.random.key(0), 2),
-        group_size=1,
-        decoding=Decoding(2),
-        greedy=True,
-    )
+    held = jax.jit(
+        lambda: conversation.converse(
+            Talker(),
+            None,
+            dialogue,
+            prompt,
+            (jnp.array([0, 1]), jnp.zeros(2, jnp.int32)),
+            jax.random.split(jax.random.key(0), 2),
+            group_size=1,
+            decoding=Decoding(2),
+            greedy=True,
+        )
+    )()
     jax.block_until_ready(held)
     jax.effects_barrier()
-    used = np.asarray((held.tokens != TOKENIZER.pad).sum(axis=1))
+    used = (np.asarray(held.tokens) != TOKENIZER.pad).sum(axis=1)
     assert used.tolist() == [3 * 2 + 4, 3 * 2 + 4]
     assert len(calls) == used.max()  # a barrier after each turn would take 3 · 2 + 2 · 4
 
 
-def test_a_dialogue_that_goes_on_is_cut_and_one_that_is_done_is_not():
-    for ends_at, turns in ((2, 2), (None, 3)):
-        _, _, batch = collected(parrot(turns=3, budget=2, reply_length=1, ends_at=ends_at))
+def test_a_dialogue_that_goes_on_is_cut_and_one_that_is_done_is_not(begun):
+    @jax.jit
+    def ended(ends_at):
+        return collected(make(parrot(turns=3, budget=2, reply_length=1, ends_at=ends_at)), begun)
+
+    for ends_at, turns in ((2, 2), (9, 3)):
+        batch = jax.tree.map(np.asarray, ended(ends_at))
         assert float(batch.metrics["turns"].value()) == turns
-        assert float(batch.metrics["truncated"].value()) == (ends_at is None)
-        assert (batch.truncated.any(axis=1) == (ends_at is None)).all()
+        assert float(batch.metrics["truncated"].value()) == (ends_at > 3)
+        assert (batch.truncated.any(axis=1) == (ends_at > 3)).all()
         assert (batch.terminated.sum(axis=1) == 1).all()
         assert (batch.step_end.sum(axis=1) == turns).all()
 
@@ -222,9 +251,8 @@ def test_rewards_to_go_are_compared_turn_by_turn():
         mask[i, : lengths.sum()], end[i, last] = True, True
         parts = np.split(reward[i, : lengths.sum()], last[:-1] + 1)
         to_go[i] = [sum(part.sum() for part in parts[k:]) for k in range(len(parts))]
-    found = np.asarray(
-        advantages.turn_relative(*map(jnp.asarray, (reward, mask, end)), epsilon=0.0)
-    )
+    relative = jax.jit(functools.partial(advantages.turn_relative, epsilon=0.0))
+    found = np.asarray(relative(reward, mask, end))
     for k in range(3):
         members = [i for i in range(group) if len(turns[i]) > k]
         values = np.array([to_go[i][k] for i in members])
@@ -234,9 +262,7 @@ def test_rewards_to_go_are_compared_turn_by_turn():
             own = found[i, first : first + turns[i][k]]
             np.testing.assert_allclose(own, value, rtol=1e-4)
     assert (found[~mask] == 0).all()
-    alone = advantages.turn_relative(
-        jnp.asarray(reward)[:2], jnp.asarray(mask)[:2], jnp.asarray(end)[:2]
-    )
+    alone = np.asarray(relative(reward[:2], mask[:2], end[:2]))
     third = turns[0][:2].sum()
     assert (alone[0, third:] == 0).all()  # nobody else has a third turn
 
@@ -245,7 +271,7 @@ def test_equal_sums_in_another_order_are_equal():
     """Rounding told them apart: permutations of three rewards gave one member an advantage."""
     rewards = jnp.asarray(list(itertools.permutations((10.1, 20.2, 30.3)))[:4], jnp.float32)
     whole = jnp.ones((4, 3), bool)
-    found = advantages.turn_relative(rewards, whole, whole)
+    found = np.asarray(jax.jit(advantages.turn_relative)(rewards, whole, whole))
     assert (found[:, 0] == 0).all()
     assert (found[:, 1] != 0).any()
 
@@ -278,15 +304,31 @@ def test_a_demonstration_without_an_end_is_whole():
     assert mask.all()
 
 
+@functools.cache
+def played():
+    """A problem, a state and a batch, and the gradient of the loss with any advantage."""
+    problem = dialogue_problem()
+    learner = grpo.make(grpo.Config(use_reference=False), problem, optax.sgd(1.0))
+
+    @jax.jit
+    def gradient(policy, batch, advantage):
+        def loss(policy):
+            log_prob = problem.apply(ActorCritic(policy), batch.inputs)[0].log_prob(batch.action)
+            ratio = jnp.exp(log_prob - batch.log_prob)
+            return losses.sequence_mean(-ratio * advantage, batch.mask).value()
+
+        return jax.grad(loss)(policy)
+
+    begun = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(3))
+    return problem, *begun, gradient
+
+
 @pytest.mark.parametrize("supervision", grpo.SUPERVISIONS)
 def test_grpo_steps_along_the_credit_that_is_asked_for(supervision):
     """One step of plain gradient descent, beside the gradient written out."""
-    problem = dialogue_problem()
+    problem, state, batch, gradient = played()
     config = grpo.Config(supervision=supervision, use_reference=False, std_epsilon=0.0)
-    learner = grpo.make(config, problem, optax.sgd(1.0))
-    state, batch = jax.jit(learner.sample)(jax.jit(learner.init)(jax.random.key(3)))
-    after, _ = jax.jit(learner.update)(state, batch)
-    group = [x.reshape(*batch.score.shape, -1) for x in (batch.reward, batch.mask, batch.step_end)]
+    after, _ = jax.jit(grpo.make(config, problem, optax.sgd(1.0)).update)(state, batch)
     credit = {
         "outcome": lambda reward, mask, end: jnp.broadcast_to(
             advantages.group_relative(reward.sum(axis=-1), epsilon=0.0)[:, None], mask.shape
@@ -294,19 +336,18 @@ def test_grpo_steps_along_the_credit_that_is_asked_for(supervision):
         "process": functools.partial(advantages.process_relative, epsilon=0.0),
         "turn": functools.partial(advantages.turn_relative, epsilon=0.0),
     }[supervision]
-    advantage = jax.vmap(credit)(*group).reshape(batch.mask.shape)
-
-    def loss(policy):
-        log_prob = problem.apply(ActorCritic(policy), batch.inputs)[0].log_prob(batch.action)
-        ratio = jnp.exp(log_prob - batch.log_prob)
-        return losses.sequence_mean(-ratio * advantage, batch.mask).value()
-
-    gradient = jax.jit(jax.grad(loss))(state.params.policy)
-    expected = jax.tree.map(jnp.subtract, state.params.policy, gradient)
+    shape = batch.mask.shape
+    group = [
+        np.reshape(x, (*batch.score.shape, -1)) for x in (batch.reward, batch.mask, batch.step_end)
+    ]
+    advantage = np.reshape(jax.jit(jax.vmap(credit))(*group), shape)
     jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        lambda found, before, slope: np.testing.assert_allclose(
+            found, before - slope, rtol=1e-4, atol=1e-5
+        ),
         after.params.policy,
-        expected,
+        state.params.policy,
+        gradient(state.params.policy, batch, advantage),
     )
 
 
@@ -340,17 +381,20 @@ def test_a_pair_of_reset_and_step_is_a_dialogue():
         demonstrate=lambda state, key: jnp.stack([2 + state[0], jnp.int32(eos)]),
     )
     check_contract(dialogue)
-    prompt, tokens, mask = conversation.demonstrations(
-        dialogue, jax.random.split(jax.random.key(0), 3)
+    demonstrations = jax.jit(functools.partial(conversation.demonstrations, dialogue))
+    prompt, tokens, mask = jax.tree.map(
+        np.asarray, demonstrations(jax.random.split(jax.random.key(0), 3))
     )
     assert prompt.pad.tolist() == [1] * 3
-    assert (prompt.tokens[:, :2] == jnp.array([0, 12])[None]).all()
+    assert (prompt.tokens[:, :2] == [0, 12]).all()
     assert mask.sum(axis=1).tolist() == [6] * 3
     shown = [prompt.tokens[:, 2], tokens[:, 3], tokens[:, 7]]
     for digit, at in zip(shown, (0, 4, 8), strict=True):
         np.testing.assert_array_equal(digit, tokens[:, at])
-    _, _, batch = collected(dialogue)
-    assert (batch.score == batch.reward.sum(axis=1).reshape(PROMPTS, GROUP)).all()
+    _, _, batch, _ = played()
+    np.testing.assert_array_equal(
+        batch.score, np.asarray(batch.reward).sum(axis=1).reshape(batch.score.shape)
+    )
 
 
 def wrong(name, change):

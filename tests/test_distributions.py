@@ -1,5 +1,7 @@
 """Distributions against closed forms, enumeration and samples."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -193,6 +195,12 @@ def squashed(mean, log_std):
     return TanhGaussian(jnp.asarray(mean, jnp.float32), jnp.asarray(log_std, jnp.float32))
 
 
+@jax.jit
+@functools.partial(jax.value_and_grad, argnums=(0, 1))
+def entropy_and_gradient(mean, log_std):
+    return squashed(mean, log_std).entropy()[0]
+
+
 @pytest.mark.parametrize(
     ("mean", "log_std"),
     [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5), (0.3, -0.01), (1.0, 1.0), (0.0, 2.0), (3.0, 3.0)],
@@ -206,16 +214,14 @@ def test_the_entropy_of_a_squashed_gaussian_and_its_gradient_are_exact(mean, log
     of_u = weight * -2.0 * np.tanh(mean + np.exp(log_std) * z)
     of_mean = np.trapezoid(of_u, z)
     of_log_std = 1.0 + np.trapezoid(of_u * np.exp(log_std) * z, z)
-    entropy, gradient = jax.value_and_grad(lambda m, s: squashed(m, s).entropy()[0], (0, 1))(
-        jnp.array([[mean]]), jnp.array([[log_std]])
-    )
+    entropy, gradient = entropy_and_gradient(jnp.array([[mean]]), jnp.array([[log_std]]))
     assert float(entropy) == pytest.approx(exact, abs=1e-3)
     np.testing.assert_allclose(np.ravel(gradient), [of_mean, of_log_std], atol=2e-3)
 
 
 @pytest.mark.parametrize("log_std", [-60.0, -44.0, 0.0, 60.0, 80.0])
 def test_the_entropy_of_a_squashed_gaussian_of_any_width_has_a_gradient(log_std):
-    gradient = jax.grad(lambda s: squashed([[0.5]], s).entropy()[0])(jnp.array([[log_std]]))
+    _, (_, gradient) = entropy_and_gradient(jnp.array([[0.5]]), jnp.array([[log_std]]))
     assert np.isfinite(gradient).all()
 
 
@@ -238,7 +244,8 @@ def test_a_squashed_gaussian_far_from_zero_keeps_its_digits():
     # 1 − tanh²(u) = 4 exp(−2u) there, though tanh(30) is 1 in float32.
     expected = -0.5 * np.log(2 * np.pi) + 60.0 - np.log(4.0)
     assert float(policy.log_prob(jnp.array([[30.0]]))[0]) == pytest.approx(expected, rel=1e-6)
-    assert np.isfinite(jax.grad(lambda m: squashed(m, [[0.0]]).entropy().sum())(policy.mean)).all()
+    _, (gradient, _) = entropy_and_gradient(policy.mean, policy.log_std)
+    assert np.isfinite(gradient).all()
 
 
 def test_squashing_leaves_the_kl_and_the_ratio():
@@ -261,16 +268,20 @@ def test_several_choices_are_the_product_of_their_distributions():
         return Categorical((x[:, :2, None] + x[:, None, 2:]).reshape(2, 6))
 
     both, its = MultiCategorical(logits, (2, 3)), MultiCategorical(other, (2, 3))
-    action = jnp.array([[1, 2], [0, 1]])
-    np.testing.assert_allclose(
-        both.log_prob(action), joint(logits).log_prob(action @ jnp.array([3, 1])), rtol=1e-5
-    )
-    np.testing.assert_allclose(both.entropy(), joint(logits).entropy(), rtol=1e-5)
-    np.testing.assert_allclose(both.kl(its), joint(logits).kl(joint(other)), rtol=1e-4)
-    np.testing.assert_array_equal(both.mode() @ jnp.array([3, 1]), joint(logits).mode())
-    draws = jax.vmap(both.sample)(jax.random.split(jax.random.key(0), 4000))
+    action, number = np.array([[1, 2], [0, 1]]), np.array([3, 1])
+
+    @jax.jit
+    def seen(one, other, action):
+        return one.log_prob(action), one.entropy(), one.kl(other), one.mode()
+
+    *got, mode = seen(both, its, action)
+    *want, joint_mode = seen(joint(logits), joint(other), action @ number)
+    for x, y, rtol in zip(got, want, (1e-5, 1e-5, 1e-4), strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol)
+    np.testing.assert_array_equal(np.asarray(mode) @ number, joint_mode)
+    draws = np.asarray(jax.jit(jax.vmap(both.sample))(jax.random.split(jax.random.key(0), 4000)))
     assert draws.shape == (4000, 2, 2)
-    pairs = np.bincount(np.asarray(draws[:, 0] @ jnp.array([3, 1])), minlength=6) / 4000
+    pairs = np.bincount(draws[:, 0] @ number, minlength=6) / 4000
     np.testing.assert_allclose(pairs, jax.nn.softmax(joint(logits).logits[0]), atol=0.04)
 
 
@@ -284,15 +295,17 @@ def test_an_illegal_action_has_probability_zero_everywhere():
     mine, theirs = (np.log(np.where(legal, p, 1.0)) for p in (kept, its))
     np.testing.assert_allclose(policy.kl(other), (kept * (mine - theirs)).sum(1), rtol=1e-4)
     np.testing.assert_allclose(policy.entropy(), -(kept * mine).sum(1), rtol=1e-5)
-    draws = jax.vmap(policy.sample)(jax.random.split(jax.random.key(0), 500))
+    draws = np.asarray(jax.jit(jax.vmap(policy.sample))(jax.random.split(jax.random.key(0), 500)))
     assert set(np.unique(draws[:, 0])) == {0, 2}
     assert set(np.unique(draws[:, 1])) == {1, 2}
 
+    @jax.jit
+    @jax.grad
     def total(logits):
         mine = distributions.allow(Categorical(logits), legal)
         return (mine.kl(other) + mine.entropy() + mine.log_prob(jnp.array([0, 1]))).sum()
 
-    gradient = np.asarray(jax.grad(total)(categorical(PROBS).logits))
+    gradient = np.asarray(total(categorical(PROBS).logits))
     assert np.isfinite(gradient).all()
     assert not gradient[~np.asarray(legal)].any()
     assert gradient[np.asarray(legal)].any()

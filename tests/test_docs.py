@@ -357,6 +357,18 @@ def test_snippet_runs(code, tmp_path):
     assert run(code, tmp_path)
 
 
+def test_snippets_of_the_readme_are_traced():
+    """Each continues the one before it; the last one reads a run that is not there."""
+
+    def execute():
+        names = {}
+        for code in README_SNIPPETS[:-1]:
+            exec(code, names)
+        names["learner"].step(names["learner"].init(jax.random.key(0)))
+
+    jax.eval_shape(execute)
+
+
 @pytest.mark.slow
 def test_ppo_of_the_readme_learns(tmp_path):
     returns = [float(number) for number in run(README_SNIPPETS[0], tmp_path).strip("[]").split()]

@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import tiny
 from test_exporters import events
 
 from jaxrl_po.config import ConfigError
@@ -20,55 +19,18 @@ from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import append, read
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A short run of each script."""
-    folders = {name: tmp_path_factory.mktemp("runs") / name for name in ("control", "language")}
-    sizes = [
-        "--problem.num_envs=4",
-        "--problem.num_steps=8",
-        "--network.width=8",
-        "--problem.normalize_observations",
-    ]
-    shared = ["--seeds=2", "--devices=1", "--seed=0"]
-    flags = [
-        "--algorithm=a2c",
-        "--total_steps=64",
-        "--eval_episodes=2",
-        "--tensorboard",
-        *shared,
-        *sizes,
-    ]
-    assert control.main([*flags, f"--out={folders['control']}"]) == 0
-    sizes = [
-        *tiny.MODEL,
-        "--problem.num_prompts=2",
-        "--problem.group_size=4",
-        "--task.num_digits=1",
-        "--show=0",
-    ]
-    minibatches = [
-        "--config.num_minibatches=1",
-        "--config.num_epochs=1",
-        "--warm_start.steps=2",
-        "--eval_prompts=16",
-    ]
-    flags = ["--algorithm=grpo", "--total_steps=0", *shared, *sizes, *minibatches]
-    assert language.main([*flags, f"--out={folders['language']}"]) == 0
-    return folders
+def runs(finished, tmp_path_factory):
+    """A finished run of each script."""
+    out = tmp_path_factory.mktemp("runs")
+    return {name: finished(name, out / name) for name in ("control", "language")}
 
 
 def test_what_a_run_told_is_there_for_tensorboard(runs):
     lines = read(runs["control"] / "metrics.jsonl")
     told = {(name, step): value for step, name, value in events(runs["control"] / "tensorboard")}
-    assert {step for _, step in told} == {line["step"] for line in lines} == {0, 32, 64}
-    for line in (lines[0], lines[2]):  # the one between them is not evaluated
+    assert {step for _, step in told} == {line["step"] for line in lines} == set(range(0, 321, 64))
+    for line in (lines[0], lines[-1]):  # some between them are not evaluated
         assert told["greedy_return/mean", line["step"]] == pytest.approx(
             line["greedy_return/mean"], rel=1e-6
         )
@@ -85,7 +47,7 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
     )
     found = json.loads((runs["control"] / "evaluation.json").read_text())
     assert {path.name for path in runs["control"].iterdir()} - before == {"evaluation.json"}
-    assert (found["iteration"], found["run"]) == (2, "a2c on CartPole-v1")
+    assert (found["iteration"], found["run"]) == (10, "ppo on CartPole-v1")
     assert "greedy_return" in capsys.readouterr().out
 
     records = earlier.read(control.SCRIPT, "run", str(runs["control"]))
@@ -99,6 +61,7 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
     )
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
     """The key of the run gives the score of its last line."""
     out = tmp_path / "new" / "again.json"
@@ -107,14 +70,16 @@ def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
         language.SCRIPT, records, "run", str(runs["language"]), "latest"
     )
     key = jax.random.split(jax.random.key(0))[1]
-    evaluated = jax.jit(
-        jax.vmap(lambda state: experiment.evaluate(state.params, state.collector, key))
-    )(state)
-    scores = evaluated["greedy_accuracy"].mean(axis=1)
-    line = json.loads((runs["language"] / "metrics.jsonl").read_text().splitlines()[-1])
-    np.testing.assert_allclose(scores, line["greedy_accuracy"], rtol=1e-6)
-    assert evaluate.main([f"--run={runs['language']}", f"--out={out}"]) == 0
-    assert json.loads(out.read_text())["iteration"] == iteration == 0
+
+    def measure(state):
+        scores = experiment.evaluate(state.params, state.collector, key)
+        return {name: scores[name].mean() for name in ("greedy_accuracy", "greedy_length")}
+
+    line = read(runs["language"] / "metrics.jsonl")[-1]
+    for name, scores in jax.jit(jax.vmap(measure))(state).items():
+        np.testing.assert_allclose(scores, line[name], rtol=1e-6)
+    assert evaluate.main([f"--run={runs['language']}", "--checkpoint=latest", f"--out={out}"]) == 0
+    assert json.loads(out.read_text())["iteration"] == iteration == 3
 
 
 @pytest.mark.parametrize("script", [evaluate, render], ids=lambda script: script.__name__)

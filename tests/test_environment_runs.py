@@ -1,5 +1,6 @@
 """Runs with an environment in Python: seeds, resume, evaluation, and bad input."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,10 +13,11 @@ import families
 import jax
 import numpy as np
 import pytest
+from costs import uncounted
 from folders import TOOL_ROWS, write_rows, write_tools
 from scripts import everything
 
-from jaxrl_po.run import launch, methods
+from jaxrl_po.run import jobs, launch, methods
 from jaxrl_po.run.commands import evaluate
 from jaxrl_po.run.commands import language as script
 from jaxrl_po.run.flags import UsageError
@@ -45,12 +47,6 @@ SMALL = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     return write_tools(tmp_path_factory.mktemp("place"))
@@ -70,9 +66,11 @@ def arguments(place, out, *further, name="Guess"):
 
 @pytest.fixture(scope="module")
 def whole(place):
-    """A run of three iterations."""
+    """A run of two seeds and three iterations."""
     out = place / "whole"
-    assert script.main(arguments(place, out, "--total_steps=12", "--log_every=1")) == 0
+    flags = ["--total_steps=12", "--log_every=1", "--seeds=2"]
+    with uncounted():
+        assert script.main(arguments(place, out, *flags)) == 0
     return out
 
 
@@ -95,27 +93,42 @@ def test_a_run_counts_what_happens_and_shows_its_dialogues(whole):
     assert config["environment.turns"] == 2
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one(place, whole, tmp_path):
-    out = tmp_path / "run"
-    assert script.main(arguments(place, out, "--total_steps=4", "--log_every=1")) == 0
-    assert script.main([f"--out={out}", "--resume", "--total_steps=12"]) == 0
+def test_a_resumed_run_equals_the_uninterrupted_one(whole, tmp_path):
+    out = shutil.copytree(whole, tmp_path / "run")
+    for later in ("2", "3"):
+        shutil.rmtree(out / "checkpoints" / "latest" / later)
+    assert script.main([f"--out={out}", "--resume"]) == 0
     assert everything(out)[1].keys() == everything(whole)[1].keys()
     for key, arrays in everything(whole)[1].items():
         assert everything(out)[1][key] == arrays
 
 
-def test_a_seed_does_not_depend_on_the_others_and_is_evaluated_again(place, whole, tmp_path):
-    out = tmp_path / "run"
-    flags = arguments(place, out, "--total_steps=8", "--log_every=1", "--seeds=2", "--show=0")
-    assert script.main(flags) == 0
-    alone, both = read(whole / "metrics.jsonl"), read(out / "metrics.jsonl")
-    for row, pair in zip(alone[:3], both, strict=True):
-        for name in ("calls", "accuracy", "response_length", "greedy_calls", "avg@2"):
-            if name in row:
-                np.testing.assert_allclose(pair[name][0], row[name][0], err_msg=name)
-    assert any(row["calls"][0] != row["calls"][1] for row in both[1:])
-    assert evaluate.main([f"--run={out}", "--size=2"]) == 0
-    assert len(json.loads((out / "evaluation.json").read_text())["greedy_calls"]) == 2
+def begun(place, seeds):
+    """What the first evaluation finds, and what is recorded in the first iteration."""
+    flags = arguments(place, place / "none", "--total_steps=12", f"--seeds={seeds}")
+    records = launch.parse(script.SCRIPT, flags, {})
+    on_one = Placement(seeds, 1, 1)
+    job = jobs.make_job(
+        script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], on_one),
+        *(records[""], on_one),
+        iterations=3,
+        steps_per_iteration=4,
+        log_every=1,
+    )
+    state = job.learner.init(job.start)
+    with contextlib.closing(job.rollouts):
+        return job.evaluate(state), job.rollouts.record(state, print)[1]
+
+
+def test_a_seed_does_not_depend_on_the_others(place):
+    alone, both = begun(place, 1), begun(place, 2)
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(two[:1], one, atol=1e-6), alone, both)
+    assert any(not np.array_equal(*leaf) for leaf in jax.tree.leaves(both[1]))
+
+
+def test_every_seed_is_evaluated_again(whole):
+    assert evaluate.main([f"--run={whole}"]) == 0
+    assert len(json.loads((whole / "evaluation.json").read_text())["greedy_calls"]) == 2
 
 
 def test_one_turn_without_tools_is_a_completion(place, tmp_path):

@@ -18,7 +18,11 @@ from jaxrl_po.distributions import Categorical
 
 
 def dynamics(ends_at):
-    """The state is (number drawn at the start, time); the number is observed, with the time."""
+    """The state is (number drawn at the start, time); the number is observed, with the time.
+
+    Args:
+      ends_at: how many steps an episode lasts, or a function of the number that says so.
+    """
 
     def seen(state):
         return jnp.stack([state[0], state[1].astype(float)])
@@ -29,7 +33,8 @@ def dynamics(ends_at):
 
     def step(key, state, action):
         state = state[0], state[1] + 1
-        return seen(state), state, action * 1.0, state[1] == ends_at
+        last = ends_at(state[0]) if callable(ends_at) else ends_at
+        return seen(state), state, action * 1.0, state[1] == last
 
     actions = spaces.Spaces(None, num_actions=2)
     return Dynamics(reset, step, actions)
@@ -48,25 +53,37 @@ def played(environment, num_steps=24, num_envs=50, key=1, envs=None):
     return run(envs, jax.random.key(key))
 
 
-@pytest.mark.parametrize("interval", [1, 4, 5, 100])
+@pytest.mark.parametrize("interval", [1, 4, 5, pytest.param(100, marks=pytest.mark.slow)])
 def test_ends_by_itself_and_by_the_limit_are_told_apart(interval):
-    for ends_at, limit, terminated in ((3, 7, True), (7, 3, False), (3, 3, True)):
-        environment = with_episodes(
-            "e", dynamics(ends_at), max_steps=limit, reset_interval=interval
-        )
-        _, trajectory = played(environment)
-        transition = trajectory.transition
-        third = np.arange(24) % 3 == 2
-        expected = np.broadcast_to(third, (50, 24))
-        no = np.zeros_like(expected)
-        np.testing.assert_array_equal(transition.terminated, expected if terminated else no)
-        np.testing.assert_array_equal(transition.truncated, no if terminated else expected)
-        # The final observation is that of the episode which ended, the next one that of a new one.
-        final, following = transition.final_observation, transition.observation
-        np.testing.assert_array_equal(final[:, third, 1], 3.0)
-        np.testing.assert_array_equal(final[..., 0], trajectory.observation[..., 0])
-        np.testing.assert_array_equal(following[:, third, 1], 0.0)
-        np.testing.assert_array_equal(following[:, ~third], final[:, ~third])
+    """Episodes that end before their limit of 3 steps, at it, or would end after it."""
+    before, beyond = 0.3, 0.7
+
+    def last(number):
+        return jnp.where(number < before, 2, jnp.where(number < beyond, 3, 7))
+
+    environment = with_episodes("e", dynamics(last), max_steps=3, reset_interval=interval)
+    _, trajectory = jax.tree.map(np.asarray, played(environment))
+    transition = trajectory.transition
+    number, time = np.moveaxis(trajectory.observation, -1, 0)
+    ends = [
+        (number < before) & (time == 1),
+        (number >= before) & (number < beyond) & (time == 2),
+        (number >= beyond) & (time == 2),
+    ]
+    assert all(kind.sum() > 50 for kind in ends)
+    np.testing.assert_array_equal(transition.terminated, ends[0] | ends[1])
+    np.testing.assert_array_equal(transition.truncated, ends[2])
+    # The final observation is that of the episode which ended, the next one that of a new one.
+    over, final, following = (
+        np.any(ends, axis=0),
+        transition.final_observation,
+        transition.observation,
+    )
+    np.testing.assert_array_equal(final[..., 0], number)
+    np.testing.assert_array_equal(final[..., 1], time + 1)
+    np.testing.assert_array_equal(following[over, 1], 0.0)
+    assert (following[over, 0] != final[over, 0]).all()
+    np.testing.assert_array_equal(following[~over], final[~over])
 
 
 def starts(trajectory):
@@ -81,7 +98,7 @@ def test_each_step_draws_its_own_start_by_default():
     assert len(np.unique(drawn)) == drawn.size
 
 
-@pytest.mark.parametrize("interval", [6, 7])
+@pytest.mark.parametrize("interval", [6, pytest.param(7, marks=pytest.mark.slow)])
 def test_no_two_episodes_begin_with_the_same_start(interval):
     environment = with_episodes("e", dynamics(3), max_steps=9, reset_interval=interval)
     envs, trajectory = played(environment)
@@ -91,7 +108,9 @@ def test_no_two_episodes_begin_with_the_same_start(interval):
     assert not set(starts(again)[:, 1:].ravel().tolist()) & set(drawn.ravel().tolist())
 
 
-@pytest.mark.parametrize(("num_steps", "rounds"), [(8, 0), (9, 1), (12, 1), (16, 2)])
+@pytest.mark.parametrize(
+    ("num_steps", "rounds"), [(8, 0), (9, 1), pytest.param(12, 1, marks=pytest.mark.slow), (16, 2)]
+)
 def test_a_start_is_drawn_where_one_was_used(num_steps, rounds):
     """Each fifth step ends an episode; the starts used there are drawn at steps 8 and 12."""
     drawn = []
@@ -109,30 +128,39 @@ def test_a_start_is_drawn_where_one_was_used(num_steps, rounds):
     assert len(drawn) == 3 * (2 + rounds)
 
 
+DRAWN = []
+
+
+@jax.jit
+@jax.vmap
+@jax.vmap
+def chosen(asked, x, old):
+    """For rows of two seeds; each time that a new value is drawn, `DRAWN` grows."""
+
+    def new(x, y):
+        jax.debug.callback(lambda _: DRAWN.append(1), x)
+        return {"a": x + y, "b": jnp.arange(3) * x}
+
+    return where(asked, new, (x, 0.5), old)  # y is the same for all rows
+
+
 @pytest.mark.parametrize("size", [1, 5, 16, 17])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
 def test_where_is_a_choice_row_by_row(size, share):
-    drawn = []
-
-    def new(x, y):
-        jax.debug.callback(lambda _: drawn.append(1), x)
-        return {"a": x + y, "b": jnp.arange(3) * x}
-
-    asked = jax.random.bernoulli(jax.random.key(size), share, (2, size))
-    x = jnp.arange(2.0 * size).reshape(2, size) + 1.0
-    old = {"a": jnp.full((2, size), -1.0), "b": jnp.zeros((2, size, 3))}
-    # y is the same for all rows.
-    over_rows = jax.vmap(lambda asked, x, old: where(asked, new, (x, 0.5), old))
-    got = jax.jit(jax.vmap(over_rows))(asked, x, old)
+    DRAWN.clear()
+    asked = np.asarray(jax.random.bernoulli(jax.random.key(size), share, (2, size)))
+    x = np.arange(2.0 * size, dtype=np.float32).reshape(2, size) + 1.0
+    old = {"a": np.full((2, size), -1.0, np.float32), "b": np.zeros((2, size, 3), np.float32)}
+    got = chosen(asked, x, old)
     jax.block_until_ready(got)
     jax.effects_barrier()
     np.testing.assert_array_equal(got["a"], np.where(asked, x + 0.5, -1.0))
-    of_b = np.where(asked[..., None], np.arange(3) * np.asarray(x)[..., None], 0.0)
+    of_b = np.where(asked[..., None], np.arange(3) * x[..., None], 0.0)
     np.testing.assert_array_equal(got["b"], of_b)
     # An eighth of the rows at a time, of both seeds until none is left.
     at_once = -(-size // 8)
     rounds = max(-(-int(n) // at_once) for n in asked.sum(axis=1))
-    assert len(drawn) == 2 * at_once * rounds
+    assert len(DRAWN) == 2 * at_once * rounds
 
 
 def test_a_step_that_ends_no_episode_draws_no_start():
@@ -162,7 +190,9 @@ def test_a_step_that_ends_no_episode_draws_no_start():
     assert " while(" in entry
 
 
-@pytest.mark.parametrize("interval", [1, 6, 16])
+@pytest.mark.parametrize(
+    "interval", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6)), 16]
+)
 def test_the_law_of_the_starts_is_that_of_reset(interval):
     """Also where the start decides how long the episode lasts: 1 step or 32."""
 
@@ -188,15 +218,21 @@ def test_the_law_of_the_starts_is_that_of_reset(interval):
     assert short.size > 100 * 512 / 33 * 1.5
 
 
+def collected(problem):
+    """A batch."""
+    run = jax.jit(lambda key: problem.collect(*problem.init(key), jax.random.key(1))[1])
+    return run(jax.random.key(0))
+
+
 def test_an_evaluation_and_groups_play_such_environments():
     environment = with_episodes("e", dynamics(5), max_steps=9, reset_interval=4)
     assert control.adapt(environment) is environment
     problem = control.make_problem(environment, num_envs=4, num_steps=8)
-    params, collector = problem.init(jax.random.key(0))
     evaluate = control.make_evaluate(environment, problem, num_episodes=6)
-    assert evaluate(params, collector, jax.random.key(0))["length"].tolist() == [5.0] * 6
+    result = jax.jit(lambda key: evaluate(*problem.init(key), key))(jax.random.key(0))
+    assert result["length"].tolist() == [5.0] * 6
     groups = control.make_groups(environment, num_prompts=3, group_size=2, num_steps=8)
-    _, batch = jax.jit(groups.collect)(*groups.init(jax.random.key(0)), jax.random.key(1))
+    batch = collected(groups)
     np.testing.assert_array_equal(batch.mask.sum(axis=1), 5)
     first = np.asarray(batch.inputs[:, 0, 0]).reshape(3, 2)
     assert (first[:, 0] == first[:, 1]).all()
@@ -206,8 +242,7 @@ def test_an_evaluation_and_groups_play_such_environments():
 def test_a_vine_of_one_step_needs_no_start():
     environment = with_episodes("e", dynamics(5), max_steps=9, reset_interval=4)
     vine = control.make_vine(environment, num_envs=2, num_steps=8, num_states=2, horizon=1)
-    _, batch = jax.jit(vine.collect)(*vine.init(jax.random.key(0)), jax.random.key(1))
-    assert batch.score.shape == (4, 2)
+    assert collected(vine).score.shape == (4, 2)
 
 
 def test_noise_of_a_state_with_a_key_follows_the_key_of_the_step():
@@ -225,9 +260,9 @@ def test_noise_of_a_state_with_a_key_follows_the_key_of_the_step():
             return state.replace(reward=reward, info={"rng": rng})
 
     environment = with_episodes("n", states.dynamics_of(Noisy()), max_steps=9, reset_interval=4)
-    _, running = environment.reset(jax.random.key(0))
+    _, running = jax.jit(environment.reset)(jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), 3)
-    step = jax.vmap(environment.step, in_axes=(0, None, None))
+    step = jax.jit(jax.vmap(environment.step, in_axes=(0, None, None)))
     assert len(set(step(keys, running, jnp.zeros(1))[1].reward.tolist())) == 3
 
 
@@ -272,17 +307,15 @@ def test_the_older_interface_of_gymnax_tells_its_limit_from_an_end():
     environment = older_gymnax.make(Older())
     assert environment.max_steps == 3
     assert environment.spaces.num_actions == 2
-    _, running = environment.reset(jax.random.key(0))
-    ends = []
+    _, running = jax.jit(environment.reset)(jax.random.key(0))
+    step, ends = jax.jit(environment.step), []
     for t, action in enumerate((0, 0, 0, 0, 1)):
-        running, transition = environment.step(jax.random.key(t), running, jnp.int32(action))
+        running, transition = step(jax.random.key(t), running, jnp.int32(action))
         ends.append((bool(transition.terminated), bool(transition.truncated)))
     no = (False, False)
     assert ends == [no, no, (False, True), no, (True, False)]
     problem = control.make_problem(environment, num_envs=4, num_steps=8)
-    params, collector = problem.init(jax.random.key(0))
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
-    assert bool(batch.truncated.any())
+    assert bool(collected(problem).truncated.any())
     with pytest.raises(ConfigError, match="max_steps must be given"):
         older_gymnax.make(Endless())
 

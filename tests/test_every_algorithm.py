@@ -1,13 +1,22 @@
-"""Every `--algorithm` of both scripts finishes, in microbatches and on two devices."""
+"""Every `--algorithm` of both scripts, in microbatches and with its rows over two devices.
 
+Those of the four from which the others are made run to their end; of the others all is traced,
+from the flags to what is written, loaded, evaluated and rendered, and nothing is compiled.
+"""
+
+import functools
 import json
 
 import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import MODEL
 
-from jaxrl_po.run import methods
+from jaxrl_po.control import adapt, unroll
+from jaxrl_po.control.actor import actor_of
+from jaxrl_po.run import earlier, methods
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.commands import control, evaluate, language, render
 
@@ -30,7 +39,7 @@ LANGUAGE = [
         "--task.num_digits=1",
         *MODEL,
     ),
-    *("--eval_prompts=4", "--show=0", "--warm_start.steps=0"),
+    *("--eval_prompts=4", "--show=1", "--warm_start.steps=0"),
 ]
 FIT = ["--config.value_epochs=1", "--config.value_minibatches=2"]
 STEPS = ["--config.num_epochs=1", "--config.num_minibatches=2"]
@@ -42,13 +51,10 @@ FEW = {
 }
 SCRIPTS = {"control": control, "language": language}
 MICROBATCHES, DEVICES = "--config.num_microbatches=2", "--mesh=data:2"
-VARIANTS = {
-    "both": [MICROBATCHES, DEVICES],
-    "neither": [],
-    "microbatches": [MICROBATCHES],
-    "devices": [DEVICES],
-}
-ALONE = [pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name != "both"]
+BOTH = [MICROBATCHES, DEVICES]
+VARIANTS = {"both": BOTH, "neither": [], "microbatches": [MICROBATCHES], "devices": [DEVICES]}
+# DAPO's on control is that of `test_a_wrapped_problem_is_evaluated_and_rendered_as_it_is`.
+TO_THE_END = [("ppo", "control"), ("trpo", "control"), ("grpo", "language")]
 
 
 def arguments(script, algorithm, out):
@@ -64,9 +70,18 @@ def arguments(script, algorithm, out):
     ]
 
 
-@pytest.mark.parametrize("variant", ["both", *ALONE])
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("algorithm", WITHOUT_TEACHER)
+def to_the_end():
+    slow = [
+        pytest.param(algorithm, script, variant, marks=pytest.mark.slow)
+        for algorithm in WITHOUT_TEACHER
+        for script in SCRIPTS
+        for variant in VARIANTS
+        if variant != "both" or (algorithm, script) not in TO_THE_END
+    ]
+    return [*((*case, "both") for case in TO_THE_END), *slow]
+
+
+@pytest.mark.parametrize(("algorithm", "script", "variant"), to_the_end())
 def test_it_ends_well(algorithm, script, variant, tmp_path):
     """In microbatches, and with the rows over two devices."""
     argv = [*arguments(script, algorithm, tmp_path / "run"), *VARIANTS[variant]]
@@ -85,11 +100,39 @@ def test_it_ends_well(algorithm, script, variant, tmp_path):
     chex.assert_tree_all_finite(trained)
 
 
+@pytest.mark.usefixtures("trace_only")
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("algorithm", WITHOUT_TEACHER)
+def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
+    out = tmp_path / "run"
+    assert SCRIPTS[script].main([*arguments(script, algorithm, out), *BOTH]) == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["iteration"] == 2
+    assert {"kl", "entropy", "skipped"} <= set(lines[-1])
+    assert json.loads((out / "summary.json").read_text())["steps"] == lines[-1]["step"]
+    assert evaluate.main([f"--run={out}", "--checkpoint=latest"]) == 0
+    if script == "language":
+        assert render.main([f"--run={out}"]) == 0
+        return
+    records = earlier.read(control.SCRIPT, "run", str(out))
+    player = render.restore(render.Options(run=str(out), checkpoint="latest"), records)
+    environment, actor = adapt(player.built.env), actor_of(player.built.problem)
+
+    def play(params, collector):
+        key, envs = jax.random.key(0), jnp.arange(1, dtype=jnp.int32)
+        begun = unroll.start(environment, key, envs, actor.start(1))
+        policy = functools.partial(actor.act, params, collector)
+        return unroll.unroll(environment, policy, begun, key, num_steps=4, greedy=True)[1]
+
+    played = jax.eval_shape(play, player.state.params, player.state.collector)
+    assert played.observation.shape == (1, 4, 4)
+
+
 def test_a_wrapped_problem_is_evaluated_and_rendered_as_it_is(tmp_path):
     """DAPO wraps its problem in dynamic sampling, whose surplus is part of the checkpoint."""
     assert (
         control.main(
-            [*arguments("control", "dapo", tmp_path / "run"), "--config.carry_surplus=true"]
+            [*arguments("control", "dapo", tmp_path / "run"), *BOTH, "--config.carry_surplus=true"]
         )
         == 0
     )

@@ -1,15 +1,18 @@
-"""What runs of both scripts write, also if they are killed, resumed, or resumed elsewhere."""
+"""What runs of both scripts write, also if they are stopped, extended, or resumed elsewhere.
+
+Kills of their processes are in `test_kills`, in short in `test_interrupts`.
+"""
 
 import json
 import shutil
 import signal
-import time
 
+import finished as finished_runs
 import jax
 import pytest
-import tiny
-from scripts import everything, finish, start
+from scripts import everything
 
+from jaxrl_po.run import launch
 from jaxrl_po.run.commands import control, language
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import read
@@ -17,20 +20,12 @@ from jaxrl_po.run.metrics import read
 MAIN = {"control": control.main, "language": language.main}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def runs(finished, tmp_path_factory):
     """A finished run of each script."""
-    out = tmp_path_factory.mktemp("finished")
-    flags = {"control": tiny.CONTROL, "language": tiny.LANGUAGE}
-    for process in [start(name, *flags[name], f"--out={out / name}") for name in flags]:
-        status, _, errors = finish(process)
-        assert status == 0, errors
+    out = tmp_path_factory.mktemp("runs")
+    for script in MAIN:
+        finished(script, out / script)
     return out
 
 
@@ -73,7 +68,7 @@ def snapshot(path):
         (
             "control",
             ["--resume", "--total_steps=160"],
-            r"--total_steps=160 must be at least 3200, .* may only grow",
+            r"--total_steps=160 must be at least 320, .* may only grow",
         ),
         (
             "language",
@@ -82,27 +77,26 @@ def snapshot(path):
         ),
     ],
 )
-def test_a_used_folder_keeps_every_byte(finished, script, arguments, message):
-    before = snapshot(finished / script)
+def test_a_used_folder_keeps_every_byte(runs, script, arguments, message):
+    before = snapshot(runs / script)
     with pytest.raises(UsageError, match=f"^{message}"):
-        MAIN[script]([f"--out={finished / script}", *arguments])
-    assert snapshot(finished / script) == before
+        MAIN[script]([f"--out={runs / script}", *arguments])
+    assert snapshot(runs / script) == before
 
 
-def test_one_script_does_not_resume_the_other(finished):
+def test_one_script_does_not_resume_the_other(runs):
     with pytest.raises(
         UsageError, match=r"holds a run of jaxrl-po control, not of jaxrl-po language"
     ):
-        language.main(["--resume", f"--out={finished / 'control'}"])
+        language.main(["--resume", f"--out={runs / 'control'}"])
 
 
 @pytest.mark.parametrize("script", ["control", "language"])
-def test_a_run_leaves_its_files(finished, script):
-    out = finished / script
+def test_a_run_leaves_its_files(runs, script):
+    out = runs / script
     files = {".lock", "checkpoints", "config.json", "curves.png", "metrics.jsonl", "summary.json"}
-    assert {path.name for path in out.iterdir()} == files | (
-        {"samples.jsonl"} if script == "language" else set()
-    )
+    further = {"control": "tensorboard", "language": "samples.jsonl"}
+    assert {path.name for path in out.iterdir()} == files | {further[script]}
     config, summary = (
         json.loads((out / f"{name}.json").read_text()) for name in ("config", "summary")
     )
@@ -112,7 +106,7 @@ def test_a_run_leaves_its_files(finished, script):
     rows = read(out / "metrics.jsonl")
     assert summary[score] == rows[-1][score]
     assert len(summary[score]) == 2
-    assert summary["steps"] == {"control": 3200, "language": 24}[script] == rows[-1]["step"]
+    assert summary["steps"] == {"control": 320, "language": 24}[script] == rows[-1]["step"]
     assert summary["steps_per_second"] > 0
     assert summary["compile_seconds"] > 0
     assert set(summary["versions"]) == {
@@ -130,8 +124,8 @@ def test_a_run_leaves_its_files(finished, script):
         assert summary["warm_start_accuracy"] == rows[0]["greedy_accuracy"]
 
 
-def test_lines_hold_what_is_to_be_watched(finished):
-    row = read(finished / "control" / "metrics.jsonl")[-1]
+def test_lines_hold_what_is_to_be_watched(runs):
+    row = read(runs / "control" / "metrics.jsonl")[-1]
     wanted = {
         "episode_return",
         "policy_loss",
@@ -146,12 +140,12 @@ def test_lines_hold_what_is_to_be_watched(finished):
         assert {name, f"{name}/mean", f"{name}/iqm"} <= set(row)
 
 
-def test_the_language_script_evaluates_samples_and_shows_some(finished):
+def test_the_language_script_evaluates_samples_and_shows_some(runs):
     """Three iterations, a line each, evaluated at the first state, and at the last."""
-    rows = read(finished / "language" / "metrics.jsonl")
+    rows = read(runs / "language" / "metrics.jsonl")
     evaluated = [row for row in rows if "greedy_accuracy" in row]
     assert all({"greedy_length", "avg@2", "pass@1", "pass@2"} <= set(row) for row in evaluated)
-    shown = read(finished / "language" / "samples.jsonl")
+    shown = read(runs / "language" / "samples.jsonl")
     assert [row["iteration"] for row in shown] == [
         row["iteration"] for row in evaluated for _ in range(6)
     ]
@@ -172,42 +166,32 @@ def test_the_language_script_evaluates_samples_and_shows_some(finished):
     assert list(shown[0]) == names
 
 
-def test_a_run_that_was_killed_resumed_and_extended_equals_the_uninterrupted_one(
-    finished, tmp_path
+def test_a_run_that_was_stopped_resumed_and_extended_equals_the_uninterrupted_one(
+    runs, tmp_path, monkeypatch, capsys
 ):
-    short = [flag for flag in tiny.CONTROL if "total_steps" not in flag]
+    update = launch.Progress.update
+
+    def stop(self, row, seconds_left):
+        update(self, row, seconds_left)
+        if row["iteration"] == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+    short = [flag for flag in finished_runs.CONTROL if "total_steps" not in flag]
     # Started with --overwrite, which is not a setting of the run: resuming must not take it over.
-    begin = [*short, "--total_steps=1920", "--deterministic", f"--out={tmp_path}", "--overwrite"]
-    with start("control", *begin) as process:
-        while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 10:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-    assert 10 <= len(read(tmp_path / "metrics.jsonl")) < 31
-    status, output, errors = finish(
-        start("control", "--resume", "--total_steps=3200", f"--out={tmp_path}")
-    )
-    assert status == 0, errors
-    assert "resuming at iteration" in output
-    assert everything(tmp_path) == everything(finished / "control")
-    assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 3200
-
-
-def test_a_language_run_that_was_killed_and_resumed_equals_the_uninterrupted_one(
-    finished, tmp_path
-):
-    with start("language", *tiny.LANGUAGE, "--deterministic", f"--out={tmp_path}") as process:
-        while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 2:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
+    begin = [*short, "--total_steps=256", "--deterministic", f"--out={tmp_path}", "--overwrite"]
+    with monkeypatch.context() as patch:
+        patch.setattr(launch.Progress, "update", stop)
+        assert control.main(begin) == 0
+    assert [row["iteration"] for row in read(tmp_path / "metrics.jsonl")] == [0, 2, 4]
     assert not (tmp_path / "summary.json").exists()
-    status, _, errors = finish(start("language", "--resume", f"--out={tmp_path}"))
-    assert status == 0, errors
-    assert everything(tmp_path) == everything(finished / "language")
+    assert control.main(["--resume", "--total_steps=320", f"--out={tmp_path}"]) == 0
+    assert "resuming at iteration 4" in capsys.readouterr().out
+    assert everything(tmp_path) == everything(runs / "control")
+    assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 320
 
 
-def test_going_on_under_other_versions_is_told_and_kept(finished, tmp_path, capsys):
-    out = tmp_path / "run"
-    shutil.copytree(finished / "control", out)
+def test_going_on_under_other_versions_is_told_and_kept(runs, tmp_path, capsys):
+    out = shutil.copytree(runs / "control", tmp_path / "run")
     stored = json.loads((out / "config.json").read_text())
     stored["resolved"]["versions"]["jax"] = "0.0.1"
     (out / "config.json").write_text(json.dumps(stored))
@@ -222,9 +206,8 @@ def test_going_on_under_other_versions_is_told_and_kept(finished, tmp_path, caps
     assert [each["versions"]["jax"] for each in kept["before"]] == ["0.0.1"]
 
 
-def test_a_deterministic_run_does_not_go_on_under_other_versions(finished, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(finished / "control", out)
+def test_a_deterministic_run_does_not_go_on_under_other_versions(runs, tmp_path):
+    out = shutil.copytree(runs / "control", tmp_path / "run")
     stored = json.loads((out / "config.json").read_text()) | {"deterministic": True}
     stored["resolved"]["versions"]["jax"] = "0.0.1"
     (out / "config.json").write_text(json.dumps(stored))

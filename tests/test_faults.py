@@ -1,7 +1,7 @@
 """Failures around a run: nothing is lost silently, and a line says what happened and what is kept.
 
 The runs here take a random walk instead of training. Tested elsewhere are kills and a full disk for
-each script (`test_kills`, in short `test_experiments`); a kill at any moment of the loop, a second
+each script (`test_kills`, in short `test_interrupts`); a kill at any moment of the loop, a second
 interrupt, seeds that stay non-finite (`test_runner`); damaged checkpoints, kills while saving,
 other numbers of devices (`test_checkpoint`, `test_processes`); unusable folders (`test_folder`);
 NaN, exceptions and hangs of a Python reward (`test_scoring`, `test_rewarded_runs`).
@@ -50,17 +50,11 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def collected():
-    """Collects what a test leaves behind, so that it warns within that test."""
+    """Collects what a failed write leaves behind, so that it warns within that test."""
     yield
     gc.collect()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
 
 
 def walk(poison=lambda step: False):
@@ -122,7 +116,7 @@ def at(monkeypatch, iteration, happens):
 
 
 @pytest.fixture
-def limit_files():
+def limit_files(collected):
     """Limits the size of files: larger writes are refused as on a full disk.
 
     Programs in the compilation cache are not cut off.
@@ -140,7 +134,11 @@ def limit_files():
 # Orbax closes its event loop at the first failure, while tensorstore still wants to report the
 # next.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("limit", [20_000, 400])  # the checkpoint, and the next line as well
+@pytest.mark.parametrize(
+    "limit",
+    # The checkpoint, and the next line as well.
+    [20_000, pytest.param(400, marks=pytest.mark.slow)],
+)
 def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     whole, tmp_path, monkeypatch, capfd, limit_files, limit
 ):
@@ -226,7 +224,7 @@ def test_checkpoints_that_are_gone_are_missed(whole, tmp_path, capfd):
     assert lines(tmp_path) == whole[0]
 
 
-def test_a_checkpoint_replaces_another_only_when_it_is_complete(tmp_path, monkeypatch):
+def test_a_checkpoint_replaces_another_only_when_it_is_complete(tmp_path, monkeypatch, collected):
     def refuse(path, text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -291,7 +289,13 @@ def jumping(jumps):
     return look
 
 
-@pytest.mark.parametrize("jumps", [(0.0,), (3600.0, -7200.0, 1.0), (1e9,)])
+@pytest.mark.parametrize(
+    "jumps",
+    [
+        (3600.0, -7200.0, 1.0),
+        *(pytest.param(jumps, marks=pytest.mark.slow) for jumps in ((0.0,), (1e9,))),
+    ],
+)
 def test_a_clock_that_jumps_spoils_no_number_and_no_line(
     whole, tmp_path, monkeypatch, capfd, jumps
 ):

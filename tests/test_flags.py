@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import pytest
@@ -195,21 +194,24 @@ def test_blame_names_the_flag_of_a_library_error():
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "stderr"),
+    ("result", "status", "stderr"),
     [
-        (
-            "raise flags.UsageError('--out must\\nname a folder')",
-            2,
-            "error: --out must name a folder\n",
-        ),
-        ("raise MemoryError('no 7 TiB')", 1, "error: out of memory: no 7 TiB\n"),
-        ("return 1", 1, ""),
-        ("return 0", 0, ""),
+        (UsageError("--out must\nname a folder"), 2, "error: --out must name a folder\n"),
+        (MemoryError("no 7 TiB"), 1, "error: out of memory: no 7 TiB\n"),
+        (1, 1, ""),
+        (0, 0, ""),
     ],
+    ids=repr,
 )
-def test_entry_gives_the_status_and_one_line(body, status, stderr):
-    program = f"from jaxrl_po.run import flags\ndef main(argv):\n    {body}\nflags.entry(main)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240
-    )
-    assert (done.returncode, done.stderr, done.stdout) == (status, stderr, "")
+def test_entry_gives_the_status_and_one_line(monkeypatch, capfd, result, status, stderr):
+    def main(argv):
+        assert argv == ["--total_steps=7"]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(sys, "argv", ["a script", "--total_steps=7"])
+    with pytest.raises(SystemExit) as left:
+        flags.entry(main)
+    assert left.value.code == status
+    assert tuple(capfd.readouterr()) == ("", stderr)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -80,12 +81,6 @@ def one_digit():
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """A command would choose the number of devices of a backend that does not run yet."""
-    return jax.local_device_count()
-
-
 @pytest.fixture
 def files(tmp_path):
     (tmp_path / "mine.py").write_text(CORRIDOR)
@@ -102,28 +97,33 @@ def test_the_command_lists_its_commands(capsys):
         command_line.main(["contrl"])
 
 
-@pytest.mark.parametrize("start", [["-m", "jaxrl_po", "plot"], ["experiments/plot.py"]])
-def test_a_command_is_the_same_from_the_module_and_from_its_script(start, request):
-    done = subprocess.run(
-        [sys.executable, *start],
-        cwd=request.config.rootpath,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: name 1 to ")
-    assert len(done.stderr.splitlines()) == 1
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: runpy.run_module("jaxrl_po", run_name="__main__"),
+        lambda: runpy.run_path(str(EXPERIMENTS / "plot.py"), run_name="__main__"),
+    ],
+    ids=["module", "script"],
+)
+def test_a_command_is_the_same_from_the_module_and_from_its_script(
+    begin, request, monkeypatch, capfd
+):
+    """In a process of its own: `test_script_flags`."""
+    command = ["plot"] if request.node.callspec.id == "module" else []
+    monkeypatch.setattr(sys, "argv", ["", *command])
+    with pytest.raises(SystemExit) as left:
+        begin()
+    assert left.value.code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: name 1 to ")
 
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
-SCRIPTS = [
-    pytest.param(path, id=path.stem, marks=() if path.stem == "demo" else pytest.mark.slow)
-    for path in sorted(EXPERIMENTS.rglob("*.py"))
-]
 
 
-@pytest.mark.parametrize("path", SCRIPTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.rglob("*.py")), ids=lambda path: path.stem)
 def test_every_script_starts_as_a_user_starts_it(path, tmp_path):
     """From another folder, with nothing on the path but what Python puts there."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -149,6 +149,7 @@ def test_an_interrupt_while_all_is_loaded_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted: nothing was started\n"
 
 
+@pytest.mark.slow
 def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
     env, out = f"--env={files / 'mine.py'}:Corridor", files / "run"
     arguments = [*tiny.CONTROL, env, "--config.learning_rate=0.05", f"--out={out}"]
@@ -157,18 +158,19 @@ def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
     assert summary["greedy_return"] == [5.0, 5.0]
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
     files, monkeypatch, capsys
 ):
     env, out = "--env=mine.py:Corridor", f"--out={files / 'run'}"
     monkeypatch.chdir(files)
-    first = [*tiny.CONTROL, "--total_steps=320", env, out, "--deterministic"]
+    first = [*tiny.CONTROL, "--total_steps=32", env, out, "--deterministic"]
     assert control_command.main(first) == 0
     assert "ppo on mine.py:Corridor, 2 seeds" in capsys.readouterr().out
     (files / "elsewhere").mkdir()
     monkeypatch.chdir(files / "elsewhere")
     assert evaluate.main([f"--run={files / 'run'}"]) == 0
-    more = [out, "--resume", "--total_steps=640"]
+    more = [out, "--resume", "--total_steps=64"]
     assert control_command.main(more) == 0
     with pytest.raises(UsageError, match=r"--env=/\S+elsewhere/mine.py:Corridor must be /"):
         control_command.main([*more, env])
@@ -184,6 +186,7 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
         evaluate.main([f"--run={files / 'run'}"])
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
     files, monkeypatch, capsys
 ):
@@ -200,13 +203,16 @@ def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
     assert sweep.main([out, "--resume", "--env=../mine.py:Corridor"]) == 0
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_task_of_ones_own_is_trained_and_starts_another_run(files):
     task = f"--task={files / 'tasks.py'}:one_digit"
-    flags_of_run = [flag for flag in tiny.LANGUAGE if not flag.startswith("--task.")]
-    assert language_command.main([*flags_of_run, task, f"--out={files / 'run'}"]) == 0
-    further = [flag for flag in flags_of_run if not flag.startswith("--warm_start.")]
+    left_out = ("--task.", "--warm_start.", "--show", "--eval_samples", "--total_steps")
+    small = [flag for flag in tiny.LANGUAGE if not flag.startswith(left_out)]
+    small += ["--algorithm=grpo", "--total_steps=8", "--show=0", task]
+    first = [*small, "--warm_start.steps=0", f"--out={files / 'run'}"]
+    assert language_command.main(first) == 0
     start = f"--init_from={files / 'run'}"
-    assert language_command.main([*further, task, start, f"--out={files / 'more'}"]) == 0
+    assert language_command.main([*small, start, f"--out={files / 'more'}"]) == 0
 
 
 @pytest.mark.parametrize(

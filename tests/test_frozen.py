@@ -58,44 +58,44 @@ def problem_for(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_frozen_base_is_read_and_not_trained(name):
     """The same update as of the sum of both, begun at the sum; the base stays to the bit."""
-    learner = METHODS[name](with_base(problem_for(name)))
-    state = jax.jit(learner.init)(jax.random.key(0))
-    after, metrics = jax.jit(learner.step)(state)
+    problem = problem_for(name)
+    learner, alone = METHODS[name](with_base(problem)), METHODS[name](problem)
+    state, step = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.step)
+    after, metrics = step(state)
     jax.tree.map(np.testing.assert_array_equal, after.params.frozen, state.params.frozen)
     assert float(metrics["skipped"].value()) == 0.0
 
-    alone = METHODS[name](problem_for(name))
-    plain = jax.jit(alone.init)(jax.random.key(0))
     summed = jax.tree.map(jnp.add, state.params.policy, state.params.frozen)
-    plain = plain._replace(params=plain.params._replace(policy=summed))
+    nothing = jax.tree.map(jnp.zeros_like, state.params.frozen)
+    plain = state._replace(params=state.params._replace(policy=summed, frozen=nothing))
     if plain.reference_params is not None:
         plain = plain._replace(reference_params=summed)
-    expected, _ = jax.jit(alone.step)(plain)
+    expected, plain_metrics = step(plain)
     moved = jax.tree.map(jnp.add, after.params.policy, after.params.frozen)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5),
         moved,
         expected.params.policy,
     )
-    _, plain_metrics = jax.jit(alone.step)(plain)
     np.testing.assert_allclose(
         metrics["grad_norm"].value(), plain_metrics["grad_norm"].value(), rtol=1e-3
     )
-    sizes = (sum(x.size for x in jax.tree.leaves(s.opt_state)) for s in (after, expected))
+    without = jax.eval_shape(alone.init, jax.random.key(0))
+    sizes = (sum(x.size for x in jax.tree.leaves(s.opt_state)) for s in (after, without))
     assert len(set(sizes)) == 1
 
 
 @pytest.mark.parametrize("placement", [Placement(4, 1, 1), Placement(4, 2, 1)])
 def test_all_seeds_share_one_copy(placement):
     learner = parallel.over_devices(METHODS["ppo"](with_base(PLAIN)), placement)
-    state = jax.jit(learner.init)(jax.random.split(jax.random.key(0), 4))
-    after, _ = jax.jit(learner.step)(state)
-    own = PLAIN.init(jax.random.key(0))[0].policy
+    state = jax.eval_shape(learner.init, jax.random.split(jax.random.key(0), 4))
+    after, _ = jax.eval_shape(learner.step, state)
+    own = jax.eval_shape(PLAIN.init, jax.random.key(0))[0].policy
     for trained in (state, after):
         shapes = jax.tree.map(jnp.shape, trained.params.frozen)
         assert shapes == jax.tree.map(jnp.shape, own)
         assert all(leaf.shape[0] == 4 for leaf in jax.tree.leaves(trained.params.trained()))
-    one = of_seed(after, 2).params
+    one = jax.eval_shape(lambda state: of_seed(state, 2).params, after)
     assert jax.tree.map(jnp.shape, one.policy) == jax.tree.map(jnp.shape, one.frozen)
 
 
@@ -113,7 +113,13 @@ def drawn(problem):
     return problem._replace(init=init)
 
 
-@pytest.mark.parametrize("flags", [None, ""], ids=["as in the tests", "as a user has them"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(None, id="as in the tests", marks=pytest.mark.slow),
+        pytest.param("", id="as a user has them"),
+    ],
+)
 def test_a_checkpoint_holds_no_frozen_parameters_and_a_resumed_run_has_them(
     tmp_path, monkeypatch, flags
 ):

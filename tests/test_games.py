@@ -19,14 +19,17 @@ def feedback(code, guess):
     return at_place, sum((Counter(code) & Counter(guess)).values()) - at_place
 
 
+KEY = jax.random.key(0)
+
+
 def played(dialogue, state, text):
     tokens = [*dialogue.tokenizer.encode(text), dialogue.tokenizer.eos]
     tokens = tokens[: dialogue.message_length]
     padded = tokens + [0] * (dialogue.message_length - len(tokens))
-    state, reply, reward, done = dialogue.respond(
-        state, jnp.asarray(padded, jnp.int32), jnp.int32(len(tokens)), jax.random.key(0)
+    state, reply, reward, done = jax.jit(dialogue.respond)(
+        state, np.asarray(padded, np.int32), np.int32(len(tokens)), KEY
     )
-    said = dialogue.tokenizer.decode(reply.tokens[: int(reply.length)].tolist())
+    said = dialogue.tokenizer.decode(reply.tokens.tolist()[: int(reply.length)])
     return state, said, float(reward), bool(done)
 
 
@@ -141,8 +144,10 @@ def test_the_calculator_adds(message, reply):
 def test_demonstrations_win_and_are_what_the_policy_would_have_seen(dialogue):
     keys = jax.random.split(jax.random.key(0), 64)
     _, tokens, mask = jax.jit(functools.partial(conversation.demonstrations, dialogue))(keys)
+    of_rows = jax.vmap(lambda key: dialogue.reset(jax.random.split(key)[0], False)[1])
+    states = jax.tree.map(np.asarray, jax.jit(of_rows)(keys))
     for row in range(64):
-        _, state = dialogue.reset(jax.random.split(keys[row])[0], False)
+        state = jax.tree.map(lambda x, row=row: x[row], states)
         said = np.asarray(tokens[row])
         done = False
         for first, last in runs(np.asarray(mask[row])):

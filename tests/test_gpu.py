@@ -75,6 +75,7 @@ def test_the_parts_for_a_gpu_are_listed(gpu):
     assert not ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiny", ["", "1"])
 def test_every_part_for_a_gpu_gives_flags_that_exist(gpu, tiny, monkeypatch):
     monkeypatch.setattr(libraries, "interpreters", lambda pythons: {})

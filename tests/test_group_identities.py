@@ -28,15 +28,17 @@ def expected_gradient(estimator, reward, size):
     """Over every group of so many draws from 3 actions, with its probability."""
     groups = np.array(list(itertools.product(range(3), repeat=size)))
     probability = np.prod(np.asarray(jax.nn.softmax(LOGITS))[groups], axis=1)
-    weights = jax.vmap(estimator)(reward[groups])
 
-    def loss(logits):
+    @jax.jit
+    @jax.grad
+    def gradient(logits):
+        weights = jax.vmap(estimator)(reward[groups])
         log_prob = Categorical(jnp.broadcast_to(logits, (*groups.shape, 3))).log_prob(
             jnp.asarray(groups)
         )
         return -probability @ losses.policy_gradient(log_prob, weights).mean(1)
 
-    return jax.grad(loss)(LOGITS)
+    return gradient(LOGITS)
 
 
 # 12
@@ -55,6 +57,8 @@ def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
     """Walder and Karkhanis 2025, by autodiff: `Σ_v v (P(all ≤ v) − P(all < v))`."""
     reward = jnp.array(reward)
 
+    @jax.jit
+    @jax.grad
     def best_of_k(logits):
         at_most = (reward[None, :] <= reward[:, None]) @ jax.nn.softmax(logits)
         below = (reward[None, :] < reward[:, None]) @ jax.nn.softmax(logits)
@@ -62,7 +66,7 @@ def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
         return (reward * (at_most**k - below**k) / ties).sum()
 
     got = expected_gradient(functools.partial(advantages.pass_at_k, k=k), reward, size)
-    np.testing.assert_allclose(got, jax.grad(best_of_k)(LOGITS), **EXACT)
+    np.testing.assert_allclose(got, best_of_k(LOGITS), **EXACT)
 
 
 @pytest.mark.parametrize("right", range(7))
@@ -86,12 +90,14 @@ def test_maximum_likelihood_has_the_terms_of_log_p_below_the_size_of_the_group(s
     """`log p = −Σ_k (1 − p)^k / k`; the group's mean as a baseline costs the last of G terms."""
     reward = jnp.array([0.0, 1.0, 0.0])
 
+    @jax.jit
+    @jax.grad
     def series(logits):
         p = jax.nn.softmax(logits)[1]
         return -sum((1 - p) ** k / k for k in range(1, size))
 
     got = expected_gradient(advantages.maximum_likelihood, reward, size)
-    np.testing.assert_allclose(got, jax.grad(series)(LOGITS), **EXACT)
+    np.testing.assert_allclose(got, series(LOGITS), **EXACT)
 
 
 def test_a_negative_reward_has_no_likelihood():

@@ -1,6 +1,7 @@
 """Better estimates of a group's mean and std: by hand, and through the switches of GRPO."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -81,18 +82,31 @@ def test_outcomes_that_are_no_numbers_are_left_out_and_still_seen():
     np.testing.assert_array_equal(np.isfinite(advantage), [True, False, True, False])
 
 
-def collected(problem):
-    state = grpo.make(PLAIN, problem, optax.sgd(1.0)).init(jax.random.key(0))
-    _, collect_key, _ = jax.random.split(state.key, 3)
-    return state.params, jax.jit(problem.collect)(state.params, state.collector, collect_key)[1]
+@functools.cache
+def sampled():
+    """Parameters, and the batch of the first iteration."""
+    learner = grpo.make(PLAIN, PROBLEM, optax.sgd(1.0))
+    state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))
+    return state.params, batch
 
 
+@functools.cache
 def gradient_of(config, problem=PROBLEM):
     """The gradient of the first update, read off a step of plain gradient descent."""
     learner = grpo.make(config, problem, optax.sgd(1.0))
-    state = learner.init(jax.random.key(0))
-    after, metrics = jax.jit(learner.step)(state)
-    return jax.tree.map(jnp.subtract, state.params.policy, after.params.policy), metrics
+
+    @jax.jit
+    def change(key, known):
+        state = learner.init(key)
+        if known is None:
+            state, batch = learner.sample(state)
+        else:
+            params, batch = known
+            state = state._replace(params=params)
+        after, metrics = learner.update(state, batch)
+        return jax.tree.map(jnp.subtract, state.params.policy, after.params.policy), metrics
+
+    return change(jax.random.key(0), sampled() if problem is PROBLEM else None)
 
 
 def same(one, other, factor=1.0):
@@ -102,7 +116,7 @@ def same(one, other, factor=1.0):
 
 def test_extra_samples_enter_the_statistics_and_nothing_else():
     """Mean and std of all four, the gradient of the first three."""
-    params, batch = collected(PROBLEM)
+    params, batch = sampled()
     r = np.asarray(jnp.where(batch.mask, batch.reward, 0.0).sum(axis=1)).reshape(GROUPS, SIZE)
     a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6))[:, :3].reshape(-1, 1)
 
@@ -116,7 +130,7 @@ def test_extra_samples_enter_the_statistics_and_nothing_else():
         return -jnp.mean(jnp.sum(jnp.where(mask, log_prob * a, 0.0), axis=1) / mask.sum(axis=1))
 
     gradient, metrics = gradient_of(dataclasses.replace(PLAIN, extra_samples=1))
-    same(gradient, jax.grad(loss)(params.policy))
+    same(gradient, jax.jit(jax.grad(loss))(params.policy))
     assert float(metrics["signal"].count) == mask.sum()
 
 
@@ -140,7 +154,7 @@ def test_fresh_strata_are_plain_grpo():
     same(gradient_of(running, apart)[0], gradient_of(PLAIN)[0])
     learner = grpo.make(running, apart)
     step = jax.jit(learner.step)
-    state, metrics = step(learner.init(jax.random.key(0)))
+    state, metrics = step(jax.jit(learner.init)(jax.random.key(0)))
     assert float(metrics["revisited"].value()) == 0.0
     np.testing.assert_array_equal(
         state.collector.replicated["outcome_statistics"].weight, [SIZE] * GROUPS
@@ -158,13 +172,13 @@ def number_groups(params, collector, key):
 
 
 def test_what_is_off_is_not_held():
-    state = grpo.make(PLAIN, PROBLEM).init(jax.random.key(0))
-    assert state.collector.replicated == PROBLEM.init(jax.random.key(0))[1].replicated == {}
+    state = jax.eval_shape(grpo.make(PLAIN, PROBLEM).init, jax.random.key(0))
+    assert state.collector.replicated == {}
     text = str(jax.make_jaxpr(grpo.make(PLAIN, PROBLEM).step)(state))
     assert "scatter-min" not in text
     on = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), PROBLEM)
     # Otherwise the check above shows nothing.
-    assert "scatter-min" in str(jax.make_jaxpr(on.step)(on.init(jax.random.key(0))))
+    assert "scatter-min" in str(jax.make_jaxpr(on.step)(jax.eval_shape(on.init, jax.random.key(0))))
 
 
 def test_with_running_statistics_a_group_may_be_alone():
@@ -182,7 +196,7 @@ def test_dynamic_sampling_decides_with_the_extra_samples_and_leaves_no_strata():
     sparse = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=False)
     chosen = dynamic_sampling(sparse, 20)
     learner = grpo.make(grpo.Config(extra_samples=2), chosen)
-    _, metrics = jax.jit(learner.step)(learner.init(jax.random.key(0)))
+    _, metrics = jax.jit(lambda key: learner.step(learner.init(key)))(jax.random.key(0))
     assert float(metrics["filled"].value()) == 1.0
     # Two equal members differ from the two that only count.
     assert float(metrics["signal"].value()) == 1.0
@@ -243,9 +257,7 @@ def test_the_batch_of_a_finite_set_names_its_prompts():
     )
     problem = language.make_problem(TASK, model, num_prompts=6, group_size=2, prompt_set=3)
     assert problem.strata == 3
-    _, batch = jax.jit(problem.collect)(
-        *jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1)
-    )
+    _, batch = jax.jit(lambda key: problem.collect(*problem.init(key), key))(jax.random.key(0))
     texts = {}
     for number, tokens in zip(
         np.asarray(batch.stratum),

@@ -38,10 +38,19 @@ FIT = {"value_epochs": 4, "value_minibatches": 1, "value_learning_rate": 1e-2}
 NATURAL = [pytest.param(npg, marks=pytest.mark.slow), trpo]  # both share one step function
 
 
+def collected(problem):
+    """Parameters and a batch."""
+
+    @jax.jit
+    def run(key):
+        params, collector = problem.init(key)
+        return params, problem.collect(params, collector, jax.random.key(1))[1]
+
+    return run(jax.random.key(0))
+
+
 def test_group_advantages_reach_every_step_of_an_episode():
-    problem = control.make_groups(CART_POLE, num_prompts=3, group_size=4, num_steps=50)
-    params, collector = problem.init(jax.random.key(0))
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    _, batch = collected(control.make_groups(CART_POLE, num_prompts=3, group_size=4, num_steps=20))
     # One initial state for each group, another for each prompt.
     start = np.asarray(batch.inputs[:, 0]).reshape(3, 4, -1)
     assert (start == start[:, :1]).all()
@@ -50,21 +59,19 @@ def test_group_advantages_reach_every_step_of_an_episode():
     length = np.asarray(batch.mask.sum(1))
     np.testing.assert_array_equal(batch.score.reshape(-1), length)
     assert len(np.unique(length)) > 2
-    ended = np.asarray(batch.terminated | batch.truncated)
+    terminated, truncated = np.asarray(batch.terminated), np.asarray(batch.truncated)
     for row in range(12):
-        assert ended[row, length[row] - 1]
-        assert not ended[row, : length[row] - 1].any()
+        ended = terminated[row] | truncated[row]
+        last = length[row] - 1
+        assert ended[last]
+        assert not ended[:last].any()
+        # Those that reach the budget are truncated.
+        assert truncated[row, last] == (last == 19 and not terminated[row, last])
     np.testing.assert_allclose(batch.metrics["episode_return"].value(), length.mean())
+    assert (length == 20).any()
 
 
-def test_episodes_that_reach_the_budget_are_truncated():
-    problem = control.make_groups(CART_POLE, num_prompts=2, group_size=2, num_steps=4)
-    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
-    assert batch.mask.all()
-    assert batch.truncated[:, -1].all()
-    assert not batch.terminated.any()
-
-
+@pytest.mark.slow
 def test_grpo_learns_from_groups_of_episodes():
     problem = control.make_groups(MatchCue(), num_prompts=8, group_size=8, num_steps=2)
     state, metrics, _ = train(
@@ -94,14 +101,13 @@ def test_groups_of_one_are_refused():
 def test_vine_tries_every_action_from_one_state():
     """MatchCue pays 1 for the action that names the cue and ends: Q is 0 or 1, by enumeration."""
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=5)
-    params, collector = problem.init(jax.random.key(0))
-    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    params, batch = collected(problem)
     cue = np.asarray(batch.inputs).reshape(12, 2)
     np.testing.assert_array_equal(cue[:, 0], cue[:, 1])
     np.testing.assert_array_equal(batch.score, np.stack([cue[:, 0] < 0, cue[:, 0] > 0], axis=1))
     np.testing.assert_array_equal(batch.action.reshape(12, 2), np.tile([0, 1], (12, 1)))
     np.testing.assert_allclose(batch.sampler_log_prob, -np.log(2.0), rtol=1e-6)
-    distribution = problem.apply(params, batch.inputs)[0]
+    distribution = jax.jit(problem.apply)(params, batch.inputs)[0]
     np.testing.assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5)
     np.testing.assert_allclose(batch.value, 0.5, atol=0.02)  # a policy that is nearly uniform
     assert batch.terminated.all()
@@ -109,16 +115,8 @@ def test_vine_tries_every_action_from_one_state():
 
 def test_branches_share_their_random_numbers():
     """AlwaysTruncated pays 1 a step: all branches are the same, the return is a geometric sum."""
-    problem = control.make_vine(
-        AlwaysTruncated(),
-        num_envs=2,
-        num_steps=20,
-        num_states=10,
-        num_branches=3,
-        horizon=4,
-        discount=0.5,
-    )
-    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+    sizes = {"num_envs": 2, "num_steps": 20, "num_states": 10, "num_branches": 3}
+    _, batch = collected(control.make_vine(AlwaysTruncated(), **sizes, horizon=4, discount=0.5))
     # The limit of 5 steps cuts a branch from time t after 5 − t steps; the horizon after 4.
     sums = [1.0, 1.5, 1.75, 1.875]
     assert set(np.unique(batch.score).tolist()) <= set(sums)
@@ -127,17 +125,9 @@ def test_branches_share_their_random_numbers():
     np.testing.assert_array_equal(score, np.repeat(score[:, :1], 3, axis=1))
     # The mean over branches.
     np.testing.assert_array_equal(batch.value.reshape(-1), score.reshape(-1))
-    long = control.make_vine(
-        CART_POLE, num_envs=4, num_steps=8, num_states=4, num_branches=4, horizon=40
-    )
-    params, collector = long.init(jax.random.key(0))
-    _, batch = jax.jit(long.collect)(params, collector, jax.random.key(1))
-    score, action = np.asarray(batch.score), np.asarray(batch.action).reshape(-1, 4)
-    for returns, actions in zip(score, action, strict=True):
-        for a in (0, 1):  # branches that begin with the same action are the same branch
-            assert len(set(returns[actions == a].tolist())) <= 1
 
 
+@pytest.mark.slow
 def test_trpo_learns_from_a_vine():
     problem = control.make_vine(MatchCue(), num_envs=8, num_steps=8, num_states=4, horizon=2)
     state, metrics, _ = train(trpo, trpo.Config(max_kl=0.05), problem, 30)
@@ -146,10 +136,23 @@ def test_trpo_learns_from_a_vine():
     assert (np.asarray(metrics["exact_kl"].value()) <= 0.05).all()
 
 
+CONTINUOUS = {"num_envs": 8, "num_steps": 8, "num_states": 4, "num_branches": 8, "horizon": 2}
+
+
+def test_the_branches_of_a_vine_begin_with_continuous_actions_of_the_policy():
+    problem = control.make_vine(MatchCueContinuous(), **CONTINUOUS)
+    _, batch = collected(problem)
+    action, cue = (np.asarray(x)[..., 0] for x in (batch.action, batch.inputs))
+    paid = -np.square(np.clip(action, -1.0, 1.0) - 0.5 * cue)
+    np.testing.assert_allclose(np.ravel(batch.score), np.ravel(paid), rtol=1e-4, atol=1e-6)
+    cue = cue.reshape(32, 8)
+    np.testing.assert_array_equal(cue, np.repeat(cue[:, :1], 8, axis=1))
+    assert len(np.unique(action)) == action.size
+
+
+@pytest.mark.slow
 def test_vine_with_continuous_actions_is_self_normalised():
-    problem = control.make_vine(
-        MatchCueContinuous(), num_envs=8, num_steps=8, num_states=4, num_branches=8, horizon=2
-    )
+    problem = control.make_vine(MatchCueContinuous(), **CONTINUOUS)
 
     def surrogate(distribution, samples):
         rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
@@ -204,16 +207,25 @@ def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
     module.make(module.Config(), sampled)
 
 
-def test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal():
+def test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_proposal():
     problem = control.make_vine(MatchCue(), num_envs=8, num_steps=8, num_states=4, horizon=2)
-    learner = trpo.make(as_arrays(trpo.Config(max_kl=0.05)), problem)
-    state = jax.jit(learner.init)(jax.random.key(0))
-    # Far from uniform, so that the KL from the proposal would show.
-    state = state._replace(
-        params=state.params._replace(policy=jax.tree.map(lambda x: 3.0 * x, state.params.policy))
-    )
-    _, metrics = jax.jit(learner.step)(state)
+    config = trpo.Config(max_kl=0.05, normalize_advantage=False)
+    learner = trpo.make(as_arrays(config), problem)
+
+    @jax.jit
+    def step(key):
+        state = learner.init(key)
+        # Far from uniform, so that the KL from the proposal would show.
+        policy = jax.tree.map(lambda x: 3.0 * x, state.params.policy)
+        after, metrics = learner.step(state._replace(params=state.params._replace(policy=policy)))
+        return after.params, metrics
+
+    params, metrics = step(jax.random.key(0))
+    assert params.value is None
     assert float(metrics["accepted"].value()) == 1.0
+    assert float(metrics["exact_kl"].value()) <= 0.05
+    # At the old policy the expectation of the advantage is 0 in every state.
+    np.testing.assert_allclose(metrics["policy_loss"].value(), 0.0, atol=1e-5)
     # With all actions weighted by their probability, the k3 estimate is the exact KL.
     np.testing.assert_allclose(metrics["kl"].value(), metrics["exact_kl"].value(), rtol=1e-3)
 
@@ -233,7 +245,7 @@ def test_rewards_after_the_end_of_an_episode_do_not_count(make):
         if make == "groups"
         else control.make_vine(env, num_envs=8, num_steps=2, num_states=2, horizon=4)
     )
-    _, batch = jax.jit(problem.collect)(*problem.init(jax.random.key(0)), jax.random.key(1))
+    _, batch = collected(problem)
     score = np.asarray(batch.score).ravel()
     good = np.asarray(jax.tree.leaves(batch.inputs)[0])[:, 0].ravel() > 0
     assert 0 < good.sum() < good.size
@@ -268,26 +280,23 @@ def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
     Weighted by π / π_old, it would be twice as far off.
     """
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=2)
-    params, collector = problem.init(jax.random.key(0))
-    policy = jax.tree.map(lambda x: 3.0 * x, params.policy)
-    _, batch = jax.jit(problem.collect)(
-        params._replace(policy=policy), collector, jax.random.key(1)
-    )
     estimate = actor_critic.make_estimate(
         trpo.Config(normalize_advantage=False), problem, keep_proposal=True
     )
-    samples = problem.rows(estimate(None, batch))
-    later = jax.tree.map(lambda x: 2.0 * x, policy)
-    distribution = problem.apply(ActorCritic(later), samples.inputs)[0]
-    probability = np.exp(distribution.log_prob(samples.action)).reshape(-1, 2)
-    want = np.mean(np.sum(probability * np.asarray(samples.advantage).reshape(-1, 2), axis=1))
-    np.testing.assert_allclose(
-        npg.proposal_surrogate(distribution, samples).value(), -want, rtol=1e-4, atol=1e-6
-    )
-    _, metrics, _ = train(npg, npg.Config(normalize_advantage=False), problem, 1)
-    params, collector = problem.init(jax.random.split(jax.random.key(0))[0])
-    key = jax.random.split(jax.random.split(jax.random.key(0))[1], 3)[1]
-    batch = jax.jit(problem.collect)(params, collector, key)[1]
-    # At π_old itself the expectation of A is 0 in every state.
-    np.testing.assert_allclose(metrics["policy_loss"].value()[0], 0.0, atol=1e-5)
-    assert float(jnp.abs(batch.reward - batch.value).mean()) > 0.1
+
+    @jax.jit
+    def sampled(key):
+        params, collector = problem.init(key)
+        policy = jax.tree.map(lambda x: 3.0 * x, params.policy)
+        batch = problem.collect(params._replace(policy=policy), collector, jax.random.key(1))[1]
+        samples = problem.rows(estimate(None, batch))
+        later = jax.tree.map(lambda x: 2.0 * x, policy)
+        distribution = problem.apply(ActorCritic(later), samples.inputs)[0]
+        surrogate = npg.proposal_surrogate(distribution, samples).value()
+        return distribution.log_prob(samples.action), samples.advantage, surrogate
+
+    log_prob, advantage, surrogate = map(np.asarray, sampled(jax.random.key(0)))
+    probability = np.exp(log_prob).reshape(-1, 2)
+    want = np.mean(np.sum(probability * advantage.reshape(-1, 2), axis=1))
+    np.testing.assert_allclose(surrogate, -want, rtol=1e-4, atol=1e-6)
+    assert float(np.abs(advantage).mean()) > 0.1

@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 from clock import SEEN
+from finished import ON_HOST
 
 from jaxrl_po.run import earlier, filming, host
 from jaxrl_po.run import flags as flags_lib
@@ -15,21 +16,10 @@ from jaxrl_po.run.commands import evaluate, plot, render, report, sweep
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.pools import PoolError
 
-TINY = [
-    "--algorithm=ppo",
-    "--seeds=2",
-    "--devices=2",
-    "--total_steps=320",
-    "--log_every=3",
-    "--eval_every=2",
-    "--eval_episodes=2",
-    "--problem.num_envs=2",
-    "--problem.num_steps=16",
-    "--network.width=8",
-    "--problem.normalize_observations",
-    "--config.num_minibatches=2",
-    "--config.num_epochs=1",
-]
+TINY = [flag for flag in ON_HOST if not flag.startswith("--env=")]
+# Of an environment of two actions and no dynamics: the smallest program that trains.
+FRAGILE = ["--env=gymnasium:Fragile-v0", *(flag for flag in TINY if "--config." not in flag)]
+FRAGILE += ["--algorithm=a2c"]
 
 
 class Fragile(gymnasium.Env):
@@ -58,10 +48,10 @@ gymnasium.register("Fragile-v0", entry_point=Fragile, max_episode_steps=4)
 
 
 def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsys, monkeypatch):
-    out, flags = tmp_path / "r", ["--env=gymnasium:Fragile-v0", *TINY]
+    out = tmp_path / "r"
     # Four environments for 16 steps make an iteration; the first evaluation takes 16 steps.
     monkeypatch.setattr(Fragile, "left", 4 * 16 * 4 + 16 + 40)
-    assert command.main([*flags, f"--out={out}"]) == 1
+    assert command.main([*FRAGILE, f"--out={out}"]) == 1
     error = capsys.readouterr().err
     assert "error: env gymnasium:Fragile-v0: RuntimeError: the motor is hot" in error
     assert "saved at iteration" in error
@@ -81,6 +71,7 @@ def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsy
     assert rows[-1]["episode_length"] == [4.0, 4.0]
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
     evaluate_well, calls = host.Rollouts.evaluate, []
 
@@ -92,8 +83,7 @@ def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(host.Rollouts, "evaluate", evaluate)
     out = tmp_path / "r"
-    flags = ["--env=gymnasium:Fragile-v0", *TINY, "--checkpoint_every=9", f"--out={out}"]
-    assert command.main(flags) == 1
+    assert command.main([*FRAGILE, "--checkpoint_every=9", f"--out={out}"]) == 1
     assert "saved at iteration 6" in capsys.readouterr().err
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [0, 3, 6]
@@ -113,10 +103,8 @@ def test_a_failure_outside_training_is_one_line(capsys, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def cart_pole(tmp_path_factory):
-    out = tmp_path_factory.mktemp("host") / "cart_pole"
-    assert command.main(["--env=gymnasium:CartPole-v1", *TINY, f"--out={out}"]) == 0
-    return out
+def cart_pole(finished, tmp_path_factory):
+    return finished("host", tmp_path_factory.mktemp("host") / "cart_pole")
 
 
 def test_the_commands_work_on_a_run_unchanged(cart_pole, capsys, tmp_path, monkeypatch):
@@ -201,6 +189,7 @@ def test_what_cannot_work_is_said_before_anything_compiles(tmp_path, flags, mess
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "target"), [("ppo", 900.0), ("trpo", 900.0)])
 def test_inverted_pendulum_is_learned(tmp_path, algorithm, target):
     pytest.importorskip("envpool")
@@ -224,6 +213,7 @@ def test_inverted_pendulum_is_learned(tmp_path, algorithm, target):
     assert min(json.loads((out / "summary.json").read_text())["greedy_return"]) >= target
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_signal_ends_the_run_saved(tmp_path, monkeypatch):
     out, steps = tmp_path / "r", []
 
@@ -234,6 +224,6 @@ def test_a_signal_ends_the_run_saved(tmp_path, monkeypatch):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
     monkeypatch.setattr(Fragile, "step", step)
-    assert command.main(["--env=gymnasium:Fragile-v0", *TINY, f"--out={out}"]) == 0
+    assert command.main([*FRAGILE, f"--out={out}"]) == 0
     assert not (out / "summary.json").exists()
     assert any((out / "checkpoints" / "latest").iterdir())

@@ -298,6 +298,9 @@ N_STEP = jax.jit(
 )
 
 
+GAE = jax.jit(functools.partial(advantages.gae, gamma=GAMMA))
+
+
 def random_stream(ends):
     rng = np.random.default_rng(0)
     reward, state_value, final_value = (jnp.asarray(rng.normal(size=LENGTH)) for _ in range(3))
@@ -319,29 +322,24 @@ def test_gae_is_the_mixture_of_n_step_advantages(ends):
     K counts to the end of the episode or the segment.
     """
     reward, state_value, next_value, terminated, truncated = random_stream(ends)
-    n_step = N_STEP(reward, next_value, terminated, truncated) - state_value[None, :]
+    returns = N_STEP(reward, next_value, terminated, truncated)
+    n_step = np.asarray(returns) - np.asarray(state_value)
     cuts = np.flatnonzero(np.asarray(terminated | truncated))
     for lambda_ in (0.0, 0.3, 0.95, 1.0):
-        got = advantages.gae(
-            reward, state_value, next_value, terminated, truncated, gamma=GAMMA, lambda_=lambda_
-        )
+        got = GAE(reward, state_value, next_value, terminated, truncated, lambda_=lambda_).tolist()
         for t in range(LENGTH):
             steps = min([c for c in cuts if c >= t], default=LENGTH - 1) - t + 1
             weights = [(1 - lambda_) * lambda_**k for k in range(steps - 1)] + [
                 lambda_ ** (steps - 1)
             ]
-            assert float(got[t]) == pytest.approx(
-                float(np.dot(weights, n_step[:steps, t])), rel=1e-10
-            )
+            assert got[t] == pytest.approx(np.dot(weights, n_step[:steps, t]), rel=1e-10)
 
 
 @pytest.mark.parametrize("ends", [([], []), ([2], []), ([], [2]), ([4], [1, 4])])
 def test_gae_at_both_ends_of_lambda(ends):
     reward, state_value, next_value, terminated, truncated = random_stream(ends)
     zero, one = (
-        advantages.gae(
-            reward, state_value, next_value, terminated, truncated, gamma=GAMMA, lambda_=lambda_
-        )
+        GAE(reward, state_value, next_value, terminated, truncated, lambda_=lambda_)
         for lambda_ in (0.0, 1.0)
     )
     delta = reward + GAMMA * (1 - terminated) * next_value - state_value
@@ -368,15 +366,14 @@ def test_gae_of_exact_values_is_unbiased_for_every_lambda():
     )
     probability *= np.prod(np.asarray(policy)[states[:, 1:-1], actions[:, 1:]], axis=1)
     off = jnp.zeros((len(paths), 3), bool)
+
+    @jax.jit
+    def estimate(lambda_, *streams):
+        return jax.vmap(lambda *of: advantages.gae(*of, gamma=mdp.gamma, lambda_=lambda_))(*streams)
+
+    before, after = state_values[states[:, :-1]], state_values[states[:, 1:]]
     for lambda_ in (0.0, 0.7, 1.0):
-        estimate = jax.vmap(
-            lambda *stream, lambda_=lambda_: advantages.gae(
-                *stream, gamma=mdp.gamma, lambda_=lambda_
-            )
-        )
-        first = np.asarray(
-            estimate(reward, state_values[states[:, :-1]], state_values[states[:, 1:]], off, off)
-        )[:, 0]
+        first = np.asarray(estimate(lambda_, reward, before, after, off, off))[:, 0]
         means = [np.sum((probability * first)[actions[:, 0] == a]) for a in range(2)]
         np.testing.assert_allclose(means, exact[0], **EXACT)
 
@@ -393,6 +390,7 @@ def test_expected_k1_and_k3_are_the_kl(mdp, logits, reference_logits):
     return estimates, jnp.stack([exact, exact])
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def sampled_gradient(k, logits, reference_logits):
     """Expected gradient of an estimator used as a loss; the samples' weights are constants."""
     policy = jax.nn.softmax(logits)

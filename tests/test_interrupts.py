@@ -1,18 +1,23 @@
 """Signals: what a run saves and says when it is interrupted or killed."""
 
-import json
+import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
+import pytest
 import toy_run
-from toy_run import bits, job, lines, run, toy
+from toy_run import Silent, bits, job, lines, run, toy
 
+from jaxrl_po.run import runner
 from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.metrics import read
+
+LEFT = "interrupted before the first iteration: nothing new to save"
 
 
 def test_handlers_are_put_back(tmp_path):
@@ -33,6 +38,7 @@ def final(path):
     return rows, iteration, bits(state)
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment_then_resume_equals_the_uninterrupted_run(tmp_path):
     with start(tmp_path / "whole") as process:
         assert process.wait(240) == 0
@@ -54,31 +60,38 @@ def test_kill_at_any_moment_then_resume_equals_the_uninterrupted_run(tmp_path):
     assert final(path) == expected
 
 
-def test_interrupt_finishes_the_chunk_saves_and_says_so(tmp_path):
-    with start(tmp_path, "--slow") as process:
-        while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 2:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=240)
-    assert process.returncode == 0
-    assert "interrupt again to quit without saving" in errors
-    stopped = json.loads(output.splitlines()[-1])
-    assert stopped["interrupted"]
+def test_interrupt_finishes_the_chunk_saves_and_says_so(tmp_path, capfd):
+    def interrupt(row):
+        if row["iteration"] == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = run(tmp_path, Silent(interrupt))
+    assert "interrupt again to quit without saving" in capfd.readouterr().err
+    assert stopped.interrupted
     with Store(tmp_path / "checkpoints" / "latest") as latest:
-        assert latest.iterations()[-1] == stopped["iteration"] == lines(tmp_path)[-1]["iteration"]
+        assert latest.iterations()[-1] == stopped.iteration == lines(tmp_path)[-1]["iteration"] == 5
 
 
-def test_a_second_interrupt_leaves_at_once(tmp_path):
-    with start(tmp_path, "--slow") as process:
-        while process.poll() is None and len(read(tmp_path / "metrics.jsonl")) < 2:
+def test_a_second_interrupt_leaves_at_once_and_the_run_goes_on_as_if_uninterrupted(tmp_path):
+    with start(tmp_path / "killed", "--slow") as process:
+        while process.poll() is None and len(read(tmp_path / "killed" / "metrics.jsonl")) < 2:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         process.stderr.readline()
         process.stderr.readline()  # the message is out, so the handler has run
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == -signal.SIGINT
+    sizes = {"iterations": 60, "log_every": 10}
+    reporter = Silent()
+    run(tmp_path / "killed", reporter, resume=True, **sizes)
+    assert any(line.startswith("resuming at iteration") for line in reporter.reported)
+    run(tmp_path / "whole", **sizes)
+    killed, whole = final(tmp_path / "killed"), final(tmp_path / "whole")
+    assert killed[0][1:] == whole[0][1:]  # the first tells of the memory of a slower program
+    assert killed[1:] == whole[1:]
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_compiling_is_heard_at_once(tmp_path):
     with start(tmp_path, "--stuck") as process:
         while process.poll() is None and "compiling" not in process.stdout.readline():
@@ -88,5 +101,38 @@ def test_an_interrupt_while_compiling_is_heard_at_once(tmp_path):
         _, errors = process.communicate(timeout=60)
     assert time.monotonic() - begun < 5.0
     assert process.returncode == 128 + signal.SIGINT
-    assert errors.strip() == "interrupted before the first iteration: nothing new to save"
+    assert errors.strip() == LEFT
     assert "Traceback" not in errors
+
+
+class Left(BaseException):
+    """In place of the end of the process."""
+
+
+def test_an_interrupt_while_compiling_is_heard_before_the_compiler_is_done(
+    tmp_path, monkeypatch, capfd
+):
+    compiling, ended = threading.Event(), threading.Event()
+
+    def leave(status):
+        assert not ended.is_set()
+        ended.set()
+        raise Left(status)
+
+    def init(keys):
+        compiling.set()
+        assert ended.wait(60)
+        return toy().init(keys)
+
+    def interrupt():
+        assert compiling.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Left) as left:
+        runner.run(job(learner=toy()._replace(init=init)), tmp_path, Silent(), leave_early=True)
+    thread.join()
+    assert left.value.args == (128 + signal.SIGINT,)
+    assert capfd.readouterr().err.strip() == LEFT

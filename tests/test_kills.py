@@ -1,6 +1,6 @@
 """Slow tests of runs that are killed, repeated, or out of disk space.
 
-Short forms are in `test_experiments` and `test_faults`.
+Short forms are in `test_interrupts` and `test_faults`.
 """
 
 import json

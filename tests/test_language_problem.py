@@ -10,7 +10,7 @@ import pytest
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.warm_start import greedy_accuracy
-from jaxrl_po.types import CollectorState
+from jaxrl_po.types import ActorCritic, CollectorState
 
 TASK = language.tasks.addition(2, zero_pad=False)
 SIZES = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
@@ -19,45 +19,73 @@ MODEL, CRITIC = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.siz
 
 def make(**options):
     return language.make_problem(
-        TASK, MODEL, **({"num_prompts": 6, "group_size": 3, "critic": CRITIC} | options)
+        TASK,
+        MODEL,
+        **({"num_prompts": 6, "group_size": 3, "critic": CRITIC, "temperature": 1.3} | options),
     )
+
+
+def drawn(model):
+    generator = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: ((x.ndim == 1) + 0.3 * generator.normal(size=x.shape)).astype(x.dtype),
+        model.parameter_shapes(),
+    )
+
+
+def begun():
+    """Parameters with a policy that is not uniform, and a collector's state."""
+    params = ActorCritic(drawn(MODEL), drawn(CRITIC))
+    return params, CollectorState({"prompt_number": np.arange(6, dtype=np.int32)})
+
+
+@functools.cache
+def program(**options):
+    """Collects a batch; with it, what the learner says of its actions and states."""
+    problem = make(**options)
+
+    @jax.jit
+    def run(params, collector, key):
+        _, batch = problem.collect(params, collector, key)
+        distribution, value = problem.apply(params, batch.inputs)
+        return batch, distribution.log_prob(batch.action), value
+
+    return run
 
 
 @functools.cache
 def collected(**options):
-    """A problem, its parameters with a policy that is not uniform, and a batch."""
-    problem = make(**options)
-    params, collector = jax.jit(problem.init)(jax.random.key(0))
-    params = params._replace(policy=jax.tree.map(lambda x: 2.0 * x, params.policy))
-    return (
-        problem,
-        params,
-        collector,
-        jax.jit(problem.collect)(params, collector, jax.random.key(1))[1],
-    )
+    params, collector = begun()
+    params = params._replace(value=params.value if options.get("critic", CRITIC) else None)
+    found = program(**options)(params, collector, jax.random.key(1))
+    return params, collector, *jax.tree.map(np.asarray, found)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": 0.7},
-        {"temperature": 1.3},
-        {"temperature": 0.7, "top_p": 0.8},
-        {"temperature": 1.3, "top_k": 4},
+        {},
+        {"temperature": 0.7, "top_p": 0.8, "critic": None},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in ({"temperature": 0.7}, {"top_k": 4})
+        ),
     ],
 )
 def test_sampler_and_learner_agree(options):
     """Ragged prompts, any temperature, truncated or not: the ratio is 1 before the first update."""
-    problem, params, _, batch = collected(**options)
+    params, _, batch, log_prob, _ = collected(**options)
     assert len(np.unique(batch.inputs.pad)) > 1
-    log_prob = jax.jit(problem.apply)(params, batch.inputs)[0].log_prob(batch.action)
-    np.testing.assert_allclose(jnp.where(batch.mask, log_prob, 0.0), batch.log_prob, atol=1e-4)
+    np.testing.assert_allclose(np.where(batch.mask, log_prob, 0.0), batch.log_prob, atol=1e-4)
+    if params.value is None:
+        assert not batch.value.any()
+        assert not batch.next_value.any()
 
 
 def test_mask_follows_the_length_and_keeps_eos():
-    _, _, _, batch = collected()
+    _, _, batch, _, _ = collected()
     eos, pad = TASK.tokenizer.eos, TASK.tokenizer.pad
-    tokens, mask = np.asarray(batch.action), np.asarray(batch.mask)
+    tokens, mask = batch.action, batch.mask
     some_end = False
     for row, kept in zip(tokens, mask, strict=True):
         length = kept.sum()
@@ -72,11 +100,12 @@ def test_mask_follows_the_length_and_keeps_eos():
 
 
 def test_last_token_terminates_and_the_budget_truncates():
-    _, _, _, batch = collected()
-    length = np.asarray(batch.mask.sum(1))
+    _, _, batch, _, _ = collected()
+    length = batch.mask.sum(1)
     last = np.arange(batch.mask.shape[1]) == length[:, None] - 1
     np.testing.assert_array_equal(batch.terminated, last)
-    ended = np.asarray((batch.action == TASK.tokenizer.eos).any(1))
+    np.testing.assert_array_equal(batch.step_end, last)  # the whole answer is judged
+    ended = (batch.action == TASK.tokenizer.eos).any(1)
     assert not ended.all()
     np.testing.assert_array_equal(batch.truncated, last & ~ended[:, None])
     np.testing.assert_allclose(batch.metrics["truncated"].value(), 1.0 - ended.mean())
@@ -84,19 +113,21 @@ def test_last_token_terminates_and_the_budget_truncates():
 
 
 def test_values_are_shifted_and_end_at_zero():
-    problem, params, _, batch = collected()
-    value = problem.apply(params, batch.inputs)[1]
+    _, _, batch, _, value = collected()
     np.testing.assert_allclose(batch.value, value, rtol=1e-4, atol=1e-6)
-    last = np.asarray(batch.terminated)
-    np.testing.assert_array_equal(np.asarray(batch.next_value)[last], 0.0)
-    inner = np.asarray(batch.mask) & ~last
+    last = batch.terminated
+    np.testing.assert_array_equal(batch.next_value[last], 0.0)
+    inner = batch.mask & ~last
     np.testing.assert_allclose(
-        np.asarray(batch.next_value)[inner], np.roll(value, -1, 1)[inner], rtol=1e-4, atol=1e-6
+        batch.next_value[inner], np.roll(value, -1, 1)[inner], rtol=1e-4, atol=1e-6
     )
 
 
 class Oracle:
-    """A policy that always continues with the right answer, so that rewards are known."""
+    """A policy that always continues with the right answer, so that rewards are known.
+
+    Or with a wrong first token: a number may be traced.
+    """
 
     def __init__(self, wrong_first=False):
         self.vocabulary, self.outputs, self.wrong_first = TASK.tokenizer.size, 0, wrong_first
@@ -125,8 +156,9 @@ class Oracle:
             return TASK.demonstrate((a.astype(jnp.uint32), b.astype(jnp.uint32)))
 
         answers = jax.vmap(answer)(seen, pad)
-        if self.wrong_first:
-            answers = answers.at[:, 0].set(jnp.where(answers[:, 0] == zero, zero + 1, zero))
+        changed = jnp.where(answers[:, 0] == zero, zero + 1, zero)
+        first = jnp.where(self.wrong_first, changed, answers[:, 0])
+        answers = answers.at[:, 0].set(first)
         t = start + tokens.shape[1] - TASK.prompt_length
         token = jax.lax.dynamic_index_in_dim(answers, t, axis=1, keepdims=False)
         return jnp.where(jax.nn.one_hot(token, self.vocabulary, dtype=bool), 0.0, -jnp.inf)[
@@ -134,34 +166,43 @@ class Oracle:
         ], seen
 
 
+@functools.cache
+def answered():
+    """A program: `wrong_first` to a batch of each kind of reward, and an evaluation."""
+
+    def run(wrong_first):
+        model, keys = Oracle(wrong_first), jax.random.split(jax.random.key(0))
+        batches = []
+        for process_reward in (False, True):
+            problem = language.make_problem(
+                TASK, model, num_prompts=16, group_size=2, process_reward=process_reward
+            )
+            params, collector = problem.init(keys[0])
+            batches.append(problem.collect(params, collector, keys[1])[1])
+        evaluate = language.make_evaluate(TASK, model, num_prompts=8)
+        return batches, evaluate(params, collector, keys[0])
+
+    return jax.jit(run)
+
+
 @pytest.mark.parametrize(("wrong_first", "accuracy"), [(False, 1.0), (True, 0.0)])
 def test_rewards_of_known_answers(wrong_first, accuracy):
-    model = Oracle(wrong_first)
-    for process_reward in (False, True):
-        problem = language.make_problem(
-            TASK, model, num_prompts=16, group_size=2, process_reward=process_reward
-        )
-        batch = jax.jit(problem.collect)(
-            *jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1)
-        )[1]
+    batches, evaluated = jax.tree.map(np.asarray, answered()(wrong_first))
+    for batch in batches:
         assert batch.score.shape == (16, 2)
-        assert batch.reward.dtype == batch.score.dtype == jnp.float32
+        assert batch.reward.dtype == batch.score.dtype == np.float32
         np.testing.assert_array_equal(batch.score, accuracy)
         np.testing.assert_allclose(batch.metrics["accuracy"].value(), accuracy)
-        length = np.asarray(batch.mask.sum(1), np.float32)
-        if not process_reward:
-            np.testing.assert_array_equal(batch.reward, np.where(batch.terminated, accuracy, 0.0))
-        elif accuracy:
-            np.testing.assert_allclose(
-                batch.reward, np.where(batch.mask, 1.0 / length[:, None], 0.0), rtol=1e-6
-            )
-        else:
-            np.testing.assert_allclose(batch.reward.sum(1), 1.0 - 1.0 / length, rtol=1e-5)
-            np.testing.assert_array_equal(batch.reward[:, 0], 0.0)
-    params, collector = jax.jit(problem.init)(jax.random.key(0))
-    evaluated = jax.jit(language.make_evaluate(TASK, model, num_prompts=8))(
-        params, collector, jax.random.key(0)
-    )
+    whole, by_token = batches
+    np.testing.assert_array_equal(whole.reward, np.where(whole.terminated, accuracy, 0.0))
+    length = by_token.mask.sum(1, dtype=np.float32)
+    if accuracy:
+        np.testing.assert_allclose(
+            by_token.reward, np.where(by_token.mask, 1.0 / length[:, None], 0.0), rtol=1e-6
+        )
+    else:
+        np.testing.assert_allclose(by_token.reward.sum(1), 1.0 - 1.0 / length, rtol=1e-5)
+        np.testing.assert_array_equal(by_token.reward[:, 0], 0.0)
     np.testing.assert_array_equal(evaluated["greedy_accuracy"], accuracy)
 
 
@@ -198,88 +239,64 @@ def test_training_and_evaluation_ask_of_their_own_split():
 
 
 def test_groups_share_their_prompt_and_keys_differ():
-    problem, params, collector, batch = collected()
-    prompts = np.asarray(batch.inputs.tokens[:, : TASK.prompt_length]).reshape(6, 3, -1)
+    params, collector, batch, _, _ = collected()
+    prompts = batch.inputs.tokens[:, : TASK.prompt_length].reshape(6, 3, -1)
     assert (prompts == prompts[:, :1]).all()
     assert len(np.unique(prompts[:, 0], axis=0)) > 1
-    assert len(np.unique(np.asarray(batch.action)[:3], axis=0)) > 1
-    collect = jax.jit(problem.collect)
-    again = collect(params, collector, jax.random.key(1))[1]
-    programs = collect._cache_size()
-    other = collect(params, collector, jax.random.key(2))[1]
+    assert len(np.unique(batch.action[:3], axis=0)) > 1
+    run = program()
+    again = run(params, collector, jax.random.key(1))[0]
+    programs = run._cache_size()
+    other = run(params, collector, jax.random.key(2))[0]
     np.testing.assert_array_equal(again.inputs.tokens, batch.inputs.tokens)
     assert not np.array_equal(other.inputs.tokens, batch.inputs.tokens)
-    assert collect._cache_size() == programs
+    assert run._cache_size() == programs
 
 
 def test_completions_do_not_depend_on_where_prompts_lie():
-    problem, params, collector, batch = collected()
-    states = [
-        CollectorState({"prompt_number": part})
-        for part in jnp.split(collector.sharded["prompt_number"], 2)
-    ]
-    halves = [jax.jit(problem.collect)(params, state, jax.random.key(1))[1] for state in states]
-    np.testing.assert_array_equal(
-        batch.inputs.tokens, jnp.concatenate([half.inputs.tokens for half in halves])
+    params, collector, batch, _, _ = collected()
+    problem = make()
+    tokens = jax.jit(
+        lambda part: (
+            problem.collect(params, CollectorState({"prompt_number": part}), jax.random.key(1))[
+                1
+            ].inputs.tokens
+        )
     )
-
-
-def test_without_a_critic():
-    _, params, _, batch = collected(critic=None)
-    assert params.value is None
-    assert not batch.value.any()
-    assert not batch.next_value.any()
+    halves = map(tokens, np.split(np.asarray(collector.sharded["prompt_number"]), 2))
+    np.testing.assert_array_equal(batch.inputs.tokens, np.concatenate([*halves]))
 
 
 def test_evaluation_is_greedy_repeatable_and_of_the_held_out_split():
-    _, params, collector, _ = collected()
+    params, collector = begun()
     evaluate = jax.jit(language.make_evaluate(TASK, MODEL, num_prompts=16))
     first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
     np.testing.assert_array_equal(first["greedy_length"], second["greedy_length"])
     assert first["greedy_accuracy"].shape == (16,)
 
 
-@pytest.fixture(scope="module")
-def easy():
-    task = language.tasks.addition(1)
-    sizes = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=64)
-    return task, sizes.build(task.tokenizer.size)
-
-
-def test_warm_start_stops_at_the_accuracy_that_was_asked_for(easy):
-    task, model = easy
-
-    def greedy(**settings):
-        warm = language.WarmStart(**settings)
-        problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
-        params, _ = jax.jit(problem.init)(jax.random.key(0))
-        return params, float(
-            jax.jit(lambda p: greedy_accuracy(model, p, task, jax.random.key(9)))(params.policy)
-        )
-
-    half, accuracy = greedy(steps=2000, accuracy=0.5, batch_size=64, learning_rate=5e-3)
-    assert 0.4 < accuracy < 0.85
-    none, _ = greedy(steps=0)
-    untouched, _ = jax.jit(language.make_problem(task, model, num_prompts=2, group_size=2).init)(
-        jax.random.key(0)
-    )
-    jax.tree.map(np.testing.assert_array_equal, none.policy, untouched.policy)
-    assert not np.array_equal(jax.tree.leaves(half.policy)[0], jax.tree.leaves(none.policy)[0])
-
-
-def test_warm_start_asks_the_verifier():
+def test_warm_start_stops_at_the_accuracy_that_the_verifier_sees():
     """Where right answers differ from the demonstration, only the verifier knows when to stop."""
     task = language.tasks.running_sum(2, max_filler=8)
     model = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=64).build(
         task.tokenizer.size
     )
-    warm = language.WarmStart(steps=1500, accuracy=0.3, batch_size=64, learning_rate=5e-3)
-    problem = language.make_problem(task, model, num_prompts=2, group_size=2, warm=warm)
-    params, _ = jax.jit(problem.init)(jax.random.key(0))
-    accuracy = float(
-        jax.jit(lambda p: greedy_accuracy(model, p, task, jax.random.key(9)))(params.policy)
-    )
+
+    def init(key, **options):
+        problem = language.make_problem(task, model, num_prompts=2, group_size=2, **options)
+        return problem.init(key)[0].policy
+
+    @jax.jit
+    def measured(key):
+        warm = language.WarmStart(steps=1500, accuracy=0.3, batch_size=64, learning_rate=5e-3)
+        some = init(key, warm=warm)
+        accuracy = greedy_accuracy(model, some, task, jax.random.key(9))
+        return some, init(key, warm=language.WarmStart(steps=0)), init(key), accuracy
+
+    some, none, untouched, accuracy = measured(jax.random.key(0))
     assert 0.2 < accuracy < 0.7  # all of its steps would take it beyond 0.9
+    jax.tree.map(np.testing.assert_array_equal, none, untouched)
+    assert not np.array_equal(jax.tree.leaves(some)[0], jax.tree.leaves(none)[0])
 
 
 @pytest.mark.parametrize(
@@ -349,24 +366,24 @@ def test_other_bad_input():
 
 def test_the_task_says_where_a_process_reward_is_due():
     """At every token if judged digit by digit; else at the marks of a chain, and at the end."""
-    for task, process_reward, marks in (
-        (language.tasks.addition(1), True, None),
-        (language.tasks.addition(1), False, []),
-        (language.tasks.countdown(2, max_number=9), True, []),
-        (language.tasks.multiplication(2), True, [3, 8, 13]),
+    for task, marks in (
+        (language.tasks.addition(1), None),
+        (language.tasks.countdown(2, max_number=9), []),
+        (language.tasks.multiplication(2), [3, 8, 13]),
     ):
         model = SIZES.build(task.tokenizer.size)
         problem = language.make_problem(
-            task, model, num_prompts=4, group_size=2, process_reward=process_reward
+            task, model, num_prompts=4, group_size=2, process_reward=True, initial=drawn(model)
         )
-        _, batch = jax.jit(problem.collect)(
-            *jax.jit(problem.init)(jax.random.key(0)), jax.random.key(1)
-        )
+
+        def collect(problem=problem):
+            return problem.collect(*problem.init(jax.random.key(0)), jax.random.key(1))[1]
+
         if marks is None:
-            assert batch.step_end is None
+            assert jax.eval_shape(collect).step_end is None
             continue
+        batch = jax.tree.map(np.asarray, jax.jit(collect)())
         want = np.array(batch.terminated)
         want[:, marks] = True
         np.testing.assert_array_equal(batch.step_end, want)
-        paid = np.asarray(batch.reward != 0.0)
-        assert not (paid & ~want).any()  # nothing is paid where nothing is due
+        assert not ((batch.reward != 0.0) & ~want).any()  # nothing is paid where nothing is due

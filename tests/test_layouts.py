@@ -65,8 +65,11 @@ def states(trained, flat_up_to):
 @pytest.mark.parametrize("flat_up_to", [0, optimizers.FLAT_UP_TO], ids=["leaves", "vector"])
 @pytest.mark.parametrize(
     "trained",
-    [lambda params: params.policy, lambda params: params.value, lambda params: params],
-    ids=["policy", "value", "both"],
+    [
+        pytest.param(lambda params: params.policy, id="policy", marks=pytest.mark.slow),
+        pytest.param(lambda params: params.value, id="value", marks=pytest.mark.slow),
+        pytest.param(lambda params: params, id="both"),
+    ],
 )
 def test_a_state_with_blocks_apart_is_read(tmp_path, trained, flat_up_to):
     old, new = states(trained, flat_up_to)

@@ -21,7 +21,7 @@ from jaxrl_po.run import parallel
 from jaxrl_po.types import ActorCritic, Samples
 
 TASK = addition(2)
-SHALLOW = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2, mlp_width=8)
+SHALLOW = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2, mlp_width=8, gated=False)
 DEEP = SHALLOW.clone(layers=5)
 BUDGET = 40
 ROWS = [3, 40, 1, 12, 9, 0, 25, 10]  # lengths, of which 10, 20 and 40 are computed
@@ -70,8 +70,9 @@ def test_side_by_side_all_are_cut_to_the_longest_and_one_branch_runs():
     assert "cond" in {equation.primitive.name for equation in equations(program.jaxpr)}
 
 
-def slots_of(key=0, **options):
-    """Slots that the updates of `ROWS` compute."""
+@functools.cache
+def slots(**options):
+    """A program: a key to the slots that the updates of `ROWS` compute."""
 
     def loss(params, samples):
         slots, _ = count(samples)
@@ -80,10 +81,12 @@ def slots_of(key=0, **options):
 
     update = updates.gradient_update(loss, optax.sgd(0.1), shorten=shorten, **options)
     params = jnp.float32(1.0)
-    _, _, metrics = update(
-        params, optax.sgd(0.1).init(params), samples_of(ROWS), jax.random.key(key)
-    )
-    return float(metrics["slots"].total)
+    begun = params, optax.sgd(0.1).init(params), samples_of(ROWS)
+    return jax.jit(lambda key: update(*begun, key)[2]["slots"].total)
+
+
+def slots_of(key=0, **options):
+    return float(slots(**options)(jax.random.key(key)))
 
 
 def test_microbatches_are_of_rows_of_like_length():
@@ -96,8 +99,8 @@ def test_microbatches_are_of_rows_of_like_length():
 def test_rows_that_are_cut_are_computed_in_no_more_parts(monkeypatch):
     monkeypatch.setattr(backend, "one_core_each", lambda: True)
     monkeypatch.setattr(minibatches, "AT_A_TIME", 40)
-    assert slots_of(num_microbatches=2, slots=40) == 10 + 40
-    assert slots_of(num_microbatches=1, slots=40) == 8 * 40
+    assert slots_of(num_microbatches=2, slots=BUDGET) == 10 + 40
+    assert slots_of(num_microbatches=1, slots=BUDGET) == 8 * 40
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -126,11 +129,11 @@ def learner_of(name, placement, *, whole=False):
 
 
 @functools.cache
-def sampled(name, placement):
+def sampled(name, seeds):
     """A state, and completions of very different lengths."""
-    learner = learner_of(name, placement)
-    state = jax.jit(learner.init)(jax.random.split(jax.random.key(1), placement.num_seeds))
-    state, batch = jax.jit(learner.sample)(state)
+    learner = learner_of(name, parallel.Placement(seeds, 1, 1))
+    keys = jax.random.split(jax.random.key(1), seeds)
+    state, batch = jax.jit(lambda keys: learner.sample(learner.init(keys)))(keys)
     assert np.unique(batch.mask.sum(-1)).size > 3
     reward = jax.random.normal(jax.random.key(2), batch.mask.shape)
     return state, batch._replace(reward=jnp.where(batch.terminated, reward, 0.0))
@@ -140,7 +143,7 @@ def sampled(name, placement):
 def trained(name, placement, *, whole=False):
     """Parameters and metrics after an update of them."""
     learner = learner_of(name, placement, whole=whole)
-    state, metrics = jax.jit(learner.update)(*sampled(name, placement))
+    state, metrics = jax.jit(learner.update)(*sampled(name, placement.num_seeds))
     assert float(metrics["kl"].value().min()) > 1e-9
     return state.params.policy, state.params.value, {n: m.value() for n, m in metrics.items()}
 
@@ -157,19 +160,42 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(("name", "seeds"), [*((name, 1) for name in METHODS), ("sorted", 2)])
-def test_an_update_is_that_of_whole_rows(name, seeds):
-    found, whole = (
-        trained(name, parallel.Placement(seeds, 1, 1), whole=whole) for whole in (False, True)
-    )
+@pytest.fixture
+def halves(monkeypatch):
+    """Rows are cut to half or not at all: a program less to compile."""
+    monkeypatch.setattr(lengths, "PARTS", (2, 1))
+
+
+def case(name, seeds=1, devices=1, *marks):
+    suffix = f"-{devices} devices" if devices > 1 else ""
+    return pytest.param(name, seeds, devices, marks=marks, id=f"{name}-{seeds}{suffix}")
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize(
+    ("name", "seeds", "devices"),
+    [
+        case("in groups"),
+        case("divided by the budget"),
+        case("a2c", 1, 2),
+        *(
+            case(*given, pytest.mark.slow)
+            for given in (
+                ("sorted", 1, 1),
+                ("sorted", 2, 1),
+                ("sorted", 1, 2),
+                ("shuffled", 1, 1),
+                ("shuffled", 1, 2),
+                ("critic", 1, 1),
+            )
+        ),
+    ],
+)
+def test_an_update_is_that_of_whole_rows(name, seeds, devices):
+    """On one device; of two, each cuts its own rows."""
+    found = trained(name, parallel.Placement(seeds, 1, devices))
+    whole = trained(name, parallel.Placement(seeds, 1, 1), whole=True)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), found, whole)
-
-
-@pytest.mark.parametrize("name", ["sorted", "shuffled"])
-def test_two_devices_equal_one(name):
-    """Each cuts its own rows."""
-    one, two = (trained(name, parallel.Placement(1, 1, devices)) for devices in (1, 2))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), one, two)
 
 
 def test_short_budgets_and_dialogues_are_not_cut():
@@ -181,15 +207,24 @@ def test_short_budgets_and_dialogues_are_not_cut():
 
 def test_the_kl_of_an_update_is_that_of_whole_rows():
     problem = problem_of(SHALLOW)
-    params, collector = problem.init(jax.random.key(0))
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
-    samples = Samples(batch.inputs, batch.action, batch.log_prob - 0.1, batch.log_prob, batch.mask)
-    parts, whole = (
-        actor_critic.update_kl(each, params, samples, num_parts=num_parts)["kl"]
-        for each, num_parts in ((problem, 3), (problem._replace(shorten=None), 1))
-    )  # eight rows: in four parts of two, sorted by length
+
+    @jax.jit
+    def both(key):
+        params, collector = problem.init(key)
+        _, batch = problem.collect(params, collector, jax.random.fold_in(key, 1))
+        off = batch.log_prob - 0.1
+        samples = Samples(batch.inputs, batch.action, off, batch.log_prob, batch.mask)
+        # Eight rows: in four parts of two, sorted by length.
+        parts, whole = (
+            actor_critic.update_kl(each, params, samples, num_parts=num_parts)["kl"]
+            for each, num_parts in ((problem, 3), (problem._replace(shorten=None), 1))
+        )
+        return parts, whole, batch.mask
+
+    parts, whole, mask = both(jax.random.key(0))
     np.testing.assert_allclose(parts.value(), whole.value(), rtol=1e-4)
-    assert parts.count == whole.count == batch.mask.sum()
+    assert np.unique(mask.sum(axis=1)).size > 1
+    assert parts.count == whole.count == mask.sum()
 
 
 def test_the_parts_of_a_kl_are_no_larger_than_asked_for():

@@ -4,7 +4,6 @@ import importlib.util
 import json
 
 import families
-import jax
 import pytest
 
 from jaxrl_po.run.commands import language as script
@@ -40,12 +39,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
-
-
 def test_answers_are_compared_in_the_guarded_process():
     worker = Worker("jaxrl_po.run.mathematics:correct", 60.0)
     worker.start()
@@ -67,15 +60,16 @@ def test_no_more_than_names_and_literals_is_compiled():
         assert not mathematics.harmless(text, "")
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_run_is_rewarded_and_evaluated_by_it(tmp_path):
-    families.write(tmp_path / "model", "qwen2")
+    families.write(tmp_path / "model", "qwen2", num_hidden_layers=1)
     rows = [{"prompt": f"w{i}", "answer": i} for i in range(10, 40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = [
         "--devices=1",
         "--seeds=1",
         "--eval_prompts=4",
-        "--show=2",
+        "--show=0",
         "--task=file",
         f"--task.train={tmp_path / 'rows.jsonl'}",
         f"--init_from={tmp_path / 'model'}",

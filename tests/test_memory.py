@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shapes
 from clock import ignore, started
 from clock import problem_of as hosted_problem
 from gymnax.environments import spaces
@@ -74,7 +75,7 @@ def made(env, network=GRU, **sizes):
 @functools.cache
 def two_batches():
     problem = made(RandomEnds(), normalize_observations=True)
-    params, collector = problem.init(jax.random.key(0))
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
     # Large weights, so that what is remembered shows.
     params = jax.tree.map(lambda x: 2.0 * x, params)
     collect = jax.jit(problem.collect)
@@ -82,13 +83,13 @@ def two_batches():
     for i in range(3):
         collector, batch = collect(params, collector, jax.random.key(i))
         batches.append(batch)
-    return problem, params, batches
+    return jax.jit(problem.apply), params, batches
 
 
 def test_what_is_replayed_is_what_acted():
-    problem, params, batches = two_batches()
+    apply, params, batches = two_batches()
     for batch in batches:
-        distribution, value = problem.apply(params, batch.inputs)
+        distribution, value = apply(params, batch.inputs)
         np.testing.assert_allclose(
             distribution.log_prob(batch.action), batch.log_prob, atol=1e-5, rtol=0
         )
@@ -99,7 +100,7 @@ def test_what_is_replayed_is_what_acted():
     last = batches[-1]
     assert float(jnp.abs(last.inputs.memory).max()) > 0.1
     forgotten = last.inputs._replace(memory=jnp.zeros_like(last.inputs.memory))
-    other = problem.apply(params, forgotten)[0].log_prob(last.action)
+    other = apply(params, forgotten)[0].log_prob(last.action)
     assert float(jnp.abs(other - last.log_prob).max()) > 1e-3
 
 
@@ -116,7 +117,7 @@ def test_the_next_value_is_seen_with_the_memory_before_the_reset():
 
 
 def test_the_memories_of_a_batch_follow_those_of_the_batch_before():
-    problem, params, (_, first, second) = two_batches()
+    apply, params, (_, first, second) = two_batches()
     ended = np.asarray((first.terminated | first.truncated)[:, -1])
     for name in ("memory", "critic_memory"):
         memory = np.asarray(getattr(second.inputs, name))
@@ -129,18 +130,20 @@ def test_the_memories_of_a_batch_follow_those_of_the_batch_before():
     begins = joined[1].at[:, 12].set(ended)
     whole = actor.Sequences(joined[0], begins, *first.inputs[2:])
     # The statistics moved on between the two, but inputs are already normalised.
-    value = problem.apply(params, whole)[1]
+    value = apply(params, whole)[1]
     np.testing.assert_allclose(value[:, 12:], second.value, atol=1e-5)
 
 
 def test_no_gradient_passes_the_end_of_an_episode():
-    problem, params, (_, _, batch) = two_batches()
+    apply, params, (_, _, batch) = two_batches()
 
+    @jax.jit
+    @jax.grad
     def last_log_prob(observation):
         inputs = batch.inputs._replace(observation=observation)
-        return problem.apply(params, inputs)[0].log_prob(batch.action)[:, -1].sum()
+        return apply(params, inputs)[0].log_prob(batch.action)[:, -1].sum()
 
-    gradient = np.abs(jax.grad(last_log_prob)(batch.inputs.observation)).sum(axis=-1)
+    gradient = np.abs(last_log_prob(batch.inputs.observation)).sum(axis=-1)
     begins = np.asarray(batch.inputs.begins)
     for row in range(len(begins)):
         start = int(np.flatnonzero(begins[row])[-1]) if begins[row].any() else 0
@@ -157,17 +160,25 @@ def looped(params, memory, features, begins):
     return jnp.stack(memories)
 
 
-@pytest.mark.parametrize("derivative", ["value", "jvp", "grad", "hessian"])
-def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
+@functools.cache
+def drawn():
+    """Parameters, memory and features; where episodes begin; a direction."""
     keys = jax.random.split(jax.random.key(0), 5)
     features = jax.random.normal(keys[0], (5, 3, 2))
     begins = jax.random.bernoulli(keys[1], 0.3, (5, 3))
     assert begins.any(axis=1).sum() >= 3
     memory = jax.random.normal(keys[2], (3, 4))
-    params = nn.GRUCell(4).init(keys[3], memory, features[0])["params"]
+    params = jax.jit(nn.GRUCell(4).init)(keys[3], memory, features[0])["params"]
     inputs = jax.tree.map(lambda x: 2.0 * x + 0.1, (params, memory, features))
     flat, unravel = ravel_pytree(inputs)
-    direction = jax.random.normal(keys[4], flat.shape)
+    return flat, unravel, begins, jax.random.normal(keys[4], flat.shape)
+
+
+@pytest.mark.parametrize(
+    "derivative", ["value", "jvp", "grad", pytest.param("hessian", marks=pytest.mark.slow)]
+)
+def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
+    flat, unravel, begins, direction = drawn()
 
     def of(unit):
         def memories(x):
@@ -199,19 +210,25 @@ def test_the_fisher_product_runs_through_the_recurrence():
     params = jax.tree.map(lambda x: 3.0 * x, first)
     flat, unravel = ravel_pytree(params)
 
-    def distribution(x):
-        return policy.apply(unravel(x), memory, observation, begins)[1]
+    @jax.jit
+    @jax.vmap
+    def products(flat, memory, vector):
+        def distribution(x):
+            return policy.apply(unravel(x), memory, observation, begins)[1]
 
-    old = distribution(flat)
-    jacobian = jax.jit(jax.jacobian(lambda x: distribution(x).log_probs()))(flat)
-    dense = jnp.einsum("bta,btai,btaj->ij", jnp.exp(old.log_probs()), jacobian, jacobian) / 12
-    vector = jax.random.normal(jax.random.key(5), flat.shape)
-    product = jax.jit(
-        lambda flat, vector: trust_region.fisher_vector_product(
+        old = distribution(flat)
+        jacobian = jax.jacobian(lambda x: distribution(x).log_probs())(flat)
+        product = trust_region.fisher_vector_product(
             lambda x: old.kl(distribution(x)).mean(), flat, vector
         )
-    )(flat, vector)
-    np.testing.assert_allclose(product, dense @ vector, rtol=1e-3, atol=1e-5)
+        return jnp.exp(old.log_probs()), jacobian, product
+
+    vector = np.asarray(jax.random.normal(jax.random.key(5), flat.shape))
+    of_two = (np.stack([x, -x]) for x in map(np.asarray, (flat, memory, vector)))
+    seen = map(np.asarray, products(*of_two))
+    for probs, jacobian, product, sign in zip(*seen, (1, -1), strict=True):
+        dense = np.einsum("bta,btai,btaj->ij", probs, jacobian, jacobian) / 12
+        np.testing.assert_allclose(product, dense @ (sign * vector), rtol=1e-3, atol=1e-5)
     # The recurrence has a share in it.
     recurrent = ravel_pytree(
         jax.tree.map(jnp.zeros_like, params)
@@ -223,23 +240,24 @@ def test_the_fisher_product_runs_through_the_recurrence():
     assert float(jnp.abs(product * recurrent).max()) > 1e-3
 
 
-@pytest.mark.parametrize("module", [reinforce, a2c, ppo, npg, trpo])
+SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (reinforce, ppo, npg, trpo)]
+
+
+@pytest.mark.parametrize("module", [a2c, *SLOW])
 def test_every_method_steps_with_memory(module):
     name = {ppo: "num_minibatches", a2c: "num_microbatches"}.get(module, "value_minibatches")
-    config = {name: 4}
-    problem = made(RandomEnds(), num_envs=8)
-    learner = module.make(module.Config(**config), problem)
-    states = jax.jit(jax.vmap(learner.init))(jax.random.split(jax.random.key(0), 2))
-    step = jax.jit(jax.vmap(learner.step))
+    learner = module.make(module.Config(**{name: 4}), made(RandomEnds(), num_envs=8))
+    state = jax.jit(jax.vmap(learner.init))(jax.random.split(jax.random.key(0), 2))
+    sample, update = (jax.jit(jax.vmap(of)) for of in (learner.sample, learner.update))
     for _ in range(2):
-        states, metrics = step(states)
-    assert step._cache_size() == 1
-    assert np.isfinite(ravel_pytree(states.params)[0]).all()
-    alone = jax.jit(learner.init)(jax.random.split(jax.random.key(0), 2)[1])
-    for _ in range(2):
-        alone, _ = jax.jit(learner.step)(alone)
+        sampled = sample(state)
+        state, metrics = update(*sampled)
+    assert sample._cache_size() == update._cache_size() == 1
+    params = jax.tree.map(np.asarray, state.params)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+    second = jax.jit(lambda sampled: learner.update(*jax.tree.map(lambda x: x[1], sampled))[0])
     chex.assert_trees_all_close(
-        jax.tree.map(lambda x: x[1], states.params), alone.params, rtol=2e-3, atol=2e-4
+        jax.tree.map(lambda x: x[1], params), second(sampled).params, rtol=2e-3, atol=2e-4
     )
     if module is trpo:
         assert 0.0 < float(metrics["exact_kl"].metric()[0]) <= 0.01
@@ -260,15 +278,18 @@ def solved(memory, name):
         ppo.Config(num_minibatches=4, num_epochs=4, learning_rate=5e-3, entropy_coefficient=0.01),
         problem,
     )
-    state = jax.jit(learner.init)(jax.random.key(1))
-    state, _ = jax.jit(
-        lambda s: jax.lax.scan(lambda s, _: (learner.step(s)[0], None), s, None, 30)
-    )(state)
+    train = jax.jit(
+        lambda key: jax.lax.scan(
+            lambda state, _: (learner.step(state)[0], None), learner.init(key), None, 30
+        )[0]
+    )
+    state = train(jax.random.key(1))
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=256, max_steps=20))
     result = evaluate(state.params, state.collector, jax.random.key(9))
     return float(result["return"].mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["maze", "chain"])
 def test_memory_solves_what_is_chance_without(name):
     assert solved("gru", name) > 0.95
@@ -286,31 +307,28 @@ def test_a_host_environment_replays_what_acted():
         )
     )
     state = state._replace(params=jax.tree.map(lambda x: 2.0 * x, state.params))
+
+    @jax.jit
+    def act(state, memory, critic_memory, recording, observation, begins, t):
+        """The next memory, and the log-probability of what was played at step t."""
+        seen = actor.Sequences(observation[:, None], begins[:, None], memory, critic_memory)
+        distribution, _ = hosted.problem.apply(state.params, seen)
+        log_prob = distribution.log_prob(recording.action[:, t, None])[:, 0]
+        raw = recording.observation[:, t]
+        acted = recorded.act(hosted.problem, hosted.source.spaces, state, memory, raw, begins, t)
+        return acted[0], log_prob
+
     for _ in range(3):
         state, recording = rollouts.record(state, ignore)
         collector, batch = sample(state, recording)
         # What acted: step by step, forgetting where an episode begins.
-        memory = jax.tree.map(lambda x: x[0], recording.memory)
-        seen = jax.tree.map(lambda x: x[0], batch.inputs)
-        start = seen.memory
-        np.testing.assert_array_equal(start, memory)
+        one, of_one, seen = jax.tree.map(lambda x: x[0], (state, recording, batch.inputs))
+        memory = seen.memory
+        np.testing.assert_array_equal(memory, of_one.memory)
         for t in range(5):
-            of_t = actor.Sequences(
-                seen.observation[:, t : t + 1], seen.begins[:, t : t + 1], start, seen.critic_memory
-            )
-            distribution, _ = hosted.problem.apply(jax.tree.map(lambda x: x[0], state.params), of_t)
-            log_prob = distribution.log_prob(recording.action[0][:, t : t + 1])[:, 0]
+            now = seen.observation[:, t], seen.begins[:, t], jnp.int32(t)
+            memory, log_prob = act(one, memory, seen.critic_memory, of_one, *now)
             np.testing.assert_allclose(log_prob, batch.log_prob[0, :, t], atol=1e-5)
-            one = jax.tree.map(lambda x: x[0], state)
-            start, _, _ = recorded.act(
-                hosted.problem,
-                hosted.source.spaces,
-                one,
-                start,
-                recording.observation[0][:, t],
-                seen.begins[:, t],
-                jnp.int32(t),
-            )
         state = state._replace(collector=collector)
     assert bool(batch.inputs.begins.any())
 
@@ -328,15 +346,25 @@ def test_groups_remember_too():
     problem = control.make_groups(
         RandomEnds(), num_prompts=2, group_size=3, num_steps=6, policy=remembering
     )
-    params, collector = problem.init(jax.random.key(0))
-    params = jax.tree.map(lambda x: 2.0 * x, params)
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
-    replayed = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
-    within = np.asarray(batch.mask)
-    np.testing.assert_allclose(replayed[within], batch.log_prob[within], atol=1e-5)
+
+    @jax.jit
+    def played(key):
+        params, collector = problem.init(key)
+        params = jax.tree.map(lambda x: 2.0 * x, params)
+        _, batch = problem.collect(params, collector, jax.random.key(1))
+        replayed = problem.apply(params, batch.inputs)[0].log_prob(batch.action)
+        return batch.mask, replayed, batch.log_prob
+
+    within, replayed, acted = map(np.asarray, played(jax.random.key(0)))
+    np.testing.assert_allclose(replayed[within], acted[within], atol=1e-5)
 
 
-def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(tmp_path, capsys):
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(
+    tmp_path, capsys, monkeypatch, real
+):
+    if not real:
+        shapes.trace_only(monkeypatch)
     whole, out = tmp_path / "whole", tmp_path / "run"
     flags = [
         "--env=MemoryChain-bsuite",
@@ -368,5 +396,7 @@ def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(tmp_path, capsy
         policy.act(jnp.zeros(3))
     memory, action = policy.step(policy.start, jnp.array([1.0, 0.0, 1.0]))
     assert memory.shape == (8,)
-    assert float(jnp.abs(memory).max()) > 0.0
+    assert bool(memory.any()) == real  # otherwise all parameters are zero
+    remembered, _ = policy.step(policy.start + 1.0, jnp.array([1.0, 0.0, 1.0]))
+    assert not np.array_equal(remembered, memory)
     assert int(action) in (0, 1)

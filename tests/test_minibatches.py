@@ -68,19 +68,36 @@ def test_a_core_computes_at_least_256_slots_at_a_time(monkeypatch):
     ],
 )
 def test_methods_name_the_slots_of_their_rows(algorithm, problem, expected, monkeypatch):
-    """And learn what they learn from whole minibatches."""
     asked, in_cache = set(), minibatches.in_cache
 
     def recorded(rows, slots):
         asked.add((rows, slots))
         return in_cache(rows, slots)
 
-    state = jitted(algorithm, problem)[0](jax.random.key(0))
-    monkeypatch.setattr(backend, "one_core_each", lambda: True)
-    monkeypatch.setattr(minibatches, "AT_A_TIME", 16)
     monkeypatch.setattr(minibatches, "in_cache", recorded)
-    parts = jax.jit(make(algorithm, problem).step)(state)
+    learner = make(algorithm, problem)
+    jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
     assert asked == expected
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [
+        ("ppo-penalty", "table"),
+        ("grpo", "table"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("ppo", "CartPole"), ("a2c", "everything"), ("reinforce", "addition"))
+        ),
+    ],
+)
+def test_they_learn_from_parts_what_they_learn_from_whole_minibatches(
+    algorithm, problem, monkeypatch
+):
+    state = jitted(algorithm, problem)[0](jax.random.key(0))
+    monkeypatch.setattr(minibatches, "AT_A_TIME", 16)
+    monkeypatch.setattr(backend, "one_core_each", lambda: True)
+    parts = jax.jit(make(algorithm, problem).step)(state)
     monkeypatch.setattr(backend, "one_core_each", lambda: False)
     whole = jax.jit(make(algorithm, problem).step)(state)
     chex.assert_trees_all_close(parts[0].params, whole[0].params, rtol=1e-4, atol=1e-6)

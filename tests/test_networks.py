@@ -1,5 +1,6 @@
 """Orthogonal initialisation without LAPACK, and what the heads return."""
 
+import functools
 import math
 import re
 
@@ -123,13 +124,15 @@ def policy(head, hidden=(8, 8)):
 
 def test_layers_have_the_scales_of_ppo():
     """√2 in the hidden layers, .01 at the policy's head, 1 at the critic's, biases 0."""
-    observation = jnp.ones(5)
-    for module, head, scale in (
+    modules = (
         (policy(networks.CategoricalHead(3)), "head", 0.01),
         (policy(networks.GaussianHead(3)), "head", 0.01),
         (networks.Critic(networks.Torso((8, 8))), "ValueHead_0", 1.0),
-    ):
-        params = jax.jit(module.init)(jax.random.key(0), observation)["params"]
+    )
+    made = jax.jit(
+        lambda key: [module.init(key, jnp.ones(5))["params"] for module, _, _ in modules]
+    )(jax.random.key(0))
+    for params, (_, head, scale) in zip(made, modules, strict=True):
         layers = [params["torso"]["Dense_0"], params["torso"]["Dense_1"], params[head]["Dense_0"]]
         norms = [np.linalg.norm(np.float64(layer["kernel"]), ord=2) for layer in layers]
         np.testing.assert_allclose(norms, [math.sqrt(2.0), math.sqrt(2.0), scale], rtol=1e-4)
@@ -156,15 +159,15 @@ def test_product_has_the_derivatives_of_a_matrix_product(batch, shape):
         backwards = jax.grad(lambda *both: jnp.sin(product(*both)).sum(), argnums=(0, 1))(x, kernel)
         return forwards, backwards
 
-    arguments = x, kernel, dx, d_kernel
-    want = derivatives(jnp.matmul, *arguments)
-    chex.assert_trees_all_close(derivatives(networks.product, *arguments), want, rtol=1e-5)
-    twice = jax.tree.map(lambda x: jnp.stack([x, -x]), arguments)
-    over = [
-        jax.vmap(lambda *each, product=product: derivatives(product, *each))(*twice)
-        for product in (networks.product, jnp.matmul)
-    ]
-    chex.assert_trees_all_close(*over, rtol=1e-5)
+    @functools.partial(jax.jit, static_argnums=0)
+    def both(product, *arguments):
+        of = functools.partial(derivatives, product)
+        return of(*arguments), jax.vmap(of)(*(jnp.stack([x, -x]) for x in arguments))
+
+    ours, wanted = (
+        both(product, x, kernel, dx, d_kernel) for product in (networks.product, jnp.matmul)
+    )
+    chex.assert_trees_all_close(ours, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -239,13 +242,18 @@ def test_images_are_flattened_and_their_batch_axes_kept():
 def test_convolution_equals_xlas(kernel, stride, size):
     image = jax.random.normal(jax.random.key(0), (2, *size, 3))
     module = networks.Convolution(4, kernel, stride)
-    output, params = module.init_with_output(jax.random.key(1), image)
+    output, params = jax.jit(module.init_with_output)(jax.random.key(1), image)
     places = kernel // stride
-    weights = params["params"]["Dense_0"]["kernel"].reshape(places, places, stride, stride, 3, 4)
+    weights = np.asarray(params["params"]["Dense_0"]["kernel"])
+    weights = weights.reshape(places, places, stride, stride, 3, 4)
     weights = weights.transpose(0, 2, 1, 3, 4, 5).reshape(kernel, kernel, 3, 4)
-    expected = jax.lax.conv_general_dilated(
-        image, weights, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    convolve = functools.partial(
+        jax.lax.conv_general_dilated,
+        window_strides=(stride, stride),
+        padding="VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
+    expected = jax.jit(convolve)(image, weights)
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
@@ -273,13 +281,15 @@ def test_frames_of_a_video_game_become_the_papers_features():
 def test_bytes_are_scaled_to_one():
     torso = networks.Torso((3,), observation_rank=3)
     image = jax.random.randint(jax.random.key(0), (4, 4, 2), 0, 256).astype(jnp.uint8)
-    output, params = torso.init_with_output(jax.random.key(1), image)
+    output, params = jax.jit(torso.init_with_output)(jax.random.key(1), image)
     np.testing.assert_allclose(output, torso.apply(params, image / 255.0), rtol=1e-5)
 
 
 def test_shared_torso_feeds_both_heads():
     module = networks.SharedActorCritic(networks.Torso((8,)), networks.CategoricalHead(2))
-    (distribution, value), params = module.init_with_output(jax.random.key(0), jnp.ones((3, 5)))
+    (distribution, value), params = jax.eval_shape(
+        module.init_with_output, jax.random.key(0), jnp.ones((3, 5))
+    )
     assert distribution.logits.shape == (3, 2)
     assert value.shape == (3,)
     assert set(params["params"]) == {"torso", "head", "ValueHead_0"}
@@ -294,7 +304,7 @@ def test_activation_is_the_one_passed():
 def test_an_array_narrower_than_the_kernel_is_flattened_and_not_lost():
     spaces = control.Spaces(jax.ShapeDtypeStruct((2, 3, 4), jnp.float32), num_actions=2)
     policy = modules.default_modules(spaces, control.NetworkSettings())["policy"]
-    params = policy.init(jax.random.key(0), jnp.zeros((2, 3, 4)))
+    params = jax.eval_shape(policy.init, jax.random.key(0), jnp.zeros((2, 3, 4)))
     assert (2 * 3 * 4, 64) in {x.shape for x in jax.tree.leaves(params)}
 
 

@@ -8,7 +8,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# Iterations and data that no line of a notebook depends on, and what `make test` uses instead.
+# Iterations and data that no line of a notebook depends on, and what the shorter form uses instead.
 SHORTER = {
     "02_trust_regions": {"ITERATIONS, CRITIC = 30,": "ITERATIONS, CRITIC = 4,"},
     "03_groups": {
@@ -37,10 +37,9 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # dozens of programs, compiled by a process of its own
-@pytest.mark.parametrize(
-    "whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["shorter", "whole"]
-)
+@pytest.mark.parametrize("whole", [False, True], ids=["shorter", "whole"])
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_from_top_to_bottom(path, whole, monkeypatch):
     """Runs every cell within 240 s, in its own kernel at the root of the repository."""

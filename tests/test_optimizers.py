@@ -24,21 +24,26 @@ def test_flat_adam_equals_leafwise_adam():
     gradient = jax.tree.map(lambda x: 3.0 * x, params)
     flat = optimizers.adam(0.1, max_grad_norm=0.5)
     leafwise = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1, eps=1e-5))
-    got, _ = flat.update(gradient, flat.init(params), params)
+
+    def updated(optimizer):
+        return jax.jit(lambda: optimizer.update(gradient, optimizer.init(params), params)[0])()
+
+    got = updated(flat)
     large = optimizers.adam(0.1, max_grad_norm=0.5, flat_up_to=9)  # of ten parameters
-    assert [leaf.shape for leaf in jax.tree.leaves(flat.init(params))] == [(), (10,), (10,)]
-    assert [leaf.shape for leaf in jax.tree.leaves(large.init(params))] == [
+    assert [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(flat.init, params))] == [
+        (),
+        (10,),
+        (10,),
+    ]
+    assert [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(large.init, params))] == [
         (),
         (2, 3),
         (4,),
         (2, 3),
         (4,),
     ]
-    chex.assert_trees_all_close(
-        got, large.update(gradient, large.init(params), params)[0], rtol=1e-6
-    )
-    want, _ = leafwise.update(gradient, leafwise.init(params), params)
-    chex.assert_trees_all_close(got, want, rtol=1e-5)
+    chex.assert_trees_all_close(got, updated(large), rtol=1e-6)
+    chex.assert_trees_all_close(got, updated(leafwise), rtol=1e-5)
 
 
 MANY = {"num_epochs": 2, "num_minibatches": 2}

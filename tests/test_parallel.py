@@ -139,7 +139,7 @@ def test_state_lies_where_the_placement_says():
 
 def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
     problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=4)
-    learner = ppo.make(ppo.Config(num_minibatches=1), problem)
+    learner = ppo.make(ppo.Config(num_minibatches=1, num_epochs=1), problem)
     stacked = over_seeds(learner, 1)
     keys = jax.random.split(jax.random.key(0), 1)
     state, metrics = jax.jit(stacked.step)(jax.jit(stacked.init)(keys))
@@ -159,6 +159,7 @@ def test_processes_share_the_devices_evenly():
         parallel.choose(3, num_seeds=3, num_rows=64, num_processes=2)
 
 
+@pytest.mark.slow
 def test_pmap_steps_seeds_and_rows():
     """`jax.pmap` over `step`, over seeds or the rows of one seed, equals one device."""
     config, env, devices = (

@@ -10,17 +10,12 @@ import pytest
 import tiny
 from folders import arguments, write_place, write_rows
 
-from jaxrl_po.run import launch, models, policies, prompts
+from jaxrl_po.run import launch, models, policies, programs, prompts
 from jaxrl_po.run.commands import evaluate
 from jaxrl_po.run.commands import language as script
 from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.memory import Memory
 from jaxrl_po.run.metrics import read
-
-
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +29,12 @@ CHAT = [
 ]
 
 
-def test_messages_are_written_by_the_template_and_a_function_rewards_them(place, tmp_path):
-    """Rows need no answer then, and the function scores the evaluation too."""
+def test_messages_are_written_by_the_template_and_a_function_rewards_them(
+    place, tmp_path, monkeypatch
+):
+    """Rows need no answer then, and the function scores evaluations; nothing is trained here."""
+    monkeypatch.setattr(programs, "check", lambda job: None)
+    monkeypatch.setattr(programs, "compile_with_score", lambda *_: (None, Memory(0, None)))
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "def short(completions, prompts, **columns):\n"
@@ -46,7 +45,7 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(place,
     rows = [{"messages": row["messages"], "level": 1} for row in CHAT]
     train = write_rows(tmp_path / "chat.jsonl", rows)
     flags = [
-        *arguments(place, tmp_path / "run", "--total_steps=8"),
+        *arguments(place, tmp_path / "run", "--total_steps=0", "--eval_samples=0"),
         train,
         f"--reward={rewards}:short",
     ]
@@ -56,10 +55,12 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(place,
         script.main([*flags, "--warm_start.steps=3"])
     assert script.main(flags) == 0
     row = read(tmp_path / "run" / "metrics.jsonl")[0]
-    assert row["greedy_accuracy"] == row["pass@2"] == [1.0, 1.0]
-    shown = json.loads((tmp_path / "run" / "samples.jsonl").read_text().splitlines()[0])
-    assert shown["score"] == 1.0
-    assert shown["prompt"].startswith("w")
+    assert row["greedy_accuracy"] == [1.0, 1.0]
+    shown = read(tmp_path / "run" / "samples.jsonl")
+    assert {example["decoding"] for example in shown} == {"greedy", "sampled"}
+    for example in shown:
+        assert example["score"] == 1.0
+        assert example["prompt"].startswith("w")
     evaluated = f"--out={tmp_path / 'e.json'}"
     assert evaluate.main([f"--run={tmp_path / 'run'}", evaluated]) == 0
     assert json.loads((tmp_path / "e.json").read_text())["greedy_accuracy"] == [1.0, 1.0]

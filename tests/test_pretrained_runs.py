@@ -7,8 +7,9 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import shapes
 import tiny
-from folders import ADAPTED, BONUS, ROWS, arguments, write_place
+from folders import ADAPTED, ROWS, arguments
 from scripts import everything
 
 from jaxrl_po import run
@@ -19,30 +20,32 @@ from jaxrl_po.run.checkpoint import Store
 from jaxrl_po.run.commands import evaluate, export, report
 from jaxrl_po.run.commands import language as script
 from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.memory import Memory
 from jaxrl_po.run.metrics import read
 from jaxrl_po.run.parallel import Placement
 
 CONSTANT = re.compile('"0x[0-9A-F]+"')
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
-
-
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A pretrained folder and prompts for it."""
-    return write_place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture(scope="module")
-def adapted(place):
+def adapted(finished, tmp_path_factory):
     """A run with adapters, of three iterations."""
-    out = place / "adapted"
-    assert script.main(arguments(place, out, *ADAPTED, "--total_steps=24")) == 0
-    return out
+    return finished("pretrained", tmp_path_factory.mktemp("adapted") / "run")
+
+
+@pytest.fixture(scope="module")
+def place(finished, adapted):
+    """Its pretrained folder, with prompts; read only."""
+    return finished.place
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Runs of no steps are traced, and of their training nothing."""
+    shapes.trace_only(monkeypatch)
+    monkeypatch.setattr(programs, "check", lambda job: None)
+    monkeypatch.setattr(programs, "compile_chunk", lambda *_: (None, Memory(0, None)))
+    return ["--total_steps=0", "--eval_samples=0", "--show=0"]
 
 
 def names_of(out):
@@ -76,17 +79,17 @@ def test_a_run_begins_with_the_model_of_the_folder_and_trains_adapters_alone(pla
     assert "model.width" not in config
 
 
-def test_the_first_greedy_answers_are_those_of_the_folder(place, adapted):
+def test_the_first_greedy_answers_are_those_of_the_folder(place, adapted, tmp_path):
     loaded = pretrained.load(place / "model")
     speaker = run.load(adapted, checkpoint="latest")
-    merged = export_of(adapted, place / "exported", "--checkpoint=latest")
+    merged = export_of(adapted, tmp_path / "exported", "--checkpoint=latest")
     text = "w8 w9"
     ids = np.array([loaded.tokenizer.encode(text)])
     pad = np.zeros(1, np.int32)
     own = speaker.generate([text])
     again = pretrained.load(merged)
-    logits = again.model.apply(again.params, ids, pad)[0]
-    before = loaded.model.apply(loaded.params, ids, pad)[0]
+    apply = jax.jit(again.model.apply)
+    logits, before = (apply(params, ids, pad)[0] for params in (again.params, loaded.params))
     assert np.abs(logits - before).max() > 1e-4
     first = int(np.argmax(logits[0, -1]))
     assert own[0].split()[:1] == again.tokenizer.decode([first]).split()[:1]
@@ -99,9 +102,7 @@ def export_of(out, folder, *further):
     return folder
 
 
-def test_a_run_with_adapters_is_evaluated_reported_and_resumed(place, adapted, tmp_path, capsys):
-    assert evaluate.main([f"--run={adapted}", f"--out={tmp_path / 'e.json'}"]) == 0
-    assert "greedy_accuracy" in json.loads((tmp_path / "e.json").read_text())
+def test_a_run_with_adapters_is_reported_and_resumed(adapted, tmp_path, capsys):
     assert report.main([str(adapted), f"--out={tmp_path / 'r.html'}"]) == 0
     out = tmp_path / "run"
     shutil.copytree(adapted, out)
@@ -113,25 +114,32 @@ def test_a_run_with_adapters_is_evaluated_reported_and_resumed(place, adapted, t
         assert everything(out)[1][key] == arrays
 
 
+def over(run, *flags):
+    """Flags of a run that begins with another."""
+    return [*(flag for flag in flags if "--init_from" not in flag), f"--init_from={run}"]
+
+
 def test_a_run_begins_where_adapters_ended(place, adapted, tmp_path):
-    """With all parameters; a run with adapters over the merged ones is evaluated too."""
-    few = [f"--init_from={adapted}", "--seeds=1", "--total_steps=0", "--show=0", "--eval_samples=0"]
-    assert script.main([*arguments(place, tmp_path / "all"), *few]) == 0
-    begun = names_of(tmp_path / "all")
+    flags = over(adapted, *arguments(place, tmp_path / "all", "--seeds=1"))
+    job = job_of(flags)
+    begun = jax.jit(job.learner.init)(job.start).params.policy
     merged = pretrained.load(export_of(adapted, tmp_path / "model", "--checkpoint=latest"))
-    base, moved = pretrained.load(place / "model").params, 0.0
-    for (path, leaf), before in zip(
-        jax.tree_util.tree_leaves_with_path(merged.params), jax.tree.leaves(base), strict=True
-    ):
-        name = f".params.policy{jax.tree_util.keystr(path)}"
-        np.testing.assert_array_equal(begun[name][0], leaf)
-        moved = max(moved, float(np.abs(leaf - before).max()))
-    assert moved > 1e-4
-    assert script.main([*arguments(place, tmp_path / "more"), *few, "--lora.rank=3"]) == 0
-    assert evaluate.main([f"--run={tmp_path / 'more'}"]) == 0
+    base = pretrained.load(place / "model").params
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), begun, merged.params)
+    moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), merged.params, base)
+    assert max(jax.tree.leaves(moved)) > 1e-4
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "trpo", "dapo"])
+def test_adapters_over_merged_adapters_are_evaluated(place, adapted, tmp_path, begun):
+    flags = over(adapted, *arguments(place, tmp_path / "more", "--seeds=1", *begun))
+    assert script.main([*flags, "--lora.rank=3"]) == 0
+    assert evaluate.main([f"--run={tmp_path / 'more'}", f"--out={tmp_path / 'e.json'}"]) == 0
+    assert "greedy_accuracy" in json.loads((tmp_path / "e.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["trpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "dapo"))]
+)
 def test_every_kind_of_method_trains_adapters(place, tmp_path, algorithm):
     grouped = algorithm in methods.IN_GROUPS
     flags = [flag for flag in arguments(place, tmp_path / "run") if "algorithm" not in flag]
@@ -145,65 +153,62 @@ def test_every_kind_of_method_trains_adapters(place, tmp_path, algorithm):
             if algorithm == "ppo"
             else ["--config.value_minibatches=1", "--config.value_epochs=1"]
         )
-    flags += [f"--algorithm={algorithm}", *critic, "--lora.rank=1", "--total_steps=8"]
-    assert script.main([*flags, "--eval_samples=0", "--show=0"]) == 0
-    held = names_of(tmp_path / "run")
-    assert any(name.startswith(".params.value") for name in held) != grouped
-    assert all("lora" in name for name in held if name.startswith(".params.policy"))
+    job = job_of([*flags, f"--algorithm={algorithm}", *critic, "--lora.rank=1"])
+    state = jax.eval_shape(job.learner.init, job.start)
+    after = jax.eval_shape(job.learner.step, state)[0]
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert (state.params.value is None) == grouped
+    assert state.params.policy.keys() == {"lora"}
 
 
-def test_adapters_train_over_a_model_of_ours(tmp_path):
+def test_adapters_train_over_a_model_of_ours(tmp_path, begun, written_down):
     """Over a run, and over initial parameters that all seeds share."""
     flags = [flag for flag in tiny.LANGUAGE if "warm_start" not in flag]
-    flags += ["--algorithm=grpo", "--lora.rank=2", "--lora.targets=query,value", "--show=0"]
-    assert script.main([*flags, "--warm_start.steps=2", f"--out={tmp_path / 'a'}"]) == 0
+    flags += ["--algorithm=grpo", "--lora.rank=2", "--lora.targets=query,value", *begun]
+    assert script.main([*flags, f"--out={tmp_path / 'a'}"]) == 0
     held = names_of(tmp_path / "a")
     assert {name.split("'")[-4] for name in held if name.startswith(".params.policy")} <= {
         "query",
         "value",
     }
-    start = f"--init_from={tmp_path / 'a'}"
-    assert script.main([*flags, start, f"--out={tmp_path / 'b'}"]) == 0
+    written_down(script.main, over(tmp_path / "a", *flags, f"--out={tmp_path / 'b'}"))
     with pytest.raises(UsageError, match="began with a model of ours, whose tokenizer"):
         export.main([f"--run={tmp_path / 'b'}", f"--out={tmp_path / 'c'}"])
 
 
-def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_path):
-    out = tmp_path / "run"
-    further = [
-        BONUS,
-        "--config.warm_up_iterations=0",
-        "--total_steps=8",
-        "--config.learning_rate=0.01",
-        "--model.dtype=bfloat16",
-    ]
-    assert script.main(arguments(place, out, "--seeds=1", *further, "--model.remat")) == 0
-    again = pretrained.load(export_of(out, tmp_path / "model", "--checkpoint=latest"))
-    first = pretrained.load(place / "model")
-    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), again.params, first.params)
-    assert max(jax.tree.leaves(moved)) > 1e-3
+def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_path, begun):
+    flags = arguments(place, tmp_path / "run", "--seeds=1", "--model.dtype=bfloat16", *begun)
+    flags += ["--model.remat"]
+    job = job_of(flags)
+    state = jax.eval_shape(job.learner.step, jax.eval_shape(job.learner.init, job.start))[0]
+    first = pretrained.load(place / "model").params
+    assert jax.tree.structure(state.params.policy) == jax.tree.structure(first)
+    assert script.main(flags) == 0
+    again = pretrained.load(export_of(tmp_path / "run", tmp_path / "model", "--checkpoint=latest"))
+    # The numbers of the checkpoint, and not those of the folder that the run began with.
+    assert max(jax.tree.leaves(jax.tree.map(np.max, again.params))) == 0.0
+    assert max(jax.tree.leaves(jax.tree.map(np.max, first))) > 0.0
 
 
-def test_adapters_are_merged_in_float32(place, tmp_path):
+def test_adapters_are_merged_in_float32(place, tmp_path, begun):
     """Over a base in bfloat16, most of what they change would be rounded away."""
-    half = ["--seeds=1", "--model.dtype=bfloat16", *ADAPTED, "--total_steps=8"]
-    half += ["--show=0", "--eval_samples=0"]
+    half = ["--seeds=1", "--model.dtype=bfloat16", *ADAPTED, *begun]
     base = pretrained.load(place / "model", param_dtype="bfloat16")
     stored = tmp_path / "half"
     pretrained.save(stored, base.model, base.params, base.tokenizer, base.chat_template)
-    flags = [f for f in arguments(place, tmp_path / "a", *half) if "--init_from" not in f]
-    assert script.main([*flags, f"--init_from={stored}"]) == 0
+    flags = arguments(place, tmp_path / "a", *half)
+    assert script.main(over(stored, *flags)) == 0
     merged = pretrained.load(
         export_of(tmp_path / "a", tmp_path / "b", "--checkpoint=latest"), param_dtype=None
     )
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(merged.params)} == {"float32"}
-    settings = launch.parse(script.SCRIPT, [*flags, f"--init_from={tmp_path / 'a'}"], {})
-    begun = models.start(script.SCRIPT, settings)
-    assert {str(leaf.dtype) for leaf in jax.tree.leaves(begun.params)} == {"float32"}
+    settings = launch.parse(script.SCRIPT, over(tmp_path / "a", *flags), {})
+    found = models.start(script.SCRIPT, settings)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(found.params)} == {"float32"}
 
 
-def job_of(place, tmp_path, *further):
-    records = launch.parse(script.SCRIPT, arguments(place, tmp_path / "run", *further), {})
+def job_of(flags):
+    records = launch.parse(script.SCRIPT, flags, {})
     seeds = records[""].seeds
     algorithm = methods.ALGORITHMS[records[""].algorithm]
     one = Placement(seeds, 1, 1)
@@ -221,7 +226,7 @@ def test_seeds_add_adapters_and_their_moments_alone(place, tmp_path):
     states = {
         seeds: jax.eval_shape(job.learner.init, job.start)
         for seeds in (1, 8)
-        for job in [job_of(place, tmp_path, "--lora.rank=8", f"--seeds={seeds}")]
+        for job in [job_of(arguments(place, tmp_path / "run", "--lora.rank=8", f"--seeds={seeds}"))]
     }
     assert bytes_of(states[1].params.frozen) == bytes_of(states[8].params.frozen)
     assert bytes_of(states[8].params.policy) == 8 * bytes_of(states[1].params.policy)
@@ -231,25 +236,31 @@ def test_seeds_add_adapters_and_their_moments_alone(place, tmp_path):
     assert grown < 7 / 8 * (4 * each) + 7 * 256
 
 
-def test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text(place, tmp_path):
-    for further in (["--lora.rank=2"], ["--lora.rank=2", "--warm_start.steps=2"], []):
-        job = job_of(place, tmp_path, *further)
+@pytest.fixture(scope="module")
+def warmed(place):
+    """A job whose adapters have a warm start, and the parts of that, lowered."""
+    flags = ["--warm_start.steps=60", "--warm_start.batch_size=8", "--eval_samples=0"]
+    flags += ["--warm_start.learning_rate=0.02", "--lora.rank=4"]
+    job = job_of(arguments(place, place / "none", *flags))
+    fit = jax.eval_shape(job.warm.begin, job.start)
+    begin = jax.jit(job.warm.begin).lower(job.start)
+    return job, begin, jax.jit(job.warm.advance).lower(fit, np.int32(0), job.given)
+
+
+def test_the_base_is_an_argument_of_the_programs_and_no_part_of_their_text(place, tmp_path, warmed):
+    adapted, *lowered = warmed
+    for job, programs_of in ((adapted, lowered), (job_of(arguments(place, tmp_path / "run")), [])):
         base = bytes_of(job.given)
-        texts = [job.learner.init.lower(job.start).as_text()]
-        if job.warm is not None:
-            texts.append(jax.jit(job.warm.begin).lower(job.start).as_text())
-            fit = jax.eval_shape(job.warm.begin, job.start)
-            texts.append(jax.jit(job.warm.advance).lower(fit, np.int32(0), job.given).as_text())
+        texts = [each.as_text() for each in (job.learner.init.lower(job.start), *programs_of)]
         assert base > 50_000
         # A constant is written in hexadecimal digits, two a byte; the rest is the program itself.
         assert max(sum(map(len, CONSTANT.findall(text))) for text in texts) < base / 2
 
 
-def test_a_warm_start_of_adapters_can_be_asked_for(place, tmp_path):
-    flags = ["--warm_start.steps=60", "--warm_start.batch_size=8"]
-    flags += ["--warm_start.learning_rate=0.02", "--lora.rank=4", "--eval_samples=0"]
-    job = job_of(place, tmp_path, *flags)
-    init, parts = programs.compile_init(job)
+def test_a_warm_start_of_adapters_can_be_asked_for(warmed):
+    job, *lowered = warmed
+    begin, advance = (each.compile() for each in lowered)
+    parts = job.warm._replace(begin=begin, advance=advance)
 
     def at_once(function, *given):
         return function(*given), 0.0
@@ -258,25 +269,25 @@ def test_a_warm_start_of_adapters_can_be_asked_for(place, tmp_path):
         pass
 
     fitted = warm.run(parts, job.start, at_once, nothing, nothing, given=job.given)
-    found = jax.jit(job.evaluate)(init((job.start, fitted)))
-    assert np.mean(found["greedy_accuracy"]) > 0.5
+    state = jax.jit(job.warm.init)((job.start, fitted))
+    assert np.mean(jax.jit(job.evaluate)(state)["greedy_accuracy"]) > 0.5
 
 
 @pytest.fixture
-def other_base(place):
-    """Another θ in the folder, which a test may rename to `away`; afterwards as it was."""
-    model, away = place / "model", place / "away"
-    config = model / "config.json"
-    kept = config.read_text()
-    config.write_text(kept.replace("1000000.0", "500000.0"))
-    yield
-    if away.exists():
-        away.rename(model)
-    config.write_text(kept)
+def moved(place, adapted, tmp_path):
+    """A copy of the run, over a folder with another θ."""
+    own = shutil.copytree(place, tmp_path / "place")
+    run = shutil.copytree(adapted, tmp_path / "adapted")
+    for path, old, new in (
+        (own / "model" / "config.json", "1000000.0", "500000.0"),
+        (run / "config.json", str(place), str(own)),
+    ):
+        path.write_text(path.read_text().replace(old, new))
+    return own, run
 
 
-@pytest.mark.usefixtures("other_base")
-def test_another_base_is_refused_and_a_missing_one_is_named(place, adapted, tmp_path, monkeypatch):
+def test_another_base_is_refused_and_a_missing_one_is_named(moved, tmp_path, monkeypatch):
+    place, adapted = moved
     monkeypatch.setattr("jaxrl_po.run.programs.check", lambda job: None)
     changed = "holds adapters over another base: its digest was [0-9a-f]+ and is [0-9a-f]+ now"
     next_run = [*arguments(place, tmp_path / "next"), f"--init_from={adapted}", "--total_steps=8"]

@@ -11,13 +11,16 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tiny
+import toy_run
 from scripts import surroundings
 
 from jaxrl_po.run import processes
 from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.commands import control
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.run.metrics import read
 
@@ -178,10 +181,8 @@ def pair(environment, tmp_path_factory):
     """Three iterations on eight devices: of one process, and of two."""
     out = tmp_path_factory.mktemp("pair")
     flags = [*CONTROL, f"--total_steps={3 * STEPS}", "--mesh=seed:2,data:4"]
-    with started("control", [*flags, f"--out={out / 'one'}"], environment, count=1) as alone:
-        ends = run("control", [*flags, f"--out={out / 'two'}"], environment)
-        assert finish(alone)[0][0] == 0
-    return out, ends
+    assert control.main([*flags, f"--out={out / 'one'}"]) == 0
+    return out, run("control", [*flags, f"--out={out / 'two'}"], environment)
 
 
 def test_two_processes_of_four_devices_equal_one_of_eight(pair):
@@ -212,8 +213,18 @@ def test_what_each_device_holds_is_told(pair):
     assert 0 < first["memory/state_bytes"] < first["memory/peak_bytes"]
 
 
+def test_a_signal_to_another_process_saves_and_ends_this_one(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(processes, "any_of", lambda flag: asked.append(flag) or len(asked) > 4)
+    stopped = toy_run.run(tmp_path)
+    assert not any(asked)
+    assert stopped.interrupted
+    assert 0 < stopped.iteration == last(tmp_path)[0] == lines(tmp_path)[-1]["iteration"]
+
+
+@pytest.mark.slow
 def test_a_signal_to_one_process_saves_and_ends_all_and_another_number_of_devices_goes_on(
-    pair, environment, tmp_path
+    environment, tmp_path
 ):
     flags = [*CONTROL, f"--out={tmp_path / 'run'}"]
     long = f"--total_steps={150 * STEPS}"
@@ -240,6 +251,23 @@ def test_a_signal_to_one_process_saves_and_ends_all_and_another_number_of_device
     assert [row["iteration"] for row in lines(tmp_path / "run")] == list(range(151))
 
 
+def test_the_flag_on_which_processes_disagree_is_named(monkeypatch):
+    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(
+        processes, "gather", lambda mine: [mine, [mine[0] | {"config.gamma": 0.9}, None]]
+    )
+    with (
+        pytest.raises(
+            UsageError,
+            match=r"^--config.gamma must be the same in all processes, but is 0.99 in process 0 "
+            r"and 0.9 in process 1$",
+        ),
+        processes.together() as require_same,
+    ):
+        require_same({"seeds": 2, "config.gamma": 0.99})
+
+
+@pytest.mark.slow
 def test_processes_that_disagree_all_end_and_say_where(environment, tmp_path):
     flags = [*CONTROL, "--devices=2", f"--out={tmp_path / 'new'}"]
     with started("control", flags, environment, apart=["--config.gamma=0.9"]) as running:
@@ -274,6 +302,21 @@ def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_cluster_that_does_not_tell_all_is_named(monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", refuse)
+    with pytest.raises(
+        UsageError,
+        match=r"^--distributed found no cluster .*: give --coordinator=host:port, --num_processes "
+        r"and --process_id \(coordinator_address should be defined",
+    ):
+        processes.start()
+
+
+@pytest.mark.slow
 def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
     command = [
         sys.executable,

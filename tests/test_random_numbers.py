@@ -88,7 +88,7 @@ class Noisy(Guess):
         return observation, state, jax.random.normal(key) + 0.1 * action, over, no, info
 
 
-@pytest.mark.parametrize("num_branches", [0, 24])
+@pytest.mark.parametrize("num_branches", [pytest.param(0, marks=pytest.mark.slow), 24])
 def test_the_branches_of_a_state_share_their_noise_and_states_do_not(num_branches):
     """In the first step branches differ only by their action; after it all play alike."""
     problem = control.make_vine(

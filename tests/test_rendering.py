@@ -55,7 +55,13 @@ def stage(picture):
     return picture[int(0.12 * height) : int(0.88 * height)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cart_pole",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "cart_pole"),
+    ],
+)
 def test_every_moment_is_a_picture_of_its_own(name):
     draw, observation = CASES[name]
     pictures = list(rendering.frames(draw, episode(observation), title="a $ title_", width=240))
@@ -133,20 +139,22 @@ def script():
 
 
 @pytest.fixture(scope="module")
-def run(script, tmp_path_factory):
-    """A short run of `control.py`."""
-    # the script would choose the number of devices of a backend that does not run yet
-    jax.local_device_count()
-    out = tmp_path_factory.mktemp("runs") / "cartpole"
-    sizes = [
-        "--problem.num_envs=4",
-        "--problem.num_steps=8",
-        "--network.width=8",
-        "--problem.normalize_observations",
-    ]
-    flags = ["--algorithm=a2c", "--seeds=2", "--devices=1", "--total_steps=64", "--eval_episodes=2"]
-    assert script.control.main([*flags, *sizes, f"--out={out}"]) == 0
-    return out
+def run(finished, tmp_path_factory):
+    """A finished run of `control.py`."""
+    return finished("control", tmp_path_factory.mktemp("runs") / "cartpole")
+
+
+@pytest.fixture(scope="module")
+def player(script, run):
+    return script.restore(
+        script.Options(run=str(run)), script.earlier.read(script.control.SCRIPT, "run", str(run))
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(script, player):
+    """A sampled episode in one call of the program that plays."""
+    return script.play(player, jax.random.key(0), max_steps=100, greedy=False)
 
 
 def snapshot(path):
@@ -157,6 +165,7 @@ def snapshot(path):
     }
 
 
+@pytest.mark.slow
 def test_an_episode_of_a_run(script, run, tmp_path, capsys):
     before = snapshot(run)
     out = tmp_path / "new" / "episode.gif"
@@ -166,43 +175,48 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
 
     options = script.flags.parse(flags, {"": script.Options})[""]
     player = script.restore(options, script.earlier.read(script.control.SCRIPT, "run", str(run)))
-    assert player.iteration == 2
-    evaluate = control.make_evaluate(player.built.env, player.built.problem, num_episodes=1)
+    assert player.iteration == 10
+    evaluate = jax.jit(
+        control.make_evaluate(player.built.env, player.built.problem, num_episodes=1)
+    )
     expected = evaluate(player.state.params, player.state.collector, jax.random.key(3))
     length = int(expected["length"][0])
     with Image.open(out) as gif:
         assert (gif.n_frames, gif.size) == (length + 1, (160, 120))
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"a2c on CartPole-v1, seed 1, latest checkpoint (iteration 2): {length} steps, "
+        f"ppo on CartPole-v1, seed 1, latest checkpoint (iteration 10): {length} steps, "
         f"return {length}, see {out}"
     )
 
 
-def test_an_episode_ends_where_the_environment_or_the_flag_says(script, run):
-    player = script.restore(
-        script.Options(run=str(run)), script.earlier.read(script.control.SCRIPT, "run", str(run))
+def assert_begins(whole, episode):
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x[: len(y)], y, rtol=1e-5, atol=1e-6),
+        whole,
+        episode,
     )
-    whole = script.play(player, jax.random.key(0), max_steps=100, greedy=False)
+
+
+def test_an_episode_ends_where_the_environment_or_the_flag_says(script, player, whole):
     assert len(whole.observation) == len(whole.action) + 1 == len(whole.reward) + 1
     inside = (np.abs(whole.observation[:, 0]) <= 2.4) & (
         np.abs(whole.observation[:, 2]) <= np.radians(12)
     )
     assert inside[:-1].all()
     assert not inside[-1]
-    short = script.play(player, jax.random.key(0), max_steps=5, greedy=False)
-    np.testing.assert_allclose(short.observation, whole.observation[:6], rtol=1e-5, atol=1e-6)
+    short = script.play(player, jax.random.key(0), max_steps=3, greedy=False)
+    assert len(short.observation) == 4
+    assert_begins(whole, short)
 
 
 @pytest.mark.parametrize(("max_steps", "length"), [(100, None), (8, 8), (3, 3)])
-def test_a_long_episode_is_played_in_several_calls(script, run, monkeypatch, max_steps, length):
-    player = script.restore(
-        script.Options(run=str(run)), script.earlier.read(script.control.SCRIPT, "run", str(run))
-    )
-    whole = script.play(player, jax.random.key(0), max_steps=max_steps, greedy=False)
+def test_a_long_episode_is_played_in_several_calls(
+    script, player, whole, monkeypatch, max_steps, length
+):
     monkeypatch.setattr(script, "STEPS", 3)
     parts = script.play(player, jax.random.key(0), max_steps=max_steps, greedy=False)
-    assert length is None or len(whole.action) == length
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), whole, parts)
+    assert len(parts.action) == (length or len(whole.action))
+    assert_begins(whole, parts)
 
 
 @pytest.fixture

@@ -20,36 +20,50 @@ TASK = language.tasks.addition(2, zero_pad=False)
 SIZES = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
 POLICY, CRITIC = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
 JUDGE = dataclasses.replace(SIZES, width=8).build(TASK.tokenizer.size, outputs=1)
-FEW = language.Preferences(comparisons=16, batch_size=8, epochs=1)
 BUDGET = 5
 
 
-def fit(params, key, settings=FEW):
+def fit(params, key, settings):
     return reward_model.fit(
         JUDGE, TASK, POLICY, params, key, settings=settings, max_new_tokens=BUDGET
     )
 
 
-def make(fit=fit, **options):
-    sizes = {
-        "num_prompts": 6,
-        "group_size": 2,
-        "critic": CRITIC,
-        "max_new_tokens": BUDGET,
-    } | options
-    return language.learned_reward(language.make_problem(TASK, POLICY, **sizes), TASK, JUDGE, fit)
+def language_problem(critic=CRITIC):
+    return language.make_problem(
+        TASK, POLICY, num_prompts=6, group_size=2, critic=critic, max_new_tokens=BUDGET
+    )
+
+
+@functools.cache
+def begun():
+    empty = jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+    return jax.jit(POLICY.init)(jax.random.key(0), *empty)
+
+
+@functools.cache
+def fitted():
+    settings = language.Preferences(
+        comparisons=2048, batch_size=64, epochs=6, flip=0.1, demonstrations=0.5, learning_rate=1e-2
+    )
+    run = functools.partial(fit, settings=settings)
+    return jax.jit(run)(ActorCritic(begun()), jax.random.key(0))
 
 
 @functools.cache
 def collected():
-    problem = make()
-    params, collector = jax.jit(problem.init)(jax.random.key(0))
-    return (
-        problem,
-        params,
-        collector,
-        jax.jit(problem.collect)(params, collector, jax.random.key(1)),
-    )
+    """A collector's state and a batch; the batch without the reward model."""
+    inside, given = language_problem(), fitted()
+    problem = language.learned_reward(inside, TASK, JUDGE, lambda params, key: given)
+
+    @jax.jit
+    def both(keys):
+        params, collector = problem.init(keys[0])
+        _, batch = problem.collect(params, collector, keys[1])
+        bare = collector._replace(replicated={})
+        return collector, batch, inside.collect(params, bare, keys[1])[1]
+
+    return jax.tree.map(np.asarray, both(jax.random.split(jax.random.key(0))))
 
 
 def test_loss_by_hand():
@@ -64,11 +78,15 @@ def test_loss_by_hand():
 
 @functools.cache
 def pairs(flip):
-    params = POLICY.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+    return compared()(flip)
+
+
+@functools.cache
+def compared():
     compare = functools.partial(
-        reward_model.compare, TASK, POLICY, params, flip=flip, demonstrations=0.5
+        reward_model.compare, TASK, POLICY, begun(), jax.random.key(1), 512, demonstrations=0.5
     )
-    return jax.jit(lambda key: compare(key, 512, max_new_tokens=BUDGET))(jax.random.key(1))
+    return jax.jit(lambda flip: compare(flip=flip, max_new_tokens=BUDGET))
 
 
 def rights(pairs):
@@ -106,31 +124,27 @@ def test_masks_of_pairs_end_with_eos():
 
 
 def test_it_learns_the_order_of_the_verifier_on_fresh_pairs_and_is_normalised():
-    settings = language.Preferences(
-        comparisons=2048, batch_size=64, epochs=6, flip=0.1, demonstrations=0.5, learning_rate=1e-2
-    )
-    params = ActorCritic(
-        POLICY.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
-    )
-    fitted = jax.jit(functools.partial(fit, settings=settings))(params, jax.random.key(0))
-    assert float(fitted.accuracy) > 0.9
-    output = jax.jit(lambda p: reward_model.rate_pairs(JUDGE, p, pairs(0.25)))(fitted.params)
-    output = (output - fitted.mean) / fitted.std
+    judge = fitted()
+    assert float(judge.accuracy) > 0.9
+    output = jax.jit(lambda p: reward_model.rate_pairs(JUDGE, p, pairs(0.25)))(judge.params)
+    output = (np.asarray(output) - judge.mean) / judge.std
     np.testing.assert_allclose([output.mean(), output.std()], [0.0, 1.0], atol=0.3)
 
 
 def test_reward_is_that_of_the_last_token_and_nowhere_else():
     """At EOS, or the last token of the budget: the model's score of the text up to there."""
-    _, _, collector, (_, batch) = collected()
-    fitted, length = collector.replicated["reward_model"], np.asarray(batch.mask.sum(1))
+    collector, batch, _ = collected()
+    judge, length = collector.replicated["reward_model"], batch.mask.sum(1)
     assert len(set(length)) > 1
-    assert np.asarray(batch.truncated).any()
+    assert batch.truncated.any()
     apply = jax.jit(JUDGE.apply)
     for row in range(len(length)):
-        prefix = batch.inputs.tokens[row : row + 1, : TASK.prompt_length + length[row]]
-        output, _ = apply(fitted.params, prefix, batch.inputs.pad[row : row + 1])
+        # As many columns for every row: padding on the left makes up for what is cut off.
+        cut = BUDGET - length[row]
+        prefix = np.roll(batch.inputs.tokens[row : row + 1], cut, axis=1)
+        output, _ = apply(judge.params, prefix, batch.inputs.pad[row : row + 1] + cut)
         want = np.zeros(BUDGET)
-        want[length[row] - 1] = (output[0, -1, 0] - fitted.mean) / fitted.std
+        want[length[row] - 1] = (output[0, -1, 0] - judge.mean) / judge.std
         np.testing.assert_allclose(batch.reward[row], want, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
         batch.metrics["reward_model"].value(), batch.reward.sum(1).mean(), rtol=1e-5
@@ -138,35 +152,28 @@ def test_reward_is_that_of_the_last_token_and_nowhere_else():
 
 
 def test_score_stays_that_of_the_verifier():
-    _, params, collector, (_, batch) = collected()
-    inside = language.make_problem(
-        TASK, POLICY, num_prompts=6, group_size=2, critic=CRITIC, max_new_tokens=BUDGET
-    )
-    _, verified = jax.jit(inside.collect)(
-        params, collector._replace(replicated={}), jax.random.key(1)
-    )
+    _, batch, verified = collected()
     np.testing.assert_array_equal(batch.score, verified.score)
     np.testing.assert_array_equal(batch.inputs.tokens, verified.inputs.tokens)
     chex.assert_trees_all_equal(batch.metrics["accuracy"], verified.metrics["accuracy"])
 
 
 def test_padding_cannot_change_the_reward():
-    _, _, collector, (_, batch) = collected()
+    collector, batch, _ = collected()
     rate = jax.jit(
         functools.partial(reward_model.rate, JUDGE, collector.replicated["reward_model"].params)
     )
-    want = rate(batch.inputs, batch.mask)
-    behind = jnp.concatenate(
-        [jnp.zeros((len(want), TASK.prompt_length), bool), ~batch.mask], axis=1
-    )
-    before = jnp.arange(behind.shape[1])[None, :] < batch.inputs.pad[:, None]
+    tokens, pad = batch.inputs.tokens, batch.inputs.pad
+    want = rate(Sequences(tokens, pad), batch.mask)
+    behind = np.concatenate([np.zeros((len(want), TASK.prompt_length), bool), ~batch.mask], axis=1)
+    before = np.arange(behind.shape[1]) < pad[:, None]
     assert behind.any()
     assert before.any()
-    garbage = jnp.where(behind | before, 7, batch.inputs.tokens)
+    garbage = np.where(behind | before, 7, tokens)
     np.testing.assert_allclose(
-        rate(Sequences(garbage, batch.inputs.pad), batch.mask), want, rtol=1e-5, atol=1e-6
+        rate(Sequences(garbage, pad), batch.mask), want, rtol=1e-5, atol=1e-6
     )
-    shifted = Sequences(jnp.pad(batch.inputs.tokens, ((0, 0), (3, 0))), batch.inputs.pad + 3)
+    shifted = Sequences(np.pad(tokens, ((0, 0), (3, 0))), pad + 3)
     np.testing.assert_allclose(rate(shifted, batch.mask), want, rtol=1e-4, atol=1e-5)
 
 
@@ -175,10 +182,18 @@ def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
 
     `test_algorithms` covers PPO.
     """
-    fitted = collected()[2].replicated["reward_model"]
-    learner = grpo.make(grpo.Config(), make(lambda params, key: fitted, critic=None))
-    state = jax.jit(learner.init)(jax.random.key(0))
-    after, metrics = jax.jit(learner.step)(state)
+    judge = fitted()
+    problem = language.learned_reward(
+        language_problem(critic=None), TASK, JUDGE, lambda params, key: judge
+    )
+    learner = grpo.make(grpo.Config(), problem)
+
+    @jax.jit
+    def first(key):
+        state = learner.init(key)
+        return state, *learner.step(state)
+
+    state, after, metrics = first(jax.random.key(0))
     chex.assert_trees_all_equal(after.collector.replicated, state.collector.replicated)
     assert float(metrics["accuracy"].value()) == 0.0
     assert float(metrics["signal"].value()) == 1.0
@@ -189,11 +204,19 @@ def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
     )
 
 
-def test_a_model_that_was_fitted_before():
-    _, _, collector, _ = collected()
-    fitted = collector.replicated["reward_model"]
-    _, other = make(lambda params, key: fitted).init(jax.random.key(5))
-    chex.assert_trees_all_equal(other.replicated["reward_model"], fitted)
+def test_init_fits_to_the_initial_policy_or_takes_a_model_that_was_fitted_before():
+    settings = language.Preferences(comparisons=16, batch_size=8, epochs=1)
+    seen = []
+
+    def fit_and_tell(params, key):
+        seen.append(params)
+        return fit(params, key, settings)
+
+    problem = language.learned_reward(language_problem(), TASK, JUDGE, fit_and_tell)
+    params, collector = jax.eval_shape(problem.init, jax.random.key(5))
+    assert jax.tree.structure(seen[0].policy) == jax.tree.structure(params.policy)
+    assert jax.tree.structure(collector.replicated["reward_model"]) == jax.tree.structure(fitted())
+    chex.assert_trees_all_equal(collected()[0].replicated["reward_model"], fitted())
 
 
 def test_bad_models_are_named():
@@ -201,15 +224,15 @@ def test_bad_models_are_named():
     with pytest.raises(
         ConfigError, match="reward_model: vocabulary must be 14, that of 2-digit addition, got 15"
     ):
-        language.learned_reward(problem, TASK, SIZES.build(15, outputs=1), fit)
+        language.learned_reward(problem, TASK, SIZES.build(15, outputs=1), None)
     with pytest.raises(ConfigError, match="reward_model must have outputs = 1, got 0"):
-        language.learned_reward(problem, TASK, POLICY, fit)
-    _, _, collector, _ = collected()
+        language.learned_reward(problem, TASK, POLICY, None)
     other = SIZES.build(TASK.tokenizer.size, outputs=1)
     with pytest.raises(ConfigError, match="reward_model must be parameters of the model"):
-        language.learned_reward(
-            problem, TASK, other, lambda params, key: collector.replicated["reward_model"]
-        ).init(jax.random.key(0))
+        jax.eval_shape(
+            language.learned_reward(problem, TASK, other, lambda params, key: fitted()).init,
+            jax.random.key(0),
+        )
 
 
 @pytest.mark.parametrize(

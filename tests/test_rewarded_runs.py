@@ -5,7 +5,6 @@ import re
 import shlex
 from pathlib import Path
 
-import jax
 import pytest
 
 from jaxrl_po.algorithms import dapo
@@ -34,12 +33,6 @@ SMALL = [
 FILE = ["--task=file", "--task.train={rows}", "--task.test_fraction=0.5"]
 REWARD = ["--reward={here}:exact"]
 HERE = ROOT / "tests" / "reward_functions.py"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +128,7 @@ def test_bad_flags_are_named_before_anything_is_compiled(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation_trains(main, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -145,7 +139,8 @@ def test_the_example_of_the_documentation_trains(main, tmp_path, monkeypatch):
         re.MULTILINE,
     )
     given = [argument for argument in shlex.split(command) if not argument.startswith("--out=")]
-    assert main([*given, *SMALL, f"--out={tmp_path}"]) == 0
+    given += [flag for flag in SMALL if flag != "--show=1"]
+    assert main([*given, "--show=0", f"--out={tmp_path}"]) == 0
     last = read(tmp_path / "metrics.jsonl")[-1]
     assert last["reward"][0] == pytest.approx(
         last["reward/nearly"][0] + 0.2 * last["reward/digits"][0]
@@ -154,6 +149,7 @@ def test_the_example_of_the_documentation_trains(main, tmp_path, monkeypatch):
     assert last["reward_failures"] == [0.0]
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_reward_that_fails_at_once_ends_the_run_with_its_name(main, rows, tmp_path, capsys):
     given = [argument.format(rows=rows) for argument in FILE]
     assert (
@@ -187,7 +183,8 @@ def late(completions, **columns):
 """
 
 
-@pytest.mark.parametrize(("fails", "kept"), [(2, 2), (3, 4)])
+@pytest.mark.usefixtures("trace_only")
+@pytest.mark.parametrize(("fails", "kept"), [pytest.param(2, 2, marks=pytest.mark.slow), (3, 4)])
 def test_a_function_that_fails_on_a_later_evaluation_loses_nothing(
     main, tmp_path, capfd, fails, kept
 ):
@@ -221,6 +218,7 @@ def down(completions, **columns):
 
 
 # At iterations 0 and 2 an evaluation makes one call, and its examples two: greedy, and sampled.
+@pytest.mark.usefixtures("trace_only")
 @pytest.mark.parametrize("calls", [3, 4])
 def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
     main, tmp_path, capfd, calls

@@ -23,12 +23,7 @@ from jaxrl_po.run.flags import UsageError
 TINY = {"tiny": ModelSettings(width=16, layers=1, heads=2, kv_heads=2, mlp_width=32)}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
-
-
+@pytest.mark.slow
 def test_paper_agrees_with_the_compiler(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scale, "SIZES", TINY)
     small = [
@@ -90,6 +85,7 @@ def test_scale_names_what_does_not_fit(arguments, message):
         scale.main(arguments)
 
 
+@pytest.mark.slow
 def test_weak_scaling_takes_turns_and_leaves_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
     def small(options, devices, axis_name):
         return rloo.make(
@@ -133,6 +129,7 @@ def test_turns_run_there_and_back_and_the_first_does_not_count():
     assert "".join(order) == "baabba"
 
 
+@pytest.mark.slow
 def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys):
     seconds = {"ppo": [0.5, 0.3], "trpo": [0.7, 0.7], "collect": [0.2, 0.2]}
     monkeypatch.setattr(comparison, "stepper", lambda step, state: 0.0)
@@ -148,12 +145,17 @@ def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("env", "log_prob"),
     [
-        (structured.Structured(), 0.0),  # one of four actions is legal
-        (structured.Everything(), -2 * math.log(2)),  # two of two, and two of three
-        (gymnax.make("CartPole-v1")[0], -math.log(2)),
-        (gymnax.make("Pendulum-v1")[0], None),
+        # Two of two actions are legal, and two of three.
+        pytest.param(structured.Everything(), -2 * math.log(2), id="choices"),
+        *(
+            pytest.param(env, log_prob, id=name, marks=pytest.mark.slow)
+            for name, env, log_prob in (
+                ("structured", structured.Structured(), 0.0),  # one of four actions is legal
+                ("CartPole", gymnax.make("CartPole-v1")[0], -math.log(2)),
+                ("Pendulum", gymnax.make("Pendulum-v1")[0], None),
+            )
+        ),
     ],
-    ids=["structured", "choices", "CartPole", "Pendulum"],
 )
 def test_a_random_policy_sees_nothing_and_learns_nothing(env, log_prob):
     nets = benchmark_control.blind_networks(env)
@@ -169,6 +171,7 @@ def test_a_random_policy_sees_nothing_and_learns_nothing(env, log_prob):
     np.testing.assert_allclose(batch.log_prob, jnp.broadcast_to(log_prob, (2, 4)), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_speed_of_an_environment_is_measured(capsys):
     sizes = ["--envs=4", "--steps=8", "--total_steps=64", "--devices=1"]
     assert benchmark_control.main(["--algorithm=random", *sizes, "--json"]) == 0

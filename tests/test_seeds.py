@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from probes import tabular_problem
 
 from jaxrl_po import backend, control, language
 from jaxrl_po.algorithms import grpo, ppo
@@ -96,7 +97,7 @@ def test_seeds_in_groups_keep_their_order_and_share_what_is_frozen():
 
 def test_seeds_in_groups_learn_what_they_learn_at_once(monkeypatch):
     monkeypatch.setattr(backend, "one_core_each", lambda: True)
-    problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=8)
+    problem = tabular_problem(num_prompts=4, num_steps=8)
     learner = ppo.make(as_arrays(ppo.Config(num_minibatches=2)), problem)
     seeds = over_seeds(learner, 16)
     keys = jax.random.split(jax.random.key(0), 16)

@@ -90,7 +90,7 @@ def held(leaf):
         ("grpo", SQUARE),
         ("grpo", ROW),
         ("grpo", SEEDS),
-        ("ppo", SQUARE),
+        pytest.param("ppo", SQUARE, marks=pytest.mark.slow),
         pytest.param("ppo", ROW, marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value[1:4])),
@@ -111,7 +111,9 @@ def test_numbers_are_those_of_one_device(algorithm, placement):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "placement"), [("grpo", SQUARE), ("grpo", ROW), ("ppo", SQUARE)], ids=str
+    ("algorithm", "placement"),
+    [("grpo", SQUARE), ("grpo", ROW), pytest.param("ppo", SQUARE, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_each_device_holds_its_share_alone(algorithm, placement):
     one = run(algorithm, placement)

@@ -1,5 +1,7 @@
 """In an update a prompt is read once for its group: the same values, of fewer products."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from jaxrl_po.language.networks import Grouped
 from jaxrl_po.language.tasks import addition
 
 TASK = addition(2)
-DEEP = Transformer(TASK.tokenizer.size, width=8, layers=5, heads=2, mlp_width=8)
+DEEP = Transformer(TASK.tokenizer.size, width=8, layers=5, heads=2, mlp_width=8, gated=False)
 UNLIKE = {
     "plain": {},
     "gemma": {
@@ -42,24 +44,38 @@ def spread(tree):
     )
 
 
-def sampled(problem):
-    params, collector = problem.init(jax.random.key(0))
-    params = params._replace(policy=spread(params.policy))
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
-    pad = jnp.repeat(jnp.arange(PROMPTS), GROUP)
-    return params, batch._replace(inputs=batch.inputs._replace(pad=pad))
+def drawn(problem):
+    """Parameters, and rows of which those of a group begin alike."""
+    generator = np.random.default_rng(0)
+    params, collector = jax.eval_shape(problem.init, jax.random.key(0))
+    _, batch = jax.eval_shape(problem.collect, params, collector, jax.random.key(1))
+    params = jax.tree.map(
+        lambda x: jnp.asarray((x.ndim < 3) + 0.3 * generator.normal(size=x.shape), x.dtype), params
+    )
+    batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
+    prompts, answers = (
+        generator.integers(2, TASK.tokenizer.size, size=(rows, length), dtype=np.int32)
+        for rows, length in (
+            (PROMPTS, TASK.prompt_length),
+            (PROMPTS * GROUP, TASK.answer_length),
+        )
+    )
+    tokens = np.concatenate([np.repeat(prompts, GROUP, axis=0), answers], axis=1)
+    assert tokens.shape == batch.inputs.tokens.shape
+    pad = np.repeat(np.arange(PROMPTS, dtype=np.int32), GROUP)
+    inputs = batch.inputs._replace(tokens=tokens, pad=pad)
+    return params, batch._replace(inputs=inputs, action=answers)
 
 
-@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.parametrize("name", ["plain", "gemma", pytest.param("tied", marks=pytest.mark.slow)])
 def test_values_and_gradients_are_those_of_whole_rows(name, monkeypatch):
     if name == "tied":
         monkeypatch.setattr(unembedding, "HELD", 1)
     problem = problem_of(DEEP.clone(**UNLIKE[name]))
-    params, batch = sampled(problem)
+    params, batch = drawn(problem)
     grouped = problem.grouped(batch.inputs)
     assert isinstance(grouped, Grouped)
 
-    @jax.jit
     def measured(policy, inputs):
         distribution, value = problem.apply(params._replace(policy=policy), inputs)
         log_prob = distribution.log_prob(batch.action)
@@ -69,31 +85,33 @@ def test_values_and_gradients_are_those_of_whole_rows(name, monkeypatch):
             value,
         )
 
-    both = [
-        jax.jit(jax.value_and_grad(measured, has_aux=True))(params.policy, inputs)
-        for inputs in (batch.inputs, grouped)
-    ]
-    (_, of_rows), gradient = both[0]
-    assert float(jnp.abs(of_rows[0]).max()) > 0.5
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradient))
+    gradient = jax.value_and_grad(measured, has_aux=True)
+    both = jax.jit(lambda policy: [gradient(policy, inputs) for inputs in (batch.inputs, grouped)])(
+        params.policy
+    )
+    (_, of_rows), slope = both[0]
+    assert np.abs(of_rows[0]).max() > 0.5
+    scale = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(slope))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, scale)), *both)
 
 
 def test_adapters_get_the_gradients_of_whole_rows():
-    base = DEEP.init(jax.random.key(5), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
+    base = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), DEEP.parameter_shapes())
     problem = problem_of(DEEP.clone(lora=Lora(2)), initial=base)
-    params, batch = sampled(problem)
+    params, batch = drawn(problem)
 
     def loss(policy, inputs):
         held = params._replace(policy=policy)
         return problem.apply(held, inputs)[0].log_prob(batch.action).mean()
 
-    gradients = [
-        jax.jit(jax.grad(loss))(params.policy, inputs)
-        for inputs in (batch.inputs, problem.grouped(batch.inputs))
-    ]
-    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradients[0])) > 1e-3
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *gradients)
+    gradient = jax.grad(loss)
+    found = jax.jit(
+        lambda policy: [
+            gradient(policy, inputs) for inputs in (batch.inputs, problem.grouped(batch.inputs))
+        ]
+    )(params.policy)
+    assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(found[0])) > 1e-3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
 
 
 def read_positions(learner):
@@ -105,22 +123,29 @@ def read_positions(learner):
     return max(x.aval.shape[0] for x, matrix in products if matrix.aval.shape == (8, 24))
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows(parts):
     problem = problem_of(DEEP.clone(mlp_width=24))
     whole = problem._replace(grouped=None)
     config = grpo.Config(num_microbatches=parts, learning_rate=0.01)
     learners = [grpo.make(config, each) for each in (problem, whole)]
+    bare = dataclasses.replace(config, use_reference=False)
+    updates = [grpo.make(bare, each) for each in (problem, whole)]
     columns, budget = TASK.prompt_length, TASK.answer_length
     members = GROUP * PROMPTS // parts
     assert read_positions(learners[1]) == members * (columns + budget - 1)
     assert read_positions(learners[0]) == PROMPTS // parts * columns + members * (budget - 1)
-    ends = []
-    for learner in learners:
-        state, batch = jax.jit(learner.sample)(learner.init(jax.random.key(2)))
+
+    @jax.jit
+    def both(key):
+        state, batch = updates[0].sample(updates[0].init(key))
         reward = jnp.where(batch.terminated, jnp.arange(PROMPTS * GROUP)[:, None] % 3, 0.0)
-        state, metrics = jax.jit(learner.update)(state, batch._replace(reward=reward))
-        ends.append((state.params.policy, metrics["kl"].value(), metrics["grad_norm"].value()))
+        return [each.update(state, batch._replace(reward=reward)) for each in updates]
+
+    ends = [
+        (state.params.policy, metrics["kl"].value(), metrics["grad_norm"].value())
+        for state, metrics in both(jax.random.key(2))
+    ]
     assert float(ends[0][1]) > 1e-7
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), *ends)
 
@@ -155,13 +180,18 @@ def test_dialogues_share_their_prompts_too():
     dialogue = dialogues.higher_lower(numbers=8, max_turns=3)
     model = DEEP.clone(vocabulary=dialogue.tokenizer.size)
     problem = dialogues.make_problem(dialogue, model, num_prompts=PROMPTS, group_size=GROUP)
-    params, collector = problem.init(jax.random.key(0))
-    params = params._replace(policy=spread(params.policy))
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
-    grouped = problem.grouped(batch.inputs)
-    assert grouped.prompt.shape == (PROMPTS, dialogue.prompt_length)
-    of_rows, of_groups = (
-        jax.jit(problem.apply)(params, inputs)[0].log_prob(batch.action)
-        for inputs in (batch.inputs, grouped)
-    )
+
+    @jax.jit
+    def both(key):
+        params, collector = problem.init(key)
+        params = params._replace(policy=spread(params.policy))
+        _, batch = problem.collect(params, collector, key)
+        grouped = problem.grouped(batch.inputs)
+        assert grouped.prompt.shape == (PROMPTS, dialogue.prompt_length)
+        return [
+            problem.apply(params, inputs)[0].log_prob(batch.action)
+            for inputs in (batch.inputs, grouped)
+        ]
+
+    of_rows, of_groups = both(jax.random.key(0))
     np.testing.assert_allclose(of_groups, of_rows, atol=2e-5)

@@ -7,6 +7,8 @@ takes the shuffles. So the two start from the same parameters, and all that foll
 import ast
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import gymnax
@@ -37,9 +39,20 @@ def load(name):
     return module
 
 
-def library_keys(state):
-    """The keys with which the library collects, and then shuffles."""
-    following, collect_key = jax.random.split(state.key)
+def iteration_of(learner):
+    """A whole iteration of the library: state to state, batch and metrics."""
+
+    def iterate(state):
+        state, batch = learner.sample(state)
+        state, metrics = learner.update(state, batch)
+        return state, batch, metrics
+
+    return jax.jit(iterate)
+
+
+def library_keys(key):
+    """The keys with which the library collects, and then shuffles, from that of the state."""
+    following, collect_key = jax.random.split(key)
     return collect_key, jax.random.split(following)[1]
 
 
@@ -75,6 +88,27 @@ def test_it_is_short_and_imports_nothing_of_ours(name):
     assert imported <= ALLOWED
 
 
+@pytest.fixture
+def traced(monkeypatch):
+    """Has what an example compiles traced only; it returns ones."""
+
+    def jit(function):
+        def call(*arguments):
+            shapes = jax.eval_shape(function, *arguments)
+            return jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
+
+        return call
+
+    monkeypatch.setattr(jax, "jit", jit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_it_runs_as_its_first_lines_say(name):
+    subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], check=True, timeout=280)
+
+
+@pytest.mark.usefixtures("traced")
 def test_ppo_runs_to_its_end(capsys):
     example = load("ppo_single_file")
     example.NUM_ENVS, example.NUM_STEPS = 4, 64
@@ -84,6 +118,7 @@ def test_ppo_runs_to_its_end(capsys):
     assert all(re.fullmatch(r"step +\d+: .* seed( +\d+\.\d){2}", line) for line in lines)
 
 
+@pytest.mark.usefixtures("traced")
 def test_grpo_runs_to_its_end(capsys):
     example = load("grpo_single_file")
     example.NUM_PROMPTS, example.GROUP_SIZE, example.LAYERS = 4, 2, 1
@@ -115,8 +150,7 @@ def test_ppo_equals_the_library():
         num_minibatches=example.NUM_MINIBATCHES,
     )
     learner = ppo.make(as_arrays(config), problem)
-    sample, update = jax.jit(learner.sample), jax.jit(learner.update)
-    example_sample, example_update = jax.jit(example.rollout), jax.jit(example.update)
+    iterate = iteration_of(learner)
     state = jax.jit(learner.init)(jax.random.key(0))
     state = state._replace(params=decided(state.params))
     start = state.collector.sharded[ENVIRONMENTS]
@@ -126,7 +160,6 @@ def test_ppo_equals_the_library():
     )
     opt_state = example.optimizer.init(params)
 
-    @jax.jit
     def keys_of_steps(key):
         def of_step(t):
             keys = row_keys(key, start.number)
@@ -134,19 +167,22 @@ def test_ppo_equals_the_library():
 
         return jax.vmap(of_step)(jnp.arange(num_steps))
 
-    history = []
-    for _ in range(UPDATES):
-        collect_key, improve_key = library_keys(state)
-        envs, (mine, _) = example_sample(params, envs, keys_of_steps(collect_key))
-        state, batch = sample(state)
-        assert_close(mine.observation, batch.inputs.swapaxes(0, 1))
-        for name in ("action", "log_prob", "reward", "terminated", "truncated"):
-            assert_close(getattr(mine, name) * 1.0, getattr(batch, name).T * 1.0)
+    @jax.jit
+    def iterate_example(params, opt_state, envs, key):
+        collect_key, improve_key = library_keys(key)
+        envs, (mine, _) = example.rollout(params, envs, keys_of_steps(collect_key))
         # The library's rows are environments, then steps.
         orders = library_orders(improve_key, num_envs * num_steps, config)
         orders = orders % num_steps * num_envs + orders // num_steps
-        params, opt_state = example_update(params, opt_state, mine, orders)
-        state, metrics = update(state, batch)
+        return *example.update(params, opt_state, mine, orders), envs, mine
+
+    history = []
+    for _ in range(UPDATES):
+        params, opt_state, envs, mine = iterate_example(params, opt_state, envs, state.key)
+        state, batch, metrics = iterate(state)
+        assert_close(mine.observation, batch.inputs.swapaxes(0, 1))
+        for name in ("action", "log_prob", "reward", "terminated", "truncated"):
+            assert_close(getattr(mine, name) * 1.0, getattr(batch, name).T * 1.0)
         assert_close(params, in_one_network(state.params))
         history.append(metrics)
         assert batch.terminated.any()
@@ -230,12 +266,10 @@ def test_grpo_equals_the_library():
         num_minibatches=example.NUM_MINIBATCHES,
     )
     learner = grpo.make(as_arrays(config), problem)
-    sample, update = jax.jit(learner.sample), jax.jit(learner.update)
-    example_sample, example_update = jax.jit(example.sample), jax.jit(example.update)
+    iterate = iteration_of(learner)
     state = jax.jit(learner.init)(jax.random.key(0))
     opt_state = example.optimizer.init(params)
 
-    @jax.jit
     def keys_of_tokens(key):
         prompt_keys = row_keys(key, jnp.arange(example.NUM_PROMPTS))
         keys = jax.vmap(lambda key: jax.random.split(key)[1])(prompt_keys)
@@ -243,19 +277,23 @@ def test_grpo_equals_the_library():
         fold_in = jax.vmap(jax.random.fold_in, (0, None))
         return jax.vmap(fold_in, (None, 0))(keys, jnp.arange(example.ANSWER))
 
+    @jax.jit
+    def iterate_example(params, opt_state, prompts, key):
+        collect_key, improve_key = library_keys(key)
+        mine = example.sample(params, prompts, keys_of_tokens(collect_key))
+        orders = library_orders(improve_key, rows, config)
+        return *example.update(params, opt_state, reference_params, mine, orders), mine
+
     history = []
     for _ in range(UPDATES):
-        collect_key, improve_key = library_keys(state)
-        state, batch = sample(state)
-        prompts = batch.inputs.tokens[:, : example.PROMPT]
-        mine = example_sample(params, prompts, keys_of_tokens(collect_key))
+        key = state.key
+        state, batch, metrics = iterate(state)
+        prompts = np.asarray(batch.inputs.tokens)[:, : example.PROMPT]
+        params, opt_state, mine = iterate_example(params, opt_state, prompts, key)
         assert_close(mine.tokens, batch.inputs.tokens)
         assert_close(mine.mask * 1.0, batch.mask * 1.0)
         assert_close(mine.log_prob * mine.mask, batch.log_prob)
         assert_close(mine.reward, batch.score.ravel())
-        orders = library_orders(improve_key, rows, config)
-        params, opt_state = example_update(params, opt_state, reference_params, mine, orders)
-        state, metrics = update(state, batch)
         assert_close(params, state.params.policy)
         history.append(metrics)
     # What a mistake would be about does occur.

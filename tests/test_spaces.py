@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shapes
 import tiny
 from probes import AlwaysTruncated, MatchCueContinuous
 from structured import NoneLegal, Structured, TwoChoices, problem_of
@@ -28,11 +29,18 @@ Box = spaces_of_gymnax.Box
 def trained(module, problem, iterations, **config):
     learner = module.make(module.Config(**config), problem)
     state = jax.jit(learner.init)(jax.random.key(0))
-    step = jax.jit(learner.step)
+    sample, update = jax.jit(learner.sample), jax.jit(learner.update)
     for _ in range(iterations):
-        state, metrics = step(state)
-    assert step._cache_size() == 1
-    return state, metrics
+        state, batch = sample(state)
+        state, metrics = update(state, batch)
+    assert sample._cache_size() == update._cache_size() == 1
+    return state, metrics, batch
+
+
+def collected(problem):
+    """Parameters, the collector afterwards and a batch."""
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
+    return params, *jax.jit(problem.collect)(params, collector, jax.random.key(1))
 
 
 def test_a_dictionary_is_read_by_its_meaning():
@@ -62,13 +70,17 @@ def test_spaces_of_gymnasium_may_be_nested():
     assert spaces.action == jax.ShapeDtypeStruct((2,), jnp.int32)
 
 
-@pytest.mark.parametrize("module", [reinforce, a2c, ppo, ppo_penalty, npg, trpo])
+SLOW = (reinforce, a2c, ppo_penalty, npg, trpo)
+
+
+@pytest.mark.parametrize(
+    "module", [ppo, *(pytest.param(module, marks=pytest.mark.slow) for module in SLOW)]
+)
 def test_every_method_keeps_to_the_legal_actions(module):
     config = {"num_minibatches": 2} if module in (ppo, ppo_penalty) else {}
     problem = problem_of(Structured(), normalize_observations=True)
-    state, metrics = trained(module, problem, 2, **config)
+    _, metrics, batch = trained(module, problem, 3, **config)
     assert all(np.isfinite(x.metric()).all() for x in metrics.values() if float(x.count))
-    _, batch = jax.jit(problem.collect)(state.params, state.collector, jax.random.key(1))
     assert np.all(batch.reward == 1.0)  # the legal action was played in every step
     np.testing.assert_allclose(batch.log_prob, 0.0, atol=1e-6)  # and had probability 1
     assert float(metrics["frac_no_action"].metric()) == 0.0
@@ -79,8 +91,7 @@ def test_every_method_keeps_to_the_legal_actions(module):
 
 def test_statistics_are_kept_of_numbers_and_not_of_bytes_or_masks():
     problem = problem_of(Structured(), normalize_observations=True)
-    params, collector = problem.init(jax.random.key(0))
-    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    _, collector, batch = collected(problem)
     policy, critic = collector.replicated["observation_statistics"]
     assert policy["image"] == ()
     assert critic["privileged_state"].mean[1] == pytest.approx(10.0 * 12 / 16, rel=0.2)
@@ -97,34 +108,42 @@ def test_statistics_are_kept_of_numbers_and_not_of_bytes_or_masks():
             return frames
 
     with pytest.raises(ConfigError, match="normalize_observations must be off"):
-        problem_of(Frames(), normalize_observations=True).init(jax.random.key(0))
+        jax.eval_shape(problem_of(Frames(), normalize_observations=True).init, jax.random.key(0))
 
 
 def test_the_critic_alone_reads_what_is_privileged():
     problem = problem_of(Structured())
-    params, collector = problem.init(jax.random.key(0))
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
-    changed = batch.inputs._replace(
-        critic=batch.inputs.critic | {"privileged_state": jnp.full((8, 8, 2), 7.0)}
-    )
-    before, value = problem.apply(params, batch.inputs)
-    after, other = problem.apply(params, changed)
+
+    @jax.jit
+    def outputs(key):
+        params, collector = problem.init(key)
+        seen = collector.sharded["environments"].observation
+        changed = seen._replace(critic=seen.critic | {"privileged_state": jnp.full((8, 2), 7.0)})
+        moved = changed._replace(policy=seen.policy | {"vector": jnp.full((8, 1), 7.0)})
+        return [problem.apply(params, inputs) for inputs in (seen, changed, moved)]
+
+    (before, value), (after, other), (_, last) = outputs(jax.random.key(0))
     np.testing.assert_array_equal(before.logits, after.logits)
     assert not np.allclose(value, other)
-    moved = changed._replace(policy=batch.inputs.policy | {"vector": jnp.full((8, 8, 1), 7.0)})
-    np.testing.assert_array_equal(other, problem.apply(params, moved)[1])
+    np.testing.assert_array_equal(other, last)
 
 
 def test_a_state_without_a_legal_action_is_counted():
-    problem = problem_of(NoneLegal())
-    params, collector = problem.init(jax.random.key(0))
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    *_, batch = collected(problem_of(NoneLegal()))
     # The second of five steps, in rows of eight: 2 of 8.
     assert float(batch.metrics["frac_no_action"].metric()) == pytest.approx(2 / 8)
     assert np.isfinite(batch.log_prob).all()
 
 
-def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys):
+@pytest.mark.usefixtures("trace_only")
+def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys, monkeypatch):
+    zeros = shapes.zeros
+
+    def ones(shape):
+        made = zeros(shape)
+        return made if jnp.issubdtype(made.dtype, jax.dtypes.prng_key) else jnp.ones_like(made)
+
+    monkeypatch.setattr(shapes, "zeros", ones)  # such states too are then counted
     (tmp_path / "stuck.py").write_text("from structured import NoneLegal\n")
     arguments = [*tiny.CONTROL, f"--env={tmp_path}/stuck.py:NoneLegal"]
     assert command.main([*arguments, f"--out={tmp_path}/run"]) != 0
@@ -135,33 +154,56 @@ def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys):
 
 
 def test_groups_and_vines_take_masks():
-    problem = control.make_groups(Structured(), num_prompts=2, group_size=2, num_steps=6)
-    params, collector = problem.init(jax.random.key(0))
-    _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
+    groups = control.make_groups(Structured(), num_prompts=2, group_size=2, num_steps=6)
+    *_, batch = collected(groups)
     assert batch.score.tolist() == [[5.0, 5.0], [5.0, 5.0]]
     assert float(batch.metrics["frac_no_action"].metric()) == 0.0
-    vine = control.make_vine(
-        Structured(), num_envs=2, num_steps=4, num_states=2, num_branches=2, horizon=3
+    sizes = {"num_envs": 2, "num_steps": 5, "num_states": 2, "num_branches": 2, "horizon": 3}
+    *_, batch = collected(control.make_vine(NoneLegal(), **sizes))
+    some = np.asarray(batch.inputs.legal).any(axis=-1)
+    assert some.any()
+    np.testing.assert_allclose(batch.log_prob[some], 0.0, atol=1e-6)
+    assert float(batch.metrics["frac_no_action"].metric()) == pytest.approx(1 / 5)
+
+
+def test_two_choices_at_once_are_played():
+    problem = problem_of(TwoChoices())
+    params, _, batch = collected(problem)
+    action, cue = np.asarray(batch.action), np.asarray(batch.inputs[..., 0]) > 0
+    right = np.stack([action[..., 0] == cue, action[..., 1] == 2 * ~cue])
+    assert 0.0 < right.mean() < 1.0
+    np.testing.assert_array_equal(batch.reward, right.mean(axis=0))
+    distribution, _ = jax.jit(problem.apply)(params, batch.inputs)
+    assert isinstance(distribution, MultiCategorical)
+    np.testing.assert_allclose(
+        jax.jit(lambda of, action: of.log_prob(action))(distribution, action),
+        batch.log_prob,
+        rtol=1e-5,
     )
-    params, collector = vine.init(jax.random.key(0))
-    _, batch = jax.jit(vine.collect)(params, collector, jax.random.key(1))
-    np.testing.assert_allclose(batch.log_prob, 0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [ppo, trpo])
 def test_two_choices_at_once_are_learned(module):
     settings = {"num_envs": 32, "num_steps": 16}
     problem = problem_of(TwoChoices(), **settings)
     config = {"num_minibatches": 4, "learning_rate": 1e-2} if module is ppo else {"max_kl": 0.05}
-    state, metrics = trained(module, problem, 12, **config)
-    distribution, _ = problem.apply(state.params, jnp.array([[-1.0], [1.0]]))
+    state, metrics, _ = trained(module, problem, 12, **config)
+    distribution, _ = jax.jit(problem.apply)(state.params, jnp.array([[-1.0], [1.0]]))
     assert isinstance(distribution, MultiCategorical)
     assert distribution.mode().tolist() == [[0, 2], [1, 0]]
     assert float(metrics["episode_return"].metric()) > 0.9
 
 
-@pytest.mark.parametrize("std", ["independent", "dependent"])
-@pytest.mark.parametrize("module", [ppo, trpo])
+@pytest.mark.parametrize(
+    ("module", "std"),
+    [
+        (trpo, "dependent"),
+        pytest.param(trpo, "independent", marks=pytest.mark.slow),
+        pytest.param(ppo, "dependent", marks=pytest.mark.slow),
+        pytest.param(ppo, "independent", marks=pytest.mark.slow),
+    ],
+)
 def test_squashed_actions_are_learned_and_stay_in_their_box(module, std):
     played = []
 
@@ -180,10 +222,10 @@ def test_squashed_actions_are_learned_and_stay_in_their_box(module, std):
     network = control.NetworkSettings(width=8, depth=1, squash=True, std=std, initial_log_std=0.5)
     problem = problem_of(Watched(), network, num_envs=32, num_steps=16)
     config = {"num_minibatches": 4, "learning_rate": 3e-3} if module is ppo else {"max_kl": 0.05}
-    state, metrics = trained(module, problem, 25, **config)
+    state, metrics, _ = trained(module, problem, 25, **config)
     jax.effects_barrier()
     assert 0.8 < max(played) <= 1.0
-    distribution, _ = problem.apply(state.params, jnp.array([[-1.0], [1.0]]))
+    distribution, _ = jax.jit(problem.apply)(state.params, jnp.array([[-1.0], [1.0]]))
     assert isinstance(distribution, TanhGaussian)
     np.testing.assert_allclose(jnp.tanh(distribution.mode())[:, 0], [-0.5, 0.5], atol=0.15)
     if module is trpo:
@@ -194,12 +236,12 @@ def test_a_squashed_policy_is_evaluated_by_its_greedy_action():
     network = control.NetworkSettings(width=8, depth=1, squash=True)
     env = MatchCueContinuous()
     problem = problem_of(env, network)
-    params, collector = problem.init(jax.random.key(0))
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
     # A policy whose mean before tanh is 2, for every cue.
     head = params.policy["params"]["head"]["Dense_0"]
     head["kernel"], head["bias"] = jnp.zeros_like(head["kernel"]), jnp.full(1, 2.0)
     evaluate = control.make_evaluate(env, problem, num_episodes=64, max_steps=5)
-    result = evaluate(params, collector, jax.random.key(0))
+    result = jax.jit(evaluate)(params, collector, jax.random.key(0))
     expected = {-((np.tanh(2.0) - cue) ** 2) for cue in (-0.5, 0.5)}
     np.testing.assert_allclose(
         sorted(set(np.round(result["return"], 5).tolist())), sorted(expected), atol=1e-4
@@ -231,17 +273,11 @@ class Spoiled(Structured):
 
 
 def test_a_vine_tries_illegal_actions_and_its_kl_is_a_number():
-    env = Structured()
-    problem = control.make_vine(env, num_envs=2, num_steps=4, num_states=2, horizon=3)
-    _, metrics = trained(trpo, problem, 2)
+    vine = {"num_envs": 2, "num_steps": 4, "num_states": 2, "horizon": 3}
+    _, metrics, _ = trained(trpo, control.make_vine(Spoiled(), **vine), 2)
     for name in ("kl", "exact_kl"):
         assert np.isfinite(metrics[name].metric())
-    spoiled = control.make_vine(Spoiled(), num_envs=2, num_steps=4, num_states=2, horizon=3)
-    _, metrics = trained(trpo, spoiled, 2)
     assert float(metrics["skipped"].value()) == 0.0
-    empty = control.make_vine(NoneLegal(), num_envs=2, num_steps=5, num_states=2, horizon=3)
-    _, batch = jax.jit(empty.collect)(*empty.init(jax.random.key(0)), jax.random.key(1))
-    assert float(batch.metrics["frac_no_action"].metric()) == pytest.approx(1 / 5)
 
 
 def test_tanh_is_refused_where_it_would_bound_what_is_unbounded():

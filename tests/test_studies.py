@@ -11,6 +11,7 @@ from jaxrl_po.run import claims, methods
 from jaxrl_po.run.claims import FAILS, HOLDS, OPEN, Arm, Claim, Comparison, Tuned
 from jaxrl_po.run.commands import control, language, study
 from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.metrics import read
 from jaxrl_po.run.user_code import UserCodeError
 
 RATE = "config.learning_rate"
@@ -253,6 +254,7 @@ def small(tmp_path):
     return path
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, monkeypatch):
     out = tmp_path / "study"
     arguments = [f"--claim={small}:claim", f"--out={out}", "--compilation_cache="]
@@ -282,41 +284,35 @@ def test_a_claim_from_its_file_to_its_verdict_and_on(small, tmp_path, capsys, mo
         study.main(arguments)
 
     # Another claim in its place finds nothing of it.
+    monkeypatch.setattr(study, "begin", None)
     with pytest.raises(TypeError, match="NoneType"):
         study.main([*arguments, "--overwrite"])
     assert not (out / "arms" / "1.1.json").exists()
     assert not (out / "verdict.json").exists()
 
 
-def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path):
+def test_lanes_of_a_study_are_the_runs_of_the_command(tmp_path, finished):
     """The same flags and seed by `jaxrl-po control` give the same evaluation."""
-    common = {
-        "env": "CartPole-v1",
-        "total_steps": 128,
-        "problem.num_envs": 4,
-        "problem.num_steps": 16,
-        "config.num_epochs": 1,
-        "config.num_minibatches": 1,
-        "eval_episodes": 2,
-    }
+    out = finished("control", tmp_path / "run")
+    stored = json.loads((out / "config.json").read_text())
+    common = ("env", "total_steps", "eval_episodes", "problem.", "network.", "config.num_")
     claim = about((Comparison("a", None, 0.0),), arms=("a",), settings=("one",))._replace(
         script=control.SCRIPT,
-        arms={"a": Arm({"algorithm": "ppo"}, RATE, (1e-3, 1e-2))},
+        arms={"a": Arm({"algorithm": "ppo"}, RATE, (1e-4, 1e-3))},
         settings={"one": {}},
-        flags=common,
-        evaluations=1,
+        flags={name: value for name, value in stored.items() if name.startswith(common)},
+        evaluations=5,
         seeds=2,
         tuning_seeds=1,
     )
     runs = study.Runs(claim, "one", "a", [], "1")
-    got = runs.train([1e-2], 2, 0)[0]
-    argv = [f"--{name}={value}" for name, value in common.items()]
-    out = tmp_path / "run"
-    whole = [*argv, "--seeds=2", "--devices=1", f"--{RATE}=1e-2", "--log_every=2", f"--out={out}"]
-    assert control.main([*whole, "--compilation_cache="]) == 0
-    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-    for name in ("greedy_return", "entropy", "policy_loss"):
-        np.testing.assert_allclose(got[name][:, -1], last[name], rtol=1e-4, atol=1e-6)
+    got = runs.train([stored[RATE]], 2, 0)[0]
+    lines = {row["iteration"]: row for row in read(out / "metrics.jsonl")}
+    for name in ("entropy", "policy_loss"):
+        np.testing.assert_allclose(got[name][:, 0], lines[2][name], rtol=1e-4, atol=1e-6)
+    for evaluation, iteration in ((2, 6), (4, 10)):
+        returns = got["greedy_return"][:, evaluation]
+        np.testing.assert_allclose(returns, lines[iteration]["greedy_return"], rtol=1e-4)
 
 
 def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, small):

@@ -2,12 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
+import time
+from concurrent import futures
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from finished import SWEEP
 from probes import one_piece
 from toy_run import start_of
 
@@ -18,23 +23,7 @@ from jaxrl_po.run.commands import control, sweep
 from jaxrl_po.run.flags import UsageError
 from jaxrl_po.types import ActorCritic
 
-SMALL = [
-    "--seeds=2",
-    "--devices=1",
-    "--total_steps=256",
-    "--evaluations=2",
-    "--eval_episodes=2",
-    "--problem.num_envs=4",
-    "--problem.num_steps=8",
-    "--config.num_minibatches=2",
-    "--config.num_epochs=1",
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
+SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
 
 
 def test_a_sweep_runs_in_one_process(tmp_path):
@@ -47,6 +36,7 @@ def test_a_sweep_runs_in_one_process(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkeypatch):
     out = tmp_path / "sweep"
     arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
@@ -90,23 +80,37 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     assert json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text()) == saved
 
 
+def scored(group, options, given):
+    """A program without training: a larger step size scores better; one of many seeds is killed."""
+    width = group[0]["network"].width
+    if options.seeds == 3 and width == 8:
+        path = Path(options.out) / "sweep.json"
+        while not path.exists() or '"4"' not in path.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    scores = [[[float(each["config"].learning_rate)] * 3] * options.seeds for each in group]
+    return {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
+
+
 @pytest.fixture
 def programs_run(monkeypatch):
-    """The groups that a sweep trains, without training: a larger step size scores better."""
+    """The groups that a sweep trains, without training."""
     trained = []
-
-    def over(group, options, given):
-        trained.append(group)
-        scores = [
-            [[float(records["config"].learning_rate)] * 3] * options.seeds for records in group
-        ]
-        return {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
-
-    monkeypatch.setattr(sweep, "run", over)
+    monkeypatch.setattr(sweep, "run", lambda *of: trained.append(of[0]) or scored(*of))
     return trained
 
 
 RANGES = ["--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A finished sweep, without training."""
+    out = tmp_path_factory.mktemp("swept") / "sweep"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "run", scored)
+        assert sweep.main([*SMALL, *RANGES, f"--out={out}"]) == 0
+    return out
 
 
 @pytest.mark.parametrize(
@@ -118,14 +122,14 @@ RANGES = ["--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
         ["--network.width=8,4", "--processes=1", "--devices=auto", "--nosave"],
     ],
 )
-def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_run, arguments):
-    out = tmp_path / "sweep"
-    assert sweep.main([*SMALL, *RANGES, f"--out={out}"]) == 0
+def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
+    tmp_path, swept, programs_run, arguments
+):
+    out = shutil.copytree(swept, tmp_path / "sweep")
     rows = json.loads((out / "sweep.json").read_text())
     (out / "sweep.json").write_text(
         json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
     )
-    del programs_run[:]
     assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
     (group,) = programs_run
     assert {records["network"].width for records in group} == {8}
@@ -156,9 +160,8 @@ def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(tmp_path, programs_ru
         (["--config.gama=0.9"], r"--config\.gama is not a flag; did you mean --config\.gamma\?"),
     ],
 )
-def test_a_resumed_sweep_names_the_flags_that_differ(tmp_path, programs_run, arguments, message):
-    out = tmp_path / "sweep"
-    sweep.main([*SMALL, *RANGES, f"--out={out}"])
+def test_a_resumed_sweep_names_the_flags_that_differ(tmp_path, swept, arguments, message):
+    out = shutil.copytree(swept, tmp_path / "sweep")
     before = (out / "config.json").read_bytes()
     with pytest.raises(UsageError, match=f"^{message}"):
         sweep.main([*arguments, f"--out={out}", "--resume"])
@@ -207,20 +210,20 @@ def test_sweep_help_names_the_flags(capsys):
     assert "  --evaluations=10\n" in capsys.readouterr().out
 
 
-def test_sweep_compares_like_with_like(tmp_path):
+def test_sweep_compares_like_with_like(tmp_path, finished):
     """A combination trains as it would alone, on the same seeds as the others."""
-    # Small steps, so that the rounding of either program does not grow into another episode.
-    sweep.main([*SMALL, f"--out={tmp_path / 'both'}", "--config.learning_rate=1e-4,3e-3"])
-    sweep.main([*SMALL, f"--out={tmp_path / 'one'}", "--config.learning_rate=3e-3"])
+    # A small step, so that the rounding of either program does not grow into another episode.
+    sweep.main([*SMALL, f"--out={tmp_path / 'one'}", "--config.learning_rate=1e-3"])
     both = {
         row["flags"]["config.learning_rate"]: row["scores"]
-        for row in json.loads((tmp_path / "both/sweep.json").read_text())
+        for row in json.loads((finished("sweep", tmp_path / "both") / "sweep.json").read_text())
     }
     one = json.loads((tmp_path / "one/sweep.json").read_text())[0]["scores"]
-    assert both["3e-3"] == one != both["1e-4"]
+    assert both["1e-3"] == one != both["1e-2"]
 
 
-def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch, capsys):
+@pytest.mark.slow
+def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch):
     # A process sets its own compilation cache; that of the tests comes from the environment.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
     arguments = [*SMALL, "--config.learning_rate=1e-4", "--network.width=4,8"]
@@ -236,10 +239,6 @@ def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch
         )
     assert found[0] == found[1]
     assert len(found[0]) == 2
-    # The number of parallel processes belongs to the start, not to the sweep.
-    capsys.readouterr()
-    assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
-    assert "program" not in capsys.readouterr().out
 
 
 def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypatch):
@@ -273,23 +272,29 @@ def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, monkeypatch, capsys)
     assert f"continue with --out={tmp_path / 'sweep'} --resume" in capsys.readouterr().err
 
 
-def killed(*arguments):
-    """A program killed by the system."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "run", killed)
+def test_programs_in_processes_find_what_one_process_finds_and_a_killed_one_is_named(
+    tmp_path, monkeypatch
+):
+    spawn = sweep.fresh_processes
+    monkeypatch.setattr(
+        sweep,
+        "fresh_processes",
+        # What only checks the flags is not the subject, and a process takes seconds to start.
+        lambda count: futures.ThreadPoolExecutor() if count == 1 else spawn(count),
+    )
+    monkeypatch.setattr(sweep, "run", scored)
+    arguments = [*SMALL, "--seeds=3", "--config.learning_rate=1e-4", "--network.width=4,8"]
+    out = f"--out={tmp_path / 'sweep'}"
     with pytest.raises(UsageError, match=r"^--processes=2: a process of the sweep was killed"):
-        sweep.main(
-            [
-                *SMALL,
-                "--config.learning_rate=1e-4",
-                "--network.width=4,8",
-                "--processes=2",
-                f"--out={tmp_path / 'sweep'}",
-            ]
-        )
+        sweep.main([*arguments, "--processes=2", out])
+    (row,) = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert (row["flags"]["network.width"], row["scores"]) == ("4", [[1e-4] * 3] * 3)
+    # The number of parallel processes belongs to the start, not to the sweep.
+    trained = []
+    monkeypatch.setattr(sweep, "run", lambda group, *_: trained.append(group) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sweep.main([out, "--resume"])
+    assert [group[0]["network"].width for group in trained] == [8]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +309,7 @@ def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch):
         (["--total_steps=1"], "--total_steps=1 must be 0 or at least 32"),
         (["--devices=99"], "--devices must be at most"),
         (["--critic=nowhere.py:A"], "there is no file"),
-        (["--env=CartPole-v2", "--processes=2"], "CartPole-v1"),
+        pytest.param(["--env=CartPole-v2", "--processes=2"], "CartPole-v1", marks=pytest.mark.slow),
     ],
 )
 def test_bad_sweeps_are_named_and_touch_nothing(tmp_path, arguments, match):
@@ -320,9 +325,8 @@ def test_bad_sweeps_are_named_and_touch_nothing(tmp_path, arguments, match):
 
 
 @pytest.mark.parametrize("rows", ["{bad", "5", "[{}]"])
-def test_a_damaged_table_is_named(tmp_path, programs_run, rows):
-    out = tmp_path / "sweep"
-    assert sweep.main([*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2"]) == 0
+def test_a_damaged_table_is_named(tmp_path, swept, rows):
+    out = shutil.copytree(swept, tmp_path / "sweep")
     (out / "sweep.json").write_text(rows)
     with pytest.raises(UsageError, match=r"^--resume: \S+sweep.json is damaged"):
         sweep.main([f"--out={out}", "--resume"])

@@ -44,33 +44,40 @@ def equal(left, right):
     jax.tree.map(np.testing.assert_array_equal, *map(jax.device_get, (left, right)))
 
 
-@pytest.mark.parametrize("prompt_set", [0, 5])
+@pytest.mark.parametrize("prompt_set", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_values_are_those_of_constants_to_the_bit(prompt_set):
     task = sums(50)
-    states = []
-    for each in (task, constant(task)):
+
+    def outcome(each):
+        """Two batches and an evaluation; without the state's data, too, a task has its own."""
         learner = learner_of(each, prompt_set=prompt_set)
-        state = jax.jit(learner.init)(jax.random.key(3))
-        for _ in range(2):
-            state, metrics = jax.jit(learner.step)(state)
-        evaluate = language.make_evaluate(each, MODEL, num_prompts=6, num_samples=2)
-        measured = jax.jit(evaluate)(state.params, state.collector, jax.random.key(4))
-        states.append((state.params.policy, metrics, measured))
-        assert (state.params.frozen is None) == (each.data is None)
-        if each is task:  # without the state's data a task reads its own
+        evaluate = language.make_evaluate(each, MODEL, num_prompts=6)
+
+        @jax.jit
+        def run(key):
+            state, batches = jax.lax.scan(
+                lambda s, _: learner.sample(s), learner.init(key), length=2
+            )
+            assert (state.params.frozen is None) == (each.data is None)
             bare = state.params._replace(frozen=None)
-            equal(jax.jit(evaluate)(bare, state.collector, jax.random.key(4)), measured)
-    equal(*states)
+            measured = [evaluate(p, state.collector, key) for p in (state.params, bare)]
+            return batches, measured
+
+        batches, (measured, of_bare) = run(jax.random.key(3))
+        equal(measured, of_bare)
+        return batches, measured
+
+    equal(outcome(task), outcome(constant(task)))
 
 
 def test_the_text_does_not_grow_with_the_file():
-    """Of one iteration, of two seeds on two devices each; a file of other prompts is noticed."""
+    """Of a batch, of two seeds on two devices each; a file of other prompts is noticed."""
     texts = {}
-    for count in (200, 20_000):
+    for count in (200, 2000):
         learner = parallel.over_devices(learner_of(sums(count)), Placement(2, 2, 1))
         state = jax.eval_shape(learner.init, jax.random.split(jax.random.key(0), 2))
-        texts[count] = jax.jit(learner.step).lower(state).as_text()
-    assert abs(len(texts[20_000]) - len(texts[200])) < 1000
+        texts[count] = jax.jit(learner.sample).lower(state).as_text()
+    assert abs(len(texts[2000]) - len(texts[200])) < 1000
     one, another = (
         provenance.program(learner_of(sums(60, answer))) for answer in (int, lambda i: 3)
     )
@@ -85,10 +92,9 @@ def test_seeds_and_devices_share_one_copy():
     two = parallel.over_devices(learner, Placement(2, 2, 1))
     ends = []
     for each in (one, two):
-        state = jax.jit(each.init)(keys)
-        state, metrics = jax.jit(each.step)(state)
+        state, batch = jax.jit(lambda keys, each=each: each.sample(each.init(keys)))(keys)
         assert state.params.frozen[DATA].tokens.shape == (48, 8)
-        ends.append((state.params.policy, metrics))
+        ends.append((state.params.policy, batch))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), *jax.device_get(ends))
 
 
@@ -104,12 +110,12 @@ def test_a_function_that_somebody_replaced_stays():
     assert TOKENIZER.decode(again.demonstrate(3).tolist()) == "3"
 
 
-@pytest.mark.parametrize("further", [[], ["--warm_start.steps=2", "--warm_start.batch_size=2"]])
-def test_no_program_of_a_run_holds_the_file(tmp_path, further):
+def test_no_program_of_a_run_holds_the_file(tmp_path):
     rows = [dict(row, prompt=f"{i}+{i}=") for i, row in enumerate(ROWS * 50)]
     flags = [
         *("--task=file", f"--task.train={write(tmp_path / 'all.jsonl', rows)}", *tiny.MODEL),
-        *("--algorithm=grpo", "--seeds=2", "--devices=1", f"--out={tmp_path / 'run'}", *further),
+        *("--algorithm=grpo", "--seeds=2", "--devices=1", f"--out={tmp_path / 'run'}"),
+        *("--warm_start.steps=2", "--warm_start.batch_size=2"),
         *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2"),
     ]
     records = launch.parse(script.SCRIPT, flags, {})
@@ -127,15 +133,15 @@ def test_no_program_of_a_run_holds_the_file(tmp_path, further):
         "evaluate": jax.jit(job.evaluate).lower(state),
         "describe": jax.jit(job.examples.describe).lower(state),
     }
-    if job.warm is not None:
-        fit = jax.eval_shape(job.warm.begin, job.start)
-        programs["advance"] = jax.jit(job.warm.advance).lower(fit, np.int32(0), job.given)
+    fit = jax.eval_shape(job.warm.begin, job.start)
+    programs["advance"] = jax.jit(job.warm.advance).lower(fit, np.int32(0), job.given)
     for name, program in programs.items():
         text = program.as_text()
         constants = [part.split('"')[0] for part in text.split('dense<"0x')[1:]]
         assert sum(map(len, constants)) < held / 8, name
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_run_is_resumed_only_with_the_prompts_it_began_with(tmp_path):
     place = write(tmp_path / "all.jsonl", ROWS)
     kept = (tmp_path / "all.jsonl").read_text()

@@ -102,9 +102,9 @@ def test_conjugate_gradient_under_vmap_equals_alone():
             lambda v: matrix @ v, scale * b, iterations=6, tolerance=1e-3
         )
 
-    together, residuals = jax.vmap(solve)(matrices, scales)
+    together, residuals = jax.jit(jax.vmap(solve))(matrices, scales)
     for i in range(3):
-        x, residual = solve(matrices[i], scales[i])
+        x, residual = jax.jit(solve)(matrices[i], scales[i])
         np.testing.assert_allclose(together[i], x, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(residuals[i], residual, rtol=1e-2, atol=1e-3)
 
@@ -259,7 +259,7 @@ def test_line_search_on_trees_and_under_vmap():
     assert info.accepted.tolist() == [False, True, True]
     np.testing.assert_array_equal(together["w"][0], PARAMS["w"])
     for i, scale in enumerate(scales):
-        params, alone = run(scale)
+        params, alone = jax.jit(run)(scale)
         chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[i], together), params, rtol=1e-5)
         assert int(alone.steps) == int(info.steps[i])
         if alone.accepted:

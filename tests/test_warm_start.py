@@ -1,8 +1,10 @@
 """The warm start of a run, in steps that the host starts: progress, numbers, interruption."""
 
 import functools
+import os
 import re
 import signal
+import sys
 import time
 
 import jax
@@ -17,6 +19,7 @@ from jaxrl_po.language.warm_start import BETWEEN
 from jaxrl_po.run import flags, launch, programs, warm
 from jaxrl_po.run.commands import language as script
 from jaxrl_po.run.metrics import read
+from jaxrl_po.run.progress import clock
 
 SMALL = [
     *(flag for flag in tiny.LANGUAGE if not flag.startswith(("--warm_start.", "--seeds", "--dev"))),
@@ -34,13 +37,8 @@ LEARNED = [
     "--reward_model.heads=2",
     "--reward_model.kv_heads=1",
 ]
+ACCURATE = ["--seeds=2", "--devices=2", "--warm_start.accuracy=0.9"]
 STEPS = 2 * BETWEEN + 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def started_backend():
-    """Starts the backend, whose number of devices a script would choose otherwise."""
-    return jax.local_device_count()
 
 
 def job(out, *arguments):
@@ -57,16 +55,19 @@ def nothing(*arguments):
     pass
 
 
+def slow(name, *arguments):
+    return pytest.param([*arguments], id=name, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--seeds=2", "--devices=1", "--warm_start.accuracy=1"],
-        ["--seeds=2", "--devices=2", "--warm_start.accuracy=0.9"],
-        ["--seeds=1", "--devices=2", "--warm_start.accuracy=1"],
-        ["--seeds=2", "--devices=2", "--warm_start.accuracy=0.9", "--shard_params"],
-        ["--seeds=2", "--devices=1", "--algorithm=rloo", *LEARNED],
+        slow("one device", "--seeds=2", "--devices=1", "--warm_start.accuracy=1"),
+        slow("seeds", *ACCURATE),
+        pytest.param(["--seeds=1", "--devices=2", "--warm_start.accuracy=1"], id="rows"),
+        slow("parameters", *ACCURATE, "--shard_params"),
+        slow("learned reward", "--seeds=2", "--devices=1", "--algorithm=rloo", *LEARNED),
     ],
-    ids=["one device", "seeds", "rows", "parameters", "learned reward"],
 )
 def test_the_state_is_that_of_one_program(tmp_path, arguments):
     given = ["--algorithm=grpo", f"--warm_start.steps={STEPS}", *arguments]
@@ -92,9 +93,9 @@ def test_every_seed_stops_where_it_would_stop_alone():
         task.tokenizer.size
     )
     settings = language.WarmStart(steps=400, accuracy=0.25, batch_size=64, learning_rate=5e-3)
-    prompt = jax.numpy.zeros((1, task.prompt_length), int), jax.numpy.zeros(1, int)
+    prompt = np.zeros((1, task.prompt_length), int), np.zeros(1, int)
     keys = jax.random.split(jax.random.key(0), 3)
-    params = jax.vmap(lambda key: model.init(key, *prompt))(keys)
+    params = jax.jit(jax.vmap(lambda key: model.init(key, *prompt)))(keys)
     parts = warm.Warm(
         settings,
         jax.jit(jax.vmap(lambda key, each: warm_start.begin(settings, each, key))),
@@ -114,6 +115,7 @@ def test_every_seed_stops_where_it_would_stop_alone():
         nothing,
     )
     alone = jax.jit(lambda each, key: warm_start.warm_start(model, each, task, settings, key))
+    params, together = jax.device_get((params, together))
     for i, key in enumerate(keys):
         expected = alone(jax.tree.map(lambda x, i=i: x[i], params), key)
         for x, y in zip(*map(jax.tree.leaves, (together, expected)), strict=True):
@@ -122,9 +124,11 @@ def test_every_seed_stops_where_it_would_stop_alone():
     assert done[0].startswith(f"step {BETWEEN}/400, accuracy 0.")
 
 
+@pytest.mark.usefixtures("trace_only")
 def test_a_run_shows_its_warm_start_and_a_resumed_one_does_not_repeat_it(tmp_path, capsys):
     arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", "--warm_start.steps=25"]
     arguments += ["--config.warm_up_iterations=0", "--config.decay_iterations=0"]
+    arguments += ["--show=0", "--eval_samples=0"]
     out = f"--out={tmp_path / 'run'}"
     assert script.main([*arguments, "--warm_start.accuracy=0.9", "--total_steps=8", out]) == 0
     shown = capsys.readouterr().out
@@ -141,9 +145,43 @@ def test_a_run_shows_its_warm_start_and_a_resumed_one_does_not_repeat_it(tmp_pat
     assert "warm start" not in shown
 
 
-def test_an_interrupt_in_the_warm_start_is_heard_at_once_and_saves_nothing(tmp_path):
+SAID = "interrupted before the first iteration: nothing new to save"
+
+
+@pytest.mark.usefixtures("trace_only")
+def test_an_interrupt_in_the_warm_start_is_heard_at_once_and_saves_nothing(
+    tmp_path, monkeypatch, capfd
+):
+    times = []
+
+    def interrupted(seconds):
+        times.append(seconds)
+        if len(times) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return clock(seconds)
+
+    monkeypatch.setattr(warm, "clock", interrupted)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     out = tmp_path / "run"
     arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", f"--out={out}"]
+    with pytest.raises(SystemExit) as ended:
+        script.main([*arguments, "--warm_start.steps=10000000"])
+    assert ended.value.code == 128 + signal.SIGINT
+    assert len(times) == 3
+    assert capfd.readouterr().err.strip() == SAID
+    assert read(out / "metrics.jsonl") == []
+    assert not list((out / "checkpoints").glob("*/*"))
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_process_of_a_warm_start(tmp_path):
+    arguments = [
+        *SMALL,
+        "--algorithm=grpo",
+        "--seeds=2",
+        "--devices=1",
+        f"--out={tmp_path / 'run'}",
+    ]
     with start("language", *arguments, "--warm_start.steps=10000000") as process:
         line = process.stdout.readline()
         while line and "warm start, step" not in line:
@@ -153,6 +191,4 @@ def test_an_interrupt_in_the_warm_start_is_heard_at_once_and_saves_nothing(tmp_p
         _, errors = process.communicate(timeout=60)
     assert time.monotonic() - begun < 5.0
     assert process.returncode == 128 + signal.SIGINT
-    assert errors.strip() == "interrupted before the first iteration: nothing new to save"
-    assert read(out / "metrics.jsonl") == []
-    assert not list((out / "checkpoints").glob("*/*"))
+    assert errors.strip() == SAID

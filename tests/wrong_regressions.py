@@ -124,7 +124,7 @@ WRONG = [
             "part.sampler_log_prob, policy(params, part).log_prob(part.action))"
         ),
         (
-            "test_groups_and_vines.py::test_kl_of_a_vine_is_that_of_the_policy_and_not_of_the_proposal",
+            "test_groups_and_vines.py::test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_proposal",
         ),
     ),
     Wrong(
@@ -182,7 +182,7 @@ WRONG = [
         "policy_surrogate if problem.on_policy else proposal_surrogate",
         "policy_surrogate",
         (
-            "test_groups_and_vines.py::test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions",
+            "test_groups_and_vines.py::test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_proposal",
         ),
     ),
     Wrong(

@@ -1,0 +1,115 @@
+"""What each test costs: its processor time, and the programs that it compiles.
+
+Every test run prints the ten files that cost most. A test that is not slow fails if it compiles more
+than four programs of .3 s, unless `MANY_PROGRAMS` names it: compiling is nearly all that tests do.
+"""
+
+import collections
+import contextlib
+import os
+import time
+
+import jax
+import pytest
+
+MOST = 4  # programs of one test
+LARGE = 0.3  # seconds of processor time to compile
+# Fast tests whose subject is the agreement of many programs.
+MANY_PROGRAMS: set[str] = set()
+# Skips where all extras of `make test` are installed. Any other means that something is not tested.
+EXPECTED_SKIPS = (
+    *(f"No module named '{suite}'" for suite in ("craftax", "mujoco_playground", "xminigrid")),
+    *(f"No module named '{extra}'" for extra in ("reasoning_gym", "wandb")),
+    "no browser here",
+    "root may write everywhere",
+    "the system does not report what a process holds",
+)
+KEY = "cost"
+
+
+paused = [False]
+
+
+@contextlib.contextmanager
+def uncounted():
+    """Programs inside are not those of the test: other tests use what they make, too."""
+    before, paused[0] = paused[0], True
+    yield
+    paused[0] = before
+
+
+def processor_time() -> float:
+    """Seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+class Costs:
+    """A pytest plugin for workers and for the process that reports."""
+
+    def __init__(self, strict: bool):
+        self.strict, self.large, self.lowered = strict, 0, 0.0
+        self.files: dict[str, float] = collections.defaultdict(float)
+        self.skips: list[str] = []
+        jax.monitoring.register_event_duration_secs_listener(self.listen)
+
+    def listen(self, event: str, _: float, **__: object) -> None:
+        # Wall time would count what other processes do.
+        if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+            self.lowered = time.process_time()
+        elif event == "/jax/core/compile/backend_compile_duration":
+            seconds = time.process_time() - self.lowered
+            self.large += seconds >= LARGE and not paused[0]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        self.large, item.begun = 0, processor_time()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        result = yield
+        listed = item.nodeid.partition("[")[0] in MANY_PROGRAMS or item.get_closest_marker("slow")
+        if self.large > MOST and not listed:
+            pytest.fail(
+                f"compiles {self.large} programs of {LARGE} s or more: share one, make it smaller, "
+                "or, if their agreement is what is tested, name it in MANY_PROGRAMS of costs.py",
+                pytrace=False,
+            )
+        return result
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self, item):
+        result = yield
+        item.user_properties.append((KEY, processor_time() - item.begun))
+        return result
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "teardown":
+            self.files[report.nodeid.partition("::")[0]] += dict(report.user_properties).get(
+                KEY, 0.0
+            )
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self.skips.append(f"{report.nodeid}: {report.longrepr[2]}")
+
+    def pytest_collectreport(self, report):
+        if report.skipped:
+            self.skips.append(f"{report.nodeid}: {report.longrepr[2]}")
+
+    def unexpected(self) -> list[str]:
+        return [skip for skip in self.skips if not any(why in skip for why in EXPECTED_SKIPS)]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        if self.strict and self.unexpected() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        total = sum(self.files.values())
+        terminalreporter.section(f"{total / 60:.1f} processor minutes; the ten costliest files")
+        for file, seconds in sorted(self.files.items(), key=lambda cost: -cost[1])[:10]:
+            terminalreporter.line(f"{seconds:7.1f} s  {file}")
+        if self.strict and self.unexpected():
+            terminalreporter.section("skipped, and not in EXPECTED_SKIPS of costs.py", red=True)
+            for skip in self.unexpected():
+                terminalreporter.line(skip)

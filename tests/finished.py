@@ -1,0 +1,104 @@
+"""Finished runs of each kind, made once a test run; whoever reads one copies it.
+
+control     PPO on CartPole-v1, two seeds, ten iterations, observations normalised, TensorBoard
+language    GRPO on one-digit addition, two seeds, three iterations, two samples
+pretrained  GRPO with adapters over a tiny Qwen2, which stands with its prompts in `place`
+host        PPO on gymnasium's CartPole-v1, two seeds on two devices, ten iterations
+sweep       PPO on CartPole-v1 with two learning rates, two seeds, two evaluations
+"""
+
+import fcntl
+import shutil
+from pathlib import Path
+
+import tiny
+from costs import uncounted
+
+CONTROL = [
+    *(flag for flag in tiny.CONTROL if not flag.startswith("--total_steps")),
+    "--total_steps=320",
+    "--problem.normalize_observations",
+    "--tensorboard",
+]
+ON_HOST = [
+    "--env=gymnasium:CartPole-v1",
+    "--algorithm=ppo",
+    "--seeds=2",
+    "--devices=2",
+    "--total_steps=320",
+    "--log_every=3",
+    "--eval_every=2",
+    "--eval_episodes=2",
+    "--problem.num_envs=2",
+    "--problem.num_steps=16",
+    "--network.width=8",
+    "--problem.normalize_observations",
+    "--config.num_minibatches=2",
+    "--config.num_epochs=1",
+]
+SWEEP = [
+    "--seeds=2",
+    "--devices=1",
+    "--total_steps=256",
+    "--evaluations=2",
+    "--eval_episodes=2",
+    "--problem.num_envs=4",
+    "--problem.num_steps=8",
+    "--config.num_minibatches=2",
+    "--config.num_epochs=1",
+    "--config.learning_rate=1e-3,1e-2",
+]
+
+
+def pretrained(out: Path) -> int:
+    """The folder of the model is made beside the run."""
+    import folders
+
+    from jaxrl_po.run.commands import language
+
+    place = out.parent / "place"
+    place.mkdir()
+    folders.write_place(place)
+    return language.main(folders.arguments(place, out, *folders.ADAPTED, "--total_steps=24"))
+
+
+def make(name: str, out: Path) -> None:
+    """Makes the run of this name."""
+    from jaxrl_po.run.commands import control, language, sweep
+
+    makers = {
+        "control": lambda: control.main([*CONTROL, f"--out={out}"]),
+        "language": lambda: language.main([*tiny.LANGUAGE, f"--out={out}"]),
+        "pretrained": lambda: pretrained(out),
+        "host": lambda: control.main([*ON_HOST, f"--out={out}"]),
+        "sweep": lambda: sweep.main([*SWEEP, f"--out={out}"]),
+    }
+    assert makers[name]() == 0
+
+
+class Finished:
+    """`finished("control", folder)` copies the run of that name to a folder that is not there yet.
+
+    Args:
+      root: a folder that all workers share.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def __call__(self, name: str, copy: Path) -> Path:
+        out = self.root / name / "run"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with (out.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # other workers wait for whoever makes it
+            if not (out.parent / "made").exists():
+                with uncounted():
+                    make(name, out)
+                (out.parent / "made").touch()
+        shutil.copytree(out, copy, dirs_exist_ok=False)
+        return copy
+
+    @property
+    def place(self) -> Path:
+        """The folder of the model and the prompts of `pretrained`; read only."""
+        return self.root / "pretrained" / "place"

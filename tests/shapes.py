@@ -1,0 +1,45 @@
+"""Runs whose programs are traced and not compiled.
+
+Files, flags, messages and shapes of such a run are those of a real one; its numbers mean nothing.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Traced:
+    """Stands in for a compiled program: it returns zeros of the shapes that were traced."""
+
+    def __init__(self, function, *arguments, out_shardings=None, **_):
+        self.shapes = jax.eval_shape(function, *arguments)
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        self.output_shardings = jax.tree.map(
+            lambda x: getattr(x, "sharding", None) or one, self.shapes
+        )
+
+    def __call__(self, *_):
+        return jax.tree.map(zeros, self.shapes)
+
+    def memory_analysis(self):
+        return None
+
+
+def zeros(shape):
+    """Of a shape, which may be one of keys."""
+    if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        return jnp.asarray(np.zeros(shape.shape, shape.dtype))
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
+    return jax.random.wrap_key_data(jnp.asarray(np.zeros(data.shape, data.dtype)))
+
+
+def trace_only(monkeypatch):
+    """Has every program of a run traced, and none compiled."""
+    from jaxrl_po.run import compilation
+
+    compiled = compilation.compiled
+    for module in list(sys.modules.values()):
+        if getattr(module, "compiled", None) is compiled:
+            monkeypatch.setattr(module, "compiled", Traced)
