@@ -368,3 +368,43 @@ def test_every_claim_can_be_tested(name):
     for arm in claim.arms.values():
         algorithm = {**claim.flags, **arm.flags}["algorithm"]
         assert algorithm in methods.ALGORITHMS
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 8, 16])
+def test_arms_that_are_alike_are_rarely_told_apart(seeds, monkeypatch):
+    """At most one time in twenty, up to three standard errors of 300 comparisons."""
+    monkeypatch.setattr(claims, "REPLICATES", 400)
+    generator = np.random.default_rng(seeds)
+    found = []
+    for _ in range(300):
+        x, y = ([generator.beta(2.0, 1.0, seeds) for _ in range(2)] for _ in range(2))
+        found.append(claims.difference(x, y, 0.0)[3] <= 0.05)
+    assert np.mean(found) <= 0.05 + 3 * (0.05 * 0.95 / 300) ** 0.5
+    if seeds == 16:
+        apart = claims.difference([y + 0.5 for y in x], y, 0.0)[3]
+        assert apart <= 0.05
+
+
+def test_a_run_that_failed_counts_as_the_worst():
+    good, failed = np.linspace(0.8, 0.9, 16), np.full(16, np.nan)
+    half = np.where(np.arange(16) % 2, 0.95, np.nan)
+    x, y = claims.with_failures([half], [good])
+    assert x[0].min() == 0.8
+    whole, *_, p = claims.difference(x, y, 0.0)
+    assert whole < 0.05 or p > 0.05
+    (none,), _ = claims.with_failures([failed], [good])
+    assert claims.difference([none], [good], 0.0)[0] < 0
+    (level,), _ = claims.with_failures([half], None)
+    assert level.min() == 0.0
+
+
+def test_fewer_than_five_seeds_tell_nothing():
+    claim = about((Comparison("a", "b", 0.0),), settings=("one",))
+    for seeds, told in ((4, OPEN), (5, HOLDS)):
+        arms = {
+            name: Tuned(
+                1e-3, True, {"greedy_accuracy": np.linspace(low, low + 0.1, seeds)[:, None]}
+            )
+            for name, low in (("a", 0.8), ("b", 0.1))
+        }
+        assert claims.judge(claim, {"one": arms})[0].verdict == told

@@ -338,7 +338,7 @@ def test_a_damaged_table_is_named(tmp_path, swept, rows):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_runs_are_trained_from_one_evaluation_to_the_next(monkeypatch, devices):
-    """Six iterations of walks that differ in their step, evaluated after every second one."""
+    """Seven iterations of walks that differ in their step, evaluated three times."""
     called, call = [], jax.stages.Compiled.__call__
 
     def recorded(program, *arguments):
@@ -362,10 +362,10 @@ def test_runs_are_trained_from_one_evaluation_to_the_next(monkeypatch, devices):
         return {"score": params.policy + params.frozen}
 
     strides, keys = jnp.arange(4.0), jax.random.split(jax.random.key(0), 4)
-    training = lanes.Training(learner, parallel.Placement(4, devices, 1), 6, 2)
+    training = lanes.Training(learner, parallel.Placement(4, devices, 1), 7, 3)
     monkeypatch.setattr(jax.stages.Compiled, "__call__", recorded)
     done = lanes.train_in_program(training, measure, strides, keys, keys[0])
-    np.testing.assert_allclose(done.curves["score"], np.outer(np.arange(4), [2, 4, 6]) + 1)
-    np.testing.assert_allclose(done.curves["size"], np.outer(np.arange(4), [1.5, 3.5, 5.5]))
+    np.testing.assert_allclose(done.curves["score"], np.outer(np.arange(4), [2, 4, 7]) + 1)
+    np.testing.assert_allclose(done.curves["size"], np.outer(np.arange(4), [1.5, 3.5, 6.0]))
     assert len(called) == 4  # the beginning, and three stretches of one program
     assert len(set(map(id, called))) == 2

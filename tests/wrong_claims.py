@@ -5,9 +5,30 @@ from wrong import Wrong
 HERE = "test_studies.py::"
 WRONG = [
     Wrong(
+        "a run that failed is dropped",
+        "run.claims",
+        "np.where(np.isfinite(runs), runs, known.min() if known.size else 0.0)",
+        "runs",
+        ("test_studies.py::test_a_run_that_failed_counts_as_the_worst",),
+    ),
+    Wrong(
+        "a verdict from few seeds",
+        "run.claims",
+        "LEAST_SEEDS = 5",
+        "LEAST_SEEDS = 1",
+        ("test_studies.py::test_fewer_than_five_seeds_tell_nothing",),
+    ),
+    Wrong(
+        "only a larger difference is as far",
+        "run.claims",
+        "np.abs(draws) >= abs(whole)",
+        "draws >= abs(whole)",
+        ("test_studies.py::test_arms_that_are_alike_are_rarely_told_apart",),
+    ),
+    Wrong(
         "a verdict although an arm is at the edge of its sweep",
         "run.claims",
-        "told = rejected and all(each.inside for each in used)",
+        "told = rejected and enough and all(each.inside for each in used)",
         "told = rejected",
         (f"{HERE}test_no_verdict_rests_on_an_arm_at_the_edge_of_its_sweep",),
     ),

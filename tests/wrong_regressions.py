@@ -6,8 +6,8 @@ WRONG = [
     Wrong(
         "every stretch of a sweep begins anew",
         "run.lanes",
-        "state, row = jax.block_until_ready(advance(configs, state, key))",
-        "_, row = jax.block_until_ready(advance(configs, init(configs, keys), key))",
+        "state, row = jax.block_until_ready(advance(configs, state, key, np.int32(length)))",
+        "_, row = jax.block_until_ready(advance(configs, init(configs, keys), key, length))",
         ("test_sweeps.py::test_runs_are_trained_from_one_evaluation_to_the_next",),
     ),
     Wrong(

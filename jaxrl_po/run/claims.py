@@ -14,6 +14,7 @@ from jaxrl_po.run.script import Script
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told here"
 LEVEL = 0.05  # of significance, of all comparisons of a claim together
+LEAST_SEEDS = 5  # of an arm in a setting, for a verdict
 REPLICATES = 10_000
 
 Scores = npt.NDArray[np.float64]
@@ -228,7 +229,7 @@ def difference(
 
     Returns:
       Difference, the two ends of its 95 % interval (stratified percentile bootstrap), and the
-      two-sided p of the same bootstrap for a difference of `by`, at least 1 / 10,000.
+      two-sided p of `permuted` for a difference of `by`.
 
     Example:
       >>> runs = [np.linspace(0.8, 0.9, 16)]
@@ -239,9 +240,34 @@ def difference(
     whole = float(centre(x)) - (0.0 if y is None else float(centre(y)))
     draws = resampled(x, 0) - (0.0 if y is None else resampled(y, 1))
     low, high = np.percentile(draws, [2.5, 97.5])
-    tail = min(float(np.mean(draws <= by)), float(np.mean(draws >= by)))
-    p = min(1.0, max(2.0 * tail, 1.0 / REPLICATES))
-    return whole, float(low), float(high), p
+    return whole, float(low), float(high), permuted([runs - by for runs in x], y)
+
+
+def permuted(x: Sequence[Scores], y: Sequence[Scores] | None) -> float:
+    """Two-sided p of a permutation test that two arms have the same centre; arguments as above.
+
+    Runs change arms within a setting; without a second arm they change signs. It holds its level
+    for any number of runs, where a bootstrap of few runs is too narrow, and is at least 1 / 10,001.
+
+    Example:
+      >>> permuted([np.array([2.0, 3.0])], [np.array([0.0, 1.0])]) > 0.2  # 2 of 6 ways
+      True
+    """
+    generator = np.random.default_rng(2)
+    first, second = list[Scores](), list[Scores]()
+    for i, runs in enumerate(x):
+        if y is None:
+            signs = generator.choice([-1.0, 1.0], size=(len(runs), REPLICATES))
+            first.append(runs[:, None] * signs)
+            continue
+        both = np.concatenate([runs, y[i]])
+        order = generator.random((len(both), REPLICATES)).argsort(axis=0)
+        first.append(both[order[: len(runs)]])
+        second.append(both[order[len(runs) :]])
+    draws = centre(first) - (centre(second) if second else 0.0)
+    whole = float(centre(x)) - (0.0 if y is None else float(centre(y)))
+    as_far = np.abs(draws) >= abs(whole) - 1e-12 * max(1.0, abs(whole))
+    return float((1 + as_far.sum()) / (1 + REPLICATES))
 
 
 def holm(p: Sequence[float], level: float = LEVEL) -> list[bool]:
@@ -278,7 +304,8 @@ def judge(claim: Claim, results: Mapping[str, Mapping[str, Tuned]]) -> list[Outc
             for arm in (comparison.arm, comparison.than)
             if arm is not None
         ]
-        told = rejected and all(each.inside for each in used)
+        enough = all(len(claim.score(each.curves)) >= LEAST_SEEDS for each in used)
+        told = rejected and enough and all(each.inside for each in used)
         side = HOLDS if outcome.difference > comparison.by else FAILS
         verdicts.append(outcome._replace(verdict=side if told else OPEN))
     return verdicts
@@ -295,6 +322,7 @@ def compare(
 
     x = scores(comparison.arm)
     y = None if comparison.than is None else scores(comparison.than)
+    x, y = with_failures(x, y)
     each = {
         name: difference([x[i]], y and [y[i]], comparison.by)[:3] for i, name in enumerate(settings)
     }
@@ -302,6 +330,31 @@ def compare(
     improvement = np.mean([metrics.probability_of_improvement(*pair) for pair in pairs])
     whole, low, high, p = difference(x, y, comparison.by)
     return Outcome(comparison, whole, low, high, each, float(improvement), p, OPEN)
+
+
+def with_failures(
+    x: Sequence[Scores], y: Sequence[Scores] | None
+) -> tuple[list[Scores], list[Scores] | None]:
+    """Scores of two arms, in each setting, where a run that is NaN counts as the worst of both.
+
+    Without a second arm the level 0 is among the scores.
+
+    Example:
+      >>> x, y = with_failures([np.array([0.9, np.nan])], [np.array([0.5, 0.4])])
+      >>> x[0].tolist()
+      [0.9, 0.4]
+    """
+
+    def filled(runs: Scores, other: Scores) -> Scores:
+        known = np.concatenate([runs, other])
+        known = known[np.isfinite(known)]
+        return np.where(np.isfinite(runs), runs, known.min() if known.size else 0.0)
+
+    other = [np.zeros(1)] * len(x) if y is None else y
+    return (
+        [filled(*pair) for pair in zip(x, other, strict=True)],
+        None if y is None else [filled(*pair) for pair in zip(y, x, strict=True)],
+    )
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:

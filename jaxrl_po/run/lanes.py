@@ -13,7 +13,6 @@ import numpy.typing as npt
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_po import config
-from jaxrl_po.masked import Mean
 from jaxrl_po.run import parallel, programs
 from jaxrl_po.run.compilation import compiled
 from jaxrl_po.run.parallel import Placement
@@ -31,18 +30,24 @@ class Training(NamedTuple):
       learner: settings of one run to its learner.
       placement: on devices.
       iterations: of each run.
-      every: iterations between evaluations.
+      evaluations: E, as evenly spaced as they can be, the last one after all iterations.
     """
 
     learner: Callable[[Any], Learner]
     placement: Placement
     iterations: int
-    every: int
+    evaluations: int
 
     @property
-    def evaluations(self) -> int:
-        """The number of evaluations, E."""
-        return self.iterations // self.every
+    def ends(self) -> list[int]:
+        """The iterations after which runs are evaluated, `[E]`.
+
+        Example:
+          >>> Training(None, None, 7, 3).ends, Training(None, None, 2, 3).ends
+          ([2, 4, 7], [1, 2])
+        """
+        count = min(self.evaluations, self.iterations)
+        return [self.iterations * (i + 1) // count for i in range(count)]
 
 
 class Trained(NamedTuple):
@@ -103,16 +108,20 @@ def compile_program(
         return training.learner(settings).init(start)
 
     def stretch(
-        settings: Any, state: TrainState, key: jax.Array
+        settings: Any, state: TrainState, key: jax.Array, length: jax.Array
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         method = training.learner(settings)
 
-        def iterate(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-            return method.step(state)
+        def iterate(_: jax.Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
+            state, row = method.step(carry[0])
+            return state, {name: carry[1][name] + mean for name, mean in row.items()}
 
-        state, rows = jax.lax.scan(iterate, state, None, length=training.every)
+        none = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(method.step, state)[1]
+        )
+        state, row = jax.lax.fori_loop(0, length, iterate, (state, none))
         scores = measure(state.params, state.collector, key)
-        means = {name: _whole(row).metric() for name, row in rows.items()}
+        means = {name: mean.metric() for name, mean in row.items()}
         return state, means | {name: value.mean() for name, value in scores.items()}
 
     begun = time.perf_counter()
@@ -120,30 +129,31 @@ def compile_program(
     seeds, states = parallel.SEEDS, parallel.whole_state_spec()
     begin_all = over(jax.vmap(begin, out_axes=STATE_AXES), out_specs=states)
     stretch_all = over(
-        jax.vmap(stretch, (0, STATE_AXES, None), (STATE_AXES, 0)),
-        in_specs=(seeds, states, P()),
+        jax.vmap(stretch, (0, STATE_AXES, None, None), (STATE_AXES, 0)),
+        in_specs=(seeds, states, P(), P()),
         out_specs=(states, seeds),
     )
     init = compiled(begin_all, configs, keys)
     placed = init.output_shardings
     like = programs.with_shardings(jax.eval_shape(begin_all, configs, keys), placed)
     advance = compiled(
-        stretch_all, configs, like, keys[0], donate_argnums=1, out_shardings=(placed, None)
+        stretch_all,
+        configs,
+        like,
+        keys[0],
+        np.int32(0),
+        donate_argnums=1,
+        out_shardings=(placed, None),
     )
 
     def train(configs: Any, keys: jax.Array, key: jax.Array) -> Curves:
         state, rows = init(configs, keys), []
-        for _ in range(training.evaluations):
-            state, row = jax.block_until_ready(advance(configs, state, key))
+        for length in np.diff(training.ends, prepend=0):
+            state, row = jax.block_until_ready(advance(configs, state, key, np.int32(length)))
             rows.append(row)
         return jax.tree.map(lambda *each: np.stack(each, axis=1), *rows)
 
     return train, time.perf_counter() - begun
-
-
-def _whole(row: Mean) -> Mean:
-    """The mean over a stretch, of the iterations' totals and counts."""
-    return Mean(row.total.sum(), row.count.sum())
 
 
 def train_in_program(
@@ -179,10 +189,10 @@ def train_on_host(
     seeds = list(range(num_seeds)) * (len(keys) // num_seeds)
     with contextlib.closing(host.open(base_seed, seeds)) as rollouts:
         state = init(configs, keys)
-        for iteration in range(1, training.evaluations * training.every + 1):
+        for iteration in range(1, training.iterations + 1):
             state = jax.block_until_ready(iterate(configs, *rollouts.record(state, print)))
             first = first or time.perf_counter() - begun
-            if iteration % training.every == 0:
+            if iteration in training.ends:
                 rows.append(
                     {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
                 )

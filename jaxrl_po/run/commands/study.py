@@ -175,7 +175,7 @@ class Runs:
             experiment.learner_of,
             placement,
             iterations,
-            iterations // self.claim.evaluations,
+            self.claim.evaluations,
         )
         if experiment.host is not None:
             done = lanes.train_on_host(

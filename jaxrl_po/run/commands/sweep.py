@@ -161,13 +161,12 @@ def run(group: Group, options: Options, given: Collection[str]) -> dict[str, Any
     """
     placement, group, iterations, experiment = build(group, options, given)
     steps = control.steps(group[0])
-    every = max(1, iterations // options.evaluations)
     # Seeds innermost; every combination gets the same keys.
     configs = lanes.configs([records["config"] for records in group], options.seeds)
     keys, evaluation_key = lanes.keys(options.seed, options.seeds, len(group))
 
     assert experiment.learner_of is not None
-    training = Training(experiment.learner_of, placement, iterations, every)
+    training = Training(experiment.learner_of, placement, iterations, options.evaluations)
     host, measure = experiment.host, experiment.evaluate
     if host is not None:
         done = lanes.train_on_host(
@@ -178,7 +177,7 @@ def run(group: Group, options: Options, given: Collection[str]) -> dict[str, Any
         done = lanes.train_in_program(training, measure, configs, keys, evaluation_key)
     require_actions(done.curves)
     return {
-        "steps": [steps * every * (i + 1) for i in range(training.evaluations)],
+        "steps": [steps * end for end in training.ends],
         "scores": done.curves["greedy_return"].reshape(len(group), options.seeds, -1).tolist(),
         "seconds": done.seconds,
         "compile_seconds": done.compile_seconds,
@@ -345,11 +344,13 @@ def main(argv: Sequence[str]) -> int:
         }
         print("best:", *(f"--{name}={flags.shown(value)}" for name, value in chosen.items()))
         if options.save:
-            save(options, asked, chosen, grid.final(rows[0]["scores"]))
+            save(options, asked, chosen, grid.final(rows[0]["scores"]), rows[0]["steps"][-1])
     return 0
 
 
-def save(options: Options, asked: Asked, chosen: Mapping[str, Any], scores: Any) -> None:
+def save(
+    options: Options, asked: Asked, chosen: Mapping[str, Any], scores: Any, steps: int
+) -> None:
     """Writes the best flags to `jaxrl_po/run/configs/<algorithm>/<env>.json`.
 
     The file also holds their score and the command that found them.
@@ -365,7 +366,7 @@ def save(options: Options, asked: Asked, chosen: Mapping[str, Any], scores: Any)
             "mean": float(np.mean(scores)),
             "worst": float(np.min(scores)),
             "seeds": len(scores),
-            "steps": options.total_steps,
+            "steps": steps,
         },
         "flags": chosen,
     }
