@@ -16,9 +16,11 @@ from structured import NoneLegal, Structured, TwoChoices, problem_of
 from jaxrl_po import control
 from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
 from jaxrl_po.config import ConfigError
+from jaxrl_po.control import networks
 from jaxrl_po.control.spaces import read_spaces
-from jaxrl_po.control.statistics import normalize
+from jaxrl_po.control.statistics import OBSERVATION_STATISTICS, Statistics, normalize
 from jaxrl_po.distributions import MultiCategorical, TanhGaussian
+from jaxrl_po.run import pools
 from jaxrl_po.run.commands import control as command
 from jaxrl_po.run.commands import sweep
 from jaxrl_po.run.flags import UsageError
@@ -310,3 +312,33 @@ def test_reset_must_return_what_the_spaces_say():
     problem = control.make_problem(environment._replace(spaces=nine), num_envs=2, num_steps=2)
     with pytest.raises(ConfigError, match=r"what reset returns, \[1\], got \[9\]"):
         jax.eval_shape(problem.init, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shape", "scaled"),
+    [
+        (0, 255, (4, 4), True),
+        (0, 255, (4, 4, 3), True),
+        (0, 255, (8,), False),
+        (0, 1, (8,), False),
+        (0, 1, (4, 4), False),
+        (1, 255, (4, 4), False),
+    ],
+)
+def test_bytes_are_an_image_by_their_bounds_and_axes(low, high, shape, scaled):
+    box = gymnasium.spaces.Box(low, high, shape, np.uint8)
+    two = gymnasium.spaces.Discrete(2)
+    spaces = read_spaces("bytes", box, two)
+    kept = np.uint8 if scaled else np.float32
+    assert spaces.observation.dtype == pools._dtype(box) == kept
+    ones = spaces.observe(np.ones(shape, np.uint8))
+    torso = networks.Torso(hidden=(), observation_rank=len(shape))
+    want = np.ones(np.prod(shape)) / (255 if scaled else 1)
+    np.testing.assert_allclose(torso.apply({}, ones), want)
+    statistics = Statistics(normalize_observations=True, scale_rewards=False, discount=0.99)
+    if scaled:
+        with pytest.raises(ConfigError, match="normalize_observations must be off"):
+            statistics.init(spaces.observation, 2)
+    else:
+        kept = statistics.init(spaces.observation, 2).replicated[OBSERVATION_STATISTICS]
+        assert kept.mean.shape == shape

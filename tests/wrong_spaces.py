@@ -4,6 +4,27 @@ from wrong import Wrong
 
 WRONG = [
     Wrong(
+        "flags of bytes are the brightness of pixels",
+        "control.spaces",
+        "!= np.uint8 or len(space.shape) < 2:",
+        "!= np.uint8:",
+        ("test_spaces.py::test_bytes_are_an_image_by_their_bounds_and_axes",),
+    ),
+    Wrong(
+        "a map of bytes up to 1 is divided by 255",
+        "control.spaces",
+        "np.all(np.asarray(space.high) == 255)",
+        "True",
+        ("test_spaces.py::test_bytes_are_an_image_by_their_bounds_and_axes",),
+    ),
+    Wrong(
+        "on the host, flags of bytes are the brightness of pixels",
+        "run.pools",
+        "return np.uint8 if is_image(space) else np.float32",
+        "return np.uint8 if space.dtype == np.uint8 else np.float32",
+        ("test_spaces.py::test_bytes_are_an_image_by_their_bounds_and_axes",),
+    ),
+    Wrong(
         "what follows an action that no policy takes has a value",
         "control.vine",
         "q = jnp.where(log_prob == -jnp.inf, 0.0, q)",

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.types import PyTree
@@ -68,10 +69,20 @@ def is_discrete(space: Any) -> bool:
     return hasattr(space, "n") and tuple(getattr(space, "shape", None) or ()) == ()
 
 
+def is_image(space: Any) -> bool:
+    """Whether a box holds the brightness of pixels: bytes of two or more axes, from 0 to 255.
+
+    Other bytes are numbers as they are: flags, counts, a one-hot vector.
+    """
+    if getattr(space, "dtype", None) != np.uint8 or len(space.shape) < 2:
+        return False
+    return bool(np.all(np.asarray(space.low) == 0) and np.all(np.asarray(space.high) == 255))
+
+
 def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
     """The spaces of an environment, gymnax's or gymnasium's.
 
-    Discrete observations become one-hot vectors; images of bytes stay bytes, which the network
+    Discrete observations become one-hot vectors; images (`is_image`) stay bytes, which the network
     scales; everything else is float32 (float64 where JAX has it on). In a dictionary, `action_mask`
     are the legal actions and `privileged_state` is for the critic alone; the policy reads the rest.
     Neither name may be used further inside.
@@ -196,11 +207,12 @@ def _leaf_reader(name: str, space: Any) -> Callable[[Any], jax.Array]:
             f"these, got {type(space).__name__}"
         )
 
+    image = not classes and is_image(space)
+
     def read(raw: Any) -> jax.Array:
         if classes:
             return jax.nn.one_hot(raw - first, classes, dtype=float)
-        array = jnp.asarray(raw)
-        return array if array.dtype == jnp.uint8 else array.astype(float)
+        return jnp.asarray(raw) if image else jnp.asarray(raw).astype(float)
 
     return read
 

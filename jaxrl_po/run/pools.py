@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
-from jaxrl_po.control.spaces import Spaces, is_discrete, read_spaces
+from jaxrl_po.control.spaces import Spaces, is_discrete, is_image, read_spaces
 from jaxrl_po.run import extras, suites
 from jaxrl_po.run.flags import RunError, UsageError
 
@@ -154,7 +154,7 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
         raise UsageError(f"--env_params for {name}: {' '.join(str(error).split())}") from None
     spaces = _spaces(name, seen, acts)
     shape = spaces.observation.shape
-    channels_first = len(shape) == 3 and seen.dtype == np.uint8 and shape[0] < shape[2]
+    channels_first = len(shape) == 3 and is_image(seen) and shape[0] < shape[2]
     if channels_first:
         of_last = jax.ShapeDtypeStruct((shape[1], shape[2], shape[0]), jnp.uint8)
         spaces = spaces._replace(observation=of_last)
@@ -278,7 +278,7 @@ def _dtype(space: Any) -> npt.DTypeLike:
     """Images stay bytes and classes integers; all else is float32."""
     if is_discrete(space):
         return np.int32
-    return np.uint8 if space.dtype == np.uint8 else np.float32
+    return np.uint8 if is_image(space) else np.float32
 
 
 def quiet() -> warnings.catch_warnings:

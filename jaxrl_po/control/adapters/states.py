@@ -57,7 +57,7 @@ def observe(raw: Any) -> PyTree:
       (3,)
     """
     floats = jax.tree.map(
-        lambda x: x if x.dtype == jnp.uint8 else jnp.asarray(x, float),
+        lambda x: x if x.dtype == jnp.uint8 and x.ndim > 1 else jnp.asarray(x, float),
         dict(raw) if isinstance(raw, Mapping) else raw,
     )
     if not isinstance(floats, dict):
