@@ -10,6 +10,34 @@ KERNELS = "test_kernels.py::test_"
 
 WRONG = [
     Wrong(
+        "the newer spelling of RoPE is read and the older one ignored",
+        "language.pretrained.architectures",
+        "given = [spelling for spelling in spellings if spelling]",
+        "given = [spelling for spelling in spellings if spelling][:1]",
+        ("test_rope_spellings.py::test_spellings_that_contradict_each_other_are_refused",),
+    ),
+    Wrong(
+        "a template without tools takes the branch of tools",
+        "language.pretrained.text",
+        '{"tools": None, "documents": None, **self.special',
+        "{**self.special",
+        ("test_templates.py::test_what_a_template_is_given",),
+    ),
+    Wrong(
+        "a special token that is not there is an empty text",
+        "language.pretrained.text",
+        "undefined=Missing,",
+        "",
+        ("test_templates.py::test_a_special_token_that_is_not_there_is_an_error",),
+    ),
+    Wrong(
+        "special tokens of the older file are lost",
+        "language.pretrained.text",
+        "named = read_json(folder / SPECIAL_MAP, optional=True) | settings",
+        "named = settings",
+        ("test_templates.py::test_special_tokens_come_from_either_file",),
+    ),
+    Wrong(
         "kernels held for decoding keep the type of the parameters",
         "language.kernels",
         'matrix["kernel"].astype(dtype)',

@@ -6,7 +6,7 @@ compute exactly is refused.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -136,15 +136,35 @@ def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 def _ropes(settings: Mapping[str, Any], gemma: bool) -> tuple[Rope, Rope | None]:
     """Rotary positions of layers without and with a window, in the old spelling or the new."""
-    new = settings.get("rope_parameters")
+    new, old = settings.get("rope_parameters") or {}, settings.get("rope_scaling")
+    theta, local = settings.get("rope_theta"), settings.get("rope_local_base_freq")
     if not gemma:
-        both = dict(new or settings.get("rope_scaling") or {})
-        return _rope({"rope_theta": settings.get("rope_theta", 10_000.0), **both}), None
-    if new:
-        return _rope(new[WHOLE]), _rope(new[WINDOWED])
-    scaling = dict(settings.get("rope_scaling") or {})
-    theta, local = settings.get("rope_theta", 1e6), settings.get("rope_local_base_freq", 1e4)
-    return _rope({"rope_theta": theta, **scaling}), _rope({"rope_theta": local})
+        return _agreed([new, old], theta, 1e4), None
+    whole, windowed = (new.get(WHOLE), new.get(WINDOWED)) if WHOLE in new else (new, None)
+    return _agreed([whole, old], theta, 1e6), _agreed([windowed], local, 1e4)
+
+
+def _agreed(
+    spellings: Sequence[Mapping[str, Any] | None], theta: float | None, default: float
+) -> Rope:
+    """What all spellings say; raises ConfigError if they differ.
+
+    Args:
+      spellings: those that a file may have, any of which may be left out.
+      theta: the θ that stands beside them, or None.
+      default: the θ where none is given.
+    """
+    given = [spelling for spelling in spellings if spelling]
+    found = {float(each["rope_theta"]) for each in given if "rope_theta" in each}
+    found |= set() if theta is None else {float(theta)}
+    base = next(iter(found), default)
+    ropes = {_rope({**each, "rope_theta": base}) for each in given or [{}]}
+    if len(found) > 1 or len(ropes) > 1:
+        raise ConfigError(
+            f"rope_parameters, rope_scaling and rope_theta must agree, got {given} and {theta}: "
+            "remove what is wrong"
+        )
+    return ropes.pop()
 
 
 def _rope(settings: Mapping[str, Any]) -> Rope:

@@ -17,7 +17,8 @@ from jaxrl_po.language.stopping import Stops, make_stops
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 CONTEXT = "max_position_embeddings"  # in config.json: the longest text, tokens
 GENERATION, CONFIG = "generation_config.json", "config.json"
-SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+SPECIAL_MAP = "special_tokens_map.json"
+SPECIAL = re.compile("[a-z_]+_token")  # names of special tokens, such as `eos_token`
 
 
 class ChatTemplate(NamedTuple):
@@ -43,19 +44,19 @@ class ChatTemplate(NamedTuple):
         Args:
           messages: each with `role` and `content`.
           add_generation_prompt: end with what opens an answer.
-          **arguments: others of the template, such as `enable_thinking`.
+          **arguments: others of the template, such as `enable_thinking`. Without them `tools` and
+            `documents` are None, as in `transformers`.
 
         Raises:
-          ConfigError: the template is not valid, or refuses the messages.
+          ConfigError: the template is not valid, refuses the messages, or writes a special token
+            that the tokenizer does not have.
         """
         import jinja2
 
+        given: dict[str, Any] = {"tools": None, "documents": None, **self.special, **arguments}
         try:
             text: str = _compiled(self.source).render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                **self.special,
-                **arguments,
+                messages=messages, add_generation_prompt=add_generation_prompt, **given
             )
         except (jinja2.TemplateError, TypeError) as error:
             raise ConfigError(f"chat template: {error}") from None
@@ -85,13 +86,36 @@ def _environment() -> Any:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    class Missing(jinja2.Undefined):
+        """Empty where it is written, but for a special token, which no text may lose."""
+
+        def __str__(self) -> str:
+            if SPECIAL.fullmatch(self._undefined_name or ""):
+                self._fail_with_undefined_error()
+            return super().__str__()
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, "jinja2.ext.loopcontrols"],
+        undefined=Missing,
     )
-    environment.filters["tojson"] = tojson
+    environment.filters["tojson"] = tojson  # Jinja's own escapes HTML
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment
@@ -169,7 +193,12 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
             f"got {largest}"
         )
     settings = read_json(folder / SETTINGS, optional=True)
-    special = {name: _text(settings[name]) for name in SPECIAL if settings.get(name)}
+    named = read_json(folder / SPECIAL_MAP, optional=True) | settings
+    special = {
+        name: _text(token)
+        for name, token in named.items()
+        if SPECIAL.fullmatch(name) and _is_text(token)
+    }
     source = _template(folder, settings)
     template = None if source is None else ChatTemplate(source, special)
     ends = _ends(folder, rules, special)
@@ -254,6 +283,11 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     if isinstance(source, list):
         source = {each["name"]: each["template"] for each in source}.get("default")
     return source
+
+
+def _is_text(token: Any) -> bool:
+    """Whether an entry is a token: `add_bos_token` is a switch."""
+    return bool(token) and isinstance(token, str | Mapping)
 
 
 def _text(token: Any) -> str:

@@ -1,0 +1,72 @@
+"""RoPE in two spellings, `rope_parameters` beside `rope_scaling`: they agree, or are refused."""
+
+import families
+import pytest
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language.pretrained import architectures
+
+KINDS = {
+    "linear": {"rope_type": "linear", "factor": 8.0},
+    "llama3": families.STRETCHED | {"rope_type": "llama3", "original_max_position_embeddings": 64},
+}
+REFUSED = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 2.0},
+}
+THETA = 5e5
+
+
+def read(family, **spellings):
+    """A model whose configuration has these spellings of RoPE, and no other."""
+    plain = {k: v for k, v in families.CONFIGS[family].items() if not k.startswith("rope_")}
+    return architectures.read(plain | spellings)
+
+
+@pytest.mark.parametrize("family", families.CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_spelling_is_as_good_as_the_other_and_as_both(family, kind):
+    scaling = KINDS[kind]
+    new, old = scaling | {"rope_theta": THETA}, dict(scaling)
+    old["type"] = old.pop("rope_type")  # an older name
+    expected = read(family, rope_theta=THETA, rope_scaling=scaling)
+    assert expected.rope.theta == THETA
+    assert expected.rope.factor == 8.0
+    for spellings in (
+        {"rope_parameters": new},
+        {"rope_parameters": new, "rope_theta": THETA},
+        {"rope_theta": THETA, "rope_scaling": old},
+        {"rope_parameters": new, "rope_scaling": old},
+        {"rope_scaling": old, "rope_theta": THETA, "rope_parameters": new},
+    ):
+        assert read(family, **spellings) == expected
+
+
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_spellings_that_contradict_each_other_are_refused(family):
+    linear, llama3 = (KINDS[kind] | {"rope_theta": THETA} for kind in KINDS)
+    plain = {"rope_type": "default", "rope_theta": THETA}
+    for spellings in (
+        {"rope_parameters": linear, "rope_scaling": llama3},
+        {"rope_parameters": llama3, "rope_scaling": linear},
+        {"rope_parameters": plain, "rope_scaling": linear},
+        {"rope_parameters": linear, "rope_scaling": linear | {"factor": 4.0}},
+        {"rope_parameters": linear, "rope_theta": 1e4},
+        {"rope_parameters": linear, "rope_scaling": linear | {"rope_theta": 1e4}},
+    ):
+        with pytest.raises(ConfigError, match="must agree"):
+            read(family, **spellings)
+
+
+@pytest.mark.parametrize("family", families.CONFIGS)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_kind_that_is_not_known_is_refused_beside_any_other(family, kind):
+    linear = KINDS["linear"] | {"rope_theta": THETA}
+    for spellings in (
+        {"rope_parameters": REFUSED[kind] | {"rope_theta": THETA}},
+        {"rope_theta": THETA, "rope_scaling": REFUSED[kind]},
+        {"rope_parameters": linear, "rope_scaling": REFUSED[kind]},
+        {"rope_parameters": REFUSED[kind], "rope_scaling": linear},
+    ):
+        with pytest.raises(ConfigError, match=f"got '{kind}'"):
+            read(family, **spellings)
