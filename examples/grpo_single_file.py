@@ -37,7 +37,7 @@ class Transformer(nn.Module):
 
 
 network = Transformer()
-optimizer = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.adam(LEARNING_RATE, eps=1e-5))
+optimizer = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.adam(LEARNING_RATE))
 Batch = namedtuple("Batch", "tokens log_prob mask reward")  # [B, PROMPT + T], [B, T], [B, T], [B]
 
 

@@ -136,7 +136,8 @@ def _check_stream(
 def informative(score: jax.Array) -> jax.Array:
     """Whether the scores of a group differ, `max ≠ min`: `[…, G]` to bool `[…]`.
 
-    A group in which all are equal has no relative advantages and gives no gradient.
+    A group in which all are equal has no relative advantages and gives no gradient. Scores that are
+    sums come from `outcomes`.
 
     Example:
       >>> informative(jnp.array([[0.0, 1.0], [1.0, 1.0]])).tolist()
@@ -145,19 +146,24 @@ def informative(score: jax.Array) -> jax.Array:
     return score.max(axis=-1) != score.min(axis=-1)
 
 
-def beyond_rounding(highest: jax.Array, lowest: jax.Array) -> jax.Array:
-    """Whether the largest and the smallest of some sums of rewards differ: `E*` to bool `E*`.
+def outcomes(reward: jax.Array) -> jax.Array:
+    """`R_i = Σ_t r_it` of the members of a group: `[G, T]` to `[G]`.
 
-    By more than rounding, by which sums of the same rewards in another order do. NaN and infinity
-    differ.
+    The same for all members, to the bit, where they differ by no more than the rounding of sums, as
+    those of the same rewards in another order do. Advantages, `informative` and whoever else
+    compares outcomes compares these, exactly.
 
     Example:
-      >>> beyond_rounding(jnp.array([1.0, 1.0, jnp.inf]), jnp.array([1 - 1e-7, 0.99, 0.0])).tolist()
-      [False, True, True]
+      >>> outcomes(jnp.array([[100.1, -100.1, 0.3], [0.3, 100.1, -100.1]])).tolist()
+      [0.30000001192092896, 0.30000001192092896]
+      >>> outcomes(jnp.array([[0.0, 1000.0], [1000.001, 0.0]])).tolist()
+      [1000.0, 1000.0009765625]
     """
-    spread = highest - lowest
-    largest = jnp.maximum(jnp.abs(highest), jnp.abs(lowest))
-    return ~(spread <= 16 * jnp.finfo(spread.dtype).eps * largest) | (spread == jnp.inf)
+    chex.assert_rank(reward, 2)
+    reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
+    sums = jax.tree.map(lambda x: x[:, 0], masked.sums_to_go(reward))
+    differ = masked.sums_differ(sums, reward.shape[1])
+    return jnp.where(differ, sums.value, sums.value.max())
 
 
 def group_relative(
@@ -294,20 +300,18 @@ def turn_relative(
     turn = jnp.cumsum(end, axis=1) - end  # k of each token
     slots = reward.shape[1]
 
-    def by_turn(x: jax.Array) -> jax.Array:
-        """Sums over the tokens of each turn, `[G, turns]`."""
-        add = jax.vmap(lambda x, turn: jax.ops.segment_sum(x, turn, num_segments=slots))
-        summed: jax.Array = add(jnp.where(mask, x, 0.0), turn)
-        return summed
-
-    has = by_turn(jnp.ones_like(reward)) > 0
-    to_go = jnp.flip(jnp.cumsum(jnp.flip(by_turn(reward), axis=1), axis=1), axis=1)
-    count = has.sum(axis=0)
+    # From the first token of each turn on.
+    first = jax.vmap(lambda turn: jnp.searchsorted(turn, jnp.arange(slots)))(turn)
+    sums = jax.tree.map(
+        lambda x: jnp.take_along_axis(x, jnp.minimum(first, slots - 1), axis=1),
+        masked.sums_to_go(jnp.where(mask, reward, 0.0)),
+    )
+    add = jax.vmap(lambda has, turn: jax.ops.segment_max(has, turn, num_segments=slots))
+    has = add(mask.astype(jnp.int32), turn) > 0
+    to_go, count = sums.value, has.sum(axis=0)
     mean = jnp.where(has, to_go, 0.0).sum(axis=0) / jnp.maximum(count, 1)
     centred = jnp.where(has, to_go - mean[None], 0.0)
-    differ = beyond_rounding(
-        jnp.where(has, to_go, -jnp.inf).max(axis=0), jnp.where(has, to_go, jnp.inf).min(axis=0)
-    )
+    differ = masked.sums_differ(sums, slots, has)
     if scale == "std":
         std = jnp.sqrt(jnp.square(centred).sum(axis=0) / jnp.maximum(count - ddof, 1))
         centred = centred / jnp.where(differ, std + epsilon, 1.0)[None]

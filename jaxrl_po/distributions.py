@@ -84,9 +84,16 @@ class Categorical:
         return -_expectation(log_probs, log_probs)
 
     def kl(self, other: "Categorical") -> jax.Array:
-        """Exact KL(self ‖ other) = `Σ_a p (log p − log q)`, `E*`, in nats."""
+        """Exact KL(self ‖ other) = `Σ_a p (log p − log q)`, `E*`, in nats, never negative.
+
+        As `Σ_a p (q/p − 1 − log(q/p))`, whose terms do not cancel; q alone where p = 0.
+        """
         chex.assert_equal_shape([self.logits, other.logits])
-        return _expectation(self.log_probs(), self.log_probs() - other.log_probs())
+        mine, its = self.log_probs(), other.log_probs()
+        probs = jnp.exp(mine)
+        possible = probs > 0.0
+        gap = jnp.where(possible, its, 0.0) - jnp.where(possible, mine, 0.0)
+        return jnp.sum(jnp.where(possible, probs * exp_excess(gap), jnp.exp(its)), axis=-1)
 
 
 def _gumbel(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
@@ -110,6 +117,16 @@ def _argmax(x: jax.Array) -> jax.Array:
     x = jax.lax.optimization_barrier(x)
     index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     return jnp.min(jnp.where(x < jnp.max(x, axis=-1, keepdims=True), size, index), axis=-1)
+
+
+def exp_excess(x: jax.Array) -> jax.Array:
+    """`eˣ − 1 − x`, `E*`: never negative, and without cancellation near 0."""
+    # Below it the difference cancels more than the series leaves out.
+    limit = 0.05 if jnp.finfo(x.dtype).bits <= 32 else 1e-3
+    small = jnp.abs(x) < limit
+    near = jnp.where(small, x, 0.0)
+    series = jnp.square(near) * (0.5 + near * (1 / 6 + near * (1 / 24 + near / 120)))
+    return jnp.where(small, series, jnp.expm1(x) - x)
 
 
 def _wide(x: jax.Array) -> jax.Array:
@@ -162,16 +179,15 @@ class DiagonalGaussian:
         return jnp.sum(_wide(self.log_std) + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
     def kl(self, other: "DiagonalGaussian") -> jax.Array:
-        """Exact KL(self ‖ other), `E*`, in nats."""
+        """Exact KL(self ‖ other), `E*`, in nats, never negative."""
         chex.assert_equal_shape([self.mean, other.mean])
         mean, log_std, other_mean, other_log_std = map(
             _wide, (self.mean, self.log_std, other.mean, other.log_std)
         )
-        variance_ratio = jnp.exp(2.0 * (log_std - other_log_std))
         z = (mean - other_mean) * jnp.exp(-other_log_std)
-        return 0.5 * jnp.sum(
-            variance_ratio + jnp.square(z) - 1.0 + 2.0 * (other_log_std - log_std), axis=-1
-        )
+        # With v the ratio of the variances, v − 1 − log v.
+        spread = exp_excess(2.0 * (log_std - other_log_std))
+        return 0.5 * jnp.sum(spread + jnp.square(z), axis=-1)
 
 
 # Nodes and weights of Gauss–Hermite quadrature: E f(x) ≈ Σ w f(x) for a standard normal x.

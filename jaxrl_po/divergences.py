@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.config import Number
-from jaxrl_po.distributions import log_ratio
+from jaxrl_po.distributions import exp_excess, log_ratio
 
 # Nats. Less than this a sampler and a pass over whole sequences may differ by rounding, in log π.
 ROUNDING = 1e-4
@@ -61,8 +61,7 @@ def k3(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
       0.1931
     """
     chex.assert_equal_shape([log_prob, reference_log_prob])
-    x = log_ratio(reference_log_prob, log_prob)
-    return jnp.expm1(x) - x  # exp(x) − 1 would cancel for x near 0
+    return exp_excess(log_ratio(reference_log_prob, log_prob))
 
 
 def adapt_coefficient(

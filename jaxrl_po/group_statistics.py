@@ -99,10 +99,11 @@ def relative(
     scale: str = "std",
     ddof: int = 0,
     epsilon: Number = 1e-6,
+    rounding: jax.Array | float = 0.0,
 ) -> jax.Array:
     """`(R − mean) / (std + ε)` with the moments of each outcome's stratum.
 
-    Exactly 0 where all outcomes of the stratum were equal.
+    Exactly 0 where all outcomes of the stratum were equal, up to rounding.
 
     Args:
       running: moments that include these outcomes.
@@ -111,6 +112,7 @@ def relative(
       scale: `std`, or `none` for the centred outcome alone.
       ddof: the variance is multiplied by `weight / (weight − ddof)`.
       epsilon: added to the std.
+      rounding: `[B]`, a std that is rounding alone; see `masked.rounding`.
 
     Returns:
       `[B]`.
@@ -121,7 +123,9 @@ def relative(
         unbiased = variance * weight / jnp.where(weight > ddof, weight - ddof, 1.0)
         centred = centred / (jnp.sqrt(unbiased) + epsilon)
     # An outcome that is not finite stays so, and the update's own check then skips the step.
-    return jnp.where(variance > 0, centred, jnp.where(jnp.isfinite(outcome), 0.0, outcome))
+    return jnp.where(
+        variance > jnp.square(rounding), centred, jnp.where(jnp.isfinite(outcome), 0.0, outcome)
+    )
 
 
 def running_relative(
@@ -176,10 +180,18 @@ def running_relative(
                 "running_statistics must be off where rewards are computed outside the "
                 "program: it has none inside"
             )
-        outcome = jnp.where(batch.mask, batch.reward, 0.0).sum(axis=1)
+        paid = jnp.where(batch.mask, batch.reward, 0.0)
+        sums = jax.tree.map(lambda x: x[:, 0], masked.sums_to_go(paid))
+        outcome = sums.value
         running = observe(before, outcome, batch.stratum, decay=decay, axis_name=axis_name)
         advantage = relative(
-            running, outcome, batch.stratum, scale=scale, ddof=ddof, epsilon=epsilon
+            running,
+            outcome,
+            batch.stratum,
+            scale=scale,
+            ddof=ddof,
+            epsilon=epsilon,
+            rounding=masked.rounding(outcome, sums.size, sums.terms, paid.shape[1]),
         )
         seen = before.weight[batch.stratum] > 0
         batch = batch._replace(

@@ -241,24 +241,36 @@ def line_search(
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}")
     chex.assert_trees_all_equal_shapes(params, step)
-    start, start_kl = evaluate(params)
-    chex.assert_rank([start, start_kl], 0)
+    moves = _dot(step, step) > 0
 
-    def unfinished(carry: tuple[Tree, LineSearchInfo]) -> jax.Array:
-        _, info = carry
+    def unfinished(carry: tuple[Tree, jax.Array, LineSearchInfo]) -> jax.Array:
+        _, _, info = carry
         return ~info.accepted & (info.steps < iterations)
 
-    def attempt(carry: tuple[Tree, LineSearchInfo]) -> tuple[Tree, LineSearchInfo]:
-        _, info = carry
-        candidate = _add(params, step, backtrack**info.steps)
+    def attempt(
+        carry: tuple[Tree, jax.Array, LineSearchInfo],
+    ) -> tuple[Tree, jax.Array, LineSearchInfo]:
+        # First at `params` themselves, by the same program: another one may round otherwise, and
+        # find a gain where nothing changed.
+        _, start, info = carry
+        first = info.steps < 0
+        candidate = _select(first, params, _add(params, step, backtrack**info.steps))
         surrogate, kl = evaluate(candidate)
+        chex.assert_rank([surrogate, kl], 0)
         gain = surrogate - start
-        accepted = jnp.isfinite(surrogate) & jnp.isfinite(kl) & (kl <= max_kl) & (gain > 0)
-        passed = (candidate, LineSearchInfo(accepted, kl, gain, info.steps))
-        return _select(accepted, passed, (params, info._replace(steps=info.steps + 1)))
+        finite = jnp.isfinite(surrogate) & jnp.isfinite(kl)
+        accepted = ~first & moves & finite & (kl <= max_kl) & (gain > 0)
+        passed = LineSearchInfo(accepted, kl, gain, info.steps)
+        missed = info._replace(kl=jnp.where(first, kl, info.kl), steps=info.steps + 1)
+        after, found = _select(accepted, (candidate, passed), (params, missed))
+        return after, jnp.where(first, surrogate, start), found
 
-    no_step = LineSearchInfo(jnp.bool_(False), start_kl, jnp.zeros_like(start), jnp.int32(0))
-    return jax.lax.while_loop(unfinished, attempt, (params, no_step))
+    start, kl = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(evaluate, params)
+    )
+    none = LineSearchInfo(jnp.bool_(False), kl, jnp.zeros_like(start), jnp.int32(-1))
+    after, _, info = jax.lax.while_loop(unfinished, attempt, (params, start, none))
+    return after, info
 
 
 def full_step(

@@ -315,10 +315,9 @@ def trust_region_update(
             "residual": residual / jnp.where(norm > 0, norm, 1.0),
             "grad_norm": norm,
         }
-        metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
-        metrics |= {"accepted": info.accepted, "skipped": ~finite}
-        return after, {
-            name: Mean(jnp.asarray(x, jnp.float32), jnp.float32(1.0)) for name, x in metrics.items()
-        }
+        # A step that is not taken counts as `skipped`, and in nothing else.
+        always = {"accepted": info.accepted, "skipped": ~finite}
+        metrics = {name: masked.total(x[None], finite[None]) for name, x in metrics.items()}
+        return after, metrics | {name: masked.total(x.astype(float)) for name, x in always.items()}
 
     return update

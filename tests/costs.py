@@ -1,7 +1,7 @@
 """What each test costs: its processor time, and the programs that it compiles.
 
-Every test run prints the ten files that cost most. A test that is not slow fails if it compiles more
-than four programs of .3 s, unless `MANY_PROGRAMS` names it: compiling is nearly all that tests do.
+Every test run prints the ten files that cost most. A test that is not slow fails if it compiles
+more than four programs of .3 s, unless `MANY_PROGRAMS` names it: tests do little but compile.
 """
 
 import collections

@@ -113,7 +113,10 @@ CASES = {
         grpo.Config(learning_rate=1e-2, num_epochs=2),
         {
             "scale": {"scale": "none"},
-            "ddof": {"ddof": 1},
+            "ddof": (
+                {"entropy_coefficient": 1.0},
+                {"entropy_coefficient": 1.0, "ddof": 1},
+            ),
             "use_reference": {"use_reference": False},
             "num_epochs": {"num_epochs": 1},
             "num_minibatches": {"num_minibatches": 2},

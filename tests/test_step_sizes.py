@@ -53,7 +53,8 @@ def first_step(algorithm, descent, learning_rate, max_grad_norm):
         lambda g: g * min(1.0, max_grad_norm / np.linalg.norm(flat(descent))), descent
     )
     root = 0.1 if algorithm == "a2c" else 1.0
-    return jax.tree.map(lambda g: learning_rate * g / (root * jnp.abs(g) + 1e-5), cut)
+    epsilon = 1e-8 if algorithm in GROUPS else 1e-5
+    return jax.tree.map(lambda g: learning_rate * g / (root * jnp.abs(g) + epsilon), cut)
 
 
 @number("learning_rate max_grad_norm", "ppo", "a2c", "reinforce", "grpo")

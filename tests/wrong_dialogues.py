@@ -65,15 +65,15 @@ WRONG = [
     Wrong(
         "rewards of a turn without those that follow",
         "advantages",
-        "to_go = jnp.flip(jnp.cumsum(jnp.flip(by_turn(reward), axis=1), axis=1), axis=1)",
-        "to_go = by_turn(reward)",
+        "to_go, count = sums.value, has",
+        "to_go, count = sums.value - jnp.roll(sums.value, -1, axis=1), has",
         (TURNS,),
     ),
     Wrong(
         "turns that a member does not have count as 0",
         "advantages",
-        "has = by_turn(jnp.ones_like(reward)) > 0",
-        "has = by_turn(jnp.ones_like(reward)) > -1",
+        "has = add(mask.astype(jnp.int32), turn) > 0",
+        "has = add(mask.astype(jnp.int32), turn) < 2",
         (TURNS,),
     ),
     Wrong(

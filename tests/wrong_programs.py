@@ -12,6 +12,7 @@ import wrong_environments
 import wrong_pretrained
 import wrong_random_numbers
 import wrong_regressions
+import wrong_rounding
 import wrong_spaces
 import wrong_timings
 from wrong import Wrong
@@ -21,6 +22,7 @@ WRONG = [
     *wrong_coefficients.WRONG,
     *wrong_corrections.WRONG,
     *wrong_random_numbers.WRONG,
+    *wrong_rounding.WRONG,
     *wrong_timings.WRONG,
     # Evaluation.
     Wrong(
@@ -310,8 +312,8 @@ WRONG = [
     Wrong(
         "the search does not ask for the KL",
         "trust_region",
-        "jnp.isfinite(kl) & (kl <= max_kl) & (gain",
-        "jnp.isfinite(kl) & (gain",
+        "finite & (kl <= max_kl) & (gain",
+        "finite & (gain",
         ("test_trust_region.py::test_refusal_returns_the_parameters_bit_exactly",),
     ),
     Wrong(

@@ -194,7 +194,8 @@ def batch_relative(epsilon: Number, axis_name: str | None) -> Advantage:
     centred = outcome_advantage(lambda r: advantages.group_relative(r, scale=CENTRED))
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
-        _, std = masked.moments(reward.sum(axis=-1), mask.any(axis=-1), axis_name=axis_name)
+        outcome = jax.vmap(advantages.outcomes)(reward)
+        _, std = masked.moments(outcome, mask.any(axis=-1), axis_name=axis_name)
         return centred(reward, mask, step_end) / (std + epsilon)
 
     return advantage
@@ -204,17 +205,13 @@ def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
     """Outcome supervision: one advantage for all tokens of a response.
 
     Args:
-      relative: outcomes of one group `[G]` to advantages `[G]`; an outcome is the sum of the
-        response's rewards.
+      relative: outcomes of one group `[G]` to advantages `[G]`; see `advantages.outcomes`.
     """
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         del step_end
         require_group(reward)
-        outcome = reward.sum(axis=-1)
-        highest, lowest = (x(axis=-1, keepdims=True) for x in (outcome.max, outcome.min))
-        # Equal to the last bit where the same rewards were earned at other steps.
-        outcome = jnp.where(advantages.beyond_rounding(highest, lowest), outcome, highest)
+        outcome = jax.vmap(advantages.outcomes)(reward)
         return jnp.broadcast_to(jax.vmap(relative)(outcome)[..., None], mask.shape)
 
     return advantage
@@ -321,7 +318,9 @@ def make(
     if grouped is not None:
         problem = in_groups(problem, grouped)
     num_parts = config.num_minibatches * config.num_microbatches
-    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
+    # Gradients of a mean over many tokens are small: PPO's 1e-5 would shorten the first steps.
+    adam = functools.partial(optimizers.adam, epsilon=1e-8)
+    optimizer = actor_critic.choose_optimizer(config, optimizer, adam)
     policy = actor_critic.policy_of(problem)
     surrogate = surrogates.checked(surrogate)
     reference = config if isinstance(config, Reference) and config.use_reference else None

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import masked
-from jaxrl_po.advantages import informative
+from jaxrl_po.advantages import informative, outcomes
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import Sequences, build_networks, problem_of, require_fit
@@ -121,7 +121,8 @@ def make_groups(
         transition = trajectory.transition
         ended = transition.terminated | transition.truncated
         mask = unroll.until_first(ended)
-        score = jnp.sum(masked.zero(transition.reward, mask), axis=1)
+        paid = masked.zero(transition.reward, mask).reshape(-1, group_size, num_steps)
+        score = jax.vmap(outcomes)(paid)
         is_last = jnp.arange(num_steps)[None, :] == num_steps - 1
         truncated = transition.truncated | (is_last & ~transition.terminated)
         metrics = {
@@ -135,7 +136,6 @@ def make_groups(
         _, value, next_value = nets.values(params, steps, transition.final_observation)
         shown = jax.tree.map(lambda x: masked.zero(x, mask), observation)
         metrics |= without_action(environment.spaces, observation, mask)
-        score = score.reshape(-1, group_size)
         if group_size > 1:
             metrics["dead_groups"] = masked.total(~informative(score))
         batch = Batch(

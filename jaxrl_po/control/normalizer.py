@@ -8,23 +8,25 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked
 
+MOST = 2**30  # vectors, beyond which new ones get the weight that they had there
+
 
 class Normalizer(NamedTuple):
     """Statistics of all vectors so far.
 
     Attributes:
-      seen: `[]`, float32, number of vectors.
+      seen: `[]`, int32, number of vectors; stays at `MOST` once it is reached.
       mean: `[D*]`.
-      m2: `[D*]`, sum of squared deviations from the mean.
+      variance: `[D*]`, ddof 0.
     """
 
     seen: jax.Array
     mean: jax.Array
-    m2: jax.Array
+    variance: jax.Array
 
     def std(self) -> jax.Array:
         """Standard deviation (ddof 0) `[D*]`; 1 where there is no data yet."""
-        return jnp.where(self.seen > 0, jnp.sqrt(self.m2 / jnp.maximum(self.seen, 1.0)), 1.0)
+        return jnp.where(self.seen > 0, jnp.sqrt(self.variance), 1.0)
 
     def normalize(self, x: jax.Array, *, clip: float = 10.0, epsilon: float = 1e-4) -> jax.Array:
         """`clip((x − mean) / (std + epsilon), ±clip)` of `[E*, D*]`."""
@@ -34,7 +36,7 @@ class Normalizer(NamedTuple):
 
 def empty(shape: tuple[int, ...]) -> Normalizer:
     """Statistics of no data: mean 0, standard deviation 1."""
-    return Normalizer(jnp.float32(0.0), jnp.zeros(shape), jnp.zeros(shape))
+    return Normalizer(jnp.int32(0), jnp.zeros(shape), jnp.zeros(shape))
 
 
 def merge(
@@ -66,20 +68,24 @@ def merge(
     chex.assert_equal_shape([old.mean, x[(0,) * len(lead)]])
     x = x.astype(old.mean.dtype)
 
-    def total(x: jax.Array) -> jax.Array:
-        kept = x if mask is None else masked.zero(x, mask)
-        return masked.psum(kept.sum(lead), axis_name)
+    def kept(x: jax.Array) -> jax.Array:
+        return (x if mask is None else masked.zero(x, mask)).sum(lead)
 
     local = x.size // max(old.mean.size, 1) if mask is None else mask.sum()
-    count = masked.psum(jnp.float32(local), axis_name)
-    mean = total(x) / jnp.maximum(count, 1.0)
-    # A second all-reduce: deviations are from the mean over all devices.
-    m2 = total(jnp.square(x - mean[(None,) * len(lead)]))
-    seen, delta = old.seen + count, mean - old.mean
+    count = masked.psum(jnp.int32(local), axis_name)
+    number = jnp.maximum(count, 1).astype(x.dtype)
+    around = masked.psum(kept(x), axis_name) / number
+    # Once more, about the first mean: that of a constant is then exact, and its variance 0.
+    gap = x - around[(None,) * len(lead)]
+    shift, square = masked.psum((kept(gap), kept(jnp.square(gap))), axis_name)
+    shift = shift / number
+    mean, variance = around + shift, jnp.maximum(square / number - jnp.square(shift), 0.0)
+    seen = jnp.minimum(old.seen, MOST - jnp.minimum(count, MOST)) + count
+    share, delta = count / jnp.maximum(seen, 1).astype(x.dtype), mean - old.mean
     new = Normalizer(
         seen,
-        old.mean + delta * count / jnp.maximum(seen, 1.0),
-        old.m2 + m2 + jnp.square(delta) * old.seen * count / jnp.maximum(seen, 1.0),
+        old.mean + share * delta,
+        (1.0 - share) * old.variance + share * variance + share * (1.0 - share) * jnp.square(delta),
     )
-    finite = jnp.isfinite(new.mean).all() & jnp.isfinite(new.m2).all()
+    finite = jnp.isfinite(new.mean).all() & jnp.isfinite(new.variance).all()
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)

@@ -92,7 +92,8 @@ def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
       adapters: `{"lora": …}` of one seed.
 
     Returns:
-      `{"params": …}`; leaves keep their types.
+      `{"params": …}`; what adapters change is float32 at least: rounded to bfloat16, most of a
+      change would be lost.
     """
     blocks = dict(base["params"]["blocks"])
     for name, module in adapters[ADAPTERS]["blocks"].items():
@@ -102,6 +103,6 @@ def merge(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
             change = model.lora.scale * jnp.matmul(
                 pair["a"], pair["b"], precision=jax.lax.Precision.HIGHEST
             )
-            merged = (kernel.astype(change.dtype) + change).astype(kernel.dtype)
+            merged = kernel.astype(jnp.promote_types(kernel.dtype, jnp.float32)) + change
             blocks[name][target] = blocks[name][target] | {"kernel": merged}
     return {"params": base["params"] | {"blocks": blocks}}

@@ -11,6 +11,8 @@ from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.stopping import Ends
 from jaxrl_po.language.transformer import Transformer
 
+ROUNDING = 1e-6  # of a sum of probabilities
+
 
 def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Array:
     """Top-k, then top-p: keeps the fewest most likely tokens, at most `top_k`, that reach `top_p`.
@@ -37,11 +39,11 @@ def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Ar
     # Of equal values `top_k` returns the lowest index first.
     descending, index = jax.lax.top_k(logits, top_k or vocabulary)
     probability = jax.nn.softmax(descending.astype(jnp.float32))
-    # The token with which the sum reaches top_p still belongs to the nucleus. At 1 the test is left
-    # out: rounding could let the sum reach 1 early.
+    # The token with which the sum reaches top_p, up to its rounding, still belongs to the nucleus.
+    # At 1 the test is left out: rounding could let the sum reach 1 early.
     reached_before = jnp.cumsum(probability, axis=-1) - probability
-    within = reached_before < top_p if top_p < 1.0 else jnp.ones(probability.shape, bool)
-    last = jnp.sum(within, axis=-1, keepdims=True) - 1
+    enough = top_p - ROUNDING if top_p < 1.0 else jnp.inf
+    last = jnp.maximum(jnp.sum(reached_before < enough, axis=-1, keepdims=True) - 1, 0)
     edge, edge_index = (jnp.take_along_axis(x, last, axis=-1) for x in (descending, index))
     token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     kept = (logits > edge) | ((logits == edge) & (token <= edge_index))

@@ -1,0 +1,104 @@
+"""Wrong programs in which rounding decides."""
+
+from wrong import Wrong
+
+SAME = "test_rounding.py::test_the_same_rewards_in_another_order_are_the_same_outcome"
+REAL = "test_rounding.py::test_a_real_difference_is_a_full_advantage"
+CONSTANT = "test_rounding.py::test_a_constant_observation_is_normalised_to_zero"
+
+WRONG = [
+    Wrong(
+        "sums are not compensated",
+        "masked",
+        "error = a.error + b.error + jnp.where(jnp.isfinite(value), rounded, 0.0)",
+        "error = a.error + b.error",
+        (SAME,),
+    ),
+    Wrong(
+        "rounding by the size of the terms decides",
+        "masked",
+        "4 * epsilon * jnp.abs(value) + length * epsilon**2 * size",
+        "length * epsilon * size",
+        (REAL,),
+    ),
+    Wrong(
+        "a single reward is rounded like a sum",
+        "masked",
+        "jnp.where(terms > 1, ",
+        "jnp.where(terms > 0, 4 * ",
+        (REAL,),
+    ),
+    Wrong(
+        "outcomes that are equal keep their rounding",
+        "advantages",
+        "jnp.where(differ, sums.value, sums.value.max())",
+        "sums.value",
+        (SAME,),
+    ),
+    Wrong(
+        "a constant is centred by a sum that was rounded",
+        "control.normalizer",
+        "around + shift, jnp.maximum(",
+        "around, jnp.maximum(",
+        (CONSTANT,),
+    ),
+    Wrong(
+        "the count goes on beyond its type",
+        "control.normalizer",
+        "jnp.minimum(old.seen, MOST - jnp.minimum(count, MOST)) + count",
+        "old.seen + count",
+        ("test_rounding.py::test_a_billion_samples_do_not_stop_the_count",),
+    ),
+    Wrong(
+        "the KL of what the first policy excludes is left out",
+        "distributions",
+        "probs * exp_excess(gap), jnp.exp(its))",
+        "probs * exp_excess(gap), 0.0)",
+        (
+            "test_rounding.py::"
+            "test_the_kl_counts_what_the_first_excludes_and_is_infinite_for_what_the_second_does",
+        ),
+    ),
+    Wrong(
+        "a small KL cancels",
+        "distributions",
+        "small = jnp.abs(x) < limit",
+        "small = jnp.abs(x) < 0.0",
+        ("test_rounding.py::test_the_exact_kl_of_a_small_step",),
+    ),
+    Wrong(
+        "a nucleus has a token more than it takes",
+        "language.sampling",
+        "top_p - ROUNDING if",
+        "top_p + ROUNDING if",
+        ("test_rounding.py::test_the_nucleus_is_the_smallest_set_of_that_mass",),
+    ),
+    Wrong(
+        "a line search accepts where nothing moved",
+        "trust_region",
+        "accepted = ~first & moves & finite & (kl <= max_kl) & (gain > 0)",
+        "accepted = ~first & finite & (kl <= max_kl) & (gain >= 0)",
+        ("test_rounding.py::test_a_step_of_zero_is_no_gain",),
+    ),
+    Wrong(
+        "a natural step that was skipped counts as zeros",
+        "updates",
+        "masked.total(x[None], finite[None])",
+        "masked.total(jnp.where(finite, x, 0.0))",
+        ("test_rounding.py::test_a_natural_step_that_is_skipped_counts_in_nothing_else",),
+    ),
+    Wrong(
+        "an adapter is merged into half the digits",
+        "language.lora",
+        "kernel.astype(jnp.promote_types(kernel.dtype, jnp.float32)) + change",
+        "(kernel.astype(change.dtype) + change).astype(kernel.dtype)",
+        ("test_rounding.py::test_adapters_are_not_lost_in_bfloat16",),
+    ),
+    Wrong(
+        "Adam's ε shortens the first steps of a mean over tokens",
+        "algorithms.group_policy",
+        "epsilon=1e-8",
+        "epsilon=1e-5",
+        ("test_rounding.py::test_the_first_step_of_grpo_does_not_depend_on_the_scale_of_the_loss",),
+    ),
+]
