@@ -41,7 +41,7 @@ FIT = {
     "value_epochs": {"value_epochs": 2},
     "value_minibatches": {"value_minibatches": 4},
 }
-NATURAL = FIT | {
+NATURAL = {
     "cg_iterations": {"cg_iterations": 1},
     "fisher_stride": {"fisher_stride": 2},
     "num_microbatches": {"num_microbatches": 2},
@@ -55,16 +55,12 @@ CASES = {
     "reinforce": (
         reinforce,
         reinforce.Config(value_epochs=1, value_minibatches=2),
-        FIT
-        | {
-            "baseline": {"baseline": "none"},
-            "num_microbatches": {"num_microbatches": 2},
-        },
+        FIT | {"baseline": {"baseline": "none"}},
     ),
     "a2c": (
         a2c,
         a2c.Config(learning_rate=1e-2),
-        JOINT | {"n": {"n": 2}, "normalize_advantage": {"normalize_advantage": True}},
+        {"n": {"n": 2}, "normalize_advantage": {"normalize_advantage": True}},
     ),
     "npg": (npg, npg.Config(value_epochs=1, value_minibatches=2), NATURAL),
     "trpo": (
@@ -96,8 +92,6 @@ CASES = {
                 PENALISED | {"penalty": "satisfied"},
                 PENALISED | {"penalty": "satisfied", "max_rounds": 2},
             ),
-            "num_epochs": {"num_epochs": 1},
-            "num_minibatches": {"num_minibatches": 4},
         },
     ),
     "ppo_reference": (
@@ -226,12 +220,15 @@ def shared_with_grpo(name):
 # Fields that an algorithm passes to code covered by another algorithm's cases; `discount_per` needs
 # a dialogue: test_dialogue_runs.
 HANDED_ON = {
-    "reinforce": {"lambda_", "estimator", "n", "normalize_advantage", "discount_per"},
-    "a2c": {"lambda_", "estimator", "discount_per"},
+    "reinforce": {"lambda_", "estimator", "n", "normalize_advantage", "discount_per"}
+    | {"num_microbatches"},
+    "a2c": {"lambda_", "estimator", "discount_per", "num_microbatches", "decay_iterations"},
     "ppo": {"discount_per"},
-    "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)},
+    "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)}
+    | {"num_epochs", "num_minibatches"},
     "ppo_reference": {f.name for f in dataclasses.fields(ppo.Config)},
-    "npg": {"lambda_", "estimator", "n", "normalize_advantage", "discount_per"},
+    "npg": {"lambda_", "estimator", "n", "normalize_advantage", "discount_per"}
+    | {"value_epochs", "value_minibatches"},
     "trpo": {f.name for f in dataclasses.fields(npg.Config)},
     **{name: shared_with_grpo(name) - set(CASES[name][2]) for name in IN_GROUPS if name != "grpo"},
 }

@@ -146,8 +146,8 @@ def assert_equal_on_every_device(params):
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-# One of each kind of problem that `IN_DOUBLE` does not have, but for the learned reward, which takes
-# 17 seconds; of CartPole with all devices for a seed. Then every algorithm on both kinds.
+# One of each kind of problem that `IN_DOUBLE` does not have, but for the learned reward, which
+# takes 17 seconds; of CartPole with all devices for a seed. Then every algorithm on both kinds.
 KINDS = [
     ("trpo", "vine"),
     ("grpo", "groups"),

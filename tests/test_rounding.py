@@ -34,38 +34,44 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("rewards", [CANCELLING, SHARES, PERMUTED])
-def test_the_same_rewards_in_another_order_are_the_same_outcome(rewards):
-    rewards = jnp.array(rewards, jnp.float32)
-    outcome = jax.jit(advantages.outcomes)(rewards)
-    assert len(set(outcome.tolist())) == 1
-    exact, size = (np.asarray(x, np.float64)[0].sum() for x in (rewards, jnp.abs(rewards)))
-    error = rewards.shape[1] * np.finfo(np.float32).eps ** 2 * size
-    np.testing.assert_allclose(outcome[0], exact, rtol=3e-7, atol=error)
-    # Whoever compares them.
+@jax.jit
+def compared(rewards):
+    """Outcomes of one group `[G, T]`, and what those who compare them make of the group."""
     mask = jnp.ones((1, *rewards.shape), bool)
-    for advantage in (
-        group_policy.outcome_advantage(advantages.group_relative),
-        group_policy.batch_relative(1e-6, None),
-    ):
-        assert not advantage(rewards[None], mask, mask).any()
-    assert not advantages.turn_relative(rewards, mask[0], mask[0])[:, 0].any()
     sums = jax.tree.map(lambda x: x[:, 0], masked.sums_to_go(rewards))
     stratum = jnp.zeros(len(rewards), jnp.int32)
     running = group_statistics.observe(group_statistics.nothing(1), sums.value, stratum, decay=1.0)
     rounding = masked.rounding(sums.value, sums.size, sums.terms, rewards.shape[1])
-    relative = group_statistics.relative(running, sums.value, stratum, rounding=rounding)
-    assert not relative.any()
+    outcome = advantages.outcomes(rewards)
+    return outcome, {
+        "informative": advantages.informative(outcome),
+        "group": group_policy.outcome_advantage(advantages.group_relative)(
+            rewards[None], mask, mask
+        ),
+        "batch": group_policy.batch_relative(1e-6, None)(rewards[None], mask, mask),
+        "turn": advantages.turn_relative(rewards, mask[0], mask[0])[:, 0],
+        "running": group_statistics.relative(running, sums.value, stratum, rounding=rounding),
+    }
+
+
+@pytest.mark.parametrize("rewards", [CANCELLING, SHARES, PERMUTED])
+def test_the_same_rewards_in_another_order_are_the_same_outcome(rewards):
+    rewards = np.array(rewards, np.float32)
+    outcome, relative = compared(rewards)
+    assert len(set(outcome.tolist())) == 1
+    exact, size = (np.float64(x)[0].sum() for x in (rewards, np.abs(rewards)))
+    error = rewards.shape[1] * np.finfo(np.float32).eps ** 2 * size
+    np.testing.assert_allclose(outcome[0], exact, rtol=3e-7, atol=error)
+    assert not any(np.any(x) for x in relative.values()), relative
 
 
 @pytest.mark.parametrize("rewards", DIFFERENT)
 def test_a_real_difference_is_a_full_advantage(rewards):
-    rewards = jnp.array(rewards, jnp.float32)
-    outcome = advantages.outcomes(rewards)
-    assert advantages.informative(outcome)
-    relative = advantages.group_relative(outcome)
+    outcome, relative = compared(np.array(rewards, np.float32))
+    assert relative["informative"]
     if np.isfinite(outcome).all():
-        np.testing.assert_allclose(np.abs(relative), 1.0, rtol=0.1)
+        for name in ("group", "batch", "turn", "running"):
+            np.testing.assert_allclose(np.abs(relative[name]), 1.0, rtol=0.1, err_msg=name)
 
 
 def ordered(rewards):
@@ -85,7 +91,7 @@ def ordered(rewards):
 def test_nothing_is_learned_from_the_order_of_rewards(rewards):
     problem = ordered(rewards)
     learner = grpo.make(grpo.Config(use_reference=False, learning_rate=0.1), problem)
-    state = learner.init(jax.random.key(0))
+    state = jax.jit(learner.init)(jax.random.key(0))
     after, metrics = jax.jit(learner.step)(state)
     assert float(metrics["signal"].value()) == 0.0
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)

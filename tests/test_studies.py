@@ -399,7 +399,7 @@ def test_a_run_that_failed_counts_as_the_worst():
 
 
 def test_fewer_than_five_seeds_tell_nothing():
-    claim = about((Comparison("a", "b", 0.0),), settings=("one",))
+    claim = about((Comparison("a", "b", 0.0),))
     for seeds, told in ((4, OPEN), (5, HOLDS)):
         arms = {
             name: Tuned(
@@ -407,4 +407,4 @@ def test_fewer_than_five_seeds_tell_nothing():
             )
             for name, low in (("a", 0.8), ("b", 0.1))
         }
-        assert claims.judge(claim, {"one": arms})[0].verdict == told
+        assert claims.judge(claim, {"one": arms, "two": arms})[0].verdict == told

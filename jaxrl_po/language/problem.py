@@ -206,7 +206,8 @@ def make_problem(
       >>> task = addition(1)
       >>> model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
       >>> problem = make_problem(task, model, num_prompts=2, group_size=3)
-      >>> _, batch = problem.collect(*problem.init(jax.random.key(0)), jax.random.key(1))
+      >>> start = jax.jit(problem.init)(jax.random.key(0))
+      >>> _, batch = jax.jit(problem.collect)(*start, jax.random.key(1))
       >>> batch.action.shape, batch.score.shape
       ((6, 3), (2, 3))
     """

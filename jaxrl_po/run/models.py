@@ -210,7 +210,7 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
     elif options.init_from:
         params = of_run(script, records, task, whole)
     elif adapters.rank:
-        drawn = whole.init(
+        drawn = jax.jit(whole.init)(
             jax.random.key(options.seed), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
         )
         params = jax.device_get(drawn)
