@@ -8,12 +8,14 @@ import collections
 import contextlib
 import os
 import time
+import timeit
 
 import jax
 import pytest
 
 MOST = 4  # programs of one test
-LARGE = 0.3  # seconds of processor time to compile
+LARGE = 0.3  # seconds of processor time to compile, on a machine of which `PACE` is the pace
+PACE = 0.005  # seconds, see `slowness`
 # Fast tests whose subject is the agreement of many programs.
 MANY_PROGRAMS: set[str] = set()
 # Skips where all extras of `make test` are installed. Any other means that something is not tested.
@@ -38,6 +40,13 @@ def uncounted():
     paused[0] = before
 
 
+def slowness() -> float:
+    """How much slower this machine is today than one of which `PACE` is the pace, at least 1."""
+    return max(
+        1.0, min(timeit.repeat("sum(i * i for i in range(10**5))", number=1, repeat=9)) / PACE
+    )
+
+
 def processor_time() -> float:
     """Seconds of this process and of its children that have ended."""
     times = os.times()
@@ -49,6 +58,7 @@ class Costs:
 
     def __init__(self, strict: bool):
         self.strict, self.large, self.lowered = strict, 0, 0.0
+        self.least = LARGE * slowness()
         self.files: dict[str, float] = collections.defaultdict(float)
         self.skips: list[str] = []
         jax.monitoring.register_event_duration_secs_listener(self.listen)
@@ -59,7 +69,7 @@ class Costs:
             self.lowered = time.process_time()
         elif event == "/jax/core/compile/backend_compile_duration":
             seconds = time.process_time() - self.lowered
-            self.large += seconds >= LARGE and not paused[0]
+            self.large += seconds >= self.least and not paused[0]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item):
