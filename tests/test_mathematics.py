@@ -51,6 +51,21 @@ def test_answers_are_compared_in_the_guarded_process():
     assert found.values.tolist() == list(expected)
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{5} or \boxed{4}", "4"),
+        (r"#### 5, so \boxed{4}", "4"),
+        (r"\boxed{5} #### 4", "4"),
+        ("#### 5 #### 4", "4"),
+    ],
+)
+def test_the_last_answer_counts(text, answer):
+    from jaxrl_po.run import mathematics
+
+    assert mathematics.final(text) == answer
+
+
 def test_no_more_than_names_and_literals_is_compiled():
     from jaxrl_po.run import mathematics
 

@@ -246,7 +246,7 @@ WRONG = [
         "run.mathematics",
         "text.rfind(BOXED), text.rfind(HASHES)",
         "text.find(BOXED), text.rfind(HASHES)",
-        ("test_mathematics.py::test_answers_are_compared_in_the_guarded_process",),
+        ("test_mathematics.py::test_the_last_answer_counts",),
     ),
     Wrong(
         "the verifier scores the evaluation of a pretrained model",
