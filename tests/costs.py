@@ -27,8 +27,6 @@ EXPECTED_SKIPS = (
     "the system does not report what a process holds",
 )
 KEY = "cost"
-
-
 paused = [False]
 
 
@@ -36,8 +34,10 @@ paused = [False]
 def uncounted():
     """Programs inside are not those of the test: other tests use what they make, too."""
     before, paused[0] = paused[0], True
-    yield
-    paused[0] = before
+    try:
+        yield
+    finally:
+        paused[0] = before
 
 
 def slowness() -> float:

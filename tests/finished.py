@@ -1,7 +1,7 @@
 """Finished runs of each kind, made once a test run; whoever reads one copies it.
 
 control     PPO on CartPole-v1, two seeds, ten iterations, observations normalised, TensorBoard
-language    GRPO on one-digit addition, two seeds, three iterations, two samples
+language    PPO on one-digit addition, two seeds, three iterations, two samples
 pretrained  GRPO with adapters over a tiny Qwen2, which stands with its prompts in `place`
 host        PPO on gymnasium's CartPole-v1, two seeds on two devices, ten iterations
 sweep       PPO on CartPole-v1 with two learning rates, two seeds, two evaluations
@@ -57,7 +57,7 @@ def pretrained(out: Path) -> int:
     from jaxrl_po.run.commands import language
 
     place = out.parent / "place"
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     folders.write_place(place)
     return language.main(folders.arguments(place, out, *folders.ADAPTED, "--total_steps=24"))
 
@@ -92,10 +92,11 @@ class Finished:
         with (out.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # other workers wait for whoever makes it
             if not (out.parent / "made").exists():
+                shutil.rmtree(out, ignore_errors=True)  # what a failed attempt left
                 with uncounted():
                     make(name, out)
                 (out.parent / "made").touch()
-        shutil.copytree(out, copy, dirs_exist_ok=False)
+        shutil.copytree(out, copy)
         return copy
 
     @property

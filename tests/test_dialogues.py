@@ -79,7 +79,7 @@ def make(dialogue):
 
 @pytest.fixture(scope="module")
 def begun():
-    """Parameters and a collector's state, the same for every dialogue."""
+    """Initial parameters and collector state, shared by the tests of all dialogues."""
     generator = np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: jnp.asarray((x.ndim == 1) + 0.1 * generator.normal(size=x.shape), x.dtype),

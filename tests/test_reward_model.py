@@ -139,7 +139,7 @@ def test_reward_is_that_of_the_last_token_and_nowhere_else():
     assert batch.truncated.any()
     apply = jax.jit(JUDGE.apply)
     for row in range(len(length)):
-        # As many columns for every row: padding on the left makes up for what is cut off.
+        # Rows keep their length: the columns cut off are replaced by padding on the left.
         cut = BUDGET - length[row]
         prefix = np.roll(batch.inputs.tokens[row : row + 1], cut, axis=1)
         output, _ = apply(judge.params, prefix, batch.inputs.pad[row : row + 1] + cut)

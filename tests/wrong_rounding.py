@@ -43,7 +43,7 @@ WRONG = [
         (CONSTANT,),
     ),
     Wrong(
-        "the count goes on beyond its type",
+        "the count of samples overflows",
         "control.normalizer",
         "jnp.minimum(old.seen, MOST - jnp.minimum(count, MOST)) + count",
         "old.seen + count",
