@@ -47,7 +47,7 @@ def adam(
     learning_rate: Number,
     *,
     max_grad_norm: Number,
-    epsilon: float = 1e-5,
+    epsilon: Number = 1e-5,
     flat_up_to: int = FLAT_UP_TO,
 ) -> optax.GradientTransformation:
     """Adam on gradients clipped by their global norm.
@@ -71,7 +71,7 @@ def adam(
 
 
 def rmsprop(
-    learning_rate: Number, *, max_grad_norm: Number, decay: float = 0.99, epsilon: float = 1e-5
+    learning_rate: Number, *, max_grad_norm: Number, decay: float = 0.99, epsilon: Number = 1e-5
 ) -> optax.GradientTransformation:
     """RMSProp on gradients clipped by their global norm; A2C's optimizer.
 

@@ -47,33 +47,29 @@ UNCLIPPED = (
 # The length of a step.
 
 
-def first_step(algorithm, descent, learning_rate, max_grad_norm):
+def first_step(algorithm, descent, learning_rate, max_grad_norm, epsilon=None):
     """Of Adam, or of A2C's RMSProp, along a gradient clipped at a norm."""
     cut = jax.tree.map(
         lambda g: g * min(1.0, max_grad_norm / np.linalg.norm(flat(descent))), descent
     )
     root = 0.1 if algorithm == "a2c" else 1.0
-    epsilon = 1e-8 if algorithm in GROUPS else 1e-5
+    epsilon = epsilon or (1e-8 if algorithm in GROUPS else 1e-5)
     return jax.tree.map(lambda g: learning_rate * g / (root * jnp.abs(g) + epsilon), cut)
 
 
-@number("learning_rate max_grad_norm", "ppo", "a2c", "reinforce", "grpo")
+@number("learning_rate max_grad_norm optimizer_epsilon", "ppo", "a2c", "reinforce", "grpo")
 def test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut(algorithm):
     descent = change(algorithm)
     joint = algorithm in ("ppo", "a2c")
     descent = descent if joint else descent.policy
     norm = np.linalg.norm(flat(descent))
-    for learning_rate, max_grad_norm in (
-        (1e-3, 1e3),
-        (2e-3, 1e3),
-        (2e-3, 2 * norm),
-        (2e-3, 1e-5),
-        (2e-3, 2e-5),
-    ):
-        moved = change(
-            algorithm, plain=False, learning_rate=learning_rate, max_grad_norm=max_grad_norm
-        )
-        want = first_step(algorithm, descent, learning_rate, max_grad_norm)
+    sizes = (1e-3, 1e3), (2e-3, 1e3), (2e-3, 2 * norm), (2e-3, 1e-5), (2e-3, 2e-5)
+    epsilons = (1e-3, 1e3, 0.1), (1e-3, 1e3, 0.3)
+    for learning_rate, max_grad_norm, *epsilon in (*sizes, *epsilons):
+        changes = {"optimizer_epsilon": epsilon[0]} if epsilon else {}
+        changes |= {"learning_rate": learning_rate, "max_grad_norm": max_grad_norm}
+        moved = change(algorithm, plain=False, **changes)
+        want = first_step(algorithm, descent, learning_rate, max_grad_norm, *epsilon)
         assert_same(moved if joint else moved.policy, want, 1e-3)
 
 

@@ -3,6 +3,22 @@
 from wrong import Wrong
 
 WRONG = [
+    Wrong(
+        "a surrogate with a quantile of its minibatch is computed in parts",
+        "algorithms.surrogates",
+        "    return None\n",
+        "    return of_row\n",
+        ("test_surrogates.py::test_a_surrogate_that_reads_its_minibatch_gets_it_whole",),
+    ),
+    Wrong(
+        "the optimizer ignores its ε",
+        "optimizers",
+        "optax.scale_by_adam(eps=epsilon)",
+        "optax.scale_by_adam(eps=1e-8)",
+        (
+            "test_step_sizes.py::test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut[ppo]",
+        ),
+    ),
     # Coefficients.
     Wrong(
         "entropy with the other sign in the joint loss",

@@ -84,6 +84,9 @@ class JointLoss(Estimation):
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
     max_grad_norm: Number = number(0.5, "clip of the global gradient norm", within=POSITIVE)
+    optimizer_epsilon: Number = number(
+        1e-5, "ε of the optimizer, outside the square root", within=POSITIVE
+    )
     num_microbatches: int = static(
         1, "parts of a minibatch, accumulated to bound memory", within=COUNT
     )
@@ -216,7 +219,7 @@ def gradient_steps(
     samples: Any,
     key: jax.Array,
     *,
-    slots: int,
+    slots: int | None,
     num_epochs: int = 1,
     num_minibatches: int = 1,
     shorten: Shorten | None = None,
@@ -290,14 +293,18 @@ def choose_optimizer(
     given: optax.GradientTransformation | None,
     default: Callable[..., optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-    """The given optimizer, or the default with the config's learning rate and gradient-norm clip.
+    """The given optimizer, or the default with the config's step size, gradient-norm clip and ε.
 
     Raises:
-      ConfigError: `learning_rate` or `max_grad_norm` is set together with an optimizer.
+      ConfigError: one of these is set together with an optimizer.
     """
     if given is None:
-        return default(config.learning_rate, max_grad_norm=config.max_grad_norm)
-    for name in ("learning_rate", "max_grad_norm"):
+        return default(
+            config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            epsilon=config.optimizer_epsilon,
+        )
+    for name in ("learning_rate", "max_grad_norm", "optimizer_epsilon"):
         config_lib.require_unset(config, name, "the optimizer is the method's own; leave it out")
     return given
 

@@ -61,6 +61,8 @@ class GradientSteps(corrections.Corrections):
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
     max_grad_norm: Number = number(1.0, "clip of the global gradient norm", within=POSITIVE)
+    # Gradients of a mean over many tokens are small: 1e-5 would shorten the first steps.
+    optimizer_epsilon: Number = number(1e-8, "ε of Adam, outside the square root", within=POSITIVE)
     num_epochs: int = static(1, "passes over each batch", within=COUNT)
     num_minibatches: int = static(1, "gradient steps of one pass", within=COUNT)
     num_microbatches: int = static(
@@ -318,9 +320,7 @@ def make(
     if grouped is not None:
         problem = in_groups(problem, grouped)
     num_parts = config.num_minibatches * config.num_microbatches
-    # Gradients of a mean over many tokens are small: PPO's 1e-5 would shorten the first steps.
-    adam = functools.partial(optimizers.adam, epsilon=1e-8)
-    optimizer = actor_critic.choose_optimizer(config, optimizer, adam)
+    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
     surrogate = surrogates.checked(surrogate)
     reference = config if isinstance(config, Reference) and config.use_reference else None
@@ -383,13 +383,14 @@ def make(
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         of_budget = functools.partial(loss, steps=samples.mask.shape[1])
+        trained_on = samples._replace(measured=None)
         update = updates.gradient_update(
             actor_critic.wrt_policy(of_budget, state.params),
             optimizer,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            slots=samples.mask[0].size,
+            slots=surrogates.slots(surrogate, trained_on, config.num_minibatches, num_parts),
             shorten=problem.shorten,
             in_order=grouped is not None,
             axis_name=config.axis_name,
@@ -397,7 +398,6 @@ def make(
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
             state.step, config.decay_iterations
         )
-        trained_on = samples._replace(measured=None)
         new, opt_state, metrics = update(
             state.params.policy, state.opt_state, trained_on, key, scale
         )

@@ -121,7 +121,7 @@ def make(
             state,
             rows,
             key,
-            slots=rows.mask[0].size,
+            slots=surrogates.slots(surrogate, rows, config.num_minibatches, config.num_parts),
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             shorten=problem.shorten,

@@ -111,7 +111,7 @@ def make(
             state,
             samples,
             key,
-            slots=rows.mask[0].size,
+            slots=surrogates.slots(surrogate, rows, config.num_minibatches, config.num_parts),
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
         )

@@ -42,6 +42,7 @@ class Config(CriticFit):
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
     max_grad_norm: Number = number(0.5, "clip of the policy's gradient norm", within=POSITIVE)
+    optimizer_epsilon: Number = number(1e-5, "ε of Adam, outside the square root", within=POSITIVE)
 
 
 def make(

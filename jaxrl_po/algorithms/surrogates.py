@@ -1,12 +1,15 @@
 """Surrogate objectives for one action or token, shared by several methods."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
-from jaxrl_po import losses, updates
+from jaxrl_po import losses, minibatches, updates
 from jaxrl_po.config import ConfigError, Interval, Number
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import Samples
@@ -81,6 +84,68 @@ def checked(surrogate: Surrogate) -> Surrogate:
         )
 
     return call
+
+
+def slots(
+    surrogate: Surrogate, samples: Samples, num_minibatches: int, num_parts: int
+) -> int | None:
+    """Slots of a row, or None if a minibatch must stay whole; see `updates.gradient_update`.
+
+    It must where an element of the surrogate depends on other rows of the minibatch, as with a
+    quantile or a mean of its own. Each device reads its own rows.
+
+    Args:
+      surrogate: maps rows `[N, …]` to elements `[N, …]`.
+      samples: all rows of this device.
+      num_minibatches: in which the rows are divided.
+      num_parts: minibatches × microbatches.
+
+    Raises:
+      ConfigError: such a surrogate, and several microbatches.
+    """
+    of_row, rows = samples.mask[0].size, samples.mask.shape[0]
+    several = num_parts > num_minibatches
+    if not several and minibatches.in_cache(rows // num_minibatches, of_row) == 1:
+        return of_row
+    if _is_row_wise(surrogate, samples, rows // num_minibatches):
+        return of_row
+    if several:
+        raise ConfigError(
+            "num_microbatches must be 1 with this surrogate, which reads other rows of its "
+            "minibatch: in parts it would be another loss"
+        )
+    warnings.warn(
+        "the surrogate reads other rows of its minibatch, which is therefore computed whole",
+        stacklevel=2,
+    )
+    return None
+
+
+def _is_row_wise(surrogate: Surrogate, samples: Samples, rows: int) -> bool:
+    """Whether the first row's elements stay as they are when all other rows change."""
+    generator = np.random.default_rng(0)
+
+    def draw(x: Any, around: float = 0.0) -> np.ndarray[Any, Any]:
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return (around + 0.1 * generator.normal(size=x.shape)).astype(x.dtype)
+        return generator.integers(0, 2, x.shape).astype(x.dtype)
+
+    def of(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+
+    inputs = jax.tree.map(of, (samples.log_prob, samples))
+    traced = jax.make_jaxpr(lambda *inputs: surrogate(*inputs)[0])(*inputs)
+    if traced.effects:  # it reads the rows of other devices
+        return False
+    # Numbers that the surrogate closes over may be traced, as those of a sweep are.
+    constants = [draw(x, 1.0) if isinstance(x, jax.core.Tracer) else x for x in traced.consts]
+    elements = jax.jit(jaxpr_as_fun(traced.replace(consts=constants)))
+    data = [draw(x) for x in jax.tree.leaves(inputs)]
+    # Far below and far above the first row, so that a quantile falls on either side of it.
+    below, above = ([np.concatenate([x[:1], draw(x[1:], d)]) for x in data] for d in (-1.0, 1.0))
+    with jax.ensure_compile_time_eval():
+        low, high = (np.asarray(elements(*rows)[0])[0] for rows in (below, above))
+    return np.array_equal(low, high, equal_nan=True)
 
 
 def checked_mean(surrogate: updates.Surrogate) -> updates.Surrogate:

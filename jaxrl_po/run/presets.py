@@ -23,8 +23,9 @@ EPISODES: dict[str, Any] = {
 # An underfitted critic halves the gain of a natural-gradient step: fit it well, and subsample the
 # rows of the Fisher products.
 FIT = {"config.value_epochs": 4, "config.value_minibatches": 8, "config.value_learning_rate": 3e-3}
-STEPS = {
-    "config.learning_rate": 1e-3,
+# A mean over many tokens has small gradients: an ε of 1e-5 would shorten the first steps.
+GRADIENT = {"config.learning_rate": 1e-3, "config.optimizer_epsilon": 1e-8}
+STEPS = GRADIENT | {
     "config.lambda_": 1.0,
     "config.max_grad_norm": 1.0,
     "config.num_epochs": 2,
@@ -32,13 +33,8 @@ STEPS = {
 }
 NATURAL = EPISODES | FIT | {"config.lambda_": 1.0, "config.fisher_stride": 2}
 WITH_CRITIC = {
-    "reinforce": EPISODES | FIT | {"config.learning_rate": 1e-3, "config.max_grad_norm": 1.0},
-    "a2c": EPISODES
-    | {
-        "config.learning_rate": 1e-3,
-        "config.max_grad_norm": 1.0,
-        "config.estimator": "monte_carlo",
-    },
+    "reinforce": EPISODES | FIT | GRADIENT | {"config.max_grad_norm": 1.0},
+    "a2c": EPISODES | GRADIENT | {"config.max_grad_norm": 1.0, "config.estimator": "monte_carlo"},
     "npg": NATURAL,
     "trpo": NATURAL | {"config.max_kl": 0.02},
     "ppo": EPISODES | STEPS,
