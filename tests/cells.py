@@ -1,0 +1,248 @@
+"""What a move of code must leave as it is: a command of each method, problem and placement.
+
+    python tests/cells.py --against=HEAD~3     # this tree beside that commit
+    python tests/cells.py --against=HEAD~3 'trpo'
+
+Each cell is a run of three iterations, of control in double precision: its exit code, its files and
+their keys, the digest of its program, its metrics and its final state to the bit. Exits with 1
+where one differs. Digests depend on the version of JAX, so none is stored.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+WORKERS = 2
+
+SEEDS = ["--seeds=2", "--log_every=1", "--eval_every=2"]
+CONTROL = [
+    *("control", *SEEDS, "--eval_episodes=2", "--network.width=8"),
+    *("--problem.num_envs=4", "--problem.num_steps=8", "--total_steps=96"),
+]
+STEPS = ["--config.num_epochs=2", "--config.num_minibatches=2"]
+FIT = ["--config.value_epochs=1", "--config.value_minibatches=2"]
+NATURAL = [*FIT, "--config.cg_iterations=2"]
+GROUPS = [
+    *("control", *SEEDS, "--eval_episodes=2", "--network.width=8", *STEPS),
+    *("--problem.num_prompts=4", "--problem.group_size=4", "--problem.num_steps=24"),
+    "--total_steps=1152",
+]
+LANGUAGE = [
+    *("language", *SEEDS, "--eval_prompts=4", "--show=1", "--total_steps=48"),
+    *("--problem.num_prompts=4", "--problem.group_size=4", "--warm_start.steps=2"),
+    *("--model.width=8", "--model.layers=1", "--model.heads=2", "--model.kv_heads=2"),
+    *("--model.mlp_width=16", "--warm_start.batch_size=4"),
+]
+ADDITION = [*LANGUAGE, "--task.num_digits=1"]
+ONE, ROWS, BOTH = ["--devices=1"], ["--mesh=data:2"], ["--mesh=seed:2,data:2"]
+
+CELLS = {
+    "reinforce": ["--algorithm=reinforce", *CONTROL, *ONE, *FIT],
+    "a2c": ["--algorithm=a2c", *CONTROL, *ONE],
+    "npg": ["--algorithm=npg", *CONTROL, *ONE, *NATURAL],
+    "trpo": ["--algorithm=trpo", *CONTROL, *ONE, *NATURAL],
+    "trpo, rows over devices": ["--algorithm=trpo", *CONTROL, *ROWS, *NATURAL],
+    "trpo, vine": [
+        *("--algorithm=trpo", *CONTROL, *ONE, *NATURAL, "--sampling=vine"),
+        *("--problem.num_states=4", "--problem.num_branches=2"),
+    ],
+    "trpo, Pendulum": [
+        *("--algorithm=trpo", *CONTROL, *ONE, *NATURAL, "--env=Pendulum-v1"),
+        "--problem.normalize_observations",
+    ],
+    "ppo": ["--algorithm=ppo", *CONTROL, *ONE, *STEPS],
+    "ppo, seeds over devices": ["--algorithm=ppo", *CONTROL, "--devices=2", *STEPS],
+    "ppo, seeds and rows over devices": ["--algorithm=ppo", *CONTROL, *BOTH, *STEPS],
+    "ppo, Pendulum": [
+        *("--algorithm=ppo", *CONTROL, *ONE, *STEPS, "--env=Pendulum-v1"),
+        *("--problem.normalize_observations", "--problem.scale_rewards"),
+    ],
+    "ppo, memory": ["--algorithm=ppo", *CONTROL, *ONE, *STEPS, "--network.memory=gru"],
+    "ppo, microbatches": [
+        *("--algorithm=ppo", *CONTROL, *ONE, *STEPS, "--config.num_microbatches=2"),
+    ],
+    "ppo, host": [
+        *("--algorithm=ppo", *CONTROL, "--devices=2", *STEPS, "--env=gymnasium:CartPole-v1"),
+    ],
+    "ppo_penalty": ["--algorithm=ppo_penalty", *CONTROL, *ONE, *STEPS],
+    "grpo in control": ["--algorithm=grpo", *GROUPS, *ONE],
+    "dapo in control, rows over devices": ["--algorithm=dapo", *GROUPS, *ROWS],
+    "sweep": [
+        *("sweep", "--seeds=2", "--devices=2", "--total_steps=96", "--evaluations=1"),
+        *("--eval_episodes=2", "--problem.num_envs=4", "--problem.num_steps=8", *STEPS),
+        "--config.learning_rate=1e-3,1e-2",
+    ],
+    "sweep of language": [
+        *("sweep", "--task=addition", "--algorithm=grpo", "--config.learning_rate=1e-3,1e-2"),
+        *(flag for flag in ADDITION[1:] if "_every" not in flag and "--show" not in flag),
+        *("--devices=1", "--evaluations=1"),
+    ],
+    "language, a2c": ["--algorithm=a2c", *ADDITION, *ONE],
+    "language, trpo": ["--algorithm=trpo", *ADDITION, *ONE, *NATURAL],
+    "language, ppo": ["--algorithm=ppo", *ADDITION, *ONE, *STEPS],
+    "language, ppo, rows over devices": ["--algorithm=ppo", *ADDITION, *ROWS, *STEPS],
+    "language, ppo, reward model": [
+        *("--algorithm=ppo", *ADDITION, *ONE, *STEPS, "--reward=model", "--reward_model.steps=2"),
+        *("--reward_model.width=8", "--reward_model.mlp_width=8"),
+    ],
+    "grpo": ["--algorithm=grpo", *ADDITION, *ONE, *STEPS],
+    "grpo, blocks over devices": ["--algorithm=grpo", *ADDITION, "--mesh=model:2", *STEPS],
+    "grpo, rows over devices": ["--algorithm=grpo", *ADDITION, *ROWS, *STEPS],
+    "grpo, stale rows": ["--algorithm=grpo", *ADDITION, *ONE, *STEPS, "--sampler.staleness=1"],
+    "grpo, dialogues": [
+        *("--algorithm=grpo", *LANGUAGE, *ONE, *STEPS, "--task=mastermind"),
+    ],
+    "dapo": ["--algorithm=dapo", *ADDITION, *ONE, *STEPS],
+    "rloo": ["--algorithm=rloo", *ADDITION, *ONE],
+    "sapo": ["--algorithm=sapo", *ADDITION, *ONE],
+    "a flag that is not there": [*CONTROL, "--problem.num_env=4"],
+}
+
+
+def command(argv):
+    """Exit code of `jaxrl-po`, as `python -m jaxrl_po` ends."""
+    sys.argv = ["jaxrl-po", *argv]
+    try:
+        runpy.run_module("jaxrl_po", run_name="__main__")
+    except SystemExit as end:
+        return end.code
+    except Exception as error:
+        return str(error)
+    return 0
+
+
+def state(folder):
+    """A digest of the newest checkpoint's arrays."""
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    steps = sorted(
+        (path for path in folder.glob("*") if path.name.isdigit()), key=lambda p: int(p.name)
+    )
+    if not steps:
+        return None
+    with ocp.PyTreeCheckpointer() as reader:
+        arrays = reader.restore(steps[-1] / "default")
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(name.encode() + np.asarray(arrays[name]).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def untimed(value):
+    """JSON without what differs between two equal runs: times, memory, places, code."""
+    outside = ("time/", "memory/", "compile_seconds", "seconds", "steps_per_second", "source")
+    outside += ("revision", "out", "peak", "digest")
+    if isinstance(value, dict):
+        return {k: untimed(v) for k, v in value.items() if not k.startswith(outside)}
+    return [untimed(each) for each in value] if isinstance(value, list) else value
+
+
+def record(argv):
+    """What one cell is, as JSON."""
+    kind = argv[0] if not argv[0].startswith("--") else next(a for a in argv if a[0] != "-")
+    argv = [kind, *(flag for flag in argv if flag != kind)]
+    with tempfile.TemporaryDirectory() as place:
+        out, said = Path(place) / "run", io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = command([*argv, f"--out={out}"])
+        files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*.json*"))
+        files = [name for name in files if not name.startswith("checkpoints")]
+        contents = {
+            name: [untimed(json.loads(line)) for line in (out / name).read_text().splitlines()]
+            if name.endswith("jsonl")
+            else untimed(json.loads((out / name).read_text()))
+            for name in files
+        }
+        names = sorted(path.name for path in out.glob("*"))
+        return {
+            "code": code,
+            "names": names,
+            "contents": contents,
+            "state": state(out / "checkpoints" / "latest"),
+            "said": [] if code == 0 else said.getvalue().splitlines()[-1:],
+        }
+
+
+def work(names):
+    """Prints the record of each cell as a line."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 4)
+    for name in names:
+        # Language computes in single precision, whatever the default.
+        jax.config.update("jax_enable_x64", not set(CELLS[name]) & set(LANGUAGE[-3:]))
+        print(json.dumps({"cell": name} | record(CELLS[name])), flush=True)
+
+
+def records(tree, names):
+    """Records of cells by name, of the library in `tree`, from processes of its own."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--work", *names[i::WORKERS]],
+            env=environment,
+            cwd=tree,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(WORKERS)
+    ]
+    lines = [line for worker in workers for line in worker.communicate()[0].splitlines()]
+    return {found.pop("cell"): found for found in map(json.loads, lines)}
+
+
+def differences(before, after, at=""):
+    """Where two records differ, as `place: before → after`."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted(set(before) | set(after)):
+            yield from differences(before.get(name), after.get(name), f"{at}/{name}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for i, pair in enumerate(zip(before, after, strict=True)):
+            yield from differences(*pair, f"{at}/{i}")
+    elif before != after:
+        yield f"{at}: {json.dumps(before)[:60]} → {json.dumps(after)[:60]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--against", default="HEAD")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("cells", nargs="*", help="parts of names; all by default")
+    options = parser.parse_args()
+    if options.work:
+        return work(options.cells)
+    names = [n for n in CELLS if not options.cells or any(part in n for part in options.cells)]
+    with tempfile.TemporaryDirectory() as place:
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "-q", "--detach", place, options.against], check=True)
+        try:
+            before = records(Path(place), names)
+        finally:
+            subprocess.run([*git, "remove", "--force", place], check=True)
+    after = records(ROOT, names)
+    changed = 0
+    for name in names:
+        found = list(differences(before.get(name), after.get(name)))
+        changed += bool(found)
+        print(f"{name}: {'; '.join(found[:5]) if found else 'the same'}")
+    print(f"{len(names) - changed} of {len(names)} cells are the same")
+    return 1 if changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
