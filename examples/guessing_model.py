@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from jaxrl_po import language
 from jaxrl_po.language import pretrained
 from jaxrl_po.language.warm_start import warm_start
-from jaxrl_po.run.conversations.schemas import schema_of
+from jaxrl_po.run.host.dialogues.schemas import schema_of
 
 PAD, END, START = SPECIAL = ("<pad>", "<|im_end|>", "<|im_start|>")
 TEMPLATE = (

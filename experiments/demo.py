@@ -16,11 +16,15 @@ import numpy.typing as npt
 from studies import family
 
 from jaxrl_po import config
+from jaxrl_po.cli import launch
 from jaxrl_po.config import static
-from jaxrl_po.run import comparison, flags, launch, metrics, plotting
-from jaxrl_po.run.commands import control, language
-from jaxrl_po.run.comparison import Result
-from jaxrl_po.run.script import Script
+from jaxrl_po.run.experiment import control, flags, language
+from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.loop import execution
+from jaxrl_po.run.store import metrics
+from jaxrl_po.study import comparison
+from jaxrl_po.study.comparison import Result
 
 
 @config.record
@@ -58,7 +62,7 @@ CARTPOLE = Part(
     name="cartpole",
     title="PPO on CartPole-v1, 16 seeds",
     script=control.SCRIPT,
-    main=control.main,
+    main=launch.control,
     arguments=(
         "--env=CartPole-v1",
         "--seeds=16",
@@ -92,7 +96,7 @@ def on_addition(algorithm: str, *arguments: str) -> Part:
         name="addition" if algorithm == "ppo" else algorithm,
         title=f"{algorithm.upper()} on two-digit addition, 4 seeds",
         script=language.SCRIPT,
-        main=language.main,
+        main=launch.language,
         arguments=(f"--algorithm={algorithm}", *shared, *arguments),
         score="greedy_accuracy",
         aggregate=metrics.mean,
@@ -180,7 +184,7 @@ def main(argv: Sequence[str]) -> int:
         comparison.run_each(part.main, {part.name: part.arguments}, (), out)[0] for part in PARTS
     ]
     curves = [
-        launch.panel(part.script, part.title, result.rows, part.target)
+        execution.panel(part.script, part.title, result.rows, part.target)
         for part, result in zip(PARTS, results, strict=True)
     ]
     plotting.save(curves[:2], out / "demo.png")

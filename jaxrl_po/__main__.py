@@ -31,23 +31,12 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("--help", "-h", "help"):
         print(SUMMARY)
         return 0 if argv else 2
-    from jaxrl_po.run import flags
-    from jaxrl_po.run.commands import (
-        control,
-        evaluate,
-        export,
-        language,
-        parity,
-        plot,
-        render,
-        report,
-        study,
-        sweep,
-    )
+    from jaxrl_po.cli import evaluate, export, launch, parity, plot, render, report, study, sweep
+    from jaxrl_po.run.experiment import flags
 
     commands = {
-        "control": control.main,
-        "language": language.main,
+        "control": launch.control,
+        "language": launch.language,
         "sweep": sweep.main,
         "study": study.main,
         "evaluate": evaluate.main,
@@ -70,7 +59,7 @@ def entry(*command: str) -> NoReturn:
     """
     # An exception inside an import of JAX would come out as another one.
     before = signal.signal(signal.SIGINT, _leave)
-    from jaxrl_po.run import flags
+    from jaxrl_po.run.experiment import flags
 
     signal.signal(signal.SIGINT, before)
     try:

@@ -7,9 +7,9 @@ import numpy as np
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import a2c
-from jaxrl_po.run import host
-from jaxrl_po.run import seeds as seeds_lib
-from jaxrl_po.run.pools import Pool, Source, Stepped, named
+from jaxrl_po.run.devices import seeds as seeds_lib
+from jaxrl_po.run.host import rollouts
+from jaxrl_po.run.host.vector_envs import Pool, Source, Stepped, named
 
 BOX = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
 SEEN = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -67,14 +67,14 @@ def problem_of(num_envs, num_steps, made=None, statistics=False, memory="none", 
     )
     network = control.NetworkSettings(width=8, memory=memory)
     problem = control.recorded_from_settings(where.spaces, settings, network)
-    return host.HostProblem(where, problem, num_envs, num_steps, 2)
+    return rollouts.HostProblem(where, problem, num_envs, num_steps, 2)
 
 
 def started(hosted, seeds=(0,), algorithm=a2c, config=None):
     learner = algorithm.make(config or algorithm.Config(n=2), hosted.problem)
     stacked = seeds_lib.over_seeds(learner, len(seeds))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.array(seeds))
-    return stacked, jax.jit(stacked.init)(keys), host.Rollouts(hosted, 5, seeds)
+    return stacked, jax.jit(stacked.init)(keys), rollouts.Rollouts(hosted, 5, seeds)
 
 
 def ignore(line):

@@ -145,8 +145,8 @@ def written_down(monkeypatch):
 
     def begin(main, arguments):
         with monkeypatch.context() as patch:
-            patch.setattr("jaxrl_po.run.programs.check", lambda job: None)
-            patch.setattr("jaxrl_po.run.runner.run", stop)
+            patch.setattr("jaxrl_po.run.loop.programs.check", lambda job: None)
+            patch.setattr("jaxrl_po.run.loop.runner.run", stop)
             with pytest.raises(Begun):
                 main(arguments)
 
@@ -160,4 +160,4 @@ def no_compilation(monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.run.programs.compile_programs", refuse)
+    monkeypatch.setattr("jaxrl_po.run.loop.programs.compile_programs", refuse)

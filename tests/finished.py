@@ -54,23 +54,23 @@ def pretrained(out: Path) -> int:
     """The folder of the model is made beside the run."""
     import folders
 
-    from jaxrl_po.run.commands import language
-
     place = out.parent / "place"
     place.mkdir(exist_ok=True)
     folders.write_place(place)
-    return language.main(folders.arguments(place, out, *folders.ADAPTED, "--total_steps=24"))
+    from jaxrl_po.cli import launch
+
+    return launch.language(folders.arguments(place, out, *folders.ADAPTED, "--total_steps=24"))
 
 
 def make(name: str, out: Path) -> None:
     """Makes the run of this name."""
-    from jaxrl_po.run.commands import control, language, sweep
+    from jaxrl_po.cli import launch, sweep
 
     makers = {
-        "control": lambda: control.main([*CONTROL, f"--out={out}"]),
-        "language": lambda: language.main([*tiny.LANGUAGE, f"--out={out}"]),
+        "control": lambda: launch.control([*CONTROL, f"--out={out}"]),
+        "language": lambda: launch.language([*tiny.LANGUAGE, f"--out={out}"]),
         "pretrained": lambda: pretrained(out),
-        "host": lambda: control.main([*ON_HOST, f"--out={out}"]),
+        "host": lambda: launch.control([*ON_HOST, f"--out={out}"]),
         "sweep": lambda: sweep.main([*SWEEP, f"--out={out}"]),
     }
     assert makers[name]() == 0

@@ -22,7 +22,7 @@ from jaxrl_po import (
 )
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import metrics
+from jaxrl_po.run.store import metrics
 
 STREAMS = [(5,), (2,), (1,), (3,), (4,), (7,), (8,), (13,), (16,), (31,), (32,), (64,)]
 GROUPS = [(n + 1,) for (n,) in STREAMS]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po import losses
-from jaxrl_po.run import metrics
+from jaxrl_po.run.store import metrics
 
 SMALLEST = np.finfo(np.float32).tiny
 

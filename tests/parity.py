@@ -13,8 +13,8 @@ from pathlib import Path
 import families
 import numpy as np
 
+from jaxrl_po.cli import parity
 from jaxrl_po.language import pretrained
-from jaxrl_po.run.commands import parity
 
 GOLDEN = Path(__file__).parent / "golden_pretrained.json"
 LENGTH, NEW = families.LENGTH, families.NEW

@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl_po.run import checkpoint
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.metrics import read
+from jaxrl_po.run.store import checkpoint
+from jaxrl_po.run.store.checkpoint import Store
+from jaxrl_po.run.store.metrics import read
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 LIMITED = (

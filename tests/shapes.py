@@ -37,7 +37,7 @@ def zeros(shape):
 
 def trace_only(monkeypatch):
     """Has every program of a run traced, and none compiled."""
-    from jaxrl_po.run import compilation
+    from jaxrl_po.run.devices import compilation
 
     compiled = compilation.compiled
     for module in list(sys.modules.values()):

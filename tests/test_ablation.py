@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import language as benchmark_language
-from jaxrl_po.run import comparison, flags, methods, tasks
-from jaxrl_po.run.comparison import Result
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment import flags, methods, tasks
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.study import comparison
+from jaxrl_po.study.comparison import Result
 
 
 def test_each_row_adds_one_switch_to_the_row_before():
@@ -99,7 +100,7 @@ def test_every_task_has_valid_flags(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.run.programs.check", refuse)
+    monkeypatch.setattr("jaxrl_po.run.loop.programs.check", refuse)
     for task in tasks.GENERATED:
         with pytest.raises(AssertionError, match="compiled"):
             ablation.main([f"--out={tmp_path / task}", f"--task={task}", "--devices=1"])

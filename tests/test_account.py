@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.benchmarks import account, control, language
-from jaxrl_po.run import profiling
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.devices import profiling
+from jaxrl_po.run.experiment.flags import UsageError
 
 
 def chain(x):

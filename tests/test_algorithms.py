@@ -17,8 +17,8 @@ from jaxrl_po.algorithms import (
     ppo,
 )
 from jaxrl_po.config import as_arrays
-from jaxrl_po.run import parallel
-from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.types import TrainState
 
 

@@ -15,8 +15,10 @@ import rows
 from experiments.benchmarks import control as benchmark_control
 from experiments.benchmarks import language as benchmark_language
 from jaxrl_po import backend
-from jaxrl_po.run import comparison, flags, machine
-from jaxrl_po.run.flags import RunError, UsageError
+from jaxrl_po.run.devices import machine
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import RunError, UsageError
+from jaxrl_po.study import comparison
 
 BENCHMARKS = libraries.BENCHMARKS
 # Each turn takes the next of its speeds, and leaves a word in a file.

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po.run import checkpoint
-from jaxrl_po.run.checkpoint import CheckpointError, Store
+from jaxrl_po.run.store import checkpoint
+from jaxrl_po.run.store.checkpoint import CheckpointError, Store
 
 
 class State(NamedTuple):
@@ -241,7 +241,7 @@ def test_what_goes_wrong_in_the_background_is_raised(tmp_path):
 
 KILLED = """
 import sys, pathlib, jax.numpy as jnp
-from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.store.checkpoint import Store
 with Store(pathlib.Path(sys.argv[1])) as store:
     for i in range(100_000):
         store.save(i, {"x": jnp.full(20_000, i)})

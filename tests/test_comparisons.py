@@ -10,11 +10,11 @@ import pytest
 from benchmarks import suites
 
 from jaxrl_po import control as control_lib
-from jaxrl_po.run import flags as flags_lib
-from jaxrl_po.run import methods
-from jaxrl_po.run.commands import control, sweep
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.suites import SUITES, is_suite, make
+from jaxrl_po.cli import launch, sweep
+from jaxrl_po.run.experiment import control, methods
+from jaxrl_po.run.experiment import flags as flags_lib
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.suites import SUITES, is_suite, make
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
@@ -52,7 +52,7 @@ def fake_control(main_argv):
 
 def test_family_compares_methods(tmp_path, monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(family.control, "main", fake_control(asked))
+    monkeypatch.setattr(launch, "control", fake_control(asked))
     arguments = [
         "--methods=trpo,ppo_penalty",
         "--seeds=2",
@@ -74,7 +74,7 @@ def test_every_method_of_the_family_has_valid_flags(tmp_path, monkeypatch):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.run.programs.check", refuse)
+    monkeypatch.setattr("jaxrl_po.run.loop.programs.check", refuse)
     for name in methods.ALGORITHMS:
         with pytest.raises(AssertionError, match="compiled"):
             family.main([f"--methods={name}", f"--out={tmp_path / name}", "--total_steps=100000"])
@@ -112,7 +112,7 @@ def test_tuned_settings_are_valid(path):
         [f"--algorithm={path.parent.name}", f"--env={env}"], {"": control.Options}
     )[""]
     assert control.tuned_file(options) == path
-    sections = {**sweep.launch.sections_of(control.SCRIPT, options)}
+    sections = {**sweep.plan.sections_of(control.SCRIPT, options)}
     records = flags_lib.parse(
         [f"--{name}={flags_lib.shown(value)}" for name, value in saved["flags"].items()], sections
     )
@@ -152,10 +152,10 @@ def test_the_table_of_a_suite_is_printed_and_goes_on(tmp_path, monkeypatch, caps
     arguments = ["--suite=brax", "--seeds=2", "--eval_episodes=2", f"--out={tmp_path}"]
     assert suites.main([*arguments, "--methods=trpo", "--envs=shallow"]) == 0
     begun = (tmp_path / "trpo-CartPole-v1-shallow" / "metrics.jsonl").read_text()
-    asked, real = [], control.main
+    asked, real = [], launch.control
     fake = fake_control(asked)
     monkeypatch.setattr(
-        suites.control, "main", lambda argv: (real if "--resume" in argv else fake)(argv)
+        launch, "control", lambda argv: (real if "--resume" in argv else fake)(argv)
     )
     assert suites.main([*arguments, "--methods=trpo,npg"]) == 0
     assert (tmp_path / "trpo-CartPole-v1-shallow" / "metrics.jsonl").read_text() == begun

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po.run import compilation
+from jaxrl_po.run.devices import compilation
 
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 LARGE = jax.ShapeDtypeStruct((compilation.SMALL // 4,), jnp.float32)

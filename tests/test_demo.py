@@ -8,8 +8,8 @@ import demo
 import numpy as np
 import pytest
 
-from jaxrl_po.run import metrics
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store import metrics
 
 
 def fake_part(name, score, values, status=0):
@@ -81,7 +81,7 @@ def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch, step):
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(f"jaxrl_po.run.programs.{step}", refuse)
+    monkeypatch.setattr(f"jaxrl_po.run.loop.programs.{step}", refuse)
     for part in demo.PARTS:
         with pytest.raises(AssertionError, match="compiled"):
             part.main([*part.arguments, f"--out={tmp_path / part.name}"])

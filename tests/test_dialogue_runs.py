@@ -13,11 +13,11 @@ from tiny import MODEL
 
 from jaxrl_po import run
 from jaxrl_po.algorithms import actor_critic
+from jaxrl_po.cli import evaluate, launch, render, report
 from jaxrl_po.language import Transformer, dialogues
-from jaxrl_po.run.commands import evaluate, language, render, report
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.transcripts import transcript
+from jaxrl_po.run.data.transcripts import transcript
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic, Batch
 
 SMALL = [
@@ -88,7 +88,7 @@ def test_games_are_told_turn_by_turn(games):
 def test_a_run_is_evaluated_again_and_its_games_are_shown(games, tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["--algorithm=grpo", "--config.supervision=turn", "--warm_start.steps=0"]
-    assert language.main([*SMALL, *arguments, "--show=0", f"--out={out}"]) == 0
+    assert launch.language([*SMALL, *arguments, "--show=0", f"--out={out}"]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert len(summary["greedy_accuracy"]) == 2
     last = read(out / "metrics.jsonl")[-1]
@@ -119,7 +119,7 @@ def test_a_dialogue_in_a_file_of_ones_own(tmp_path):
     arguments += ["--algorithm=ppo", f"--task={own}:short", "--warm_start.steps=2"]
     arguments += ["--problem.group_size=1", "--config.discount_per=turn", "--config.gamma=0.9"]
     arguments += ["--show=0"]
-    assert language.main([*arguments, f"--out={tmp_path / 'run'}"]) == 0
+    assert launch.language([*arguments, f"--out={tmp_path / 'run'}"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_dialogue_in_a_file_of_ones_own(tmp_path):
 def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):
     small = [item for item in SMALL if not item.startswith("--task.")]
     with pytest.raises(UsageError, match=re.escape(said)) as found:
-        language.main([*small, *arguments, f"--out={tmp_path / 'run'}"])
+        launch.language([*small, *arguments, f"--out={tmp_path / 'run'}"])
     assert "\n" not in str(found.value)
     assert not (tmp_path / "run").exists()
 

@@ -12,14 +12,14 @@ from tiny import MODEL
 from jaxrl_po import language
 from jaxrl_po.algorithms import distillation
 from jaxrl_po.algorithms.teacher import with_teacher
+from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.run import launch, models
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.commands import control
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import read
+from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import models, plan
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.checkpoint import Store
+from jaxrl_po.run.store.metrics import read
 
 TASK = language.tasks.addition(1)
 SIZES = {"num_prompts": 4, "group_size": 2}
@@ -102,14 +102,14 @@ def earlier(finished, tmp_path_factory):
 def test_a_run_is_taught_by_an_earlier_one(earlier, tmp_path):
     argv = [*SMALL, "--algorithm=distillation", "--total_steps=16", "--model.width=16"]
     argv += [f"--teacher={earlier}", f"--out={tmp_path / 'run'}"]
-    records = launch.parse(script.SCRIPT, argv, {})
+    records = plan.parse(script.SCRIPT, argv, {})
     teacher = models.teacher(script.SCRIPT, records, models.make_task(records, None))
     store = Store(earlier / "checkpoints" / "latest")
     saved = store.read(max(store.iterations()))
     for path, leaf in jax.tree_util.tree_leaves_with_path(teacher.params):
         seeds = saved[f".params.policy{jax.tree_util.keystr(path)}"]
         np.testing.assert_array_equal(leaf, seeds[0])
-    assert script.main(argv) == 0
+    assert launch.language(argv) == 0
     lines = read(tmp_path / "run" / "metrics.jsonl")
     assert all("teacher_kl" in line for line in lines[1:])
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 16
@@ -119,7 +119,7 @@ def test_what_cannot_teach_is_refused(earlier, tmp_path):
     def refused(*flags, algorithm="distillation", match):
         out = f"--out={tmp_path / 'none'}"
         with pytest.raises(UsageError, match=match):
-            script.main([*SMALL, f"--algorithm={algorithm}", "--total_steps=8", out, *flags])
+            launch.language([*SMALL, f"--algorithm={algorithm}", "--total_steps=8", out, *flags])
 
     refused(match="--algorithm=distillation must have a teacher: --teacher=runs/first")
     refused(
@@ -130,7 +130,7 @@ def test_what_cannot_teach_is_refused(earlier, tmp_path):
     refused(f"--teacher={tmp_path}", match=f"--teacher={tmp_path} must be the folder of a run")
     digits = [flag for flag in SMALL if not flag.startswith("--task.")]
     with pytest.raises(UsageError, match=f"--teacher={earlier} must have the vocabulary of"):
-        script.main(
+        launch.language(
             [
                 *(*digits, "--task=sorting", "--algorithm=distillation", "--total_steps=8"),
                 *(f"--teacher={earlier}", f"--out={tmp_path / 'none'}"),
@@ -142,4 +142,4 @@ def test_control_has_no_teacher(tmp_path):
     sizes = ["--problem.num_prompts=4", "--problem.group_size=4", "--problem.num_steps=24"]
     argv = ["--algorithm=distillation", *sizes, "--seeds=1", "--total_steps=768"]
     with pytest.raises(UsageError, match="teacher must be given for distillation"):
-        control.main([*argv, f"--out={tmp_path / 'run'}"])
+        launch.control([*argv, f"--out={tmp_path / 'run'}"])

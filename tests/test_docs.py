@@ -18,19 +18,8 @@ import jax
 import pytest
 
 from jaxrl_po import __main__ as command_line
-from jaxrl_po.run import flags, launch, methods, tasks
-from jaxrl_po.run.commands import (
-    control,
-    evaluate,
-    export,
-    language,
-    parity,
-    plot,
-    render,
-    report,
-    study,
-    sweep,
-)
+from jaxrl_po.cli import evaluate, export, parity, plot, render, report, study, sweep
+from jaxrl_po.run.experiment import control, flags, language, methods, plan, tasks
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -97,7 +86,7 @@ def training_flags(script):
     return {
         flags.join(prefix, field.name)
         for variant in variants
-        for prefix, record in launch.sections_of(script.SCRIPT, script.Options(**variant)).items()
+        for prefix, record in plan.sections_of(script.SCRIPT, script.Options(**variant)).items()
         for field in flags.settable(record)
     }
 

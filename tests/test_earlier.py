@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from test_exporters import events
 
+from jaxrl_po.cli import evaluate, plot, render, report
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import earlier
-from jaxrl_po.run.commands import control, evaluate, language, plot, render, report
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import append, read
+from jaxrl_po.run.experiment import control, earlier, language
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.metrics import append, read
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from costs import uncounted
 from folders import TOOL_ROWS, write_rows, write_tools
 from scripts import everything
 
-from jaxrl_po.run import jobs, launch, methods
-from jaxrl_po.run.commands import evaluate
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.parallel import Placement
+from jaxrl_po.cli import evaluate, launch
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import assembly, methods, plan
+from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.metrics import read
 
 CLASSES = Path(__file__).parent / "tool_environments.py"
 SMALL = [
@@ -70,7 +70,7 @@ def whole(place):
     out = place / "whole"
     flags = ["--total_steps=12", "--log_every=1", "--seeds=2"]
     with uncounted():
-        assert script.main(arguments(place, out, *flags)) == 0
+        assert launch.language(arguments(place, out, *flags)) == 0
     return out
 
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, tmp_path):
     out = shutil.copytree(whole, tmp_path / "run")
     for later in ("2", "3"):
         shutil.rmtree(out / "checkpoints" / "latest" / later)
-    assert script.main([f"--out={out}", "--resume"]) == 0
+    assert launch.language([f"--out={out}", "--resume"]) == 0
     assert everything(out)[1].keys() == everything(whole)[1].keys()
     for key, arrays in everything(whole)[1].items():
         assert everything(out)[1][key] == arrays
@@ -106,9 +106,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, tmp_path):
 def begun(place, seeds):
     """What the first evaluation finds, and what is recorded in the first iteration."""
     flags = arguments(place, place / "none", "--total_steps=12", f"--seeds={seeds}")
-    records = launch.parse(script.SCRIPT, flags, {})
+    records = plan.parse(script.SCRIPT, flags, {})
     on_one = Placement(seeds, 1, 1)
-    job = jobs.make_job(
+    job = assembly.make_job(
         script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], on_one),
         *(records[""], on_one),
         iterations=3,
@@ -151,7 +151,7 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     plain = [each for each in flags if not each.startswith("--environment")]
     batches = []
     for argv in (flags, plain):
-        records = launch.parse(script.SCRIPT, argv, {})
+        records = plan.parse(script.SCRIPT, argv, {})
         built = script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], Placement(1, 1, 1))
         state = built.learner.init((jax.random.key(3), built.given))
         if built.host is not None:
@@ -201,12 +201,12 @@ def test_bad_input_is_one_line_before_anything_compiles(
     def compile_programs(job):
         raise AssertionError("it compiles")
 
-    monkeypatch.setattr("jaxrl_po.run.programs.compile_programs", compile_programs)
+    monkeypatch.setattr("jaxrl_po.run.loop.programs.compile_programs", compile_programs)
     flags = arguments(place, tmp_path / "out", "--total_steps=12", *further)
     if "--task=mastermind" in further or "--init_from=" in further:
         flags = [each for each in flags if not each.startswith("--task.")]
     with pytest.raises(UsageError, match=re.escape(said)) as found:
-        script.main(flags)
+        launch.language(flags)
     assert "\n" not in str(found.value)
 
 
@@ -219,15 +219,15 @@ def test_a_template_without_tools_and_rows_without_a_user_are_one_line(place, tm
     with pytest.raises(
         UsageError, match=r"chat template: it must write calls.*; it does not show them"
     ):
-        script.main(flags)
+        launch.language(flags)
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(UsageError, match="must have a chat template, which writes the tools"):
-        script.main(flags)
+        launch.language(flags)
     rows = [{"messages": [{"role": "system", "content": f"w{i}"}], "secret": 0} for i in range(9)]
     write_rows(tmp_path / "rows.jsonl", rows)
     flags = arguments(place, tmp_path / "out", few, f"--task.train={tmp_path / 'rows.jsonl'}")
     with pytest.raises(UsageError, match=r"rows.jsonl line \d+: messages must have a user's"):
-        script.main(flags)
+        launch.language(flags)
 
 
 @pytest.mark.slow
@@ -244,4 +244,4 @@ def test_the_example_of_the_documentation_runs(tmp_path):
         "--environment.reply_length=32",
         "--total_steps=4",
     ]
-    assert script.main(arguments(tmp_path, tmp_path / "run", *replaced)) == 0
+    assert launch.language(arguments(tmp_path, tmp_path / "run", *replaced)) == 0

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from tiny import MODEL
 
+from jaxrl_po.cli import evaluate, launch, render
 from jaxrl_po.control import adapt, unroll
 from jaxrl_po.control.actor import actor_of
-from jaxrl_po.run import earlier, methods
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.commands import control, evaluate, language, render
+from jaxrl_po.run.experiment import control, earlier, methods
+from jaxrl_po.run.store.checkpoint import Store
 
 # Distillation needs one: test_distillation.
 WITHOUT_TEACHER = [name for name in methods.ALGORITHMS if name != "distillation"]
@@ -49,7 +49,7 @@ FEW = {
     "trpo": [*FIT, "--config.cg_iterations=2"],
     "a2c": [],
 }
-SCRIPTS = {"control": control, "language": language}
+SCRIPTS = {"control": launch.control, "language": launch.language}
 MICROBATCHES, DEVICES = "--config.num_microbatches=2", "--mesh=data:2"
 BOTH = [MICROBATCHES, DEVICES]
 VARIANTS = {"both": BOTH, "neither": [], "microbatches": [MICROBATCHES], "devices": [DEVICES]}
@@ -85,7 +85,7 @@ def to_the_end():
 def test_it_ends_well(algorithm, script, variant, tmp_path):
     """In microbatches, and with the rows over two devices."""
     argv = [*arguments(script, algorithm, tmp_path / "run"), *VARIANTS[variant]]
-    assert SCRIPTS[script].main(argv) == 0
+    assert SCRIPTS[script](argv) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert np.isfinite(summary["greedy_return" if script == "control" else "greedy_accuracy"]).all()
     lines = [
@@ -105,7 +105,7 @@ def test_it_ends_well(algorithm, script, variant, tmp_path):
 @pytest.mark.parametrize("algorithm", WITHOUT_TEACHER)
 def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
     out = tmp_path / "run"
-    assert SCRIPTS[script].main([*arguments(script, algorithm, out), *BOTH]) == 0
+    assert SCRIPTS[script]([*arguments(script, algorithm, out), *BOTH]) == 0
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["iteration"] == 2
     assert {"kl", "entropy", "skipped"} <= set(lines[-1])
@@ -131,7 +131,7 @@ def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
 def test_a_wrapped_problem_is_evaluated_and_rendered_as_it_is(tmp_path):
     """DAPO wraps its problem in dynamic sampling, whose surplus is part of the checkpoint."""
     assert (
-        control.main(
+        launch.control(
             [*arguments("control", "dapo", tmp_path / "run"), *BOTH, "--config.carry_surplus=true"]
         )
         == 0

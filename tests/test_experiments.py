@@ -12,12 +12,11 @@ import jax
 import pytest
 from scripts import everything
 
-from jaxrl_po.run import launch
-from jaxrl_po.run.commands import control, language
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import read
+from jaxrl_po.cli import launch
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.metrics import read
 
-MAIN = {"control": control.main, "language": language.main}
+MAIN = {"control": launch.control, "language": launch.language}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def test_one_script_does_not_resume_the_other(runs):
     with pytest.raises(
         UsageError, match=r"holds a run of jaxrl-po control, not of jaxrl-po language"
     ):
-        language.main(["--resume", f"--out={runs / 'control'}"])
+        launch.language(["--resume", f"--out={runs / 'control'}"])
 
 
 @pytest.mark.parametrize("script", ["control", "language"])
@@ -181,10 +180,10 @@ def test_a_run_that_was_stopped_resumed_and_extended_equals_the_uninterrupted_on
     begin = [*short, "--total_steps=256", "--deterministic", f"--out={tmp_path}", "--overwrite"]
     with monkeypatch.context() as patch:
         patch.setattr(launch.Progress, "update", stop)
-        assert control.main(begin) == 0
+        assert launch.control(begin) == 0
     assert [row["iteration"] for row in read(tmp_path / "metrics.jsonl")] == [0, 2, 4]
     assert not (tmp_path / "summary.json").exists()
-    assert control.main(["--resume", "--total_steps=320", f"--out={tmp_path}"]) == 0
+    assert launch.control(["--resume", "--total_steps=320", f"--out={tmp_path}"]) == 0
     assert "resuming at iteration 4" in capsys.readouterr().out
     assert everything(tmp_path) == everything(runs / "control")
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 320
@@ -195,7 +194,7 @@ def test_going_on_under_other_versions_is_told_and_kept(runs, tmp_path, capsys):
     stored = json.loads((out / "config.json").read_text())
     stored["resolved"]["versions"]["jax"] = "0.0.1"
     (out / "config.json").write_text(json.dumps(stored))
-    assert control.main(["--resume", f"--out={out}"]) == 0
+    assert launch.control(["--resume", f"--out={out}"]) == 0
     told = [
         line for line in capsys.readouterr().out.splitlines() if "in a changed environment" in line
     ]
@@ -215,7 +214,7 @@ def test_a_deterministic_run_does_not_go_on_under_other_versions(runs, tmp_path)
     with pytest.raises(
         UsageError, match=rf"^--deterministic promises .* jax: 0\.0\.1 → {jax.__version__}"
     ):
-        control.main(["--resume", f"--out={out}"])
+        launch.control(["--resume", f"--out={out}"])
     with pytest.raises(UsageError, match=r"^--deterministic=false must be true, as in the run"):
-        control.main(["--resume", "--deterministic=false", f"--out={out}"])
+        launch.control(["--resume", "--deterministic=false", f"--out={out}"])
     assert snapshot(out) == before

@@ -7,8 +7,9 @@ import sys
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from jaxrl_po.run import exporters, extras, folder
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment import extras
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store import exporters, folder
 
 
 def records(path):

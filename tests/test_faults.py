@@ -29,14 +29,17 @@ from toy_run import start_of
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
+from jaxrl_po.cli import launch
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import checkpoint, jobs, launch, runner
-from jaxrl_po.run import metrics as metrics_lib
-from jaxrl_po.run.checkpoint import SaveError, Store
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.options import Options as RunOptions
-from jaxrl_po.run.script import Script
+from jaxrl_po.run.experiment import assembly
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.loop import runner
+from jaxrl_po.run.store import checkpoint
+from jaxrl_po.run.store import metrics as metrics_lib
+from jaxrl_po.run.store.checkpoint import SaveError, Store
+from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic
 
 SIZE = 8_000  # floats that do not compress: a checkpoint's file is larger than any other
@@ -82,7 +85,7 @@ SCRIPT = Script(
     rows=lambda records: 16,
     steps=lambda records: 10,
     shards_params=lambda options: False,
-    build=lambda records, algorithm, placement: jobs.Experiment(
+    build=lambda records, algorithm, placement: assembly.Experiment(
         walk(), lambda params, collector, key: {"greedy_return": params.policy[1]}, "greedy_return"
     ),
     title=lambda records: "a walk",
@@ -324,7 +327,7 @@ def test_a_clock_that_jumps_spoils_no_number_and_no_line(
 
 def poisoned(learner, evaluate):
     """The script with another learner, of one seed."""
-    return SCRIPT._replace(build=lambda *_: jobs.Experiment(learner, evaluate, "greedy_return"))
+    return SCRIPT._replace(build=lambda *_: assembly.Experiment(learner, evaluate, "greedy_return"))
 
 
 def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_path, capfd):

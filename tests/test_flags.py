@@ -4,8 +4,8 @@ import pytest
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, number, static
-from jaxrl_po.run import flags
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import UsageError
 
 
 @config.record

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from jaxrl_po.run import folder
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store import folder
 
 STORED = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": [8]}
 

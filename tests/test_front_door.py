@@ -18,13 +18,12 @@ from probes import MatchCue
 from jaxrl_po import __main__ as command_line
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
+from jaxrl_po.cli import evaluate, launch, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.run import compilation, flags, user_code
-from jaxrl_po.run.commands import control as control_command
-from jaxrl_po.run.commands import evaluate, sweep
-from jaxrl_po.run.commands import language as language_command
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.devices import compilation
+from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.experiment.flags import UsageError
 
 CORRIDOR = '''
 import jax.numpy as jnp
@@ -153,7 +152,7 @@ def test_an_interrupt_while_all_is_loaded_is_one_line(monkeypatch, capsys):
 def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
     env, out = f"--env={files / 'mine.py'}:Corridor", files / "run"
     arguments = [*tiny.CONTROL, env, "--config.learning_rate=0.05", f"--out={out}"]
-    assert control_command.main(arguments) == 0
+    assert launch.control(arguments) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["greedy_return"] == [5.0, 5.0]
 
@@ -165,19 +164,19 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
     env, out = "--env=mine.py:Corridor", f"--out={files / 'run'}"
     monkeypatch.chdir(files)
     first = [*tiny.CONTROL, "--total_steps=32", env, out, "--deterministic"]
-    assert control_command.main(first) == 0
+    assert launch.control(first) == 0
     assert "ppo on mine.py:Corridor, 2 seeds" in capsys.readouterr().out
     (files / "elsewhere").mkdir()
     monkeypatch.chdir(files / "elsewhere")
     assert evaluate.main([f"--run={files / 'run'}"]) == 0
     more = [out, "--resume", "--total_steps=64"]
-    assert control_command.main(more) == 0
+    assert launch.control(more) == 0
     with pytest.raises(UsageError, match=r"--env=/\S+elsewhere/mine.py:Corridor must be /"):
-        control_command.main([*more, env])
+        launch.control([*more, env])
     with (files / "mine.py").open("a") as mine:
         mine.write("# another line\n")
     with pytest.raises(UsageError, match=r"^--deterministic .*; there differ source: \w+ → \w+\. "):
-        control_command.main(more)
+        launch.control(more)
     (files / "mine.py").write_text("1 / 0\n")
     with pytest.raises(UsageError, match=r"^--run=\S+run: --env=\S+: ZeroDivisionError"):
         evaluate.main([f"--run={files / 'run'}"])
@@ -210,9 +209,9 @@ def test_a_task_of_ones_own_is_trained_and_starts_another_run(files):
     small = [flag for flag in tiny.LANGUAGE if not flag.startswith(left_out)]
     small += ["--algorithm=grpo", "--total_steps=8", "--show=0", task]
     first = [*small, "--warm_start.steps=0", f"--out={files / 'run'}"]
-    assert language_command.main(first) == 0
+    assert launch.language(first) == 0
     start = f"--init_from={files / 'run'}"
-    assert language_command.main([*small, start, f"--out={files / 'more'}"]) == 0
+    assert launch.language([*small, start, f"--out={files / 'more'}"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -244,21 +243,21 @@ def test_a_file_whose_name_is_too_long_is_not_there():
     ("main", "flag", "name", "message"),
     [
         (
-            control_command.main,
+            launch.control,
             "policy",
             "nothing",
             r"--policy=\S+ must make a Flax module, got NoneType",
         ),
-        (control_command.main, "critic", "three", r"--critic=\S+ must make a Flax module, got int"),
-        (control_command.main, "env", "three", "--env must have the interface .* int lacks reset"),
+        (launch.control, "critic", "three", r"--critic=\S+ must make a Flax module, got int"),
+        (launch.control, "env", "three", "--env must have the interface .* int lacks reset"),
         (
-            language_command.main,
+            launch.language,
             "task",
             "three",
             r"--task=\S+ must make a \S+language.Task or Dialogue, got int",
         ),
         (
-            control_command.main,
+            launch.control,
             "env",
             "THREE",
             r"--env=\S+ ImportError: THREE in \S+ is not a func",
@@ -411,7 +410,7 @@ def test_tuned_settings_are_named_and_stored(tmp_path, capsys, written_down):
     arguments = [*tiny.CONTROL, "--algorithm=trpo", "--config.value_minibatches=1"]
     arguments = [flag for flag in arguments if "num_minibatches" not in flag]
     arguments = [flag for flag in arguments if "num_epochs" not in flag]
-    written_down(control_command.main, [*arguments, f"--out={tmp_path / 'run'}"])
+    written_down(launch.control, [*arguments, f"--out={tmp_path / 'run'}"])
     stored = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]["tuned"]
     assert stored
     assert "problem.num_envs" not in stored  # it was given

@@ -9,11 +9,12 @@ from test_runner import Silent
 
 from jaxrl_po.algorithms import a2c, grpo, ppo, ppo_penalty, reference, reinforce, trpo
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import parallel, runner
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.parallel import Placement
-from jaxrl_po.run.programs import Job
-from jaxrl_po.run.seeds import of_seed, over_seeds
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.seeds import of_seed, over_seeds
+from jaxrl_po.run.loop import runner
+from jaxrl_po.run.loop.programs import Job
+from jaxrl_po.run.store.checkpoint import Store
 
 PLAIN = tabular_problem(num_prompts=4, num_steps=8)
 FIT = {"value_epochs": 1, "value_minibatches": 2}

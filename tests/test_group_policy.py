@@ -24,8 +24,8 @@ from jaxrl_po.algorithms import (
 )
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import programs, runner
-from jaxrl_po.run.metrics import read
+from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import Samples
 
 GROUPS, SIZE = 4, 4

@@ -12,11 +12,12 @@ from probes import tabular_problem
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import parallel, programs, runner
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.scoring import HostScore, Reward, RewardError
-from jaxrl_po.run.seeds import over_seeds
+from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.seeds import over_seeds
+from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.store.checkpoint import Store
+from jaxrl_po.run.store.metrics import read
 
 HERE = Path(__file__).parent / "reward_functions.py"
 TASK = language.tasks.addition(1)

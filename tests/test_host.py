@@ -10,7 +10,7 @@ from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
 from jaxrl_po.control.statistics import OBSERVATION_STATISTICS, RETURN_STATISTICS, ROLLING_RETURN
-from jaxrl_po.run import seeds as seeds_lib
+from jaxrl_po.run.devices import seeds as seeds_lib
 
 
 def test_a_recording_holds_what_the_environments_did():

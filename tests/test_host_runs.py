@@ -9,12 +9,13 @@ import pytest
 from clock import SEEN
 from finished import ON_HOST
 
-from jaxrl_po.run import earlier, filming, host
-from jaxrl_po.run import flags as flags_lib
-from jaxrl_po.run.commands import control as command
-from jaxrl_po.run.commands import evaluate, plot, render, report, sweep
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.pools import PoolError
+from jaxrl_po.cli import evaluate, launch, plot, render, report, sweep
+from jaxrl_po.run.experiment import control as command
+from jaxrl_po.run.experiment import earlier
+from jaxrl_po.run.experiment import flags as flags_lib
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.host import filming, rollouts
+from jaxrl_po.run.host.vector_envs import PoolError
 
 TINY = [flag for flag in ON_HOST if not flag.startswith("--env=")]
 # Of an environment of two actions and no dynamics: the smallest program that trains.
@@ -51,7 +52,7 @@ def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsy
     out = tmp_path / "r"
     # Four environments for 16 steps make an iteration; the first evaluation takes 16 steps.
     monkeypatch.setattr(Fragile, "left", 4 * 16 * 4 + 16 + 40)
-    assert command.main([*FRAGILE, f"--out={out}"]) == 1
+    assert launch.control([*FRAGILE, f"--out={out}"]) == 1
     error = capsys.readouterr().err
     assert "error: env gymnasium:Fragile-v0: RuntimeError: the motor is hot" in error
     assert "saved at iteration" in error
@@ -61,7 +62,7 @@ def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsy
     assert [row["iteration"] for row in before] == [0, 3, 5]
     assert before[-1]["updates"] == before[1]["updates"]
     monkeypatch.setattr(Fragile, "left", 10**9)
-    assert command.main([f"--out={out}", "--resume"]) == 0
+    assert launch.control([f"--out={out}", "--resume"]) == 0
     text = capsys.readouterr()
     assert "environments begin new episodes" in text.out + text.err
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -73,7 +74,7 @@ def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsy
 
 @pytest.mark.usefixtures("trace_only")
 def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
-    evaluate_well, calls = host.Rollouts.evaluate, []
+    evaluate_well, calls = rollouts.Rollouts.evaluate, []
 
     def evaluate(self, state, later_seed=None):
         calls.append(state)
@@ -81,14 +82,14 @@ def test_a_run_whose_evaluation_fails_ends_saved(tmp_path, capsys, monkeypatch):
             raise PoolError("env gymnasium:Fragile-v0: OSError: no process")
         return evaluate_well(self, state, later_seed)
 
-    monkeypatch.setattr(host.Rollouts, "evaluate", evaluate)
+    monkeypatch.setattr(rollouts.Rollouts, "evaluate", evaluate)
     out = tmp_path / "r"
-    assert command.main([*FRAGILE, "--checkpoint_every=9", f"--out={out}"]) == 1
+    assert launch.control([*FRAGILE, "--checkpoint_every=9", f"--out={out}"]) == 1
     assert "saved at iteration 6" in capsys.readouterr().err
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [0, 3, 6]
     assert "greedy_return" not in rows[-1]
-    assert command.main([f"--out={out}", "--resume"]) == 0
+    assert launch.control([f"--out={out}", "--resume"]) == 0
 
 
 def test_a_failure_outside_training_is_one_line(capsys, monkeypatch):
@@ -129,13 +130,13 @@ def test_an_evaluation_of_the_run_is_that_of_the_checkpoint(cart_pole):
     )
     rows = [json.loads(line) for line in (cart_pole / "metrics.jsonl").read_text().splitlines()]
     assert iteration == rows[-1]["iteration"]
-    again = host.Rollouts(experiment.host, records[""].seed, range(2)).evaluate(state)
+    again = rollouts.Rollouts(experiment.host, records[""].seed, range(2)).evaluate(state)
     np.testing.assert_allclose(again["greedy_return"].mean(axis=1), rows[-1]["greedy_return"])
 
 
 def test_two_devices_equal_one(cart_pole, tmp_path):
     flags = ["--env=gymnasium:CartPole-v1", *TINY, "--devices=1", f"--out={tmp_path / 'one'}"]
-    assert command.main(flags) == 0
+    assert launch.control(flags) == 0
     one, two = (
         json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
         for out in (tmp_path / "one", cart_pole)
@@ -185,7 +186,7 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
 )
 def test_what_cannot_work_is_said_before_anything_compiles(tmp_path, flags, message):
     with pytest.raises(UsageError, match=message):
-        command.main([*flags, f"--out={tmp_path / 'out'}"])
+        launch.control([*flags, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
 
 
@@ -194,7 +195,7 @@ def test_what_cannot_work_is_said_before_anything_compiles(tmp_path, flags, mess
 def test_inverted_pendulum_is_learned(tmp_path, algorithm, target):
     pytest.importorskip("envpool")
     out = tmp_path / "run"
-    status = command.main(
+    status = launch.control(
         [
             f"--algorithm={algorithm}",
             "--env=envpool:InvertedPendulum-v4",
@@ -224,6 +225,6 @@ def test_a_signal_ends_the_run_saved(tmp_path, monkeypatch):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
     monkeypatch.setattr(Fragile, "step", step)
-    assert command.main([*FRAGILE, f"--out={out}"]) == 0
+    assert launch.control([*FRAGILE, f"--out={out}"]) == 0
     assert not (out / "summary.json").exists()
     assert any((out / "checkpoints" / "latest").iterdir())

@@ -6,12 +6,13 @@ import pytest
 import tiny
 
 from jaxrl_po import language
+from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import jobs, launch, methods
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import assembly, methods, plan
+from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.checkpoint import Store
 
 SMALL = [*(flag for flag in tiny.LANGUAGE if "warm_start" not in flag), "--algorithm=grpo"]
 
@@ -22,10 +23,10 @@ def earlier(finished, tmp_path_factory):
 
 
 def test_every_seed_starts_where_the_first_of_the_earlier_run_stopped(earlier):
-    records = launch.parse(script.SCRIPT, [*SMALL, f"--init_from={earlier}"], {})
+    records = plan.parse(script.SCRIPT, [*SMALL, f"--init_from={earlier}"], {})
     one = Placement(records[""].seeds, 1, 1)
     experiment = script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], one)
-    job = jobs.make_job(
+    job = assembly.make_job(
         experiment, records[""], one, iterations=1, steps_per_iteration=8, log_every=1
     )
     begun = job.learner.init(job.start).params.policy
@@ -56,7 +57,7 @@ def test_another_vocabulary_or_model_is_refused_before_anything_is_written(
 ):
     arguments = [flag for flag in SMALL if not flag.startswith("--task.")]
     with pytest.raises(UsageError, match=message):
-        script.main([*arguments, *flags, f"--init_from={earlier}", f"--out={tmp_path / 'run'}"])
+        launch.language([*arguments, *flags, f"--init_from={earlier}", f"--out={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
 
@@ -66,17 +67,17 @@ def test_a_folder_without_a_run_is_named(tmp_path):
         match=r"--init_from=.* must be the folder of a run of jaxrl-po language or of a "
         r"pretrained model; it holds no config.json",
     ):
-        script.main([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
+        launch.language([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
     (tmp_path / "config.json").write_text('{"mode": "llama"}')
     with pytest.raises(UsageError, match=r"; its config.json is that of something else$"):
-        script.main([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
+        launch.language([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
 
 
 def test_a_run_without_an_intact_checkpoint_is_named(earlier, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_bytes((earlier / "config.json").read_bytes())
     with pytest.raises(UsageError, match="holds no intact checkpoint"):
-        script.main([*SMALL, f"--init_from={tmp_path / 'run'}", f"--out={tmp_path / 'next'}"])
+        launch.language([*SMALL, f"--init_from={tmp_path / 'run'}", f"--out={tmp_path / 'next'}"])
 
 
 def test_parameters_of_another_model_are_refused_by_the_problem():

@@ -13,9 +13,9 @@ import pytest
 import toy_run
 from toy_run import Silent, bits, job, lines, run, toy
 
-from jaxrl_po.run import runner
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.metrics import read
+from jaxrl_po.run.loop import runner
+from jaxrl_po.run.store.checkpoint import Store
+from jaxrl_po.run.store.metrics import read
 
 LEFT = "interrupted before the first iteration: nothing new to save"
 

@@ -13,7 +13,7 @@ import pytest
 import tiny
 from scripts import everything, finish, lines, start
 
-from jaxrl_po.run.metrics import read
+from jaxrl_po.run.store.metrics import read
 
 LONG = {
     "control": [

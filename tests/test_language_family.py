@@ -14,11 +14,11 @@ from probes import tabular_problem
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo, ppo, trpo
+from jaxrl_po.cli import launch
 from jaxrl_po.config import as_arrays
-from jaxrl_po.run import presets
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.comparison import Result
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment import presets
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.study.comparison import Result
 from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(1, zero_pad=False)
@@ -177,7 +177,7 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
     def refuse(job):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxrl_po.run.programs.check", refuse)
+    monkeypatch.setattr("jaxrl_po.run.loop.programs.check", refuse)
     options = language_family.Options()
     for name, method in language_family.METHODS.items():
         given = [
@@ -185,7 +185,7 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
             f"--total_steps={options.total_steps}",
         ]
         with pytest.raises(AssertionError, match="compiled"):
-            script.main([*given, f"--out={tmp_path / name}", "--devices=1"])
+            launch.language([*given, f"--out={tmp_path / name}", "--devices=1"])
     estimates = group_estimates.Options()
     for name, variant in group_estimates.chosen(estimates).items():
         given = [
@@ -194,14 +194,14 @@ def test_every_method_has_valid_flags_and_names_are_checked(tmp_path, monkeypatc
             "--total_steps=1280",
         ]
         with pytest.raises(AssertionError, match="compiled"):
-            script.main(
+            launch.language(
                 [*given, f"--out={tmp_path / name}", "--devices=1", "--config.decay_iterations=0"]
             )
     with pytest.raises(UsageError, match="--variants has no '11'"):
         group_estimates.main(["--variants=1,11", f"--out={tmp_path}"])
     for algorithm in presets.WITH_CRITIC:
         with pytest.raises(AssertionError, match="compiled"):
-            script.main(
+            launch.language(
                 [f"--algorithm={algorithm}", f"--out={tmp_path / 'x'}", "--devices=1", *tiny.MODEL]
             )
     with pytest.raises(UsageError, match="did you mean trpo"):

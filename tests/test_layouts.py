@@ -10,8 +10,8 @@ import pytest
 
 from jaxrl_po import optimizers
 from jaxrl_po.language import Transformer
-from jaxrl_po.run import checkpoint
-from jaxrl_po.run.checkpoint import Store
+from jaxrl_po.run.store import checkpoint
+from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.types import ActorCritic
 
 SEEDS, LAYERS = 2, 11  # of which 10 comes before 2 by name

@@ -17,7 +17,7 @@ from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import Transformer, dialogues
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import parallel
+from jaxrl_po.run.devices import parallel
 from jaxrl_po.types import ActorCritic, Samples
 
 TASK = addition(2)

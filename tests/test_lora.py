@@ -14,7 +14,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, pretrained, sampling
 from jaxrl_po.language.lora import EVERY, Lora, merge, over
 from jaxrl_po.language.pretrained import architectures
-from jaxrl_po.run.seeds import over_seeds
+from jaxrl_po.run.devices.seeds import over_seeds
 from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(1)

@@ -6,10 +6,10 @@ import json
 import families
 import pytest
 
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.scoring import Worker
+from jaxrl_po.cli import launch
+from jaxrl_po.run.data.scoring import Worker
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.metrics import read
 
 pytest.importorskip("math_verify")
 CASES = [
@@ -40,7 +40,7 @@ CASES = [
 
 
 def test_answers_are_compared_in_the_guarded_process():
-    worker = Worker("jaxrl_po.run.mathematics:correct", 60.0)
+    worker = Worker("jaxrl_po.run.data.mathematics:correct", 60.0)
     worker.start()
     answers, texts, expected = zip(*CASES, strict=True)
     columns = {"completions": texts, "answer": answers, "prompts": texts, "completion_ids": []}
@@ -61,13 +61,13 @@ def test_answers_are_compared_in_the_guarded_process():
     ],
 )
 def test_the_last_answer_counts(text, answer):
-    from jaxrl_po.run import mathematics
+    from jaxrl_po.run.data import mathematics
 
     assert mathematics.final(text) == answer
 
 
 def test_no_more_than_names_and_literals_is_compiled():
-    from jaxrl_po.run import mathematics
+    from jaxrl_po.run.data import mathematics
 
     for text in ("from sympy import *", "Integer (12 )", "Symbol ('x' )", "E "):
         assert mathematics.harmless(text, "")
@@ -97,7 +97,7 @@ def test_a_run_is_rewarded_and_evaluated_by_it(tmp_path):
         "--total_steps=8",
         f"--out={tmp_path / 'run'}",
     ]
-    assert script.main(flags) == 0
+    assert launch.language(flags) == 0
     last = read(tmp_path / "run" / "metrics.jsonl")[-1]
     assert last["greedy_accuracy"] == last["accuracy"] == last["reward/correct"] == [0.0]
     assert last["reward_failures"] == [0.0]
@@ -111,4 +111,4 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
     with pytest.raises(
         UsageError, match=r"^--reward=math needs .*: pip install 'jaxrl_po\[math\]'$"
     ):
-        script.main(["--reward=math", "--algorithm=grpo", f"--out={tmp_path / 'run'}"])
+        launch.language(["--reward=math", "--algorithm=grpo", f"--out={tmp_path / 'run'}"])

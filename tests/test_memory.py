@@ -21,10 +21,9 @@ from probes import Params, Probe
 from jaxrl_po import control, trust_region
 from jaxrl_po import run as runs
 from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
+from jaxrl_po.cli import evaluate, launch, render
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import actor, networks, recorded, recurrence
-from jaxrl_po.run.commands import control as control_command
-from jaxrl_po.run.commands import evaluate, render
 
 GRU = control.NetworkSettings(width=8, depth=1, memory="gru")
 
@@ -378,10 +377,10 @@ def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(
         "--seeds=2",
         "--total_steps=128",
     ]
-    assert control_command.main([*flags, f"--out={whole}"]) == 0
+    assert launch.control([*flags, f"--out={whole}"]) == 0
     shutil.copytree(whole, out)
     shutil.rmtree(out / "checkpoints" / "latest" / "4")
-    assert control_command.main([f"--out={out}", "--resume"]) == 0
+    assert launch.control([f"--out={out}", "--resume"]) == 0
     assert "resuming at iteration 3" in capsys.readouterr().out
     resumed, at_once = (
         [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import metrics
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store import metrics
 
 
 def test_interquartile_mean_drops_a_quarter_at_each_end():

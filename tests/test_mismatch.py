@@ -13,12 +13,12 @@ from tiny import MODEL
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import actor_critic, dapo, grpo
+from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.language import sampling
 from jaxrl_po.learner import EARLIER_POLICIES, recompute_log_prob
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import read
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import Samples
 
 TASK = language.tasks.addition(1)
@@ -219,14 +219,14 @@ def test_the_knobs_are_flags(tmp_path):
         *("--sampler.noise=0.2", "--sampler.staleness=1", "--sampler.dtype=bfloat16"),
         *("--config.correction=mask", f"--out={out}"),
     ]
-    assert script.main(argv) == 0
+    assert launch.language(argv) == 0
     line = read(out / "metrics.jsonl")[-1]
     assert {"learner_kl", "sampler_max_ratio", "sampler_weight"} <= line.keys()
     kept = json.loads((out / "config.json").read_text())
     knobs = {"sampler.dtype": "bfloat16", "sampler.noise": 0.2, "sampler.staleness": 1}
     assert knobs.items() <= kept.items()
     with pytest.raises(UsageError, match="correction has no effect unless the sampler differs"):
-        script.main(
+        launch.language(
             [flag for flag in argv if "sampler" not in flag and "--out" not in flag]
             + [f"--out={tmp_path / 'other'}"]
         )

@@ -13,8 +13,8 @@ from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, grpo, gspo, ppo
 from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.learner import recompute_log_prob
-from jaxrl_po.run import parallel
-from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.parallel import Placement
 
 TASK = language.tasks.addition(2)
 SIZES = language.ModelSettings(

@@ -11,10 +11,11 @@ from structured import Structured, TwoChoices, problem_of
 
 from jaxrl_po import control
 from jaxrl_po import run as runs
+from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import networks
-from jaxrl_po.run.commands import control as command
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment import control as command
+from jaxrl_po.run.experiment.flags import UsageError
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
     ]
     out = tmp_path / "run"
     critic = f"--critic={tmp_path}/own.py:critic"
-    assert command.main([*arguments, critic, f"--out={out}", "--config.num_minibatches=2"]) == 0
+    assert launch.control([*arguments, critic, f"--out={out}", "--config.num_minibatches=2"]) == 0
     policy = runs.load(out)
     torso = policy.params.policy["params"]["torso"]
     assert torso["Dense_0"]["kernel"].shape == (4, 5)
@@ -131,7 +132,7 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
         ([f"--policy={tmp_path}/own.py:Four"], "policy.*Four"),
     ):
         with pytest.raises((UsageError, ConfigError), match=message):
-            command.main([*arguments, *flags, f"--out={tmp_path / 'other'}"])
+            launch.control([*arguments, *flags, f"--out={tmp_path / 'other'}"])
     assert not (tmp_path / "other").exists()
 
 

@@ -22,7 +22,7 @@ SMOKE = """
 import importlib, pkgutil
 import gymnax, jax, jaxrl_po
 for module in pkgutil.walk_packages(jaxrl_po.__path__, "jaxrl_po."):
-    if module.name not in ("jaxrl_po.run.reasoning", "jaxrl_po.run.scoring_worker"):
+    if module.name not in ("jaxrl_po.run.data.reasoning", "jaxrl_po.run.data.scoring_worker"):
         importlib.import_module(module.name)
 from jaxrl_po import control, language
 from jaxrl_po.algorithms import grpo, ppo, trpo

@@ -14,9 +14,9 @@ import pytest
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import parallel
-from jaxrl_po.run.parallel import Placement
-from jaxrl_po.run.seeds import over_seeds
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.seeds import over_seeds
 
 
 @pytest.mark.parametrize(

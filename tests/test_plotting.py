@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jaxrl_po.run import metrics, plotting
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.store import metrics
 
 ROWS = [
     {"step": step, **metrics.by_seed({"episode_return": np.array([10.0, 20.0, 30.0, 90.0]) + step})}

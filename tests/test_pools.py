@@ -9,9 +9,9 @@ from clock import BOX, SEEN, ignore, source, started
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
-from jaxrl_po.run import filming, host, pools
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.pools import PoolError
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.host import filming, rollouts, vector_envs
+from jaxrl_po.run.host.vector_envs import PoolError
 
 
 class Shifted(gymnasium.Env):
@@ -33,19 +33,19 @@ gymnasium.register("Shifted-v0", entry_point=Shifted)
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr(pools.extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(vector_envs.extras.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'jaxrl_po\[envpool\]'"):
-        pools.find("envpool:HalfCheetah-v4")
+        vector_envs.find("envpool:HalfCheetah-v4")
 
 
 def test_classes_need_not_begin_at_zero():
-    where = pools.find("gymnasium:Shifted-v0", '{"max_episode_steps": 5}')
+    where = vector_envs.find("gymnasium:Shifted-v0", '{"max_episode_steps": 5}')
     assert where.max_steps == 5
     np.testing.assert_array_equal(where.spaces.observe(np.array([2, 4])), np.eye(4)[[0, 2]])
     settings = control.Settings(num_envs=8, num_steps=12)
     problem = control.recorded_from_settings(where.spaces, settings)
-    _, state, rollouts = started(host.HostProblem(where, problem, 8, 12, 1))
-    _, recording = rollouts.record(state, ignore)
+    _, state, begun = started(rollouts.HostProblem(where, problem, 8, 12, 1))
+    _, recording = begun.record(state, ignore)
     kept = recording.mask[0]
     assert set(recording.action[0][kept].tolist()) == {0, 1, 2}
     np.testing.assert_array_equal(recording.reward[0][kept], recording.action[0][kept] - 1.0)
@@ -70,22 +70,22 @@ def test_spaces_that_cannot_be_handled_are_named(observations, actions):
 
 
 def test_no_limit_is_none_and_not_a_number():
-    assert pools.find("gymnasium:CartPole-v1", '{"max_episode_steps": -1}').max_steps is None
+    assert vector_envs.find("gymnasium:CartPole-v1", '{"max_episode_steps": -1}').max_steps is None
     pytest.importorskip("envpool")
-    assert pools.find("envpool:CliffWalking-v0").max_steps is None
+    assert vector_envs.find("envpool:CliffWalking-v0").max_steps is None
 
 
 def test_pictures_are_of_the_environment_that_was_trained_on():
     pytest.importorskip("envpool")
     arguments = '{"max_episode_steps": 7}'
-    where = pools.find("envpool:CartPole-v1", arguments)
+    where = vector_envs.find("envpool:CartPole-v1", arguments)
     camera, why = filming._camera(where, 0)
     assert camera is None
     assert "arguments of envpool" in why
 
 
 def test_gymnasium_gives_true_final_observations():
-    pool = pools.find("gymnasium:CartPole-v1").open([3, 4])
+    pool = vector_envs.find("gymnasium:CartPole-v1").open([3, 4])
     seen, action = pool.reset(), np.array([1, 1])
     for _ in range(30):
         before, stepped = seen, pool.step(action)
@@ -102,7 +102,7 @@ def test_gymnasium_gives_true_final_observations():
 
 def test_envpool_gives_true_final_observations():
     pytest.importorskip("envpool")
-    where = pools.find("envpool:CartPole-v1", '{"max_episode_steps": 7}')
+    where = vector_envs.find("envpool:CartPole-v1", '{"max_episode_steps": 7}')
     assert where.max_steps == 7
     pool = where.open([3, 4])
     pool.reset()
@@ -121,33 +121,33 @@ def test_envpool_gives_true_final_observations():
 def test_envpool_refuses_what_it_does_not_have():
     pytest.importorskip("envpool")
     with pytest.raises(UsageError, match="did you mean envpool:Hopper-v"):
-        pools.find("envpool:Hoper-v4")
+        vector_envs.find("envpool:Hoper-v4")
     with pytest.raises(UsageError, match="wings"):
-        pools.find("envpool:CartPole-v1", '{"wings": 2}')
+        vector_envs.find("envpool:CartPole-v1", '{"wings": 2}')
     for threads in ("0", '"x"', "true"):
         with pytest.raises(UsageError, match="num_threads must be a whole number of at least 1"):
-            pools.find("envpool:CartPole-v1", f'{{"num_threads": {threads}}}')
+            vector_envs.find("envpool:CartPole-v1", f'{{"num_threads": {threads}}}')
     with pytest.raises(UsageError, match="seed is chosen by the run"):
-        pools.find("envpool:CartPole-v1", '{"seed": 2}')
+        vector_envs.find("envpool:CartPole-v1", '{"seed": 2}')
 
 
 def test_frames_of_atari_come_with_their_channels_last():
     pytest.importorskip("envpool")
-    where = pools.find("envpool:Pong-v5")
+    where = vector_envs.find("envpool:Pong-v5")
     assert where.spaces.observation.shape == (84, 84, 4)
     pool = where.open([1])
     frame = pool.reset()
     assert frame.shape == (1, 84, 84, 4)
     assert frame.dtype == np.uint8
-    hosted = host.HostProblem(
+    hosted = rollouts.HostProblem(
         where,
         control.recorded_from_settings(where.spaces, control.Settings(num_envs=1, num_steps=2)),
         1,
         2,
         1,
     )
-    learner, state, rollouts = started(hosted)
-    state, recording = rollouts.record(state, ignore)
+    learner, state, begun = started(hosted)
+    state, recording = begun.record(state, ignore)
     assert recording.observation.dtype == np.uint8
     step = jax.jit(lambda s, recording: learner.step(recorded.with_recording(s, recording)))
     state, metrics = step(state, recording)

@@ -16,13 +16,13 @@ from safetensors.numpy import load_file, save_file
 
 from jaxrl_po import language, types
 from jaxrl_po.algorithms import grpo
+from jaxrl_po.cli import parity
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import Transformer, pretrained, sampling
 from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.language.rope import Rope
-from jaxrl_po.run.commands import parity
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment.flags import UsageError
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_pretrained.json").read_text())["families"]
 EVERY_FAMILY = pytest.mark.parametrize("name", families.CONFIGS)

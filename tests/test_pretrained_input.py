@@ -10,12 +10,14 @@ import pytest
 import tiny
 from folders import arguments, write_place, write_rows
 
-from jaxrl_po.run import launch, models, policies, programs, prompts
-from jaxrl_po.run.commands import evaluate
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.memory import Memory
-from jaxrl_po.run.metrics import read
+from jaxrl_po.cli import evaluate, launch
+from jaxrl_po.run.data import prompts
+from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import models, plan, policies
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.loop import programs
+from jaxrl_po.run.store.metrics import read
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +52,10 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(
         f"--reward={rewards}:short",
     ]
     with pytest.raises(UsageError, match=r"--problem\.max_new_tokens must be given where"):
-        script.main([*flags, "--problem.max_new_tokens=0"])
+        launch.language([*flags, "--problem.max_new_tokens=0"])
     with pytest.raises(UsageError, match=r"--warm_start\.steps needs prompts with answers"):
-        script.main([*flags, "--warm_start.steps=3"])
-    assert script.main(flags) == 0
+        launch.language([*flags, "--warm_start.steps=3"])
+    assert launch.language(flags) == 0
     row = read(tmp_path / "run" / "metrics.jsonl")[0]
     assert row["greedy_accuracy"] == [1.0, 1.0]
     shown = read(tmp_path / "run" / "samples.jsonl")
@@ -65,7 +67,7 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(
     assert evaluate.main([f"--run={tmp_path / 'run'}", evaluated]) == 0
     assert json.loads((tmp_path / "e.json").read_text())["greedy_accuracy"] == [1.0, 1.0]
     with pytest.raises(UsageError, match="line 1 lacks the column 'answer'"):
-        script.main([*arguments(place, tmp_path / "other"), train])
+        launch.language([*arguments(place, tmp_path / "other"), train])
 
 
 def test_arguments_reach_the_template(place, tmp_path):
@@ -73,7 +75,7 @@ def test_arguments_reach_the_template(place, tmp_path):
     flags = arguments(
         place, tmp_path / "run", train, '--task.template_arguments={"tools": [" w9 "]}'
     )
-    records = launch.parse(script.SCRIPT, flags, {})
+    records = plan.parse(script.SCRIPT, flags, {})
     base = models.read_base(str(place / "model"), records["model"])
     task = models.make_task(records, base)
     prompt = task.sample(jax.random.key(0), False)
@@ -91,7 +93,7 @@ def test_paths_of_prompts_are_kept_for_use_from_elsewhere(place, tmp_path, monke
         "--task.train=chat.jsonl",
         "--task.test=more.jsonl",
     ]
-    task = launch.parse(script.SCRIPT, flags, {})["task"]
+    task = plan.parse(script.SCRIPT, flags, {})["task"]
     assert (task.train, task.test) == (f"{tmp_path}/chat.jsonl", f"{tmp_path}/more.jsonl")
 
 
@@ -170,7 +172,7 @@ def test_a_bad_folder_ends_in_one_line_before_anything_is_written(place, tmp_pat
     spoil, message = BAD_FOLDERS[bad]
     folder = spoilt(place, tmp_path, spoil)
     with pytest.raises(UsageError, match=f"^{message}"):
-        script.main(arguments(folder, tmp_path / "run"))
+        launch.language(arguments(folder, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -200,7 +202,7 @@ def test_a_bad_flag_ends_in_one_line_before_anything_is_written(place, tmp_path,
     if "addition" in given:
         flags = [flag for flag in flags if not flag.startswith("--task.")]
     with pytest.raises(UsageError, match=f"^{BAD_FLAGS[given]}") as raised:
-        script.main(flags)
+        launch.language(flags)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
 
@@ -208,7 +210,7 @@ def test_a_bad_flag_ends_in_one_line_before_anything_is_written(place, tmp_path,
 def test_targets_that_the_model_lacks_are_named(tmp_path):
     flags = [*tiny.LANGUAGE, "--model.gated=false", "--lora.rank=2", "--lora.targets=gate"]
     with pytest.raises(UsageError, match=r"--lora\.targets must name matrices .* has no gate"):
-        script.main([*flags, "--algorithm=grpo", f"--out={tmp_path / 'run'}"])
+        launch.language([*flags, "--algorithm=grpo", f"--out={tmp_path / 'run'}"])
 
 
 BAD_ROWS = {
@@ -232,7 +234,7 @@ def test_a_bad_row_is_named(place, tmp_path, bad):
     row, message = BAD_ROWS[bad]
     train = write_rows(tmp_path / "rows.jsonl", [*CHAT, row])
     with pytest.raises(UsageError, match=f"^--task.train: .*{message}"):
-        script.main(arguments(place, tmp_path / "run", train))
+        launch.language(arguments(place, tmp_path / "run", train))
     assert not (tmp_path / "run").exists()
 
 
@@ -240,7 +242,7 @@ def test_messages_need_a_template(place, tmp_path):
     train = write_rows(tmp_path / "chat.jsonl", CHAT)
     bare = spoilt(place, tmp_path, lambda folder: (folder / "chat_template.jinja").unlink())
     with pytest.raises(UsageError, match=r"line \d+: messages need a model with a chat template"):
-        script.main(arguments(bare, tmp_path / "run", train))
+        launch.language(arguments(bare, tmp_path / "run", train))
     ours = ["--task=file", train, "--algorithm=grpo", f"--out={tmp_path / 'run'}"]
     with pytest.raises(UsageError, match=r"line \d+: messages need a pretrained model"):
-        script.main(ours)
+        launch.language(ours)

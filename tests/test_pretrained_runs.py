@@ -13,16 +13,17 @@ from folders import ADAPTED, ROWS, arguments
 from scripts import everything
 
 from jaxrl_po import run
+from jaxrl_po.cli import evaluate, export, launch, report
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
-from jaxrl_po.run import jobs, launch, methods, models, programs, runner, warm
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.commands import evaluate, export, report
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.memory import Memory
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import assembly, methods, models, plan
+from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.loop import programs, runner, supervised
+from jaxrl_po.run.store.checkpoint import Store
+from jaxrl_po.run.store.metrics import read
 
 CONSTANT = re.compile('"0x[0-9A-F]+"')
 
@@ -107,7 +108,7 @@ def test_a_run_with_adapters_is_reported_and_resumed(adapted, tmp_path, capsys):
     out = tmp_path / "run"
     shutil.copytree(adapted, out)
     shutil.rmtree(out / "checkpoints" / "latest" / "3")
-    assert script.main([f"--out={out}", "--resume"]) == 0
+    assert launch.language([f"--out={out}", "--resume"]) == 0
     assert "resuming at iteration 2" in capsys.readouterr().out
     assert everything(out)[1].keys() == everything(adapted)[1].keys()
     for key, arrays in everything(adapted)[1].items():
@@ -132,7 +133,7 @@ def test_a_run_begins_where_adapters_ended(place, adapted, tmp_path):
 
 def test_adapters_over_merged_adapters_are_evaluated(place, adapted, tmp_path, begun):
     flags = over(adapted, *arguments(place, tmp_path / "more", "--seeds=1", *begun))
-    assert script.main([*flags, "--lora.rank=3"]) == 0
+    assert launch.language([*flags, "--lora.rank=3"]) == 0
     assert evaluate.main([f"--run={tmp_path / 'more'}", f"--out={tmp_path / 'e.json'}"]) == 0
     assert "greedy_accuracy" in json.loads((tmp_path / "e.json").read_text())
 
@@ -165,13 +166,13 @@ def test_adapters_train_over_a_model_of_ours(tmp_path, begun, written_down):
     """Over a run, and over initial parameters that all seeds share."""
     flags = [flag for flag in tiny.LANGUAGE if "warm_start" not in flag]
     flags += ["--algorithm=grpo", "--lora.rank=2", "--lora.targets=query,value", *begun]
-    assert script.main([*flags, f"--out={tmp_path / 'a'}"]) == 0
+    assert launch.language([*flags, f"--out={tmp_path / 'a'}"]) == 0
     held = names_of(tmp_path / "a")
     assert {name.split("'")[-4] for name in held if name.startswith(".params.policy")} <= {
         "query",
         "value",
     }
-    written_down(script.main, over(tmp_path / "a", *flags, f"--out={tmp_path / 'b'}"))
+    written_down(launch.language, over(tmp_path / "a", *flags, f"--out={tmp_path / 'b'}"))
     with pytest.raises(UsageError, match="began with a model of ours, whose tokenizer"):
         export.main([f"--run={tmp_path / 'b'}", f"--out={tmp_path / 'c'}"])
 
@@ -183,7 +184,7 @@ def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_pat
     state = jax.eval_shape(job.learner.step, jax.eval_shape(job.learner.init, job.start))[0]
     first = pretrained.load(place / "model").params
     assert jax.tree.structure(state.params.policy) == jax.tree.structure(first)
-    assert script.main(flags) == 0
+    assert launch.language(flags) == 0
     again = pretrained.load(export_of(tmp_path / "run", tmp_path / "model", "--checkpoint=latest"))
     # The numbers of the checkpoint, and not those of the folder that the run began with.
     assert max(jax.tree.leaves(jax.tree.map(np.max, again.params))) == 0.0
@@ -197,23 +198,23 @@ def test_adapters_are_merged_in_float32(place, tmp_path, begun):
     stored = tmp_path / "half"
     pretrained.save(stored, base.model, base.params, base.tokenizer, base.chat_template)
     flags = arguments(place, tmp_path / "a", *half)
-    assert script.main(over(stored, *flags)) == 0
+    assert launch.language(over(stored, *flags)) == 0
     merged = pretrained.load(
         export_of(tmp_path / "a", tmp_path / "b", "--checkpoint=latest"), param_dtype=None
     )
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(merged.params)} == {"float32"}
-    settings = launch.parse(script.SCRIPT, over(tmp_path / "a", *flags), {})
+    settings = plan.parse(script.SCRIPT, over(tmp_path / "a", *flags), {})
     found = models.start(script.SCRIPT, settings)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(found.params)} == {"float32"}
 
 
 def job_of(flags):
-    records = launch.parse(script.SCRIPT, flags, {})
+    records = plan.parse(script.SCRIPT, flags, {})
     seeds = records[""].seeds
     algorithm = methods.ALGORITHMS[records[""].algorithm]
     one = Placement(seeds, 1, 1)
     experiment = script.SCRIPT.build(records, algorithm, one)
-    return jobs.make_job(
+    return assembly.make_job(
         experiment, records[""], one, iterations=1, steps_per_iteration=8, log_every=1
     )
 
@@ -268,7 +269,7 @@ def test_a_warm_start_of_adapters_can_be_asked_for(warmed):
     def nothing(*_):
         pass
 
-    fitted = warm.run(parts, job.start, at_once, nothing, nothing, given=job.given)
+    fitted = supervised.run(parts, job.start, at_once, nothing, nothing, given=job.given)
     state = jax.jit(job.warm.init)((job.start, fitted))
     assert np.mean(jax.jit(job.evaluate)(state)["greedy_accuracy"]) > 0.5
 
@@ -288,14 +289,14 @@ def moved(place, adapted, tmp_path):
 
 def test_another_base_is_refused_and_a_missing_one_is_named(moved, tmp_path, monkeypatch):
     place, adapted = moved
-    monkeypatch.setattr("jaxrl_po.run.programs.check", lambda job: None)
+    monkeypatch.setattr("jaxrl_po.run.loop.programs.check", lambda job: None)
     changed = "holds adapters over another base: its digest was [0-9a-f]+ and is [0-9a-f]+ now"
     next_run = [*arguments(place, tmp_path / "next"), f"--init_from={adapted}", "--total_steps=8"]
     for call in (
-        lambda: script.main([f"--out={adapted}", "--resume"]),
+        lambda: launch.language([f"--out={adapted}", "--resume"]),
         lambda: evaluate.main([f"--run={adapted}"]),
         lambda: export.main([f"--run={adapted}", f"--out={tmp_path / 'exported'}"]),
-        lambda: script.main(next_run),
+        lambda: launch.language(next_run),
     ):
         with pytest.raises(UsageError, match=changed):
             call()
@@ -307,7 +308,7 @@ def test_another_base_is_refused_and_a_missing_one_is_named(moved, tmp_path, mon
     ):
         evaluate.main([f"--run={adapted}"])
     with pytest.raises(UsageError, match=r"it holds no config\.json"):
-        script.main([f"--out={adapted}", "--resume"])
+        launch.language([f"--out={adapted}", "--resume"])
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ import tiny
 import toy_run
 from scripts import surroundings
 
-from jaxrl_po.run import processes
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.commands import control
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import read
+from jaxrl_po.cli import launch
+from jaxrl_po.run.devices import processes
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.checkpoint import Store
+from jaxrl_po.run.store.metrics import read
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 CONTROL = [
@@ -181,7 +181,7 @@ def pair(environment, tmp_path_factory):
     """Three iterations on eight devices: of one process, and of two."""
     out = tmp_path_factory.mktemp("pair")
     flags = [*CONTROL, f"--total_steps={3 * STEPS}", "--mesh=seed:2,data:4"]
-    assert control.main([*flags, f"--out={out / 'one'}"]) == 0
+    assert launch.control([*flags, f"--out={out / 'one'}"]) == 0
     return out, run("control", [*flags, f"--out={out / 'two'}"], environment)
 
 

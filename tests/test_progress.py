@@ -1,7 +1,7 @@
 import pytest
 from rich.console import Console
 
-from jaxrl_po.run.progress import Progress, clock
+from jaxrl_po.run.loop.progress import Progress, clock
 
 ROW = {"step": 1_500, "episode_return/iqm": 42.25, "time/steps_per_second": 250_000.0}
 
@@ -28,7 +28,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
 
 def test_a_long_phase_is_a_line_every_few_seconds(monkeypatch, capsys):
     now = [100.0]
-    monkeypatch.setattr("jaxrl_po.run.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("jaxrl_po.run.loop.progress.time.monotonic", lambda: now[0])
     with Progress("ppo on X", 20_000) as progress:
         for step in range(20, 120, 20):
             progress.phase("warm start", f"step {step}/400", "1:20 left")
@@ -51,7 +51,7 @@ def test_quiet_shows_nothing(capsys):
 
 def test_a_bar_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(
-        "jaxrl_po.run.progress.Console", lambda: Console(force_terminal=True, width=160)
+        "jaxrl_po.run.loop.progress.Console", lambda: Console(force_terminal=True, width=160)
     )
     with Progress("ppo on X", 20_000, watch=("episode_return",)) as progress:
         progress.phase("compiling")
@@ -80,7 +80,7 @@ def test_a_held_out_accuracy_is_called_so(capsys):
 
 def test_the_bar_and_the_time_left_stay_on_a_narrow_terminal(monkeypatch, capsys):
     monkeypatch.setattr(
-        "jaxrl_po.run.progress.Console", lambda: Console(force_terminal=True, width=80)
+        "jaxrl_po.run.loop.progress.Console", lambda: Console(force_terminal=True, width=80)
     )
     title = "reinforce_pp on SpaceInvaders-MinAtar, 16 seeds"
     with Progress(title, 10_000_000, watch=("episode_return",), num_seeds=16) as progress:
@@ -94,7 +94,7 @@ def test_the_bar_and_the_time_left_stay_on_a_narrow_terminal(monkeypatch, capsys
 
 def test_the_warm_start_is_seen_on_a_narrow_terminal(monkeypatch, capsys):
     monkeypatch.setattr(
-        "jaxrl_po.run.progress.Console", lambda: Console(force_terminal=True, width=80)
+        "jaxrl_po.run.loop.progress.Console", lambda: Console(force_terminal=True, width=80)
     )
     detail = "step 10,000/10,000, accuracy 0.31"
     with Progress("reinforce_pp on running_sum, 16 seeds", 10_000) as progress:

@@ -14,9 +14,9 @@ import jax
 import pytest
 from tiny import CONTROL
 
-from jaxrl_po.run import provenance
-from jaxrl_po.run.commands import control
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.cli import launch
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store import provenance
 from jaxrl_po.version import __version__
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
@@ -205,5 +205,5 @@ def test_a_run_of_an_earlier_version_is_refused_before_anything_is_written(
     config = {"script": "control", "resolved": {"versions": {"jaxrl_po": version}}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match=rf"--out=\S+ is of jaxrl_po {version}.*--init_from"):
-        control.main([*CONTROL, f"--out={tmp_path}", "--resume"])
+        launch.control([*CONTROL, f"--out={tmp_path}", "--resume"])
     assert json.loads((tmp_path / "config.json").read_text()) == config

@@ -2,10 +2,10 @@
 
 import pytest
 
-from jaxrl_po.run import prompts
-from jaxrl_po.run.scoring import Worker
+from jaxrl_po.run.data import prompts
+from jaxrl_po.run.data.scoring import Worker
 
-reasoning = pytest.importorskip("jaxrl_po.run.reasoning", exc_type=ImportError)
+reasoning = pytest.importorskip("jaxrl_po.run.data.reasoning", exc_type=ImportError)
 
 
 def test_items_are_rows_and_are_scored_again():
@@ -15,7 +15,7 @@ def test_items_are_rows_and_are_scored_again():
     columns = task.columns(range(len(items)))
     rows = [row.columns for row in (*train, *test)]
     texts = [row["prompt"] for row in rows]
-    worker = Worker("jaxrl_po.run.reasoning:score_answer", 60.0)
+    worker = Worker("jaxrl_po.run.data.reasoning:score_answer", 60.0)
     try:
         for completions, expected in ((columns["answer"], 1.0), (["x"] * 60, 0.0)):
             worker.ask(

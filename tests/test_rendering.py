@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from jaxrl_po import control
-from jaxrl_po.run import rendering
-from jaxrl_po.run.commands import render
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.rendering import Episode
+from jaxrl_po.cli import render
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.figures import rendering
+from jaxrl_po.run.figures.rendering import Episode
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 ANGLES = np.array([[0.3, -0.5], [1.2, 2.0], [-2.0, 0.7], [3.0, -1.0]])
@@ -133,7 +133,7 @@ def test_a_gif_holds_every_frame_and_its_time(tmp_path):
 
 @pytest.fixture(scope="module")
 def script():
-    from jaxrl_po.run.commands import render
+    from jaxrl_po.cli import render
 
     return render
 

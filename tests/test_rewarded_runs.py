@@ -9,9 +9,9 @@ import pytest
 
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.language.rewards import budget_with_room
-from jaxrl_po.run import programs
-from jaxrl_po.run.flags import RunError, UsageError
-from jaxrl_po.run.metrics import read
+from jaxrl_po.run.experiment.flags import RunError, UsageError
+from jaxrl_po.run.loop import programs
+from jaxrl_po.run.store.metrics import read
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -37,9 +37,9 @@ HERE = ROOT / "tests" / "reward_functions.py"
 
 @pytest.fixture(scope="module")
 def main():
-    from jaxrl_po.run.commands import language
+    from jaxrl_po.cli import launch
 
-    return language.main
+    return launch.language
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def down(completions, **columns):
 def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
     main, tmp_path, capfd, calls
 ):
-    from jaxrl_po.run.commands import evaluate
+    from jaxrl_po.cli import evaluate
 
     rows, rewards, out = tmp_path / "rows.jsonl", tmp_path / "service.py", tmp_path / "run"
     rows.write_text("".join(json.dumps({"prompt": f"{i}+{i}="}) + "\n" for i in range(9)))
@@ -249,9 +249,10 @@ def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
 
 def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tmp_path):
     """DAPO leaves room around the longest answer for its penalty."""
-    from jaxrl_po.run import launch, rewarding
-    from jaxrl_po.run.commands import language as script
-    from jaxrl_po.run.parallel import choose
+    from jaxrl_po.run.data import rewarding
+    from jaxrl_po.run.devices.parallel import choose
+    from jaxrl_po.run.experiment import language as script
+    from jaxrl_po.run.experiment import plan
 
     budgets = []
 
@@ -261,7 +262,7 @@ def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tm
 
     monkeypatch.setattr(rewarding, "with_reward_model", fitted)
     flags = ["--algorithm=dapo", "--reward=model", "--task=addition", f"--out={tmp_path}/run"]
-    records = launch.parse(script.SCRIPT, [*flags, *SMALL], {})
+    records = plan.parse(script.SCRIPT, [*flags, *SMALL], {})
     script.build(records, dapo, choose("1", num_seeds=1, num_rows=2))
     [(budget, longest)] = budgets
     assert budget == budget_with_room(longest) > longest

@@ -12,10 +12,12 @@ from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 
 from jaxrl_po import backend
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import memory, metrics, programs, runner
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.runner import Diverged
+from jaxrl_po.run.devices import memory
+from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop.runner import Diverged
+from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store.checkpoint import Store
+from jaxrl_po.run.store.metrics import read
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from experiments.benchmarks import scaling as benchmark_scaling
 from jaxrl_po import control
 from jaxrl_po.algorithms import rloo
 from jaxrl_po.language import ModelSettings
-from jaxrl_po.run import comparison
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.study import comparison
 
 TINY = {"tiny": ModelSettings(width=16, layers=1, heads=2, kv_heads=2, mlp_width=32)}
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.scoring import HostScore, Reward, RewardError, Worker
+from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError, Worker
 from jaxrl_po.types import Batch
 
 HERE = Path(__file__).parent / "reward_functions.py"

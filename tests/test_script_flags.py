@@ -8,9 +8,9 @@ from scripts import finish, start
 
 from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo
-from jaxrl_po.run import flags, launch, methods
-from jaxrl_po.run.commands import control, language
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.cli import launch
+from jaxrl_po.run.experiment import control, flags, language, methods, plan
+from jaxrl_po.run.experiment.flags import UsageError
 
 
 @pytest.mark.usefixtures("no_compilation")
@@ -200,8 +200,8 @@ from jaxrl_po.run.flags import UsageError
 )
 def test_bad_input_ends_before_compiling_and_leaves_no_folder(tmp_path, script, argument, message):
     main, small = {
-        "control": (control.main, tiny.CONTROL),
-        "language": (language.main, tiny.LANGUAGE),
+        "control": (launch.control, tiny.CONTROL),
+        "language": (launch.language, tiny.LANGUAGE),
     }[script]
     with pytest.raises(UsageError, match=f"^{message}") as caught:
         main([*small, f"--out={tmp_path / 'new'}", *argument.split()])
@@ -210,7 +210,7 @@ def test_bad_input_ends_before_compiling_and_leaves_no_folder(tmp_path, script, 
 
 
 def test_help_lists_every_field_with_its_default(capsys):
-    assert control.main(["--help"]) == 0
+    assert launch.control(["--help"]) == 0
     text = capsys.readouterr().out
     for flag in (
         "--total_steps=500000",
@@ -220,7 +220,7 @@ def test_help_lists_every_field_with_its_default(capsys):
     ):
         assert f"  {flag}\n" in text
     assert "nats" in text
-    assert language.main(["--algorithm=ppo", "-h"]) == 0
+    assert launch.language(["--algorithm=ppo", "-h"]) == 0
     text = capsys.readouterr().out
     for flag in (
         "--task.num_digits=",
@@ -240,17 +240,17 @@ def test_the_process_ends_with_status_2_and_one_line(tmp_path):
 
 
 def test_a_script_has_defaults_of_its_own(capsys):
-    assert language.main(["--help"]) == 0
+    assert launch.language(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "--config.gamma=1.0" in shown
     assert "--total_steps=131072" in shown
-    assert control.main(["--help"]) == 0
+    assert launch.control(["--help"]) == 0
     assert "--config.gamma=0.99" in capsys.readouterr().out
 
 
 def test_a_decay_that_ends_before_the_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="decay_iterations=3 must be 0 or at least 100"):
-        control.main([*tiny.CONTROL, "--config.decay_iterations=3", f"--out={tmp_path / 'run'}"])
+        launch.control([*tiny.CONTROL, "--config.decay_iterations=3", f"--out={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
 
@@ -267,10 +267,10 @@ def test_what_was_tuned_for_paths_is_not_for_groups():
 
 def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path):
     stored = {"config.decay_iterations": 5, "total_steps": 160, "resume": True}
-    records = launch.parse(control.SCRIPT, tiny.CONTROL, stored)
+    records = plan.parse(control.SCRIPT, tiny.CONTROL, stored)
     longer = records | {"": dataclasses.replace(records[""], total_steps=3200)}
     with pytest.raises(UsageError, match="--total_steps=3200 must stay as it was: the step size"):
-        launch.settle(control.SCRIPT, longer, {"total_steps", "resume"})
+        plan.settle(control.SCRIPT, longer, {"total_steps", "resume"})
 
 
 def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
@@ -289,7 +289,7 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
         (["--total_steps=32"], 1),
         (["--config.decay_iterations=500"], 500),
     ):
-        written_down(control.main, [*tiny.CONTROL, *arguments, f"--out={tmp_path / str(want)}"])
+        written_down(launch.control, [*tiny.CONTROL, *arguments, f"--out={tmp_path / str(want)}"])
         assert built[-1] == want
 
 
@@ -314,7 +314,7 @@ def test_overlong_shaping_does_not_punish_the_longest_right_answer(
 
     monkeypatch.setattr(language_lib, "make_problem", spy)
     written_down(
-        language.main,
+        launch.language,
         ["--task.num_digits=1", "--devices=1", *arguments, f"--out={tmp_path / 'run'}"],
     )
     assert asked == [want]
@@ -326,7 +326,7 @@ def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch, written_do
         dapo, "make", lambda config, problem: asked.append(config) or make(config, problem)
     )
     flags_of_run = ["--algorithm=dapo", "--devices=1", "--total_steps=100000"]
-    written_down(control.main, [*flags_of_run, f"--out={tmp_path / 'run'}"])
+    written_down(launch.control, [*flags_of_run, f"--out={tmp_path / 'run'}"])
     assert (asked[0].soft_overlong, asked[0].overlong_filtering) == (False, False)
 
 
@@ -367,14 +367,14 @@ def other_values(field):
 def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
     """A default that loses its effect must not be an error."""
     options = flags.parse(run, {"": script.options})[""]
-    launch.parse(script, run, {})
+    plan.parse(script, run, {})
     refused = {}
-    for prefix, record in launch.sections_of(script, options).items():
+    for prefix, record in plan.sections_of(script, options).items():
         for field in flags.settable(record) if prefix else ():
             name = flags.join(prefix, field.name)
             for value in other_values(field):
                 try:
-                    launch.parse(script, [*run, f"--{name}={flags.shown(value)}"], {})
+                    plan.parse(script, [*run, f"--{name}={flags.shown(value)}"], {})
                 except UsageError as error:
                     refused[name] = str(error)
     assert not {
@@ -395,7 +395,7 @@ def test_no_flag_is_refused_for_a_default_of_the_script(script, run):
 def test_a_run_starts_where_a_default_has_lost_its_effect(
     tmp_path, written_down, script, arguments
 ):
-    main = {"control": control.main, "language": language.main}[script]
+    main = {"control": launch.control, "language": launch.language}[script]
     written_down(main, ["--devices=1", *arguments, f"--out={tmp_path / 'run'}"])
 
 
@@ -403,12 +403,12 @@ def test_a_resumed_run_names_the_flag_that_differs_and_not_one_that_follows_from
     tmp_path, written_down
 ):
     out = f"--out={tmp_path / 'language'}"
-    written_down(language.main, [*tiny.LANGUAGE, "--warm_start.accuracy=0.75", out])
+    written_down(launch.language, [*tiny.LANGUAGE, "--warm_start.accuracy=0.75", out])
     with pytest.raises(UsageError, match=r"^--warm_start\.steps=0 must be 2, as in the run"):
-        language.main([*tiny.LANGUAGE, out, "--resume", "--warm_start.steps=0"])
+        launch.language([*tiny.LANGUAGE, out, "--resume", "--warm_start.steps=0"])
     out = f"--out={tmp_path / 'control'}"
-    written_down(control.main, [*tiny.CONTROL, "--config.lambda_=0.5", out])
+    written_down(launch.control, [*tiny.CONTROL, "--config.lambda_=0.5", out])
     with pytest.raises(
         UsageError, match=r"^--config\.estimator=monte_carlo must be gae, as in the run"
     ):
-        control.main([*tiny.CONTROL, out, "--resume", "--config.estimator=monte_carlo"])
+        launch.control([*tiny.CONTROL, out, "--resume", "--config.estimator=monte_carlo"])

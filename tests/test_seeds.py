@@ -13,7 +13,7 @@ from probes import tabular_problem
 from jaxrl_po import backend, control, language
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.config import as_arrays
-from jaxrl_po.run.seeds import STATE_AXES, group_size, in_groups, over_seeds
+from jaxrl_po.run.devices.seeds import STATE_AXES, group_size, in_groups, over_seeds
 
 SEEDS, ITERATIONS = 8, 3
 

@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import language, optimizers
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run import parallel, sharding
-from jaxrl_po.run.checkpoint import Store
-from jaxrl_po.run.parallel import Placement
-from jaxrl_po.run.seeds import over_seeds
+from jaxrl_po.run.devices import parallel, sharding
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.seeds import over_seeds
+from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.types import TrainState
 
 TASK = language.tasks.addition(1, zero_pad=False)

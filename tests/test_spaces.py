@@ -15,15 +15,14 @@ from structured import NoneLegal, Structured, TwoChoices, problem_of
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
+from jaxrl_po.cli import launch, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import networks
 from jaxrl_po.control.spaces import read_spaces
 from jaxrl_po.control.statistics import OBSERVATION_STATISTICS, Statistics, normalize
 from jaxrl_po.distributions import MultiCategorical, TanhGaussian
-from jaxrl_po.run import pools
-from jaxrl_po.run.commands import control as command
-from jaxrl_po.run.commands import sweep
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.host import vector_envs
 
 Box = spaces_of_gymnax.Box
 
@@ -148,7 +147,7 @@ def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys, monkeypat
     monkeypatch.setattr(shapes, "zeros", ones)  # such states too are then counted
     (tmp_path / "stuck.py").write_text("from structured import NoneLegal\n")
     arguments = [*tiny.CONTROL, f"--env={tmp_path}/stuck.py:NoneLegal"]
-    assert command.main([*arguments, f"--out={tmp_path}/run"]) != 0
+    assert launch.control([*arguments, f"--out={tmp_path}/run"]) != 0
     assert "seed 0: no action was legal in some state of iteration 1 " in capsys.readouterr().err
     swept = [*tiny.SWEPT, f"--env={tmp_path}/stuck.py:NoneLegal", "--evaluations=1"]
     with pytest.raises(UsageError, match="no action was legal in some state of 4 of 4 runs"):
@@ -330,7 +329,7 @@ def test_bytes_are_an_image_by_their_bounds_and_axes(low, high, shape, scaled):
     two = gymnasium.spaces.Discrete(2)
     spaces = read_spaces("bytes", box, two)
     kept = np.uint8 if scaled else np.float32
-    assert spaces.observation.dtype == pools._dtype(box) == kept
+    assert spaces.observation.dtype == vector_envs._dtype(box) == kept
     ones = spaces.observe(np.ones(shape, np.uint8))
     torso = networks.Torso(hidden=(), observation_rank=len(shape))
     want = np.ones(np.prod(shape)) / (255 if scaled else 1)

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_po.run import claims, methods
-from jaxrl_po.run.claims import FAILS, HOLDS, OPEN, Arm, Claim, Comparison, Tuned
-from jaxrl_po.run.commands import control, language, study
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.user_code import UserCodeError
+from jaxrl_po.cli import study
+from jaxrl_po.run.experiment import control, language, methods
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.user_code import UserCodeError
+from jaxrl_po.run.store.metrics import read
+from jaxrl_po.study import claims
+from jaxrl_po.study.claims import FAILS, HOLDS, OPEN, Arm, Claim, Comparison, Tuned
 
 RATE = "config.learning_rate"
 SCORE = claims.last("greedy_accuracy")
@@ -231,8 +232,8 @@ SMALL = {
     "config.num_minibatches": 1,
 }
 OF_FILE = """
-from jaxrl_po.run.claims import Arm, Claim, Comparison, last
-from jaxrl_po.run.commands import language
+from jaxrl_po.study.claims import Arm, Claim, Comparison, last
+from jaxrl_po.run.experiment import language
 
 def claim():
     return Claim(

@@ -6,12 +6,12 @@ from importlib.metadata import version
 
 import pytest
 
-from jaxrl_po.run import suites
+from jaxrl_po.run.experiment import suites
 
 SPARED = """
 import sys
 import jax
-from jaxrl_po.run import suites
+from jaxrl_po.run.experiment import suites
 
 gymnax = suites.import_gymnax()
 assert not {"seaborn", "pandas", "scipy.stats"} & sys.modules.keys()

@@ -16,11 +16,13 @@ from finished import SWEEP
 from probes import one_piece
 from toy_run import start_of
 
+from jaxrl_po.cli import sweep
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import flags as flags_lib
-from jaxrl_po.run import lanes, parallel
-from jaxrl_po.run.commands import control, sweep
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.experiment import control
+from jaxrl_po.run.experiment import flags as flags_lib
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.loop import vmapped
 from jaxrl_po.types import ActorCritic
 
 SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
@@ -196,7 +198,7 @@ def test_what_is_best_can_be_given_and_saved(tmp_path, programs_run, monkeypatch
     best = next(
         line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")
     ).split()[1:]
-    sections = sweep.launch.sections_of(control.SCRIPT, control.Options())
+    sections = sweep.plan.sections_of(control.SCRIPT, control.Options())
     records = flags_lib.parse(best, sections)
     assert records["config"].early_stop
     assert records["config"].target_kl in (0.5, 0.25)
@@ -362,9 +364,9 @@ def test_runs_are_trained_from_one_evaluation_to_the_next(monkeypatch, devices):
         return {"score": params.policy + params.frozen}
 
     strides, keys = jnp.arange(4.0), jax.random.split(jax.random.key(0), 4)
-    training = lanes.Training(learner, parallel.Placement(4, devices, 1), 7, 3)
+    training = vmapped.Training(learner, parallel.Placement(4, devices, 1), 7, 3)
     monkeypatch.setattr(jax.stages.Compiled, "__call__", recorded)
-    done = lanes.train_in_program(training, measure, strides, keys, keys[0])
+    done = vmapped.train_in_program(training, measure, strides, keys, keys[0])
     np.testing.assert_allclose(done.curves["score"], np.outer(np.arange(4), [2, 4, 7]) + 1)
     np.testing.assert_allclose(done.curves["size"], np.outer(np.arange(4), [1.5, 3.5, 6.0]))
     assert len(called) == 4  # the beginning, and three stretches of one program

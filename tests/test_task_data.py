@@ -11,14 +11,17 @@ from test_prompts import ROWS, write
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo
+from jaxrl_po.cli import launch
 from jaxrl_po.language.tasks import Example, table
 from jaxrl_po.language.tasks.types import DATA, reading
-from jaxrl_po.run import jobs, launch, parallel, provenance
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.methods import ALGORITHMS
-from jaxrl_po.run.parallel import Placement
-from jaxrl_po.run.seeds import over_seeds
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.seeds import over_seeds
+from jaxrl_po.run.experiment import assembly, plan
+from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.methods import ALGORITHMS
+from jaxrl_po.run.store import provenance
 
 TOKENIZER = language.make_tokenizer("0123456789+=")
 MODEL = language.Transformer(TOKENIZER.size, width=8, layers=1, heads=2, mlp_width=8)
@@ -118,10 +121,10 @@ def test_no_program_of_a_run_holds_the_file(tmp_path):
         *("--warm_start.steps=2", "--warm_start.batch_size=2"),
         *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2"),
     ]
-    records = launch.parse(script.SCRIPT, flags, {})
+    records = plan.parse(script.SCRIPT, flags, {})
     one = Placement(2, 1, 1)
     experiment = script.SCRIPT.build(records, ALGORITHMS["grpo"], one)
-    job = jobs.make_job(
+    job = assembly.make_job(
         experiment, records[""], one, iterations=1, steps_per_iteration=4, log_every=1
     )
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(job.given))
@@ -151,10 +154,10 @@ def test_a_run_is_resumed_only_with_the_prompts_it_began_with(tmp_path):
         *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2", "--show=0"),
         *("--seeds=1", "--total_steps=4", "--config.decay_iterations=2", "--warm_start.steps=0"),
     ]
-    assert script.main(flags) == 0
+    assert launch.language(flags) == 0
     (tmp_path / "all.jsonl").write_text(kept.replace('"answer": "4"', '"answer": "5"', 1))
     assert (tmp_path / "all.jsonl").read_text() != kept
     with pytest.raises(UsageError, match=r"^--resume: --out=\S+ began with another set of pro"):
-        script.main(again)
+        launch.language(again)
     (tmp_path / "all.jsonl").write_text(kept)
-    assert script.main(again) == 0
+    assert launch.language(again) == 0

@@ -14,7 +14,7 @@ from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import tasks
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.run import tasks as catalogue
+from jaxrl_po.run.experiment import tasks as catalogue
 
 
 @EVERY

@@ -15,8 +15,8 @@ from folders import TOOLS_TEMPLATE, write_tools
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import text, tools
 from jaxrl_po.language.pretrained.text import ChatTemplate
-from jaxrl_po.run import scoring_worker
-from jaxrl_po.run.conversations import child, fitting, schemas
+from jaxrl_po.run.data import scoring_worker
+from jaxrl_po.run.host.dialogues import child, schemas, truncation
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_schemas.json").read_text())
 
@@ -143,9 +143,9 @@ def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
         return found.tokenizer.encode("user: " + " right ".join(texts))
 
     words = "low high low high low"
-    ids, cut = fitting.fit(written, ["go", words], 6, found)
+    ids, cut = truncation.fit(written, ["go", words], 6, found)
     assert (found.tokenizer.decode(ids), cut) == ("user: go right low high low", True)
-    assert fitting.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
+    assert truncation.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
 
 
 def test_what_a_method_returns_becomes_text():

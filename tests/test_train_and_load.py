@@ -12,10 +12,10 @@ import tiny
 
 from jaxrl_po import control, run
 from jaxrl_po.algorithms import a2c, ppo
+from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run import metrics
-from jaxrl_po.run.commands import control as control_command
-from jaxrl_po.run.commands import language as language_command
+from jaxrl_po.run.experiment import control as control_command
+from jaxrl_po.run.store import metrics
 
 ENV = gymnax.make("CartPole-v1")[0]
 PROBLEM = control.make_problem(ENV, num_envs=4, num_steps=8)
@@ -94,7 +94,9 @@ def test_a_run_is_resumed_with_a_learner_that_is_made_again(stopped, tmp_path):
 @pytest.mark.usefixtures("trace_only")
 def test_without_steps_iterations_are_shown(tmp_path, monkeypatch, capsys):
     drawn = []
-    monkeypatch.setattr("jaxrl_po.run.plotting.save", lambda panels, path: drawn.extend(panels))
+    monkeypatch.setattr(
+        "jaxrl_po.run.figures.plotting.save", lambda panels, path: drawn.extend(panels)
+    )
     run.train(LEARNER, 1, out=tmp_path / "run")
     assert "training: 1/1 iterations" in capsys.readouterr().out
     assert drawn[0].x_label == "iterations, each seed"
@@ -113,7 +115,9 @@ def test_what_cannot_run_loses_nothing(tmp_path):
 @pytest.mark.usefixtures("trace_only")
 def test_where_no_metric_is_named_the_return_is_drawn(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("jaxrl_po.run.plotting.save", lambda panels, path: drawn.extend(panels))
+    monkeypatch.setattr(
+        "jaxrl_po.run.figures.plotting.save", lambda panels, path: drawn.extend(panels)
+    )
     train(1, out=tmp_path / "run")
     assert [series.metric for series in drawn[0].series] == ["episode_return"]
 
@@ -197,13 +201,13 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
 
 
 def records(out):
-    from jaxrl_po.run import earlier
+    from jaxrl_po.run.experiment import earlier
 
     return earlier.read(control_command.SCRIPT, "run", str(out))
 
 
 def stacked_state(out):
-    from jaxrl_po.run import earlier
+    from jaxrl_po.run.experiment import earlier
 
     return earlier.state(control_command.SCRIPT, records(out), "run", str(out), "latest")[2]
 
@@ -238,7 +242,7 @@ def test_a_policy_has_the_budget_of_its_run(tmp_path, monkeypatch):
     flags += ["--warm_start.steps=0", "--algorithm=dapo", "--total_steps=8"]
     with monkeypatch.context() as patch:
         shapes.trace_only(patch)
-        assert language_command.main([*flags, f"--out={tmp_path / 'run'}"]) == 0
+        assert launch.language([*flags, f"--out={tmp_path / 'run'}"]) == 0
     # Parameters of zeros, which choose each token as often as any other.
     sampled = run.load(tmp_path / "run").generate(["1+2="] * 64, jax.random.key(0))
     assert max(map(len, sampled)) == 4

@@ -14,12 +14,14 @@ import tiny
 from scripts import start
 
 from jaxrl_po import language
+from jaxrl_po.cli import launch
 from jaxrl_po.language import warm_start
 from jaxrl_po.language.warm_start import BETWEEN
-from jaxrl_po.run import flags, launch, programs, warm
-from jaxrl_po.run.commands import language as script
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.progress import clock
+from jaxrl_po.run.experiment import flags, plan
+from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.loop import programs, supervised
+from jaxrl_po.run.loop.progress import clock
+from jaxrl_po.run.store.metrics import read
 
 SMALL = [
     *(flag for flag in tiny.LANGUAGE if not flag.startswith(("--warm_start.", "--seeds", "--dev"))),
@@ -44,7 +46,7 @@ STEPS = 2 * BETWEEN + 5
 def job(out, *arguments):
     given = [*SMALL, *arguments, f"--out={out}"]
     options = flags.parse(given, {"": script.Options}, partial=True)[""]
-    return launch.prepare(script.SCRIPT, given, options, lambda settings: None).job
+    return plan.prepare(script.SCRIPT, given, options, lambda settings: None).job
 
 
 def wait_for(function, *arguments):
@@ -75,7 +77,7 @@ def test_the_state_is_that_of_one_program(tmp_path, arguments):
     expected = jax.jit(made.learner.init)(made.keys)
     init, parts = programs.compile_init(made)
     before = jax.tree.map(np.array, parts.begin(made.keys).params)
-    fitted = warm.run(parts, made.keys, wait_for, nothing, nothing)
+    fitted = supervised.run(parts, made.keys, wait_for, nothing, nothing)
     for x, y in zip(*map(jax.tree.leaves, (before, fitted)), strict=True):
         assert not np.array_equal(x, y)
     state = init((made.keys, fitted))
@@ -96,7 +98,7 @@ def test_every_seed_stops_where_it_would_stop_alone():
     prompt = np.zeros((1, task.prompt_length), int), np.zeros(1, int)
     keys = jax.random.split(jax.random.key(0), 3)
     params = jax.jit(jax.vmap(lambda key: model.init(key, *prompt)))(keys)
-    parts = warm.Warm(
+    parts = supervised.Warm(
         settings,
         jax.jit(jax.vmap(lambda key, each: warm_start.begin(settings, each, key))),
         jax.jit(jax.vmap(functools.partial(warm_start.advance, model, task, settings), (0, None))),
@@ -107,7 +109,7 @@ def test_every_seed_stops_where_it_would_stop_alone():
     def show(name, detail, left):
         done.append(detail)
 
-    together = warm.run(
+    together = supervised.run(
         parts._replace(begin=lambda keys: parts.begin(keys, params)),
         keys,
         wait_for,
@@ -130,7 +132,7 @@ def test_a_run_shows_its_warm_start_and_a_resumed_one_does_not_repeat_it(tmp_pat
     arguments += ["--config.warm_up_iterations=0", "--config.decay_iterations=0"]
     arguments += ["--show=0", "--eval_samples=0"]
     out = f"--out={tmp_path / 'run'}"
-    assert script.main([*arguments, "--warm_start.accuracy=0.9", "--total_steps=8", out]) == 0
+    assert launch.language([*arguments, "--warm_start.accuracy=0.9", "--total_steps=8", out]) == 0
     shown = capsys.readouterr().out
     assert re.search(
         r"^grpo on addition, 2 seeds: warm start, step 20/25, accuracy 0\.\d\d, "
@@ -139,7 +141,7 @@ def test_a_run_shows_its_warm_start_and_a_resumed_one_does_not_repeat_it(tmp_pat
         re.MULTILINE,
     )
     assert shown.index("warm start, step") < shown.index("initialising")
-    assert script.main(["--resume", "--total_steps=16", out]) == 0
+    assert launch.language(["--resume", "--total_steps=16", out]) == 0
     shown = capsys.readouterr().out
     assert "resuming at iteration 1 (step 8)" in shown
     assert "warm start" not in shown
@@ -160,12 +162,12 @@ def test_an_interrupt_in_the_warm_start_is_heard_at_once_and_saves_nothing(
             signal.raise_signal(signal.SIGINT)
         return clock(seconds)
 
-    monkeypatch.setattr(warm, "clock", interrupted)
+    monkeypatch.setattr(supervised, "clock", interrupted)
     monkeypatch.setattr(os, "_exit", sys.exit)
     out = tmp_path / "run"
     arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", f"--out={out}"]
     with pytest.raises(SystemExit) as ended:
-        script.main([*arguments, "--warm_start.steps=10000000"])
+        launch.language([*arguments, "--warm_start.steps=10000000"])
     assert ended.value.code == 128 + signal.SIGINT
     assert len(times) == 3
     assert capfd.readouterr().err.strip() == SAID

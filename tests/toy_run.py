@@ -11,9 +11,9 @@ import numpy as np
 from probes import one_piece
 
 from jaxrl_po.masked import Mean
-from jaxrl_po.run import runner
-from jaxrl_po.run.metrics import read
-from jaxrl_po.run.programs import Job
+from jaxrl_po.run.loop import runner
+from jaxrl_po.run.loop.programs import Job
+from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
 SEEDS = 3

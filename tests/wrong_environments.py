@@ -36,21 +36,21 @@ WRONG = [
     ),
     Wrong(
         "the end of a message is read twice",
-        "run.conversations.tool_partner",
+        "run.host.dialogues.tool_partner",
         "return ids[1:] if ids[0] in ends and message[-1] in ends else ids",
         "return ids",
         (ENVIRONMENTS + "test_a_dialogue_is_answered_and_rewarded",),
     ),
     Wrong(
         "a tool may catch its time limit",
-        "run.conversations.child",
+        "run.host.dialogues.child",
         "class OutOfTime(BaseException):",
         "class OutOfTime(Exception):",
         (TOOLS + "test_a_method_is_interrupted_whatever_it_catches",),
     ),
     Wrong(
         "members of a group are asked different questions",
-        "run.conversations.child",
+        "run.host.dialogues.child",
         'seed(job["seeds"][0])',
         'seed(job["seeds"][1])',
         (TOOLS + "test_a_reset_draws_what_its_first_seed_says",),
@@ -64,7 +64,7 @@ WRONG = [
     ),
     Wrong(
         "what the model wrote counts as data that may be run",
-        "run.scoring_worker",
+        "run.data.scoring_worker",
         'WRITTEN = ("completions", "messages")',
         'WRITTEN = ("completions",)',
         (TOOLS + "test_what_a_model_wrote_is_no_data",),

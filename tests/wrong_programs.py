@@ -383,14 +383,14 @@ WRONG = [
     ),
     Wrong(
         "a truncation on the host is recorded as a termination",
-        "run.host",
+        "run.host.rollouts",
         "made.truncated[:, :, t] = truncated & ~terminated & mask",
         "made.terminated[:, :, t] |= truncated & mask",
         ("test_host.py::test_the_batch_bootstraps_from_the_true_final_observation[True]",),
     ),
     Wrong(
         "environments of the host share their seed",
-        "run.host",
+        "run.host.rollouts",
         "seed_of(self._base, seed, env, iteration)",
         "seed_of(self._base, seed, 0, iteration)",
         ("test_host.py::test_further_seeds_leave_the_environments_of_the_first_as_they_are",),

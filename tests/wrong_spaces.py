@@ -19,7 +19,7 @@ WRONG = [
     ),
     Wrong(
         "on the host, flags of bytes are the brightness of pixels",
-        "run.pools",
+        "run.host.vector_envs",
         "return np.uint8 if is_image(space) else np.float32",
         "return np.uint8 if space.dtype == np.uint8 else np.float32",
         ("test_spaces.py::test_bytes_are_an_image_by_their_bounds_and_axes",),

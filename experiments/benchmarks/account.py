@@ -22,10 +22,12 @@ import jax.numpy as jnp
 from jaxrl_po import config, control, minibatches
 from jaxrl_po.algorithms import actor_critic, ppo
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.run import comparison, flags, parallel, profiling
-from jaxrl_po.run.compilation import compiled
-from jaxrl_po.run.profiling import Program, program
-from jaxrl_po.run.seeds import over_seeds, stack
+from jaxrl_po.run.devices import parallel, profiling
+from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.devices.profiling import Program, program
+from jaxrl_po.run.devices.seeds import over_seeds, stack
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.study import comparison
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree
 
 # Environments, steps, seeds.

@@ -23,9 +23,11 @@ from jaxrl_po.config import COUNT, static
 from jaxrl_po.control import modules
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.spaces import Observation
-from jaxrl_po.run import comparison, flags, parallel
-from jaxrl_po.run.commands import control as command
-from jaxrl_po.run.compilation import compiled
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.experiment import control as command
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.study import comparison
 from jaxrl_po.types import Batch, Learner, Metrics, Problem, PyTree, TrainState
 
 # Environments, steps, seeds, steps per seed: the sizes for which peers report their throughput.

@@ -26,9 +26,11 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from jaxrl_po import config, language
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.language import pretrained
-from jaxrl_po.run import comparison, flags, jobs, launch, methods, programs
-from jaxrl_po.run.commands import language as command
-from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import assembly, flags, methods, plan
+from jaxrl_po.run.experiment import language as command
+from jaxrl_po.run.loop import programs
+from jaxrl_po.study import comparison
 
 PEERS = Path(__file__).parent / "peers"
 GAME = runpy.run_path(str(PEERS / "mastermind_game.py"))
@@ -108,9 +110,9 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
         f"--problem.max_new_tokens={BUDGET}",
         *arguments,
     ]
-    records, place = launch.parse(command.SCRIPT, argv, {}), Placement(1, 1, 1)
+    records, place = plan.parse(command.SCRIPT, argv, {}), Placement(1, 1, 1)
     experiment = command.SCRIPT.build(records, methods.ALGORITHMS["grpo"], place)
-    job = jobs.make_job(
+    job = assembly.make_job(
         experiment, records[""], place, iterations=2**30, steps_per_iteration=1, log_every=1
     )
     compiled = programs.compile_programs(job)

@@ -24,10 +24,12 @@ from jaxrl_po.language.lora import Lora
 from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.language.problem import DTYPES
 from jaxrl_po.language.transformer import ONE_HOT
-from jaxrl_po.run import comparison, flags, parallel, profiling
-from jaxrl_po.run.compilation import compiled
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.profiling import Operation
+from jaxrl_po.run.devices import parallel, profiling
+from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.devices.profiling import Operation
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.study import comparison
 from jaxrl_po.types import TrainState
 
 # Width, blocks and new tokens for which the peer reports its time.

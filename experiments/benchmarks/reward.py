@@ -16,9 +16,11 @@ import numpy as np
 from jaxrl_po import config, language
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.run import comparison, flags, parallel
-from jaxrl_po.run.parallel import Placement
-from jaxrl_po.run.scoring import HostScore, Reward
+from jaxrl_po.run.data.scoring import HostScore, Reward
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.study import comparison
 from jaxrl_po.types import Learner, TrainState
 
 REWARD = Path(__file__).parent.parent.parent / "examples" / "reward.py"

@@ -23,9 +23,12 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.run import comparison, flags, launch, metrics, programs, runner
-from jaxrl_po.run.commands import control
-from jaxrl_po.run.progress import Progress
+from jaxrl_po.run.experiment import control, flags
+from jaxrl_po.run.experiment.plan import prepare
+from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop.progress import Progress
+from jaxrl_po.run.store import metrics
+from jaxrl_po.study import comparison
 
 
 @config.record
@@ -103,9 +106,9 @@ def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         asked = [f"--seeds={options.seeds}", f"--devices={options.devices}", f"--out={folder}/none"]
         given = flags.parse(asked, {"": control.Options})[""]
-        plan = launch.prepare(control.SCRIPT, asked, given, lambda settings: None)
+        prepared = prepare(control.SCRIPT, asked, given, lambda settings: None)
     job = dataclasses.replace(
-        plan.job, iterations=options.lines * plan.job.log_every, evaluate=None
+        prepared.job, iterations=options.lines * prepared.job.log_every, evaluate=None
     )
     compiled = programs.compile_programs(job)
     took: dict[str, list[Took]] = {"bare": [], "run": []}
@@ -120,7 +123,7 @@ def measure(options: Options) -> dict[str, Any]:
     comparison.in_turns(
         {
             "bare": timed("bare", lambda: bare(job, compiled)),
-            "run": timed("run", lambda: whole(job, plan.title)),
+            "run": timed("run", lambda: whole(job, prepared.title)),
         },
         options.rounds,
     )

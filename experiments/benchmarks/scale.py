@@ -19,9 +19,11 @@ from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.language import ModelSettings
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run import flags, folder, parallel, sharding
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.devices import parallel, sharding
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store import folder
 from jaxrl_po.types import Learner, PyTree, TrainState
 
 SIZES = {

@@ -17,11 +17,14 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import config, control, language
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.run import comparison, flags, folder, parallel
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.parallel import Placement
-from jaxrl_po.run.plotting import Panel, Series
-from jaxrl_po.run.seeds import over_seeds
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.seeds import over_seeds
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.figures.plotting import Panel, Series
+from jaxrl_po.run.store import folder
+from jaxrl_po.study import comparison
 from jaxrl_po.types import Learner, TrainState
 
 PLAIN, SHARDED = "plain", "sharded"

@@ -13,11 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_po import config
+from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, static
-from jaxrl_po.run import comparison, flags, metrics
-from jaxrl_po.run.commands import control
-from jaxrl_po.run.comparison import Result
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store import metrics
+from jaxrl_po.study import comparison
+from jaxrl_po.study.comparison import Result
 
 METHODS = ("ppo", "trpo", "npg")
 
@@ -133,7 +135,7 @@ def train(options: Options, out: Path, method: str, row: Row) -> Result:
         f"--out={place}",
     ]
     begun = (place / "config.json").exists()
-    status = control.main([*arguments, "--resume"] if begun else arguments)
+    status = launch.control([*arguments, "--resume"] if begun else arguments)
     if status or not (place / "summary.json").exists():
         raise UsageError(f"{name} did not finish; see {place}, and start again to continue")
     return comparison.read(out, name)

@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po import config
+from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, SEED, UNIT, static
-from jaxrl_po.run import comparison, flags, metrics, tasks
-from jaxrl_po.run.commands import language
-from jaxrl_po.run.comparison import START, Result
-from jaxrl_po.run.plotting import Panel
+from jaxrl_po.run.experiment import flags, language, tasks
+from jaxrl_po.run.figures.plotting import Panel
+from jaxrl_po.run.store import metrics
+from jaxrl_po.study import comparison
+from jaxrl_po.study.comparison import START, Result
 
 # In the order of the paper's table: each row adds its switch to those above it.
 STEPS = {
@@ -158,7 +160,7 @@ def run(options: Options, out: Path) -> list[Result]:
         "warm_start.accuracy": options.warm_start if options.warm_start_steps else 1.0,
     }
     rows = {"seeds": options.seeds, "total_steps": options.updates * batch}
-    return comparison.run_from_one(language.main, arguments(), shared, start, rows, out)
+    return comparison.run_from_one(launch.language, arguments(), shared, start, rows, out)
 
 
 def generated(result: Result) -> npt.NDArray[np.float64]:

@@ -13,8 +13,8 @@ from matplotlib.ticker import NullLocator
 from moments import Array, GradientScores, Pair, Statistics, exact_scores
 from segments import Grid, Setting, Sums
 
-from jaxrl_po.run import plotting
-from jaxrl_po.run.plotting import COLOURS, INK, QUIET, STYLE
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, STYLE
 
 CRITICS = ("exact", "in error", "zeros")
 TINY = 1e-12  # below it, a square is rounding

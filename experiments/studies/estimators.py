@@ -29,7 +29,8 @@ from tabular import MDP
 
 from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Interval, static
-from jaxrl_po.run import flags, folder
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.store import folder
 
 
 @config.record

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_po import config
+from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, SEED, static
-from jaxrl_po.run import comparison, flags, methods, metrics
-from jaxrl_po.run.commands import control
-from jaxrl_po.run.comparison import Result
-from jaxrl_po.run.metrics import Row
-from jaxrl_po.run.plotting import Panel
+from jaxrl_po.run.experiment import flags, methods
+from jaxrl_po.run.figures.plotting import Panel
+from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.study import comparison
+from jaxrl_po.study.comparison import Result
 
 
 @config.record
@@ -53,7 +55,7 @@ def compare(options: Options, out: Path) -> list[Result]:
         for key in ("env", "seeds", "seed", "total_steps", "devices")
     ]
     runs = {name: [f"--algorithm={name}", *APART.get(name, [])] for name in names}
-    return comparison.run_each(control.main, runs, [*shared, "--eval_every=2"], out)
+    return comparison.run_each(launch.control, runs, [*shared, "--eval_every=2"], out)
 
 
 def panels(results: Sequence[Result], options: Options) -> list[Panel]:

@@ -15,12 +15,14 @@ import ablation
 import numpy as np
 
 from jaxrl_po import config
+from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, POSITIVE, SEED, UNIT, static
-from jaxrl_po.run import comparison, flags, metrics
-from jaxrl_po.run.commands import language
-from jaxrl_po.run.comparison import Result
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.plotting import Panel
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.figures.plotting import Panel
+from jaxrl_po.run.store import metrics
+from jaxrl_po.study import comparison
+from jaxrl_po.study.comparison import Result
 
 
 class Variant(NamedTuple):
@@ -142,7 +144,7 @@ def run(options: Options, out: Path) -> list[Result]:
     runs = {name: arguments(variant, options) for name, variant in chosen(options).items()}
     start = {"warm_start.accuracy": options.warm_start, "warm_start.learning_rate": 2e-3}
     rows = {"seeds": options.seeds, "total_steps": options.total_steps}
-    return comparison.run_from_one(language.main, runs, shared, start, rows, out)
+    return comparison.run_from_one(launch.language, runs, shared, start, rows, out)
 
 
 def average(result: Result, metric: str) -> str:

@@ -16,11 +16,13 @@ import numpy as np
 from rich import filesize
 
 from jaxrl_po import config
+from jaxrl_po.cli import launch
 from jaxrl_po.config import COUNT, SEED, UNIT, static
-from jaxrl_po.run import comparison, flags, folder, metrics, tasks
-from jaxrl_po.run.commands import language
-from jaxrl_po.run.comparison import Result
-from jaxrl_po.run.plotting import Panel
+from jaxrl_po.run.experiment import flags, tasks
+from jaxrl_po.run.figures.plotting import Panel
+from jaxrl_po.run.store import folder, metrics
+from jaxrl_po.study import comparison
+from jaxrl_po.study.comparison import Result
 
 
 @config.record
@@ -128,7 +130,7 @@ def run(options: Options, out: Path) -> list[Result]:
     }
     rows = {"seeds": options.seeds, "total_steps": options.total_steps}
     runs = {name: arguments(METHODS[name], options) for name in options.methods.split(",")}
-    return comparison.run_from_one(language.main, runs, shared, start, rows, out)
+    return comparison.run_from_one(launch.language, runs, shared, start, rows, out)
 
 
 def by_tokens(result: Result) -> Result:

@@ -14,10 +14,11 @@ import optax
 
 from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo, npg
-from jaxrl_po.run import earlier, methods, metrics, parallel, tasks
-from jaxrl_po.run.commands import language
-from jaxrl_po.run.comparison import Result
-from jaxrl_po.run.parallel import Placement
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import earlier, language, methods, tasks
+from jaxrl_po.run.store import metrics
+from jaxrl_po.study.comparison import Result
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
 Array = npt.NDArray[np.float64]

@@ -25,8 +25,11 @@ from matplotlib.figure import Figure
 from jaxrl_po import config, language
 from jaxrl_po.algorithms import ppo, reference
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, SEED, UNIT, ConfigError, Interval, static
-from jaxrl_po.run import flags, folder, parallel, plotting
-from jaxrl_po.run.plotting import COLOURS, QUIET, STYLE
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.figures.plotting import COLOURS, QUIET, STYLE
+from jaxrl_po.run.store import folder
 from jaxrl_po.types import Learner, Problem
 
 Curves = dict[str, npt.NDArray[np.float64]]

@@ -27,8 +27,11 @@ from page import OURS, THEIRS
 
 from jaxrl_po import backend, config
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.run import comparison, flags, folder, machine, provenance
-from jaxrl_po.run.flags import RunError, UsageError
+from jaxrl_po.run.devices import machine
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import RunError, UsageError
+from jaxrl_po.run.store import folder, provenance
+from jaxrl_po.study import comparison
 
 HOUR = 3600.0  # after which a process has hung
 

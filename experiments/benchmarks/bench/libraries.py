@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrl_po.run import comparison, flags
-from jaxrl_po.run.flags import UsageError
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.study import comparison
 
 BENCHMARKS = Path(__file__).parent.parent
 ENVIRONMENTS = BENCHMARKS.parent.parent / ".venv" / "peers"

@@ -12,9 +12,10 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 from rows import Row
 
 from jaxrl_po import backend
-from jaxrl_po.run import machine, provenance
-from jaxrl_po.run.flags import UsageError
-from jaxrl_po.run.plotting import COLOURS, QUIET, STYLE
+from jaxrl_po.run.devices import machine
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.figures.plotting import COLOURS, QUIET, STYLE
+from jaxrl_po.run.store import provenance
 
 OURS, THEIRS = "ours", "theirs"
 BEGIN, END = "<!-- begin: written by `make bench` -->", "<!-- end: written by `make bench` -->"

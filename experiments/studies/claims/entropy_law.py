@@ -9,10 +9,11 @@ import functools
 import numpy as np
 import small
 
-from jaxrl_po.run import claims, flags
-from jaxrl_po.run.claims import Arm, Claim, Comparison, Scores
-from jaxrl_po.run.commands import language, study
-from jaxrl_po.run.lanes import Curves
+from jaxrl_po.cli import study
+from jaxrl_po.run.experiment import flags, language
+from jaxrl_po.run.loop.vmapped import Curves
+from jaxrl_po.study import claims
+from jaxrl_po.study.claims import Arm, Claim, Comparison, Scores
 
 COMPLETIONS, EVALUATIONS = 100 * 128, 50
 EARLY = 0.36  # of the run, from which the paper predicts its end

@@ -8,9 +8,10 @@ its additions are the last three.
 
 import functools
 
-from jaxrl_po.run import claims, flags
-from jaxrl_po.run.claims import Arm, Claim, Comparison
-from jaxrl_po.run.commands import control, study
+from jaxrl_po.cli import study
+from jaxrl_po.run.experiment import control, flags
+from jaxrl_po.study import claims
+from jaxrl_po.study.claims import Arm, Claim, Comparison
 
 MUJOCO = "gymnasium:InvertedPendulum-v5"
 EVALUATIONS = 10

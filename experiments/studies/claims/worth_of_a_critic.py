@@ -10,9 +10,10 @@ import functools
 
 import small
 
-from jaxrl_po.run import claims, flags
-from jaxrl_po.run.claims import Arm, Claim, Comparison
-from jaxrl_po.run.commands import language, study
+from jaxrl_po.cli import study
+from jaxrl_po.run.experiment import flags, language
+from jaxrl_po.study import claims
+from jaxrl_po.study.claims import Arm, Claim, Comparison
 
 COMPLETIONS = 100 * 128
 

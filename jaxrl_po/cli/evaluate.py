@@ -1,0 +1,133 @@
+"""Evaluates the policies of a run again: `jaxrl-po evaluate --run=runs/first --size=1024`.
+
+Every seed is evaluated greedily, all at the same iteration: that of the best mean score over seeds,
+or the latest. Episodes or held-out prompts are drawn from `--seed`, so they differ from those that
+selected the best checkpoint, whose own score is biased upwards by that selection. Writes
+`evaluation.json` to the folder of the run, or to `--out`.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.config import SEED, Interval, static
+from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.devices.seeds import STATE_AXES
+from jaxrl_po.run.experiment import control, earlier, flags, language
+from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.store import folder, metrics
+
+SCRIPTS = (control.SCRIPT, language.SCRIPT)
+# The flag that sets the size of an evaluation, by script.
+SIZES = {"control": "eval_episodes", "language": "eval_prompts"}
+
+Scores = dict[str, np.ndarray[Any, Any]]
+
+
+class Found(NamedTuple):
+    """The result of an evaluation.
+
+    Attributes:
+      title: algorithm and environment or task.
+      iteration: of the checkpoint.
+      scores: name to the mean of each seed, `[S]`.
+    """
+
+    title: str
+    iteration: int
+    scores: Scores
+
+
+@config.record
+class Options:
+    """The evaluation."""
+
+    run: str = static("", "folder of a run of jaxrl-po control or jaxrl-po language")
+    out: str = static("", "the file; empty is evaluation.json in the folder of the run")
+    checkpoint: str = static(
+        "best", f"whose parameters are evaluated; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+    )
+    size: int = static(
+        0,
+        "episodes or held-out prompts per seed; 0 takes the number of the run",
+        within=Interval(0, 10**6),
+    )
+    seed: int = static(1, "seed of the evaluation's random numbers", within=SEED)
+
+
+def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found:
+    """Evaluates every seed of the run; `--size` replaces the size in `records`."""
+    if options.size:
+        records[""] = dataclasses.replace(records[""], **{SIZES[script.name]: options.size})
+    experiment, iteration, state = earlier.state(
+        script, records, "run", options.run, options.checkpoint
+    )
+    seeds = records[""].seeds
+    if experiment.host is not None:
+        with contextlib.ExitStack() as stack:
+            if experiment.rewarded is not None:
+                stack.enter_context(experiment.rewarded)
+            rollouts = experiment.host.open(records[""].seed, range(seeds))
+            stack.enter_context(contextlib.closing(rollouts))
+            values = rollouts.evaluate(state, options.seed)
+    else:
+        key, measure = jax.random.key(options.seed), experiment.evaluate
+        assert measure is not None
+        each = jax.vmap(
+            lambda state: measure(state.params, state.collector, key),
+            in_axes=(STATE_AXES,),
+        )
+        values = compiled(each, state)(state)
+        if experiment.judge is not None:
+            assert experiment.rewarded is not None
+            with experiment.rewarded:
+                values = experiment.judge(jax.device_get(values))
+    scores = {
+        name: np.asarray(value).reshape(seeds, -1).mean(axis=1) for name, value in values.items()
+    }
+    return Found(script.title(records), iteration, scores)
+
+
+def table(scores: Scores) -> str:
+    """One line per quantity: mean, interquartile mean with its 95 % interval, lowest seed."""
+    lines = [f"{'':>28} {'mean':>10} {'IQM, 95 % interval':>32} {'lowest':>10}"]
+    for name, values in scores.items():
+        low, high = metrics.bootstrap_interval([values])
+        iqm = (
+            f"{float(metrics.interquartile_mean(values)):.4g} [{float(low):.4g}, {float(high):.4g}]"
+        )
+        lines.append(f"{name:>28} {values.mean():>10.4g} {iqm:>32} {values.min():>10.4g}")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    options = flags.ask(
+        argv, "jaxrl-po evaluate", "Evaluates the policies of a run again.", Options
+    )
+    if options is None:
+        return 0
+    script, records = earlier.read_any(SCRIPTS, "run", options.run)
+    path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
+    title, iteration, scores = evaluate(options, script, records)
+    print(f"{title}, {options.checkpoint} checkpoint (iteration {iteration}), {options.run}")
+    print(table(scores), end="")
+    lists = {name: values.tolist() for name, values in scores.items()}
+    with folder.writing(path):
+        folder.write_json(
+            path,
+            {
+                "options": flags.flatten({"": options}),
+                "run": title,
+                "iteration": iteration,
+                **lists,
+            },
+        )
+    print(f"see {path}")
+    return 0

@@ -1,0 +1,69 @@
+"""Writes the model that a run trained: `jaxrl-po export --run=runs/first --out=trained`.
+
+The folder is one that `transformers` and `--init_from` read; adapters are merged into the matrices.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxrl_po import config
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, static
+from jaxrl_po.language import pretrained
+from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.experiment import earlier, flags, language, models
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store import folder
+
+
+@config.record
+class Options:
+    """The export."""
+
+    run: str = static("", "folder of a run of jaxrl-po language that began with a pretrained model")
+    out: str = static("", "the folder to write, new or empty")
+    checkpoint: str = static(
+        "best", f"whose parameters are written; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+    )
+    seed: int = static(0, "which of the run's seeds", within=NON_NEGATIVE)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    options = flags.ask(
+        argv, "jaxrl-po export", "Writes the model of a run for transformers.", Options
+    )
+    if options is None:
+        return 0
+    script, records = earlier.read_any([language.SCRIPT], "run", options.run)
+    out = Path(options.out)
+    if not options.out or out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UsageError(f"--out={options.out} must be a folder that is new or empty")
+    if options.seed >= records[""].seeds:
+        raise UsageError(
+            f"--seed={options.seed} must be below {records[''].seeds}, the seeds of "
+            f"--run={options.run}"
+        )
+    with earlier.blame("run", options.run):
+        base = models.read_base(records[""].init_from, records["model"])
+    if base is None:
+        raise UsageError(
+            f"--run={options.run} began with a model of ours, whose tokenizer transformers cannot "
+            "read: jaxrl_po.run.load reads its policy, and --init_from starts another run from it"
+        )
+    _, iteration, state = earlier.state(script, records, "run", options.run, options.checkpoint)
+    model = base.model.clone(lora=records["lora"].lora) if records["lora"].rank else base.model
+    params = models.trained(model, of_seed(state, options.seed).params)
+    text = base.text
+    try:
+        with folder.writing(out / "config.json"):
+            pretrained.save(
+                out, base.model, params, text.tokenizer, text.template, context=text.context
+            )
+    except ConfigError as error:
+        raise UsageError(f"--run={options.run}: {error}") from None
+    print(
+        f"{script.title(records)}, seed {options.seed}, {options.checkpoint} checkpoint "
+        f"(iteration {iteration})"
+    )
+    print(f"see {out}")
+    return 0

@@ -1,0 +1,335 @@
+"""Compares runs: `jaxrl-po plot runs/a runs/b --out=runs/plot`.
+
+Learning curves (interquartile mean over seeds with its 95 % stratified-bootstrap interval), the
+performance profile of the final scores (share of the seeds above each score), and the probability
+of improvement over the first run. Writes `plot.png`, `table.txt` and `curves.csv` (every per-seed
+metric, one row per step, seed and name) to `--out`. Runs on different environments or tasks are
+labelled as such, and only those on that of the first run are compared with it.
+"""
+
+import csv
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxrl_po import config
+from jaxrl_po.config import static
+from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, STYLE, Panel, Series
+from jaxrl_po.run.store import folder, metrics
+
+SCORES = ("greedy_return", "greedy_accuracy")
+UNITS = {"control": "environment steps", "language": "completions"}
+
+
+@config.record
+class Options:
+    """The comparison; the folders of the runs come before the flags."""
+
+    metric: str = static(
+        "",
+        "metric to compare, higher is better; empty takes the greedy return or the held-out "
+        "greedy accuracy",
+    )
+    out: str = static(
+        "runs/plot", "folder for the results; an earlier comparison in it is replaced"
+    )
+
+
+class Run(NamedTuple):
+    """An earlier run, as read from its folder.
+
+    Attributes:
+      label: its folder, without the part that all runs share; with the place where that differs
+        between runs.
+      rows: its lines of metrics.
+      config: its settings, flag name to value.
+      place: its environment or task.
+    """
+
+    label: str
+    rows: list[metrics.Row]
+    config: dict[str, Any]
+    place: str
+
+
+def read(paths: Sequence[str]) -> list[Run]:
+    """The runs in these folders.
+
+    Raises:
+      UsageError: no folders, more than there are colours, or one that holds no run.
+    """
+    if not 1 <= len(paths) <= len(COLOURS):
+        raise UsageError(
+            f"name 1 to {len(COLOURS)} folders of runs, as in jaxrl-po plot runs/a runs/b; "
+            f"got {len(paths)}"
+        )
+    runs = []
+    for path, label in zip(paths, labels(paths), strict=True):
+        try:
+            settings = folder.read_settings(Path(path))
+        except (OSError, ValueError):
+            raise UsageError(
+                f"{path} must be the folder of a run; it holds no {folder.CONFIG} that can be read"
+            ) from None
+        rows = metrics.read(Path(path) / "metrics.jsonl")
+        if not rows:
+            raise UsageError(f"{path} has no line in metrics.jsonl yet; wait for the first")
+        runs.append(Run(label, rows, settings, ""))
+    runs = [
+        run._replace(place=place)
+        for run, place in zip(runs, places([run.config for run in runs]), strict=True)
+    ]
+    return (
+        [run._replace(label=f"{run.label} ({run.place})") for run in runs] if differ(runs) else runs
+    )
+
+
+def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The environment or task of each run, with those settings of the task that differ.
+
+    Example:
+      >>> places([{"env": "Acrobot-v1"}, {"task": "addition", "task.num_digits": 2}])
+      ['Acrobot-v1', 'addition']
+      >>> places([{"task": "addition", "task.num_digits": n} for n in (2, 3)])
+      ['addition num_digits=2', 'addition num_digits=3']
+    """
+    named = [user_code.short(config.get("env", config.get("task", ""))) for config in configs]
+    found = []
+    for name, mine in zip(named, configs, strict=True):
+        others = [config for other, config in zip(named, configs, strict=True) if other == name]
+        settings = (
+            key
+            for key in mine
+            if key.startswith("task.") and any(mine[key] != other.get(key) for other in others)
+        )
+        found.append(
+            " ".join(
+                [
+                    name,
+                    *(f"{key.removeprefix('task.')}={flags.shown(mine[key])}" for key in settings),
+                ]
+            )
+        )
+    return found
+
+
+def differ(runs: Sequence[Run]) -> bool:
+    """Whether the runs are on different environments or tasks."""
+    return len({run.place for run in runs}) > 1
+
+
+def labels(paths: Sequence[str]) -> list[str]:
+    """The paths without their common leading folders.
+
+    Example:
+      >>> labels(["runs/a/first", "runs/b/first"]), labels(["runs/a"])
+      (['a/first', 'b/first'], ['a'])
+    """
+    parts = [Path(path).parts for path in paths]
+    shared = 0
+    while all(len(each) > shared + 1 and each[shared] == parts[0][shared] for each in parts):
+        shared += 1
+    return ["/".join(each[shared:]) for each in parts]
+
+
+def choose_metric(asked: str, runs: Sequence[Run]) -> str:
+    """The name of the metric to compare: `asked`, or a score that all runs have.
+
+    Raises:
+      UsageError: some run does not have it.
+    """
+    available = [
+        {name for row in run.rows for name, value in row.items() if isinstance(value, list)}
+        for run in runs
+    ]
+    shared = set.intersection(*available)
+    name = asked or next((score for score in SCORES if score in shared), "")
+    if not name and differ(runs):
+        scores = [
+            (run.label, next((score for score in SCORES if score in names), "none"))
+            for run, names in zip(runs, available, strict=True)
+        ]
+        first_label, first_score = scores[0]
+        label, score = next((each for each in scores if each[1] != first_score), scores[-1])
+        raise UsageError(
+            f"{first_label} has {first_score} and {label} {score}, which cannot be compared; "
+            "name runs of one environment or task, or a --metric that all have: "
+            f"{', '.join(sorted(shared))}"
+        )
+    if name not in shared:
+        known = ", ".join(sorted(shared))
+        if not name:
+            raise UsageError(f"no run was evaluated: give --metric, one of {known}")
+        raise UsageError(f"--metric={name} must be in the lines of all runs, which have {known}")
+    return name
+
+
+def final(run: Run, metric: str) -> np.ndarray[Any, Any]:
+    """The last logged value of each seed, `[S]`; NaN where it is missing."""
+    return metrics.curve(run.rows, metric)[1][:, -1]
+
+
+def table(runs: Sequence[Run], metric: str) -> str:
+    """One line per run: its final score and its probability of improvement over the first."""
+    first = final(runs[0], metric)
+    width = max(len(run.label) for run in runs)
+    lines = [
+        (
+            f"{'':{width}} {'seeds':>5} {'mean':>10} {'IQM, 95 % interval':>30} {'lowest':>10} "
+            f"{'better than the first':>24}"
+        )
+    ]
+    for i, run in enumerate(runs):
+        scores = final(run, metric)
+        low, high = metrics.bootstrap_interval([scores])
+        iqm = (
+            f"{float(metrics.interquartile_mean(scores)):.4g} [{float(low):.4g}, {float(high):.4g}]"
+        )
+        improvement = ""
+        if i and run.place == runs[0].place:
+            interval = metrics.improvement_interval(scores, first)
+            probability = float(metrics.probability_of_improvement(scores, first))
+            improvement = f"{probability:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+        lines.append(
+            f"{run.label:{width}} {len(scores):>5} {metrics.mean(scores):>10.4g} "
+            f"{iqm:>30} {np.nanmin(scores):>10.4g} {improvement:>24}".rstrip()
+        )
+    return "\n".join(lines) + "\n"
+
+
+def values(run: Run) -> Iterator[tuple[str, int, int, str, float]]:
+    """Run, step, seed, name and value of every per-seed metric; missing values are skipped."""
+    for row in run.rows:
+        for name, numbers in row.items():
+            if isinstance(numbers, list):
+                for seed, number in enumerate(numbers):
+                    if number is not None:
+                        yield run.label, row["step"], seed, name, number
+
+
+def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
+    """Share of the seeds above each score, with the 95 % bootstrap band."""
+    finals = [final(run, metric) for run in runs]
+    everything = np.concatenate(finals)
+    low, high = np.nanmin(everything), np.nanmax(everything)
+    slack = 0.05 * (high - low) or 1.0
+    levels = np.linspace(low - slack, high + slack, 200)
+    for run, scores, colour in zip(runs, finals, COLOURS, strict=False):
+        # [S, R]: R bootstrap resamples of the seeds.
+        draws = scores[np.random.default_rng(0).integers(len(scores), size=(len(scores), 2000))]
+        band = np.percentile(metrics.performance_profile(draws, levels), [2.5, 97.5], axis=1)
+        axes.fill_between(levels, *band, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(
+            levels,
+            metrics.performance_profile(scores, levels),
+            color=colour,
+            linewidth=2.2,
+            label=run.label,
+        )
+    axes.set(
+        title="performance profile",
+        xlabel=f"final {metric}",
+        ylabel="share of the seeds above",
+        ylim=(-0.02, 1.02),
+    )
+
+
+def draw_improvement(axes: Axes, runs: Sequence[Run], metric: str) -> None:
+    """Probability of improvement over the first run, with its 95 % interval.
+
+    Only runs on the environment or task of the first are drawn.
+    """
+    first = final(runs[0], metric)
+    others = [
+        each for each in zip(runs[1:], COLOURS[1:], strict=False) if each[0].place == runs[0].place
+    ]
+    for height, (run, colour) in enumerate(others):
+        scores = final(run, metric)
+        axes.plot(
+            metrics.improvement_interval(scores, first),
+            [height, height],
+            color=colour,
+            linewidth=6,
+            alpha=0.35,
+        )
+        axes.plot(
+            metrics.probability_of_improvement(scores, first),
+            height,
+            "o",
+            color=colour,
+            markersize=8,
+        )
+    axes.axvline(0.5, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.set_yticks(range(len(others)), [run.label for run, _ in others], color=INK)
+    axes.set(
+        title=f"better than {runs[0].label}",
+        xlabel="probability",
+        xlim=(-0.02, 1.02),
+        ylim=(len(others) - 0.5, -0.5),
+    )
+
+
+def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
+    """Writes the figure: curves, profiles and, if any run is comparable, the improvement."""
+    series = [Series(metric, run.label, run.rows) for run in runs]
+    unit = " or ".join(
+        dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
+    )
+    title = metric if differ(runs) or not runs[0].place else f"{metric} on {runs[0].place}"
+    columns = 3 if any(run.place == runs[0].place for run in runs[1:]) else 2
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.8 * columns, 4.2), layout="constrained", dpi=150)
+        axes = figure.subplots(1, columns)
+        plotting.draw(
+            axes[0], Panel([], series, title, f"{unit}, each seed", metric, seeds=len(runs) == 1)
+        )
+        draw_profiles(axes[1], runs, metric)
+        if columns == 3:
+            draw_improvement(axes[2], runs, metric)
+        plotting.write(figure, path)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
+    options = flags.ask(
+        argv[len(folders) :],
+        "jaxrl-po plot",
+        "Compares runs: jaxrl-po plot runs/a runs/b --out=runs/plot",
+        Options,
+    )
+    if options is None:
+        return 0
+    runs = read(folders)
+    metric = choose_metric(options.metric, runs)
+    if differ(runs):
+        print(
+            "note: these runs are not on the same environment or task, so that their "
+            f"scores cannot be compared: {', '.join(run.label for run in runs)}",
+            file=sys.stderr,
+        )
+    folder.inspect(options.out, resume=False, overwrite=True)
+    with folder.claim(options.out, overwrite=False) as out:
+        text = table(runs, metric)
+        (out / "table.txt").write_text(text, encoding="utf-8")
+        with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(
+                [
+                    ("run", "step", "seed", "name", "value"),
+                    *(row for run in runs for row in values(run)),
+                ]
+            )
+        save_figure(runs, metric, out / "plot.png")
+    print(f"{metric}, final of each seed", text, sep="\n", end="")
+    print(f"see {out / 'plot.png'}")
+    return 0

@@ -1,0 +1,273 @@
+"""Shows what a run learned: `jaxrl-po render --run=runs/cartpole --out=cartpole.gif`.
+
+Of a `jaxrl-po control` run, finished or still running, one episode of one seed as a GIF, played
+from a checkpoint, which is only read. Of a `jaxrl-po language` run, what its first seed wrote at
+the last evaluation, as text.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.config import NON_NEGATIVE, SEED, Interval, static
+from jaxrl_po.control import Observation, adapt, unroll
+from jaxrl_po.control.actor import actor_of
+from jaxrl_po.run.data import transcripts
+from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.experiment import control, earlier, flags, language
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.figures import rendering
+from jaxrl_po.run.figures.rendering import Draw, Episode, Floats
+from jaxrl_po.run.host import filming, vector_envs
+from jaxrl_po.run.loop import runner
+from jaxrl_po.run.store import folder, metrics
+from jaxrl_po.types import ActorCritic, CollectorState, TrainState
+
+
+class Scene(NamedTuple):
+    """How an environment is shown.
+
+    Attributes:
+      draw: draws one time step.
+      fps: frames per second that suit its pace.
+    """
+
+    draw: Draw
+    fps: int
+
+
+SCENES = {
+    "CartPole-v1": Scene(rendering.cart_pole, 30),
+    "Pendulum-v1": Scene(rendering.pendulum, 20),
+    "Acrobot-v1": Scene(rendering.acrobot, 15),
+    "MountainCar-v0": Scene(functools.partial(rendering.mountain_car, goal=0.5), 30),
+    "MountainCarContinuous-v0": Scene(functools.partial(rendering.mountain_car, goal=0.45), 30),
+    **{
+        f"{game}-MinAtar": Scene(rendering.grid, 10)
+        for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+    },
+    **{f"{name}-bsuite": Scene(rendering.grid, 5) for name in ("Catch", "DeepSea", "MNISTBandit")},
+}
+OTHER = Scene(rendering.components, 10)
+
+
+@config.record
+class Options:
+    """The episode and its rendering."""
+
+    run: str = static("", "folder of a run of jaxrl-po control or language")
+    out: str = static(
+        "",
+        "the GIF; empty is episode.gif in the folder of the run. The text of a run of language, "
+        "a .txt; empty prints it. The flags that follow are of a GIF",
+    )
+    seed_index: int = static(0, "which of the run's seeds plays, from 0", within=NON_NEGATIVE)
+    checkpoint: str = static(
+        "best", f"whose parameters play; {earlier.WHICH}", choices=earlier.CHECKPOINTS
+    )
+    greedy: bool = static(True, "take the mode of the policy; otherwise sample")
+    seed: int = static(0, "seed of the episode's random numbers", within=SEED)
+    max_steps: int = static(
+        0,
+        "maximum length of the episode; 0 is the environment's own limit",
+        unit="steps",
+        within=NON_NEGATIVE,
+    )
+    fps: int = static(
+        0,
+        "frames per second, at most 50; 0 is what suits the environment",
+        unit="frames",
+        within=Interval(0, 50),
+    )
+    width: int = static(
+        480,
+        "width of a frame; its height is three quarters of that",
+        unit="pixels",
+        within=Interval(120, 1920),
+    )
+
+
+STEPS = 1000  # in one call of the program that plays
+
+
+class Player(NamedTuple):
+    """One seed at one checkpoint.
+
+    Attributes:
+      built: its environment, and the problem whose policy acts.
+      state: of the seed; its observation statistics are not updated.
+      iteration: of the checkpoint.
+      title: algorithm, environment and seed.
+    """
+
+    built: control.Built
+    state: TrainState
+    iteration: int
+    title: str
+
+
+def restore(options: Options, records: Mapping[str, Any]) -> Player:
+    """Rebuilds the problem of the run and reads the checkpoint."""
+    run = records[""]
+    if options.seed_index >= run.seeds:
+        raise UsageError(
+            f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of "
+            f"--run={options.run}"
+        )
+    _, iteration, state = earlier.state(
+        control.SCRIPT, records, "run", options.run, options.checkpoint
+    )
+    return Player(
+        control.build_problem(records, None),
+        of_seed(state, options.seed_index),
+        iteration,
+        f"{control.SCRIPT.title(records)}, seed {options.seed_index}",
+    )
+
+
+def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
+    """Plays one episode; `key` is consumed.
+
+    It is the first of the episodes that `control.make_evaluate` plays with this key.
+    """
+    # One episode needs one starting state.
+    environment = adapt(player.built.env)._replace(refresh=None)
+    actor = actor_of(player.built.problem)
+    reset_key, step_key = jax.random.split(key)
+    num_steps = min(max_steps, STEPS)
+
+    @jax.jit
+    def begin() -> unroll.EnvState:
+        return unroll.start(environment, reset_key, jnp.arange(1, dtype=jnp.int32), actor.start(1))
+
+    @jax.jit
+    def go_on(
+        params: ActorCritic, collector: CollectorState, envs: unroll.EnvState, first: jax.Array
+    ) -> tuple[unroll.EnvState, unroll.Trajectory]:
+        policy = functools.partial(actor.act, params, collector)
+        return unroll.unroll(
+            environment, policy, envs, step_key, num_steps=num_steps, first=first, greedy=greedy
+        )
+
+    envs, over = begin(), False
+    parts: list[unroll.Trajectory] = []
+    while not over and len(parts) * num_steps < max_steps:
+        first = jnp.int32(len(parts) * num_steps)
+        envs, part = go_on(player.state.params, player.state.collector, envs, first)
+        parts.append(jax.tree.map(lambda x: np.asarray(x[0]), part))
+        over = bool((part.transition.terminated | part.transition.truncated).any())
+    trajectory = jax.tree.map(lambda *parts: np.concatenate(parts), *parts)
+    transition = trajectory.transition
+    # The environment resets itself and plays on, so cut after the first end.
+    ended = np.flatnonzero(transition.terminated | transition.truncated)
+    length = min(int(ended[0]) + 1 if over else max_steps, max_steps)
+    seen = jax.tree.map(
+        lambda x, last: np.concatenate([x[:length], last[length - 1 : length]]),
+        trajectory.observation,
+        transition.final_observation,
+    )
+    return Episode(
+        observation=to_draw(seen),
+        action=trajectory.action[:length],
+        reward=transition.reward[:length],
+    )
+
+
+def to_draw(seen: Any) -> Floats:
+    """The part of an episode's observations `[T + 1, …]` that is drawn, in [0, 1] if it is bytes.
+
+    That is the whole of an array; of a structured observation its image, or else all numbers that
+    the policy sees side by side.
+    """
+    policy = seen.policy if isinstance(seen, Observation) else seen
+    leaves = [
+        np.asarray(x / 255.0 if x.dtype == np.uint8 else x, np.float32)
+        for x in jax.tree.leaves(policy)
+    ]
+    images = [x for x in leaves if x.ndim == 4]
+    if len(leaves) == 1 or images:
+        return (images or leaves)[0]
+    return np.concatenate([x.reshape(len(x), -1) for x in leaves], axis=1)
+
+
+def film(
+    player: Player, source: vector_envs.Source, options: Options, max_steps: int
+) -> tuple[Episode, Scene]:
+    """Plays one episode on the host, and shows it by the environment's own pictures if it can."""
+    made = filming.film(
+        source,
+        player.built.problem,
+        player.state,
+        seed=options.seed,
+        max_steps=max_steps,
+        greedy=options.greedy,
+    )
+    if made.pictures:
+        draw = functools.partial(rendering.picture, pictures=made.pictures)
+        return made.episode, Scene(draw, min(made.fps, 50))
+    print(f"drawn from the observations, since gymnasium takes no pictures here: {made.why}")
+    if made.episode.observation.ndim == 4:  # images: of a stack of frames, the newest
+        newest = made.episode.observation[..., -1:] / 255.0
+        return made.episode._replace(observation=newest), Scene(rendering.grid, 15)
+    return made.episode, OTHER
+
+
+def transcribe(options: Options) -> int:
+    """Prints what a run of language wrote last, or writes it to a file."""
+    for name in vars(options):
+        if name not in ("run", "out") and config.changed(options, name):
+            raise UsageError(f"--{name} must be left out: --run={options.run} is one of language")
+    out = folder.require_file(options.out, ".txt") if options.out else None
+    text = transcripts.latest(Path(options.run) / runner.EXAMPLES)
+    if not text:
+        raise UsageError(
+            f"--run={options.run} holds nothing to read: it was made with --show=0, or has not "
+            "been evaluated yet"
+        )
+    if out is None:
+        print(text)
+        return 0
+    with folder.writing(out):
+        metrics.write_atomically(out, text + "\n")
+    print(f"see {out}")
+    return 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    options = flags.ask(argv, "jaxrl-po render", "Shows what a run learned.", Options)
+    if options is None:
+        return 0
+    if earlier.maker([control.SCRIPT, language.SCRIPT], "run", options.run)[0] == language.SCRIPT:
+        return transcribe(options)
+    records = earlier.read(control.SCRIPT, "run", options.run)
+    out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
+    player = restore(options, records)
+    source = player.built.source
+    own = adapt(player.built.env) if source is None else source
+    limit = options.max_steps or own.max_steps
+    if not limit:
+        raise UsageError("--max_steps must be at least 1: the environment has no limit of its own")
+    if source is None:
+        episode = play(
+            player, jax.random.key(options.seed), max_steps=int(limit), greedy=options.greedy
+        )
+        plain = Scene(rendering.grid, 10) if episode.observation.ndim == 4 else OTHER
+        scene = SCENES.get(records[""].env, plain)
+    else:
+        episode, scene = film(player, source, options, int(limit))
+    with folder.writing(out):
+        pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
+        rendering.save_gif(pictures, out, fps=options.fps or scene.fps)
+    total = float(np.sum(episode.reward, dtype=np.float64))
+    print(
+        f"{player.title}, {options.checkpoint} checkpoint (iteration {player.iteration}): "
+        f"{len(episode.reward)} steps, return {total:.5g}, see {out}"
+    )
+    return 0

@@ -1,0 +1,182 @@
+"""An HTML page about one or several runs: `jaxrl-po report runs/a runs/b --out=runs/report.html`.
+
+Figures and style are embedded, so the file can be sent and read anywhere. It holds the final
+scores, the learning curves and their comparison, sample completions, the hardware and software of
+each run, and the settings (those that differ first).
+"""
+
+import base64
+import html
+import itertools
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_po import config
+from jaxrl_po.cli import plot
+from jaxrl_po.config import static
+from jaxrl_po.run.data import transcripts
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.store import folder, metrics
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; }
+body { max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; }
+h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #e4e7ea; }
+img { max-width: 100%; } img.run { max-width: 34rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid #e4e7ea; }
+th, td { vertical-align: top; }
+th { color: #5c646e; font-weight: 600; }
+code, pre { font: 13px/1.45 ui-monospace, monospace; }
+td.differs { background: #fdf3e7; }
+"""
+
+
+@config.record
+class Options:
+    """The report; the folders of the runs come before the flags."""
+
+    metric: str = static(
+        "",
+        "metric to compare, higher is better; empty takes the greedy return or the held-out "
+        "greedy accuracy",
+    )
+    out: str = static("runs/report.html", "the file; an earlier report in it is replaced")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """An HTML table; a cell is HTML, with or without its own `<td>`."""
+    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
+    lines += [
+        "".join(cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in row)
+        for row in rows
+    ]
+    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+
+
+def picture(path: Path, text: str, kind: str = "") -> str:
+    """A PNG file, embedded in the page."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    return (
+        f'<p><img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}"></p>'
+    )
+
+
+def scores(runs: Sequence[plot.Run], metric: str) -> str:
+    """A table of final scores: mean, interquartile mean, and every seed."""
+    rows = []
+    for run in runs:
+        final = plot.final(run, metric)
+        last = run.rows[-1]
+        rows.append(
+            [
+                html.escape(run.label),
+                f"{metrics.mean(final):.4g}",
+                f"{float(metrics.interquartile_mean(final)):.4g}",
+                ", ".join(f"{score:.4g}" for score in final),
+                f"{last['step']:,}",
+                f"{last.get('time/compile_seconds', float('nan')):.1f} s",
+            ]
+        )
+    return table(["run", "mean", "IQM", "seeds", "steps of each", "compiling"], rows)
+
+
+def settings(runs: Sequence[plot.Run]) -> str:
+    """A table of all settings; those that differ come first and are marked."""
+    flat = [
+        {name: value for name, value in run.config.items() if name != "resolved"} for run in runs
+    ]
+    names = list(dict.fromkeys(name for each in flat for name in each))
+    shown = {name: [json.dumps(each.get(name)) for each in flat] for name in names}
+    differing = {name for name in names if len(set(shown[name])) > 1}
+    rows = []
+    for name in sorted(names, key=lambda name: name not in differing):
+        opening = '<td class="differs">' if name in differing else "<td>"
+        rows.append(
+            [
+                f"<code>{html.escape(name)}</code>",
+                *(f"{opening}{html.escape(value)}</td>" for value in shown[name]),
+            ]
+        )
+    return table(["flag", *(html.escape(run.label) for run in runs)], rows)
+
+
+def examples(path: Path) -> str:
+    """A table of what was written at the first and the last evaluation; empty if nothing was."""
+    rows = metrics.read(path)
+    if not rows:
+        return ""
+    ends = dict.fromkeys((rows[0]["iteration"], rows[-1]["iteration"]))
+    cells = [
+        [
+            f"{row['step']:,}",
+            row["decoding"],
+            *(
+                f"<pre>{html.escape(text)}</pre>"
+                for text in (row["prompt"], transcripts.transcript(row))
+            ),
+            f"{row['score']:g}",
+        ]
+        for row in rows
+        if row["iteration"] in ends
+    ]
+    return table(["step", "decoding", "prompt", "completion", "score"], cells)
+
+
+def circumstances(run: plot.Run) -> str:
+    """A table of what the numbers depend on besides the settings: hardware, versions, code."""
+    resolved: dict[str, Any] = run.config.get("resolved", {})
+    rows = [
+        [html.escape(name), html.escape(json.dumps(value, ensure_ascii=False))]
+        for name, value in resolved.items()
+    ]
+    return table(["", ""], rows)
+
+
+def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
+    """The whole document."""
+    title = " · ".join(run.label for run in runs)
+    with tempfile.TemporaryDirectory() as scratch:
+        comparison = Path(scratch) / "plot.png"
+        plot.save_figure(runs, metric, comparison)
+        parts = [f"<h1>{html.escape(title)}</h1>", "<h2>Scores</h2>", scores(runs, metric)]
+        if len(runs) > 1:
+            parts.append(f"<pre>{html.escape(plot.table(runs, metric))}</pre>")
+        parts += ["<h2>Curves</h2>", picture(comparison, f"{metric} of {title}")]
+    for path, run in zip(paths, runs, strict=True):
+        label = html.escape(run.label)
+        for png in sorted(Path(path).glob("*.png")):
+            parts.append(picture(png, f"{png.stem} of {run.label}", "run"))
+        written = examples(Path(path) / "samples.jsonl")
+        parts += [f"<h2>What {label} wrote, first and last</h2>", written] if written else []
+        parts += [f"<h2>What {label} ran on</h2>", circumstances(run)]
+    parts += ["<h2>Settings</h2>", settings(runs)]
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
+    options = flags.ask(
+        argv[len(folders) :],
+        "jaxrl-po report",
+        "One page for runs: jaxrl-po report runs/a runs/b --out=a.html",
+        Options,
+    )
+    if options is None:
+        return 0
+    path = folder.require_file(options.out, ".html")
+    runs = plot.read(folders)
+    text = page(folders, runs, plot.choose_metric(options.metric, runs))
+    with folder.writing(path):
+        metrics.write_atomically(path, text)
+    print(f"see {path}")
+    return 0

@@ -1,0 +1,344 @@
+"""Tests a claim on many seeds: `jaxrl-po study --claim=mine.py:claim --out=runs/claim`.
+
+The claim is written down before anything is trained. In each setting each arm is tuned on seeds of
+its own, and then trained on others: both in one program, compiled once. `table.txt` and
+`verdict.png` hold the result; what is done is kept, and `--resume` continues.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.cli import launch
+from jaxrl_po.config import static
+from jaxrl_po.run.data.rewarding import VERIFIER
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.compilation import keep_programs
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import control, flags, language, methods, plan, user_code
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.options import AUTO
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.loop import interrupts, vmapped
+from jaxrl_po.run.store import folder
+from jaxrl_po.study import claims, comparison
+from jaxrl_po.study.claims import Arm, Claim, Tuned
+
+ALONE = Placement(1, 1, 1)
+EXTENSIONS = 2  # of the grid of a tuned value, at most, while the best value lies at its edge
+# Base seeds: those of tuning and of what is reported have nothing in common.
+TUNING, REPORTED = 1, 0
+
+
+@config.record
+class Options:
+    """Where a claim is, and where its results go."""
+
+    claim: str = static("", "a function that returns a `claims.Claim`, as file.py:name")
+    out: str = static("", "folder for the results; new or empty, or see --resume and --overwrite")
+    devices: str = static("auto", "devices to spread runs over; on a CPU, auto makes one per core")
+    compilation_cache: str = static(
+        AUTO,
+        "folder where compiled programs are kept for the next time; auto is one in the user's "
+        "cache, empty keeps none",
+    )
+    resume: bool = static(False, "go on with the study in --out")
+    overwrite: bool = static(False, "replace the study in --out")
+
+
+def stated(claim: Claim) -> dict[str, Any]:
+    """The claim as it is stored before anything runs, without the code of its scores."""
+    return {
+        "script": "study",
+        "statement": claim.statement,
+        "source": claim.source,
+        "command": claim.script.name,
+        "arms": {name: arm._asdict() for name, arm in claim.arms.items()},
+        "settings": claim.settings,
+        "comparisons": [
+            {**each._asdict(), "score": each.score is not None} for each in claim.comparisons
+        ],
+        "measure": claim.measure,
+        "flags": claim.flags,
+        "warm_start": claim.warm_start,
+        "evaluations": claim.evaluations,
+        "seeds": claim.seeds,
+        "tuning_seeds": claim.tuning_seeds,
+        "ranges": claim.ranges,
+        "seeds_in": claim.seeds_in,
+    }
+
+
+def check(claim: Claim) -> None:
+    """Raises UsageError for a claim that names what it does not have, or that cannot be tested."""
+    if not claim.comparisons:
+        raise UsageError("--claim must have a comparison")
+    if claim.warm_start and claim.script is not language.SCRIPT:
+        raise UsageError("--claim: only a claim with language.SCRIPT can have a warm_start")
+    if claim.script is control.SCRIPT and claim.objective is Claim._field_defaults["objective"]:
+        raise UsageError(
+            "--claim: a claim with control.SCRIPT must say what is tuned for, as in "
+            'objective=last("greedy_return")'
+        )
+    for each in claim.comparisons:
+        for compared in (each.arm, each.than):
+            if compared is not None:
+                flags.lookup("claim: comparisons", compared, claim.arms)
+        for name in each.settings:
+            flags.lookup("claim: settings of a comparison", name, claim.settings)
+    for name, arm in claim.arms.items():
+        if len(arm.values) < 2 or list(arm.values) != sorted(set(arm.values)) or arm.values[0] <= 0:
+            raise UsageError(
+                f"--claim: the values of arm {name!r} must be two or more positive numbers, "
+                f"ascending, got {list(arm.values)}"
+            )
+        for setting in claim.settings_of(name):
+            require_learner(claim, setting, arm)
+            if claim.warm_start:
+                plan.parse(language.SCRIPT, first(claim, setting), {})
+
+
+def written(values: Mapping[str, Any]) -> list[str]:
+    """Flags as arguments.
+
+    Example:
+      >>> written({"task": "addition", "config.use_reference": False})
+      ['--task=addition', '--config.use_reference=false']
+    """
+    return [f"--{name}={flags.shown(value)}" for name, value in values.items()]
+
+
+def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
+    """Raises UsageError for flags that do not parse, or that ask for what a study cannot train."""
+    for value in arm.values:
+        records, iterations = settled(claim, setting, arm, value, [])
+        options = records[""]
+        if not iterations or iterations % claim.evaluations:
+            raise UsageError(
+                f"--claim: {claim.evaluations} evaluations must divide the iterations of a run; "
+                f"total_steps={options.total_steps} makes {iterations} in {setting!r}"
+            )
+        on_host = (
+            getattr(options, "environment", "") or getattr(options, "reward", VERIFIER) != VERIFIER
+        )
+        if on_host:
+            raise UsageError("--claim: reward and environment of a study must be in its program")
+
+
+def settled(
+    claim: Claim, setting: str, arm: Arm, value: float, start: Sequence[str]
+) -> tuple[dict[str, Any], int]:
+    """All records of an arm in a setting, and the iterations of a run."""
+    asked = {**claim.flags, **claim.settings[setting], **arm.flags, arm.tuned: value}
+    given = [*written(asked), *start]
+    records = plan.parse(claim.script, given, {})
+    names = flags.given(given, plan.sections_of(claim.script, records[""]))
+    return plan.settle(claim.script, records, names)
+
+
+class Runs:
+    """The runs of an arm in a setting: one program, compiled when it is first needed."""
+
+    def __init__(self, claim: Claim, setting: str, name: str, start: Sequence[str], devices: str):
+        self.claim, self.setting, self.name = claim, setting, name
+        self.arm, self.start, self.devices = claim.arms[name], start, devices
+        values = len(self.arm.values)
+        self.seeds, self.tuning_seeds = claim.seeds_of(setting, values)
+        self.count = max(self.seeds, values * self.tuning_seeds)
+        self._program: Any = None
+
+    def train(self, values: Sequence[float], seeds: int, base_seed: int) -> list[vmapped.Curves]:
+        """Curves for each value, `[S, E]`."""
+        asked = [settled(self.claim, self.setting, self.arm, each, self.start) for each in values]
+        records, iterations = [each for each, _ in asked], asked[0][1]
+        algorithm = methods.ALGORITHMS[records[0][""].algorithm]
+        experiment = self.claim.script.build(records[0], algorithm, ALONE)
+        configs = vmapped.configs([each["config"] for each in records], seeds)
+        keys, key = vmapped.keys(base_seed, seeds, len(values))
+
+        assert experiment.learner_of is not None
+        count = self.count if experiment.host is None else len(keys)
+        placement = parallel.choose(self.devices, num_seeds=count, num_rows=1)
+        training = vmapped.Training(
+            experiment.learner_of,
+            placement,
+            iterations,
+            self.claim.evaluations,
+        )
+        if experiment.host is not None:
+            done = vmapped.train_on_host(
+                training, experiment.host, configs, keys, base_seed=base_seed, num_seeds=seeds
+            )
+            return divided(done.curves, len(values), seeds)
+        # Runs that fill up the program, so that tuning and what is reported share it.
+        rest = self.count - len(keys)
+        filled = jax.tree.map(
+            lambda x: jax.numpy.concatenate([x, jax.numpy.repeat(x[-1:], rest, axis=0)]),
+            (configs, keys),
+        )
+        if self._program is None:
+            assert experiment.evaluate is not None
+            self._program, _ = vmapped.compile_program(
+                training, experiment.evaluate, *filled, given=experiment.given
+            )
+        return divided(self._program(*filled, key), len(values), seeds)
+
+
+def divided(curves: vmapped.Curves, values: int, seeds: int) -> list[vmapped.Curves]:
+    """The curves of each value; runs that filled up the program are dropped."""
+    return [
+        {name: x[i * seeds : (i + 1) * seeds] for name, x in curves.items()} for i in range(values)
+    ]
+
+
+def beyond(edge: Sequence[float], count: int) -> list[float]:
+    """Values beyond the second of two, in their ratio, ascending.
+
+    Example:
+      >>> beyond([2.0, 4.0], 3), beyond([2.0, 1.0], 1)
+      ([8.0, 16.0, 32.0], [0.5])
+    """
+    near, end = edge
+    return sorted(float(f"{end * (end / near) ** (i + 1):.3g}") for i in range(count))
+
+
+def tune(runs: Runs, found: dict[float, float], keep: Callable[[], None]) -> tuple[float, bool]:
+    """The value with the best objective, and whether there are worse ones on both sides of it.
+
+    Args:
+      runs: of the arm.
+      found: value to objective, of what was tried; what is tried is added.
+      keep: called after each addition.
+    """
+    claim, asked = runs.claim, list(runs.arm.values)
+    extended = len(set(found) - set(asked)) // len(asked)  # by the study that is resumed
+    for _ in range(extended, 1 + EXTENSIONS):
+        if not set(asked) <= set(found):
+            curves = runs.train(asked, runs.tuning_seeds, TUNING)
+            found |= {
+                value: float(np.mean(np.nan_to_num(claim.objective(each), nan=-np.inf)))
+                for value, each in zip(asked, curves, strict=True)
+            }
+            keep()
+        tried = sorted(found)
+        best = max(tried, key=lambda value: found[value])
+        if tried[0] < best < tried[-1]:
+            return best, True
+        asked = beyond(tried[-2:] if best == tried[-1] else tried[1::-1], len(runs.arm.values))
+    return best, False
+
+
+def tune_and_train(runs: Runs, path: Path) -> Tuned:
+    """An arm in a setting, tuned and trained, but for what the file already holds."""
+    stored = json.loads(path.read_text()) if path.exists() else {"tuning": []}
+    found = {value: -np.inf if mean is None else mean for value, mean in stored["tuning"]}
+
+    def keep(**more: Any) -> None:
+        content = {"setting": runs.setting, "arm": runs.name, "tuning": sorted(found.items())}
+        folder.write_json(path, content | more)
+
+    if "curves" not in stored:
+        value, inside = tune(runs, found, keep)
+        curves = runs.train([value], runs.seeds, REPORTED)[0]
+        keep(value=value, inside=inside, curves={name: x.tolist() for name, x in curves.items()})
+        jax.clear_caches()
+        stored = json.loads(path.read_text())
+    curves = {name: np.array(x, np.float64) for name, x in stored["curves"].items()}
+    return Tuned(stored["value"], stored["inside"], curves)
+
+
+def run(claim: Claim, out: Path, devices: str) -> dict[str, dict[str, Tuned]]:
+    """Tunes and trains every arm in every setting in which it is compared."""
+    results: dict[str, dict[str, Tuned]] = {}
+    place = out / "arms"
+    place.mkdir(exist_ok=True)
+    for i, setting in enumerate(claim.settings, 1):
+        start = begin(claim, i, setting, place)
+        results[setting] = {}
+        for j, name in enumerate(claim.arms, 1):
+            if setting in claim.settings_of(name):
+                runs = Runs(claim, setting, name, start, devices)
+                tuned = tune_and_train(runs, place / f"{i}.{j}.json")
+                results[setting][name] = tuned
+                print(f"{setting}: {claims.shown(claim, setting, name, tuned)}", flush=True)
+    return results
+
+
+def first(claim: Claim, setting: str) -> list[str]:
+    """Flags of the initial policy of a setting, which no method has trained."""
+    shared = {**claim.flags, **claim.settings[setting], "seeds": 1, "total_steps": 0}
+    of_methods = [name for name in shared if name == "algorithm" or name.startswith("config.")]
+    return written(
+        {name: shared[name] for name in shared if name not in of_methods} | dict(claim.warm_start)
+    )
+
+
+def begin(claim: Claim, number: int, setting: str, out: Path) -> list[str]:
+    """Makes the initial policy of a setting, unless it is there; the flag that begins with it."""
+    if not claim.warm_start:
+        return []
+    place = out / f"{comparison.START} {number}"
+    if not (place / "summary.json").exists():
+        comparison.run_each(launch.language, {place.name: []}, first(claim, setting), out)
+    return [f"--init_from={place}"]
+
+
+def carry_out(claim: Claim, options: Options) -> int:
+    """Tests a claim; returns the exit status."""
+    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    with flags.blame({"": Options}):
+        parallel.split(options.devices)
+    check(claim)
+    said = json.loads(json.dumps(stated(claim)))
+    for name, value in said.items():
+        if stored and stored.get(name) != value:
+            raise UsageError(
+                f"--resume: {name} of the claim differs from that in --out={options.out}, which "
+                "was stated before anything ran; choose another --out"
+            )
+    keep_programs(options.compilation_cache)
+    with folder.claim(options.out, overwrite=options.overwrite) as out:
+        folder.write_json(out / folder.CONFIG, said)
+        with interrupts.kept(out):
+            results = run(claim, out, options.devices)
+        outcomes = claims.judge(claim, results)
+        text = claims.table(claim, results, outcomes)
+        (out / "table.txt").write_text(text)
+        plotting.save_differences(
+            claims.rows(outcomes), claim.statement, claim.measure, out / "verdict.png"
+        )
+        folder.write_json(
+            out / "verdict.json",
+            {
+                "verdict": claims.verdict(outcomes),
+                "comparisons": [
+                    {**each._asdict(), "comparison": str(each.comparison)} for each in outcomes
+                ],
+            },
+        )
+    print(text, end="")
+    print(f"see {Path(options.out) / 'verdict.png'}")
+    return 0
+
+
+def main(argv: Sequence[str], claim: Claim | None = None) -> int:
+    """Runs the command, or the claim of a file that is itself run; returns its exit status."""
+    options = flags.ask(
+        argv, "jaxrl-po study", "Tests a claim about methods on many seeds.", Options
+    )
+    if options is None:
+        return 0
+    if claim is None:
+        if not user_code.is_source(options.claim):
+            raise UsageError(
+                f"--claim={options.claim} must be a file and a name, as in mine.py:claim"
+            )
+        claim = user_code.make("claim", options.claim)
+        if not isinstance(claim, Claim):
+            raise UsageError(f"--claim={options.claim} must return a claims.Claim, got {claim!r}")
+    return carry_out(claim, options)

@@ -1,0 +1,1 @@
+"""Prompts, and the rewards of what is written to them."""

@@ -1,0 +1,392 @@
+"""Reward functions in Python: called on text, between `sample` and `update` of a learner.
+
+Each function runs in its own process, `scoring_worker`, so that a call can be ended when it exceeds
+its time limit; a thread could not be. Like in TRL's GRPOTrainer, a function is called with keyword
+arguments (prompts, completions, columns of the task) and returns a number per completion.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language.evaluation import Answers
+from jaxrl_po.language.problem import give_reward
+from jaxrl_po.language.tasks import Task
+from jaxrl_po.masked import Mean
+from jaxrl_po.run.data import scoring_worker, workers
+from jaxrl_po.run.experiment.flags import RunError
+from jaxrl_po.types import Batch, Metrics, PyTree
+
+FAILURES = "reward_failures"
+
+Columns = Mapping[str, Sequence[Any]]
+"""Name to a list with one JSON value per completion."""
+Floats = npt.NDArray[np.float32]
+
+
+class RewardError(RunError):
+    """A reward function failed or cannot be loaded; the message says which."""
+
+
+class Reward(NamedTuple):
+    """A reward function and its weight.
+
+    Attributes:
+      source: `file.py:function` or `module:function`.
+      weight: factor of its score in the reward, which is the sum over functions.
+    """
+
+    source: str
+    weight: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """The function's name, under which it is logged."""
+        return self.source.rpartition(":")[2]
+
+
+class Scores(NamedTuple):
+    """The result of one call of a function.
+
+    Attributes:
+      values: `[B]`, 0 where it failed.
+      failed: `[B]`, bool.
+      why: reason of the failure, or empty.
+    """
+
+    values: Floats
+    failed: npt.NDArray[np.bool_]
+    why: str = ""
+
+
+class Scored(NamedTuple):
+    """What the functions make of completions, `[S, B]`.
+
+    Attributes:
+      raw: raw scores.
+      reward: weighted sum.
+      measures: name to what is logged as its mean.
+    """
+
+    raw: Floats
+    reward: Floats
+    measures: dict[str, npt.NDArray[Any]]
+
+
+class Worker:
+    """A reward function in its own process, which is restarted after it was killed or died.
+
+    Args:
+      source: see `Reward`.
+      timeout: limit of one call, seconds.
+    """
+
+    def __init__(self, source: str, timeout: float):
+        self._source, self._timeout = source, timeout
+        self._process = workers.Process(scoring_worker.__file__)
+        self._asked = (0.0, 0, "")  # the pending call: start, number of completions, failure
+
+    def start(self) -> None:
+        """Starts the process and loads the function, unless it is running.
+
+        Raises:
+          RewardError: it cannot be loaded.
+        """
+        if self._process.running:
+            return
+        reply = self._process.start({"source": self._source, "timeout": self._timeout})
+        if "error" in reply:
+            self.close()
+            raise RewardError(f"reward={self._source} cannot be loaded: {reply['error']}")
+
+    def ask(self, columns: Columns, count: int) -> None:
+        """Starts a call on `count` completions; its time limit begins now."""
+        why = ""
+        try:
+            self.start()
+            self._process.send(columns)
+        except (RewardError, workers.Ended) as error:
+            why = str(error)
+        self._asked = time.monotonic(), count, why
+
+    def take(self) -> Scores:
+        """Waits for the result of the pending call, up to its time limit."""
+        begun, count, why = self._asked
+        late = f"did not return within {self._timeout:g} s"
+        reply = {"error": why} if why else self._process.receive(begun + self._timeout, late)
+        if "error" in reply:
+            return Scores(np.zeros(count, np.float32), np.ones(count, bool), reply["error"])
+        values = np.array(reply["scores"], np.float32)
+        failed = ~np.isfinite(values)
+        why = (
+            f"returned {values[failed][0]} for {failed.sum()} of {count} completions"
+            if failed.any()
+            else ""
+        )
+        return Scores(np.where(failed, np.float32(0.0), values), failed, why)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.close()
+
+
+class HostScore:
+    """Scores stacked batches: `(batch, first=…, report=…) -> (batch with its reward, metrics)`.
+
+    The functions run concurrently. Each is called once per seed, so that a seed's rewards do not
+    depend on the other seeds. The reward is Σ weight · score, at the last token. The raw score is
+    that of the first function, or of the one that `accuracy` names; it decides which groups are
+    informative.
+
+    Where a function fails (it raises, exceeds its time limit, or returns something other than a
+    finite number per completion), the score is 0. On the first batch of a run, a failure is an
+    error instead.
+
+    Args:
+      rewards: at least one, with different names.
+      task: its columns are passed to the functions; if it has none, its demonstration as `answer`.
+      accuracy: name of the function that gives the raw score; empty for the first.
+      timeout: limit of one call, seconds.
+
+    Metrics:
+      `accuracy` (the raw score), `wrong_length` (tokens of the completions with raw score 0),
+      `dead_groups` (share of the groups whose raw scores are all equal), `reward/<name>` of each
+      function, `reward` (their weighted sum), `reward_failures` (share of the completions on which
+      any function failed).
+
+    Raises:
+      ConfigError: names the argument that cannot work.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        task: Task,
+        *,
+        accuracy: str = "",
+        timeout: float = 60.0,
+    ):
+        check(rewards, accuracy, timeout)
+        self._rewards, self._tokenizer = tuple(rewards), task.tokenizer
+        self._columns = task.columns or demonstrations(task)
+        self._accuracy = accuracy or self._rewards[0].name
+        self._workers = [Worker(reward.source, timeout) for reward in rewards]
+        self._reported: set[str] = set()
+
+    def __enter__(self) -> "HostScore":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Loads the functions.
+
+        Raises:
+          ConfigError: one cannot be loaded.
+        """
+        try:
+            for worker in self._workers:
+                worker.start()
+        except RewardError as error:
+            self.close()
+            raise ConfigError(str(error)) from None
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        for worker in self._workers:
+            worker.close()
+
+    def __call__(
+        self, batch: Batch, *, first: bool, report: Callable[[str], None]
+    ) -> tuple[Batch, Metrics]:
+        """See the class; leaves of `batch` lead with `[S]`.
+
+        Args:
+          batch: without a reward.
+          first: whether this is the first batch of the run.
+          report: called with a line when a function fails for the first time.
+
+        Raises:
+          RewardError: a function fails on the first batch.
+        """
+        tokens, pad, action, mask = (
+            np.asarray(x) for x in (batch.inputs.tokens, batch.inputs.pad, batch.action, batch.mask)
+        )
+        problem = jax.tree.map(np.asarray, batch.inputs.problem)
+        prompt_length = tokens.shape[2] - action.shape[2]
+        columns = [
+            self._read(
+                tokens[seed, :, :prompt_length],
+                pad[seed],
+                action[seed],
+                mask[seed],
+                jax.tree.map(lambda x, seed=seed: x[seed], problem),
+            )
+            for seed in range(len(tokens))
+        ]
+        scored = self.score(columns, action.shape[1], first=first, report=report)
+        means = {"accuracy": scored.raw, **scored.measures}
+        if batch.score.shape[2] > 1:
+            means["dead_groups"] = np.ptp(scored.raw.reshape(batch.score.shape), axis=2) == 0.0
+        metrics = {name: _mean(values) for name, values in means.items()}
+        metrics["wrong_length"] = _mean(mask.sum(axis=2), scored.raw == 0)
+        return give_reward(batch, scored.raw, scored.reward), metrics
+
+    def score(
+        self,
+        columns: Sequence[Columns],
+        count: int,
+        *,
+        first: bool,
+        report: Callable[[str], None],
+    ) -> "Scored":
+        """Calls the functions, once for each seed.
+
+        Args:
+          columns: of each seed, what the functions are given.
+          count: B, completions of a seed.
+          first: see `__call__`, as for `report`.
+          report: likewise.
+
+        Raises:
+          RewardError: a function fails, and it is the first time that they are called.
+        """
+        by_seed = []
+        for given in columns:
+            # Ask all before waiting for any: the functions run at the same time.
+            for worker in self._workers:
+                worker.ask(given, count)
+            by_seed.append([worker.take() for worker in self._workers])
+            for reward, scores in zip(self._rewards, by_seed[-1], strict=True):
+                if scores.why:
+                    self._report(
+                        f"reward function {reward.source} {scores.why}", reward.name, first, report
+                    )
+        scored = {
+            reward.name: np.stack([scores[i].values for scores in by_seed])
+            for i, reward in enumerate(self._rewards)
+        }
+        failed = np.stack([np.any([scores.failed for scores in each], axis=0) for each in by_seed])
+        total = np.sum(
+            [np.float32(reward.weight) * scored[reward.name] for reward in self._rewards], axis=0
+        )
+        measures = {"reward": total, FAILURES: failed}
+        measures |= {f"reward/{name}": values for name, values in scored.items()}
+        return Scored(scored[self._accuracy], total, measures)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of what `score` measures."""
+        return ("reward", FAILURES, *(f"reward/{reward.name}" for reward in self._rewards))
+
+    def judge(self, answers: Answers) -> Answers:
+        """The answers of one seed, scored by the function of the raw score; 0 where that fails.
+
+        Raises:
+          RewardError: it failed for all of them.
+        """
+        host: Any = jax.tree.map(np.asarray, answers)
+        count, samples, budget = host.tokens.shape
+        repeated: Any = jax.tree.map(lambda x: np.repeat(x, samples, axis=0), host)
+        columns = self._read(
+            repeated.prompt,
+            repeated.pad,
+            host.tokens.reshape(-1, budget),
+            np.arange(budget) < host.length.reshape(-1, 1),
+            repeated.problem,
+        )
+        worker = self._workers[[each.name for each in self._rewards].index(self._accuracy)]
+        worker.ask(columns, count * samples)
+        scores = worker.take()
+        if scores.failed.all():
+            raise RewardError(f"reward={self._accuracy} {scores.why} in an evaluation")
+        scored: Answers = host._replace(score=scores.values.reshape(count, samples))
+        return scored
+
+    def _read(
+        self,
+        prompts: npt.NDArray[Any],
+        pad: npt.NDArray[Any],
+        tokens: npt.NDArray[Any],
+        mask: npt.NDArray[np.bool_],
+        problem: PyTree,
+    ) -> dict[str, Any]:
+        """What functions are given about completions of one seed, leaves `[B, …]`."""
+        return {
+            "prompts": self._tokenizer.decode_rows(
+                prompts, np.arange(prompts.shape[1]) >= pad[:, None]
+            ),
+            "completions": self._tokenizer.decode_rows(tokens, mask),
+            "completion_ids": [
+                row[:n].tolist() for row, n in zip(tokens, mask.sum(axis=1), strict=True)
+            ],
+            **self._columns(problem),
+        }
+
+    def _report(self, failure: str, name: str, first: bool, report: Callable[[str], None]) -> None:
+        if first:
+            raise RewardError(f"{failure}; this is the first batch, so the run ends here")
+        if name not in self._reported:
+            self._reported.add(name)
+            report(f"{failure}; such completions score 0 and are counted in {FAILURES}")
+
+
+def demonstrations(task: Task) -> Callable[[PyTree], dict[str, list[Any]]]:
+    """`problem [B, …] -> {"answer": texts}`, for a task without columns of its own."""
+    demonstrate = jax.jit(jax.vmap(task.demonstrate))
+
+    def columns(problem: PyTree) -> dict[str, list[Any]]:
+        tokens = np.asarray(demonstrate(problem))
+        return {"answer": task.tokenizer.decode_rows(tokens, tokens != task.tokenizer.pad)}
+
+    return columns
+
+
+def check(rewards: Sequence[Reward], accuracy: str, timeout: float) -> None:
+    """Raises ConfigError for invalid arguments; no function is loaded."""
+    names = [reward.name for reward in rewards]
+    if not rewards:
+        raise ConfigError("rewards must name at least one function")
+    for reward in rewards:
+        place = reward.source.rpartition(":")[0]
+        if not (place and reward.name.isidentifier()):
+            raise ConfigError(
+                f"reward must read like file.py:function or module:function, got {reward.source!r}"
+            )
+        if place.endswith(".py") and not Path(place).is_file():
+            raise ConfigError(f"reward={reward.source}: there is no file {place}")
+        if not math.isfinite(reward.weight):
+            raise ConfigError(
+                f"reward_weights must be finite, got {reward.weight} for {reward.name}"
+            )
+        if names.count(reward.name) > 1:
+            raise ConfigError(
+                f"reward names {reward.name} twice: give the functions different names"
+            )
+    if accuracy and accuracy not in names:
+        raise ConfigError(f"reward_accuracy must be one of {', '.join(names)}, got {accuracy!r}")
+    if not (math.isfinite(timeout) and timeout > 0.0):
+        raise ConfigError(f"reward_timeout must be above 0 s, got {timeout}")
+
+
+def _mean(values: npt.NDArray[Any], counted: npt.NDArray[np.bool_] | None = None) -> Mean:
+    """The mean of each seed, from `[S, B]`, over the values that are counted."""
+    counted = np.ones(values.shape, bool) if counted is None else counted
+    mean: Any = Mean
+    total = np.where(counted, values, 0).sum(axis=1, dtype=np.float32)
+    return mean(total, counted.sum(axis=1, dtype=np.float32))

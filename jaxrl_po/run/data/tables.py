@@ -1,0 +1,178 @@
+"""Tasks from tables of prompts: a JSONL file, or the items of a reasoning-gym data set."""
+
+import json
+from typing import Any
+
+from jaxrl_po import config, language
+from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, number, static
+from jaxrl_po.run.data import prompts
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.flags import UsageError
+
+FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
+
+
+@config.record
+class File:
+    """Settings of `--task=file`."""
+
+    train: str = static(
+        "",
+        "JSONL file of prompts: each line has a prompt or messages, an answer and any further "
+        "columns",
+    )
+    test: str = static("", "file of held-out prompts; empty to hold out part of the train file")
+    test_fraction: float = number(
+        0.1, "share of the prompts to hold out, by a hash of the prompt", within=FRACTION
+    )
+    characters: str = static(
+        "",
+        "the alphabet; empty takes the characters of the files, and a pretrained model has its own",
+    )
+    max_prompt_length: int = static(
+        256, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
+    )
+    template_arguments: str = static(
+        "{}",
+        "arguments of the chat template of a pretrained model for rows with messages, as JSON, "
+        'e.g. {"enable_thinking": false}',
+    )
+
+    def validate(self) -> None:
+        """Refuses a missing file and settings without effect."""
+        if not self.train:
+            raise ConfigError("train must name a file of prompts, e.g. --task.train=prompts.jsonl")
+        config.require_effect(self, "test_fraction", not self.test, "test is left out")
+
+
+@config.record
+class ReasoningGym:
+    """Settings of `--task=reasoning_gym`."""
+
+    dataset: str = static("chain_sum", "name of the data set in reasoning-gym")
+    size: int = static(1000, "number of items, including held-out ones", within=COUNT)
+    seed: int = static(0, "seed of the data set", within=SEED)
+    options: str = static("{}", 'further settings of the data set, as JSON, e.g. {"max_digits": 1}')
+    test_fraction: float = number(
+        0.1, "share of the prompts to hold out, by a hash of the prompt", within=FRACTION
+    )
+    max_prompt_length: int = static(
+        512, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
+    )
+
+
+def from_file(
+    *,
+    train: str,
+    test: str,
+    test_fraction: float,
+    characters: str,
+    max_prompt_length: int,
+    template_arguments: str,
+    text: prompts.Text | None = None,
+    answers: bool = True,
+    whole: bool = False,
+) -> language.Task:
+    """The task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
+
+    Raises:
+      UsageError: names the flag, the file and the line.
+    """
+    arguments = parse_object("template_arguments", template_arguments)
+    if text is not None and characters:
+        raise UsageError("--task.characters has no effect with the tokenizer of a pretrained model")
+    split = read_rows(train, test, test_fraction, answers=answers, whole=whole)
+    if arguments and (text is None or prompts.MESSAGES not in split[0][0].columns):
+        raise UsageError(
+            "--task.template_arguments has no effect unless a pretrained model reads messages"
+        )
+    try:
+        return prompts.make_task(
+            train,
+            *split,
+            characters=characters,
+            max_prompt_length=max_prompt_length,
+            text=text and text._replace(arguments=arguments),
+            whole=whole,
+        )
+    except ConfigError as error:
+        # It begins with the place of the row.
+        side = "test" if test and str(error).startswith(test) else "train"
+        raise UsageError(f"--task.{side}: {error}") from None
+
+
+def read_rows(
+    train: str, test: str, test_fraction: float, *, answers: bool, whole: bool
+) -> tuple[list[prompts.Row], list[prompts.Row]]:
+    """Training and held-out rows of `--task=file`.
+
+    Raises:
+      UsageError: names the flag, the file and the line.
+    """
+    try:
+        rows = prompts.read_jsonl(train, answers=answers)
+    except ConfigError as error:
+        raise UsageError(f"--task.train: {error}") from None
+    try:
+        if test:
+            return rows, prompts.read_jsonl(test, answers=answers)
+        return prompts.split(rows, test_fraction, whole=whole)
+    except ConfigError as error:
+        raise UsageError(f"--task.{'test' if test else 'train'}: {error}") from None
+
+
+def from_reasoning_gym(
+    *,
+    dataset: str,
+    size: int,
+    seed: int,
+    options: str,
+    test_fraction: float,
+    max_prompt_length: int,
+    text: prompts.Text | None = None,
+    answers: bool = True,
+) -> language.Task:
+    """The task of `--task=reasoning_gym`; items with the same question are in the same split.
+
+    All items have answers, whether `answers` are needed or not.
+
+    Raises:
+      UsageError: the extra is not installed, or a flag is invalid; names it.
+    """
+    try:
+        from jaxrl_po.run.data import reasoning
+    except ImportError as error:
+        raise UsageError(
+            "--task=reasoning_gym needs the extra `language`: pip install "
+            f"'jaxrl_po[language]' ({error})"
+        ) from None
+    if dataset not in reasoning.NAMES:
+        raise UsageError(
+            f"--task.dataset has no {dataset!r}{flags.suggest(dataset, reasoning.NAMES)}"
+        )
+    try:
+        items = reasoning.items(
+            dataset, seed=seed, size=size, options=parse_object("options", options)
+        )
+        rows = [prompts.Row(item, f"item {i} of {dataset}") for i, item in enumerate(items)]
+        return prompts.make_task(
+            dataset,
+            *prompts.split(rows, test_fraction),
+            max_prompt_length=max_prompt_length,
+            text=text,
+        )
+    except ValueError as error:  # ConfigError is a subclass
+        raise UsageError(f"--task.dataset={dataset}: {error}") from None
+
+
+def parse_object(name: str, options: str) -> dict[str, Any]:
+    """The value of `--task.<name>`, a JSON object; raises UsageError for anything else."""
+    try:
+        parsed = json.loads(options)
+    except ValueError as error:
+        raise UsageError(f"--task.{name} must be JSON, got {options!r}: {error}") from None
+    if not isinstance(parsed, dict):
+        raise UsageError(
+            f'--task.{name} must be a JSON object such as {{"max_digits": 1}}, got {options!r}'
+        )
+    return parsed

@@ -1,0 +1,47 @@
+"""What a policy wrote, from `samples.jsonl`, as a person reads it."""
+
+from pathlib import Path
+
+from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store.metrics import Row
+
+KNOWN = {
+    *("iteration", "step", "seed", "decoding", "prompt", "completion", "turns", "score"),
+    *("length", "ended", "expected"),
+}
+
+
+def transcript(row: Row) -> str:
+    """The completion of a row, or its dialogue: a line for each message and each reply.
+
+    Behind a message stands what its turn earned: the reward if it is not 0, and in a group the
+    advantage.
+    """
+    if "turns" not in row:
+        return str(row["completion"])
+    lines = []
+    for turn in row["turns"]:
+        earned = [f"reward {turn['reward']:g}"] if turn["reward"] else []
+        earned += [f"advantage {turn['advantage']:+.2f}"] if "advantage" in turn else []
+        lines.append(_line("policy", turn["message"], f"    ({', '.join(earned)})" * bool(earned)))
+        lines += [_line("reply", turn["reply"])] if turn["reply"] else []
+    return "\n".join(lines)
+
+
+def latest(path: Path) -> str:
+    """All that was written at the last evaluation; empty if nothing was."""
+    rows = metrics.read(path)
+    return "\n\n".join(_whole(row) for row in rows if row["iteration"] == rows[-1]["iteration"])
+
+
+def _whole(row: Row) -> str:
+    measures = [f"{name} {value:g}" for name, value in row.items() if name not in KNOWN]
+    head = [f"step {row['step']:,}", row["decoding"], f"score {row['score']:g}", *measures]
+    said = transcript(row) if "turns" in row else _line("policy", row["completion"])
+    right = [_line("right", row["expected"])] if row.get("expected") else []
+    return "\n".join([", ".join(head), _line("prompt", row["prompt"]), said, *right])
+
+
+def _line(who: str, text: str, after: str = "") -> str:
+    """Who said it, and the text; further lines of it are indented."""
+    return f"{who:<8}" + text.replace("\n", "\n" + " " * 8) + after

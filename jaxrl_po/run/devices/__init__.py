@@ -1,0 +1,1 @@
+"""Seeds, rows and parameters over devices and processes."""

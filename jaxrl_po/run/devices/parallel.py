@@ -1,0 +1,381 @@
+"""Data parallelism: seeds are vmapped and sharded over devices, or the rows of each seed are."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_po import backend
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run.devices.seeds import over_seeds, stack
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
+
+# Rows per device below which the all-reduce of gradients costs more than sharding them saves.
+MIN_ROWS = 16
+
+
+class Placement(NamedTuple):
+    """How seeds, rows and parameters are placed on devices.
+
+    Attributes:
+      num_seeds: seeds that train side by side.
+      seed_devices: devices over which seeds are sharded.
+      data_devices: devices over which the rows of each seed are sharded.
+      model_devices: devices over which the parameters of each seed are sharded (tensor parallel).
+      shard_params: whether parameters are also sharded over the data devices (fully sharded data
+        parallel).
+    """
+
+    num_seeds: int
+    seed_devices: int
+    data_devices: int
+    model_devices: int = 1
+    shard_params: bool = False
+
+    @property
+    def cuts_params(self) -> bool:
+        """Whether parameters are sharded: then `sharding`, not `shard_map`, places the learner."""
+        return self.shard_params or self.model_devices > 1
+
+    @property
+    def axis_name(self) -> str | None:
+        """The axis name for config and problem: `data` where `shard_map` shards rows, else None."""
+        return "data" if self.data_devices > 1 and not self.cuts_params else None
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices in use."""
+        return self.seed_devices * self.data_devices * self.model_devices
+
+    def describe(self) -> str:
+        """One line for the user: what is placed where."""
+        if self.num_devices == 1:
+            return f"{self.num_seeds} seed(s) on 1 device"
+        if self.cuts_params:
+            axes = {
+                "seed": self.seed_devices,
+                "data": self.data_devices,
+                "model": self.model_devices,
+            }
+            over = [
+                name
+                for name, used in (("data", self.shard_params), ("model", self.model_devices > 1))
+                if used
+            ]
+            mesh = " × ".join(f"{name} {size}" for name, size in axes.items())
+            return (
+                f"{self.num_seeds} seed(s) on {self.num_devices} devices ({mesh}), parameters "
+                f"sharded over {' and '.join(over)}"
+            )
+        if self.data_devices == 1:
+            return (
+                f"{self.num_seeds} seeds on {self.seed_devices} devices, "
+                f"{self.num_seeds // self.seed_devices} on each"
+            )
+        rows = f"the rows of each sharded over {self.data_devices} devices"
+        if self.seed_devices == 1:
+            return f"{self.num_seeds} seed(s), {rows}"
+        each = self.num_seeds // self.seed_devices
+        return (
+            f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}, {rows}, "
+            f"{self.num_devices} in all"
+        )
+
+
+def choose(
+    devices: str | int,
+    *,
+    num_seeds: int,
+    num_rows: int,
+    mesh: str = "",
+    shard_params: bool = False,
+    num_processes: int = 1,
+) -> Placement:
+    """Decides how to use the devices; call it first, since it sets the number of CPU devices.
+
+    Seeds are sharded where the devices divide them, since that needs no communication; otherwise
+    rows are. `auto` takes as many devices as help: on a CPU one per core, because XLA runs small
+    batched matrix products on a single core; rows are sharded only with `MIN_ROWS` or more per
+    device. A mesh overrides all of this.
+
+    Args:
+      devices: `auto`, or their number.
+      num_seeds: seeds side by side.
+      num_rows: rows (environments or prompts) of each seed.
+      mesh: `seed:S,data:D,model:M`, the devices of each axis, any of which may be left out; empty
+        to choose.
+      shard_params: shard parameters over the data devices; rows are then sharded, not seeds.
+      num_processes: processes, which together must use all devices; 0 if only the cluster knows.
+
+    Returns:
+      The placement.
+
+    Raises:
+      ConfigError: a count below 1, more devices than exist, a mesh that contradicts `devices`,
+        seeds or rows not divisible by their devices, devices not divisible by the processes.
+    """
+    placement = _choose(
+        _parse_devices(devices), num_seeds, num_rows, mesh, shard_params, num_processes
+    )
+    if jax.process_count() > 1 and placement.num_devices != jax.device_count():
+        raise ConfigError(
+            f"devices must be all {jax.device_count()} of the {jax.process_count()} "
+            f"processes, got {placement.num_devices}: let them divide the {num_seeds} seeds "
+            f"or the {num_rows} rows (environments or prompts)"
+        )
+    return placement
+
+
+def split(devices: str | int) -> None:
+    """Splits a CPU into the devices that `choose` will find, before anything starts the backend.
+
+    Args:
+      devices: see `choose`.
+    """
+    _available(_parse_devices(devices), num_processes=1)
+
+
+def _choose(
+    wanted: int | None,
+    num_seeds: int,
+    num_rows: int,
+    mesh: str,
+    shard_params: bool,
+    num_processes: int,
+) -> Placement:
+    if mesh:
+        return _by_hand(mesh, wanted, num_seeds, num_rows, num_processes)._replace(
+            shard_params=shard_params
+        )
+    available = _available(wanted, num_processes)
+    shardable_seeds = 1 if shard_params else num_seeds
+    if wanted is None:
+        usable = [
+            n
+            for n in range(available, 0, -1)
+            if shardable_seeds % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)
+        ]
+        wanted = usable[0]
+    if wanted > available:
+        raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
+    if shardable_seeds % wanted == 0:
+        return Placement(num_seeds, wanted, 1, shard_params=shard_params)
+    if num_rows % wanted == 0:
+        return Placement(num_seeds, 1, wanted, shard_params=shard_params)
+    raise ConfigError(
+        f"devices={wanted} must divide the {num_seeds} seeds or the {num_rows} rows "
+        "(environments or prompts)"
+    )
+
+
+def _by_hand(
+    mesh: str, devices: int | None, num_seeds: int, num_rows: int, num_processes: int
+) -> Placement:
+    axes = {"seed": 1, "data": 1, "model": 1}
+    for part in mesh.split(","):
+        name, _, count = part.partition(":")
+        if name not in axes or not count.isdecimal() or int(count) < 1:
+            raise ConfigError(
+                "mesh must read like seed:2,data:4,model:1, with counts of at least 1, got "
+                f"{mesh!r}"
+            )
+        axes[name] = int(count)
+    placement = Placement(num_seeds, axes["seed"], axes["data"], axes["model"])
+    if devices is not None and devices != placement.num_devices:
+        raise ConfigError(f"mesh={mesh} has {placement.num_devices} devices, but devices={devices}")
+    available = _available(placement.num_devices, num_processes)
+    if placement.num_devices > available:
+        raise ConfigError(
+            f"mesh={mesh} needs {placement.num_devices} devices, and there are {available}"
+        )
+    for name, size, what in (
+        ("seed", num_seeds, "seeds"),
+        ("data", num_rows, "rows (environments or prompts)"),
+    ):
+        if size % axes[name]:
+            raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {size} {what}")
+    return placement
+
+
+def _parse_devices(devices: str | int) -> int | None:
+    if devices == "auto":
+        return None
+    try:
+        count = int(devices)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ConfigError(f"devices must be 'auto' or a positive number, got {devices!r}")
+    return count
+
+
+def _available(wanted: int | None, num_processes: int) -> int:
+    """Devices of the default backend in all processes.
+
+    A CPU is first split into as many devices as `wanted`, or into one per core.
+    """
+    if wanted and num_processes and wanted % num_processes:
+        raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
+    with contextlib.suppress(RuntimeError):  # the backend is already running: use it as it is
+        jax.config.update(
+            "jax_num_cpu_devices",
+            wanted // num_processes if wanted and num_processes else backend.cores(),
+        )
+    return jax.device_count()
+
+
+SEEDS = P("seed")
+
+
+def on_devices(
+    function: Callable[..., Any], placement: Placement, in_specs: Any, out_specs: Any = SEEDS
+) -> Callable[..., Any]:
+    """Runs a function on every device, which sees its share of the arguments."""
+    # Unchecked: what is replicated over `data` is so because the function reduces over it, or
+    # computes the same on every device.
+    return jax.shard_map(
+        function,
+        mesh=make_mesh(placement),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,
+    )
+
+
+def spread(
+    function: Callable[..., Any],
+    placement: Placement,
+    in_specs: Any = SEEDS,
+    out_specs: Any = SEEDS,
+) -> Callable[..., Any]:
+    """Runs a function of stacked seeds on the devices of each seed, without communication.
+
+    Args:
+      function: arrays `[S, …]` to arrays `[S, …]`, independent over seeds (vmapped).
+      placement: see `choose`.
+      in_specs: partition of the arguments; by default over the seed axis.
+      out_specs: partition of the results, likewise.
+    """
+    # In these cases XLA partitions the function itself, by where its arguments are.
+    if placement.seed_devices == 1 or placement.cuts_params:
+        return function
+    return on_devices(function, placement, in_specs, out_specs)
+
+
+def specs_of(axes: Any) -> Any:
+    """Partition of arguments by their prefix tree: 0 over the seeds, None replicated."""
+    return jax.tree.map(
+        lambda axis: P() if axis is None else SEEDS, axes, is_leaf=lambda x: x is None
+    )
+
+
+def each_seed(
+    function: Callable[..., Any], placement: Placement, in_axes: Sequence[Any]
+) -> Callable[..., Any]:
+    """A function of one seed over stacked seeds, on the devices of each seed.
+
+    Args:
+      function: of one seed, without communication.
+      placement: see `choose`.
+      in_axes: prefix trees, 0 for what leads with `[S]`, None for what all seeds share.
+    """
+    stacked = stack(function, placement.num_seeds // placement.seed_devices, in_axes, 0)
+    if placement.num_devices == 1:
+        return stacked
+    return on_devices(stacked, placement, specs_of(tuple(in_axes)))
+
+
+def state_spec() -> Any:
+    """Partition of a stacked state: seeds over `seed`, `collector.sharded` also over `data`.
+
+    All else is replicated over `data`; frozen parameters are replicated over all devices.
+    """
+    each, rows = P("seed"), P("seed", "data")
+    spec: Any = TrainState
+    collector: Any = CollectorState
+    return spec(
+        params=ActorCritic(each, each, P()),
+        opt_state=each,
+        reference_params=each,
+        kl_coefficient=each,
+        collector=collector(sharded=rows, replicated=each),
+        key=each,
+        step=each,
+    )
+
+
+def whole_state_spec() -> Any:
+    """Partition of a stacked state whose rows are not sharded: only seeds, over `seed`."""
+    return state_spec()._replace(collector=P("seed"))
+
+
+def batch_spec() -> Any:
+    """Partition of a stacked batch: seeds over `seed`, rows over `data`, metrics replicated."""
+    each, rows = P("seed"), P("seed", "data")
+    spec: Any = Batch
+    return spec(**{name: each if name == "metrics" else rows for name in Batch._fields})
+
+
+def make_mesh(placement: Placement) -> Mesh:
+    """The mesh `seed × data × model` over the first devices of the default backend."""
+    shape = placement.seed_devices, placement.data_devices, placement.model_devices
+    devices = np.array(jax.devices()[: placement.num_devices]).reshape(shape)
+    return Mesh(devices, ("seed", "data", "model"), axis_types=(AxisType.Auto,) * 3)
+
+
+def replicated(placement: Placement) -> NamedSharding:
+    """A copy on every device of the placement, so that every process can read the array."""
+    return NamedSharding(make_mesh(placement), P())
+
+
+def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> Learner:
+    """The learner over stacked seeds and devices.
+
+    Under `jax.shard_map`, every device steps its seeds on its rows; the learner, made with
+    `axis_name=placement.axis_name`, reduces means, statistics and gradients over `data` itself.
+
+    Args:
+      learner: of one seed.
+      placement: see `choose`.
+      start: see `over_seeds`.
+
+    Returns:
+      The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
+      except for the order of floating-point sums.
+    """
+    if placement.num_devices == 1:
+        return over_seeds(learner, placement.num_seeds, start=start)
+    local = over_seeds(learner, placement.num_seeds // placement.seed_devices, start=start)
+    mesh, state, batch = make_mesh(placement), state_spec(), batch_spec()
+    over = functools.partial(on_devices, placement=placement)
+    # Each device initialises all rows of its seeds, which are sharded afterwards, so that the
+    # random numbers do not depend on the mesh.
+    init = over(local.init, in_specs=(specs_of(start),), out_specs=whole_state_spec())
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), state, is_leaf=lambda x: isinstance(x, P)
+    )
+
+    def init_sharded(start: PyTree) -> TrainState:
+        made = init(start)
+        placed: TrainState = jax.lax.with_sharding_constraint(made, _broadcast(shardings, made))
+        return placed
+
+    return Learner(
+        init_sharded,
+        over(local.sample, in_specs=(state,), out_specs=(state, batch)),
+        over(local.update, in_specs=(state, batch), out_specs=(state, SEEDS)),
+    )
+
+
+def _broadcast(prefix: Any, state: TrainState) -> TrainState:
+    return jax.tree.map(
+        lambda sharding, subtree: jax.tree.map(lambda _: sharding, subtree),
+        prefix,
+        state,
+        is_leaf=lambda x: isinstance(x, NamedSharding),
+    )

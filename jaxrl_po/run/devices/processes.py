@@ -1,0 +1,248 @@
+"""Several processes that run one program: start-up, agreement on decisions, and host arrays.
+
+Every process runs the same code on its own devices; the first one writes the files. Whatever may
+differ between processes (a signal, the state of the file system) is shared with all, so that all
+take the same branches and enter the same collectives. With a single process, every function here
+returns at once.
+"""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run.experiment.flags import UsageError, shown
+
+ABSENT = "absent"
+
+
+def start(
+    *, coordinator: str = "", num_processes: int = 0, process_id: int = -1, timeout: int = 120
+) -> None:
+    """Joins the processes of this run; call it before any computation.
+
+    Arguments that are left out are taken from the cluster: SLURM, Kubernetes, a TPU pod, Open MPI.
+
+    Args:
+      coordinator: `host:port` where process 0 listens; empty to ask the cluster.
+      num_processes: of the run; 0 to ask the cluster.
+      process_id: of this one, from 0; -1 to ask the cluster.
+      timeout: seconds to wait for all processes to join, and later for a heartbeat of each.
+
+    Raises:
+      UsageError: there is no cluster to ask, or not all processes joined in time.
+    """
+    _check(coordinator, num_processes, process_id)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # The service would intercept SIGTERM, which the runner handles itself.
+    jax.config.update("jax_enable_preemption_service", False)
+    failures: list[Exception] = []
+
+    def join() -> None:
+        try:
+            jax.distributed.initialize(
+                coordinator or None,
+                num_processes or None,
+                None if process_id < 0 else process_id,
+                initialization_timeout=2 * timeout,
+                heartbeat_timeout_seconds=timeout,
+                shutdown_timeout_seconds=timeout,
+            )
+        except Exception as error:
+            failures.append(error)
+
+    # JAX's own timeout, twice as long, aborts the process with a stack trace; ours comes first and
+    # abandons the thread.
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        raise UsageError(
+            f"--distributed: not all processes met within --coordinator_timeout={timeout} "
+            f"s; {_answer(coordinator)}"
+        )
+    for error in failures:
+        if not (coordinator and num_processes and process_id >= 0):
+            raise UsageError(
+                "--distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI) to "
+                "tell what is missing: give --coordinator=host:port, --num_processes and "
+                f"--process_id ({error})"
+            ) from None
+        raise UsageError(
+            f"--coordinator={coordinator} cannot be used by process {process_id}: {error}"
+        ) from None
+
+
+def _check(coordinator: str, num_processes: int, process_id: int) -> None:
+    host, _, port = coordinator.rpartition(":")
+    if coordinator and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise UsageError(
+            f"--coordinator must read like host:port, e.g. 10.0.0.1:1234, got {coordinator!r}"
+        )
+    if num_processes and process_id >= num_processes:
+        raise UsageError(
+            f"--process_id={process_id} must be below --num_processes={num_processes}; the "
+            "first is 0"
+        )
+
+
+def _answer(coordinator: str) -> str:
+    """The end of an error message: whether anything listens at the coordinator."""
+    if not coordinator:
+        return "do all of them run, and can they reach the first one?"
+    host, _, port = coordinator.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        return (
+            f"nothing answers at --coordinator={coordinator} ({error.strerror or error}): is it "
+            "where process 0 runs?"
+        )
+    return (
+        f"--coordinator={coordinator} answers: has every --process_id from 0 to --num_processes "
+        "- 1 been started, once each?"
+    )
+
+
+def several() -> bool:
+    """Whether this process is one of several."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def is_writer() -> bool:
+    """Whether this process writes files and shows progress: the first, or the only one."""
+    return not several() or jax.process_index() == 0
+
+
+def any_of(flag: bool) -> bool:
+    """Whether the flag is set in any process; all processes must call this."""
+    return bool(_of_all(np.int32(flag)).any()) if several() else flag
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, in their order; all must call this.
+
+    Args:
+      value: of this process; anything JSON can hold.
+
+    Example:
+      >>> gather({"seed": 1})
+      [{'seed': 1}]
+    """
+    if not several():
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = _of_all(np.int32(text.size))  # all must pass arrays of one shape, hence the padding
+    texts = _of_all(np.pad(text, (0, int(lengths.max()) - text.size)))
+    return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
+
+
+def _of_all(array: npt.NDArray[Any] | np.int32) -> npt.NDArray[Any]:
+    """`[processes, …]`, all-gathered from an array of the same shape in each process."""
+    # Reversed, so that the first device of each process is the one that stays in the dict.
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(
+        np.array([first[i] for i in sorted(first)]), ("process",), axis_types=(AxisType.Auto,)
+    )
+    mine = jax.device_put(np.asarray(array)[None], first[jax.process_index()])
+    stacked = jax.make_array_from_single_device_arrays(
+        (len(first), *mine.shape[1:]), NamedSharding(mesh, P("process")), [mine]
+    )
+    return np.asarray(jax.jit(_identity, out_shardings=NamedSharding(mesh, P()))(stacked))
+
+
+def _identity(x: jax.Array) -> jax.Array:
+    return x
+
+
+def decide(function: Callable[[], Any], error: type[Exception] = UsageError) -> Any:
+    """Calls `function` in the first process only; all processes return its result.
+
+    Args:
+      function: its result must fit into JSON.
+      error: an exception it may raise, made from one message; then all processes raise it.
+    """
+    if not several():
+        return function()
+    result, raised = None, None
+    if is_writer():
+        try:
+            result = function()
+        except error as caught:
+            raised = caught
+    result, message = gather([result, raised and str(raised)])[0]
+    if raised is not None:
+        raise raised
+    if message is not None:
+        raise error(message)
+    return result
+
+
+@contextlib.contextmanager
+def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A block that all processes leave together: a usage error in one is raised in all.
+
+    Yields:
+      `require_same(settings)`, to be called in the block with flag names and values that must be
+      equal in all processes.
+
+    Raises:
+      UsageError, ConfigError: raised in the block, by this or another process, or a setting
+        differs between processes; the first such flag is named.
+    """
+    settings: dict[str, Any] = {}
+    raised: Exception | None = None
+    try:
+        yield settings.update
+    except (UsageError, ConfigError) as caught:
+        raised = caught
+    if several():
+        reports = gather([settings, raised and str(raised)])
+        _compare([report[0] for report in reports if report[0]])
+        for i, (_, message) in enumerate(reports):
+            if raised is None and message is not None:
+                raise UsageError(f"process {i}: {message}")
+    if raised is not None:
+        raise raised
+
+
+def _compare(settings: list[dict[str, Any]]) -> None:
+    for i, other in enumerate(settings[1:], 1):
+        for name in settings[0] | other:
+            values = [each.get(name, ABSENT) for each in (settings[0], other)]
+            if values[0] != values[1]:
+                raise UsageError(
+                    f"--{name} must be the same in all processes, but is {shown(values[0])} "
+                    f"in process 0 and {shown(values[1])} in process {i}"
+                )
+
+
+def whole(array: Any) -> npt.NDArray[Any]:
+    """A host copy of an array; if it is sharded over processes, all of them must call this."""
+    if isinstance(array, jax.Array) and not (
+        array.is_fully_addressable or array.is_fully_replicated
+    ):
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.array(array)
+
+
+def place(array: npt.NDArray[Any], sharding: Any) -> jax.Array:
+    """Puts a host array on devices; each process puts the shards of its own.
+
+    Args:
+      array: the whole array, the same in all processes.
+      sharding: `jax.sharding.Sharding`, or None for the default device.
+    """
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

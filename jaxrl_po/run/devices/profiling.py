@@ -1,0 +1,171 @@
+"""What a compiled program runs, operation by operation, and for how long, from XLA's profile."""
+
+import collections
+import math
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_po.run.devices.compilation import compiled
+
+SMALL = 1e-6  # seconds: an operation below it is mostly its own start
+ENCLOSING = {"while", "call", "conditional"}  # their time is that of what runs in them
+LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$")
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
+DIMENSIONS = re.compile(r"^\w+\[([\d,]*)\]")
+CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+
+
+class Program(NamedTuple):
+    """A compiled program with its arguments.
+
+    Attributes:
+      compiled: the program.
+      arguments: those of each call.
+      calls: calls that are timed together.
+    """
+
+    compiled: Any
+    arguments: tuple[Any, ...]
+    calls: int
+
+    def run(self) -> float:
+        """Processor seconds of one call."""
+        begun = time.process_time()
+        results = [self.compiled(*self.arguments) for _ in range(self.calls)]
+        jax.block_until_ready(results)
+        return (time.process_time() - begun) / self.calls
+
+
+class Operation(NamedTuple):
+    """An instruction of a compiled program.
+
+    Attributes:
+      kind: XLA's name, such as dot, fusion or copy.
+      path: the JAX function that it comes from.
+      products: of each matrix product in it, the sizes of the result and of what is summed over.
+      runs: how often it runs in a call, on average over the profiled calls.
+      seconds: of one run, the median, which leaves out where another program had the core.
+    """
+
+    kind: str
+    path: str
+    products: tuple[tuple[int, ...], ...]
+    runs: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of one run's matrix products."""
+        return sum(2 * math.prod(sizes) for sizes in self.products)
+
+
+class Total(NamedTuple):
+    """Operations taken together: their number in a call, their seconds and their flops."""
+
+    number: int
+    seconds: float
+    flops: float
+
+
+def program(function: Callable[..., Any], *arguments: Any, calls: int = 1) -> Program:
+    """The function as a program for these arguments."""
+    return Program(compiled(function, *arguments), arguments, calls)
+
+
+def operations(text: str) -> dict[str, Operation]:
+    """The instructions of a program by name, each once; a fusion has the products of its parts.
+
+    Args:
+      text: the program as XLA prints it, `compiled.as_text()`.
+    """
+    lines = list(_instructions(text))
+    sizes = {name: _sizes(shape) for _, name, shape, *_ in lines}
+    inside = collections.defaultdict(list)
+    for computation, _, shape, kind, rest in lines:
+        if kind == "dot":
+            inside[computation].append(_product(shape, rest, sizes))
+    found = {}
+    for _, name, shape, kind, rest in lines:
+        path = re.search(r'op_name="([^"]*)"', rest)
+        called = re.search(r"calls=%?([\w.-]+)", rest)
+        products = [_product(shape, rest, sizes)] if kind == "dot" else []
+        if kind == "fusion" and called:
+            products = inside[called[1]]
+        found[name] = Operation(kind, path[1] if path else "", tuple(products))
+    return found
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """Computation, name, shape, kind and the rest of each line that is an instruction."""
+    computation = ""
+    for line in text.splitlines():
+        if begins := COMPUTATION.match(line):
+            computation = begins[1]
+        elif instruction := LINE.match(line):
+            yield computation, *instruction.groups()  # type: ignore[misc]
+
+
+def _sizes(shape: str) -> tuple[int, ...]:
+    found = DIMENSIONS.match(shape)
+    return tuple(int(n) for n in found[1].split(",") if n) if found else ()
+
+
+def _product(shape: str, rest: str, sizes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    left, over = re.search(r"%([\w.-]+)", rest), CONTRACTED.search(rest)
+    if left is None or over is None:
+        return _sizes(shape)
+    return _sizes(shape) + tuple(sizes[left[1]][int(n)] for n in over[1].split(",") if n)
+
+
+def executed(program: Program) -> list[Operation]:
+    """The operations that a call of a program runs, without loops, calls and branches around them.
+
+    Times of operations that use several cores, or run beside others, are those on the clock.
+    """
+    known = operations(program.compiled.as_text())
+    options = jax.profiler.ProfileOptions()
+    options.host_tracer_level, options.python_tracer_level = 3, 0
+    runs = collections.defaultdict(list)
+    calls = 2 * program.calls
+    program.run()  # a first call is not like the others
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            program._replace(calls=calls).run()
+        [file] = Path(folder).rglob("*.xplane.pb")
+        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+            for line in plane.lines:
+                for event in line.events:
+                    if event.name in known:
+                        runs[event.name].append(1e-9 * event.duration_ns)
+    return [
+        known[name]._replace(runs=len(seconds) / calls, seconds=median(seconds))
+        for name, seconds in runs.items()
+        if known[name].kind not in ENCLOSING
+    ]
+
+
+def totals(
+    operations: Sequence[Operation], category: Callable[[Operation], str]
+) -> dict[str, Total]:
+    """The operations of a call by category, those that take longest first."""
+    found: dict[str, Total] = {}
+    for each in operations:
+        number, seconds, flops = found.get(category(each), (0, 0.0, 0.0))
+        found[category(each)] = Total(
+            number + round(each.runs),
+            seconds + each.runs * each.seconds,
+            flops + each.runs * each.flops,
+        )
+    return dict(sorted(found.items(), key=lambda item: -item[1].seconds))
+
+
+def kind(operation: Operation) -> str:
+    """XLA's kind; operations below `SMALL` are a kind of their own."""
+    return "small" if operation.seconds < SMALL else operation.kind

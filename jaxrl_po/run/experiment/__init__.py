@@ -1,0 +1,1 @@
+"""What is to be run: settings, tasks, models and environments by name."""

@@ -1,0 +1,159 @@
+"""From the experiment that a script builds, of one seed, to the job over all seeds and devices."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.devices import parallel, processes, sharding
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
+from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.supervised import Warm, shared
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, PyTree, TrainState
+
+
+class Experiment(NamedTuple):
+    """What a script builds from its flags.
+
+    Attributes:
+      learner: of one seed.
+      evaluate: `(params, collector, key) -> {name: array}` of one seed; each is logged as the mean
+        over its array; None evaluates nothing.
+      score: the evaluated name that marks the best checkpoint.
+      initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
+      examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` gets
+        the key of the evaluation.
+      axes: logical axes of the parameters, or None if they cannot be sharded.
+      host: what runs on the host in each iteration, or None; it evaluates, in place of `evaluate`,
+        and has examples of its own.
+      rewarded: scores on the host, batches or what `host` makes; None if the program does.
+      warm: the warm start in the learner's `init`, in parts; None without one.
+      given: the parameters and prompts that every seed begins with; `learner.init` then takes
+        `(key, given)`, so that they are no constants of its program. None where `init` takes the
+        key alone.
+      base: digest of what adapters are trained over; empty without adapters.
+      prompts: digest of the prompts and answers, where these are data of the task; else empty.
+      judge: scores on the host what `evaluate` returns, leaves `[S, …]`, to `{name: [S, n]}`; None
+        where that holds the scores.
+      notes: lines that are shown before the run.
+      learner_of: settings of the method to its learner, which differ from those of `learner` in
+        numbers alone; None where they are not known.
+    """
+
+    learner: Learner
+    evaluate: Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]] | None
+    score: str
+    initial: str = ""
+    examples: programs.Examples | None = None
+    axes: sharding.LogicalAxes | None = None
+    host: programs.Host | None = None
+    rewarded: HostScore | None = None
+    warm: Warm | None = None
+    given: PyTree = None
+    base: str = ""
+    prompts: str = ""
+    judge: Callable[[Any], dict[str, Any]] | None = None
+    notes: tuple[str, ...] = ()
+    learner_of: Callable[[Any], Learner] | None = None
+
+
+def make_job(
+    experiment: Experiment,
+    options: Options,
+    placement: Placement,
+    *,
+    iterations: int,
+    steps_per_iteration: int,
+    log_every: int,
+) -> programs.Job:
+    """The experiment over all seeds and devices."""
+    # The evaluation key is the same at every evaluation and for every seed.
+    training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
+    learner, warm = over_all(experiment, placement)
+
+    measure, judge = experiment.evaluate, experiment.judge or dict
+
+    def evaluate(state: TrainState) -> dict[str, jax.Array]:
+        assert measure is not None
+        each = jax.vmap(
+            lambda state: measure(state.params, state.collector, evaluation_key),
+            in_axes=(STATE_AXES,),
+        )
+        values = parallel.spread(each, placement, (parallel.whole_state_spec(),))(state)
+        return values if experiment.judge is not None else of_seeds(values)
+
+    def of_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()
+        }
+
+    def evaluate_on_host(state: TrainState) -> dict[str, Any]:
+        assert rollouts is not None
+        return {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
+
+    host = experiment.host
+    rollouts = None if host is None else host.open(options.seed, range(options.seeds))
+    in_program = None if measure is None else evaluate
+    examples = experiment.examples and of_first_seed(experiment.examples, evaluation_key)
+    replicated = parallel.replicated(placement) if processes.several() else None
+    seeds = jax.numpy.arange(options.seeds)
+    return programs.Job(
+        learner=Learner(jax.jit(learner.init), jax.jit(learner.sample), jax.jit(learner.update)),
+        keys=jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), out_shardings=replicated)(
+            training_key, seeds
+        ),
+        iterations=iterations,
+        steps_per_iteration=steps_per_iteration,
+        log_every=log_every,
+        eval_every=options.eval_every,
+        checkpoint_every=options.checkpoint_every,
+        patience=options.patience,
+        idle_patience=options.idle_patience,
+        rollouts=rollouts,
+        rewarded=experiment.rewarded if rollouts is None else None,
+        evaluate=in_program if rollouts is None else evaluate_on_host,
+        judge=experiment.judge and (lambda values: of_seeds(judge(jax.device_get(values)))),
+        score=experiment.score,
+        given=experiment.given,
+        examples=examples if rollouts is None else rollouts.examples,
+        where=placement.describe(),
+        replicated=replicated,
+        warm=warm,
+    )
+
+
+def over_all(experiment: Experiment, placement: Placement) -> tuple[Learner, Warm | None]:
+    """The learner and its warm start over all seeds and devices."""
+    over: Callable[..., Learner]
+    each: Callable[..., Callable[..., Any]]
+    if (axes := experiment.axes) is not None and placement.cuts_params:
+        over = functools.partial(sharding.over_mesh, placement=placement, axes=axes)
+        each = functools.partial(sharding.each_seed, placement=placement, axes=axes)
+    else:
+        over = functools.partial(parallel.over_devices, placement=placement)
+        each = functools.partial(parallel.each_seed, placement=placement)
+    learner, warm, given = experiment.learner, experiment.warm, experiment.given
+    start: Any = 0 if given is None else (0, None)
+    if warm is not None:
+        warm = warm._replace(
+            begin=each(warm.begin, in_axes=(start,)),
+            advance=each(warm.advance, in_axes=(0, None, *(None for _ in shared(given)))),
+            init=over(learner._replace(init=warm.init), start=(start, 0)).init,
+        )
+    return over(learner, start=start), warm
+
+
+def of_first_seed(examples: programs.Examples, key: jax.Array) -> programs.Examples:
+    """Examples of the first seed of a stacked state; `key` is the same at every evaluation."""
+
+    def describe(state: TrainState) -> Any:
+        first = of_seed(state)
+        return examples.describe(first.params, first.collector, key)
+
+    return programs.Examples(
+        describe, lambda arrays: [{"seed": 0, **row} for row in examples.render(arrays)]
+    )

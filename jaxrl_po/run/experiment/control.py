@@ -1,0 +1,350 @@
+"""Trains on a control environment: `jaxrl-po control --env=CartPole-v1 --out=runs/first`."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import config, control, losses
+from jaxrl_po.config import COUNT, ConfigError, static
+from jaxrl_po.control.evaluation import Evaluate
+from jaxrl_po.distributions import Distribution
+from jaxrl_po.masked import Mean
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import assembly, flags, methods, suites, user_code
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.figures.plotting import Series
+from jaxrl_po.run.host import vector_envs
+from jaxrl_po.run.host.rollouts import HostProblem
+from jaxrl_po.types import Learner, Problem, Samples
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+class Sampling(NamedTuple):
+    """A way to collect rollouts.
+
+    Attributes:
+      settings: record of `--problem.*`.
+      build: `(env, settings, network, axis_name=…, policy=…, critic=…) -> Problem`; only a path
+        pools statistics over devices and has a critic.
+      rows: settings to the number of rows that are sharded over devices.
+      steps: settings and the number of discrete actions to the environment steps of one iteration,
+        counting every simulated step.
+    """
+
+    settings: type
+    build: Callable[..., Problem]
+    rows: Callable[[Any], int]
+    steps: Callable[[Any, int], int]
+
+
+SAMPLINGS = {
+    "path": Sampling(
+        control.Settings,
+        control.from_settings,
+        lambda s: s.num_envs,
+        lambda s, _: s.num_envs * s.num_steps,
+    ),
+    "groups": Sampling(
+        control.GroupSettings,
+        lambda *args, axis_name, critic, **own: control.groups_from_settings(*args, **own),
+        lambda s: s.num_prompts,
+        lambda s, _: s.num_prompts * s.group_size * s.num_steps,
+    ),
+    "vine": Sampling(
+        control.VineSettings,
+        lambda *args, axis_name, critic, **own: control.vine_from_settings(*args, **own),
+        lambda s: s.num_envs,
+        control.VineSettings.steps,
+    ),
+}
+
+VINE_DOES_WITHOUT = {
+    *("gamma", "lambda_", "estimator", "n"),
+    *("value_learning_rate", "value_epochs", "value_minibatches", "value_coefficient"),
+}
+
+
+@config.record
+class Options(RunOptions):
+    """The run as a whole."""
+
+    env: str = static(
+        "CartPole-v1",
+        "a registered gymnax environment, a class of your own as file.py:Name, one of another "
+        f"suite in JAX ({', '.join(f'{suite}:Name' for suite in suites.SUITES)}), or one that runs "
+        "on the host: envpool:Name, gymnasium:Name",
+    )
+    env_params: str = static(
+        "",
+        "arguments of an environment of another suite, a JSON object: for envpool.make or "
+        "gymnasium.make_vec, or those of jaxrl_po.control.adapters",
+    )
+    policy: str = static(
+        "", "a Flax module of your own as file.py:Name, in place of the policy of --network"
+    )
+    critic: str = static("", "likewise, in place of the critic")
+    sampling: str = static(
+        "auto",
+        "rollouts that continue in the next iteration (path), groups of episodes from one "
+        "initial state (groups), or branches from visited states (vine); auto is groups "
+        "for the methods without a critic, else path",
+        choices=("auto", *SAMPLINGS),
+    )
+    eval_episodes: int = static(
+        32, "greedy episodes per evaluation and seed", unit="episodes", within=COUNT
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        if self.env_params and not vector_envs.is_host(self.env) and not suites.is_suite(self.env):
+            raise ConfigError(
+                "env_params is for environments of another suite, such as envpool:Name or "
+                f"{next(iter(suites.SUITES))}:Name, not for env={self.env}"
+            )
+        for name in ("policy", "critic"):
+            source = getattr(self, name)
+            if source and not user_code.is_source(source):
+                raise ConfigError(f"{name} must be a file and a name, file.py:Name, got {source}")
+        for name in ("distributed", "deterministic"):
+            if getattr(self, name) and vector_envs.is_host(self.env):
+                raise ConfigError(
+                    f"{name} must be off with env={self.env}: environments of the host run in one "
+                    "process, and their states cannot be saved"
+                )
+
+
+def default_sampling(options: Options) -> str:
+    """How the method collects rollouts unless told otherwise."""
+    return "groups" if options.algorithm in methods.IN_GROUPS else "path"
+
+
+def sampling(options: Options) -> Sampling:
+    """The way to collect rollouts that the options ask for."""
+    chosen = default_sampling(options) if options.sampling == "auto" else options.sampling
+    if options.critic and chosen != "path":
+        raise UsageError(f"--critic must be left out: --sampling={chosen} has none")
+    if vector_envs.is_host(options.env) and chosen in ("groups", "vine"):
+        raise UsageError(
+            f"--env={options.env} runs on the host, where no state can be returned to, which "
+            f"--sampling={chosen} does: choose --sampling=path and one of "
+            f"{', '.join(methods.WITH_CRITIC)}, or an environment of gymnax"
+        )
+    return flags.lookup("sampling", chosen, SAMPLINGS)
+
+
+def tuned(options: Options) -> Mapping[str, Any]:
+    """Flag name to the value that a sweep found for this method and environment; or empty."""
+    path = tuned_file(options)
+    # What was found for one way to sample does not apply to another.
+    if (
+        user_code.is_source(options.env)
+        or options.sampling not in ("auto", default_sampling(options))
+        or not path.exists()
+    ):
+        return {}
+    flags_of_sweep: dict[str, Any] = json.loads(path.read_text())["flags"]
+    if options.policy or options.critic:  # what was found for other networks does not apply
+        return {k: v for k, v in flags_of_sweep.items() if not k.startswith("network.")}
+    return flags_of_sweep
+
+
+def tuned_file(options: Options) -> Path:
+    """Where those are kept; the environments of MuJoCo share one file."""
+    name = vector_envs.family(options.env) if vector_envs.is_host(options.env) else options.env
+    return CONFIGS / options.algorithm / f"{name.replace(':', '-')}.json"
+
+
+def defaults(options: Options) -> Mapping[str, Any]:
+    """The flags that a sweep found; for DAPO, also without its treatment of overlong answers.
+
+    An episode that lasts to its time limit is not too long.
+    """
+    overlong = (
+        {"config.overlong_filtering": False, "config.soft_overlong": False}
+        if options.algorithm == "dapo"
+        else {}
+    )
+    return {**overlong, **tuned(options)}
+
+
+def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:
+    """The surrogate of TRPO eq. 18 over the K branches of each of N states; rows `[N·K]`."""
+    rows = distribution.log_prob(samples.action), samples.log_prob, samples.advantage
+    of_states = jax.vmap(losses.self_normalized_surrogate)(*(x.reshape(-1, branches) for x in rows))
+    return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
+
+
+def make_env(name: str, env_params: str = "") -> Any:
+    """A registered environment, or that of `file.py:Name` or `suite:Name`.
+
+    Raises:
+      UsageError: there is none of that name, or the file or the arguments cannot be used.
+    """
+    if suites.is_suite(name):
+        return suites.make(name, env_params)
+    if user_code.is_source(name):
+        return user_code.make("env", name)
+    gymnax = suites.import_gymnax()
+    flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
+    try:
+        return gymnax.make(name)[0]
+    except OSError as error:
+        raise UsageError(
+            f"--env={name} downloads its data, which cannot be had here: {error}"
+        ) from None
+
+
+class Built(NamedTuple):
+    """The problem of a run.
+
+    Attributes:
+      problem: see `Problem`.
+      spaces: what its policy sees and may do.
+      env: its environment, or None where it runs on the host.
+      source: of its environments on the host, or None.
+    """
+
+    problem: Problem
+    spaces: control.Spaces
+    env: Any
+    source: vector_envs.Source | None
+
+
+def own_network(flag: str, source: str) -> Any:
+    """The Flax module that `--policy` or `--critic` makes."""
+    network = user_code.make(flag, source)
+    if not (hasattr(network, "init") and hasattr(network, "apply")):
+        raise UsageError(f"--{flag}={source} must make a Flax module, got {type(network).__name__}")
+    return network
+
+
+def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
+    """The environment, and the problem made of it."""
+    options, settings, way = records[""], records["problem"], sampling(records[""])
+    network = records["network"]
+    own = {
+        name: own_network(name, source) if source else None
+        for name, source in (("policy", options.policy), ("critic", options.critic))
+    }
+    if vector_envs.is_host(options.env):
+        source = vector_envs.find(options.env, options.env_params)
+        if source.max_steps is None:
+            raise UsageError(
+                f"--env={options.env} must bound its episodes for an evaluation: give "
+                '--env_params={"max_episode_steps": 1000}, say'
+            )
+        problem = control.recorded_from_settings(
+            source.spaces, settings, network, axis_name=axis_name, **own
+        )
+        return Built(problem, source.spaces, None, source)
+    env = make_env(options.env, options.env_params)
+    problem = way.build(env, settings, network, axis_name=axis_name, **own)
+    return Built(problem, control.adapt(env).spaces, env, None)
+
+
+def steps(records: Mapping[str, Any]) -> int:
+    """Environment steps of one iteration of one seed."""
+    options = records[""]
+    if vector_envs.is_host(options.env):
+        return sampling(options).steps(records["problem"], 0)
+    return sampling(options).steps(
+        records["problem"],
+        control.adapt(make_env(options.env, options.env_params)).spaces.num_actions,
+    )
+
+
+def greedy(evaluate: Evaluate) -> Evaluate:
+    """The same evaluation, with `greedy_` before the names of its metrics."""
+    return lambda params, collector, key: {
+        f"greedy_{name}": value for name, value in evaluate(params, collector, key).items()
+    }
+
+
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Experiment:
+    """The experiment: the method on the environment."""
+    options, settings = records[""], records["problem"]
+    for name in ("overlong_filtering", "soft_overlong"):
+        if vars(records["config"]).get(name):
+            raise UsageError(
+                f"--config.{name} must be false on control: an episode that reaches its "
+                "time limit is not too long"
+            )
+    if options.sampling == "vine":
+        for name in sorted(VINE_DOES_WITHOUT & vars(records["config"]).keys()):
+            config.require_effect(
+                records["config"],
+                name,
+                False,
+                "sampling is another than vine, which has no critic and the discount of "
+                "--problem.discount",
+            )
+    built = build_problem(records, placement.axis_name)
+    make = algorithm.make
+    if (
+        options.algorithm in ("npg", "trpo")
+        and options.sampling == "vine"
+        and settings.num_branches
+    ):
+        make = functools.partial(
+            make, surrogate=functools.partial(self_normalized, settings.num_branches)
+        )
+
+    def learner_of(method: Any) -> Learner:
+        learner: Learner = make(
+            dataclasses.replace(method, axis_name=placement.axis_name), built.problem
+        )
+        return learner
+
+    learner = learner_of(records["config"])
+    if built.source is not None:
+        host = HostProblem(
+            built.source,
+            built.problem,
+            settings.num_envs,
+            settings.num_steps,
+            options.eval_episodes,
+        )
+        return assembly.Experiment(
+            learner, evaluate=None, score="greedy_return", host=host, learner_of=learner_of
+        )
+    evaluate = control.make_evaluate(built.env, built.problem, num_episodes=options.eval_episodes)
+    environment, notes = control.adapt(built.env), tuple[str, ...]()
+    if environment.refresh is not None:
+        notes = (
+            f"starting states are drawn every {environment.reset_interval} steps where they were "
+            'used, and where needed, not in each step (--env_params={"reset_interval": 1})',
+        )
+    return assembly.Experiment(
+        learner, greedy(evaluate), score="greedy_return", notes=notes, learner_of=learner_of
+    )
+
+
+SCRIPT = Script(
+    name="control",
+    summary="Trains a method of policy optimisation on a control environment.",
+    options=Options,
+    defaults=defaults,
+    tuned=tuned,
+    sections=lambda options: {
+        "problem": sampling(options).settings,
+        "network": control.NetworkSettings,
+    },
+    rows=lambda records: sampling(records[""]).rows(records["problem"]),
+    steps=steps,
+    shards_params=lambda options: False,
+    build=build,
+    title=lambda records: f"{records[''].algorithm} on {user_code.short(records[''].env)}",
+    unit="environment steps",
+    curves=(Series("episode_return", "training"), Series("greedy_return", "greedy")),
+    y_label="return",
+)

@@ -1,0 +1,356 @@
+"""Records of settings as command-line flags, with one-line errors that name the flag.
+
+A record with the prefix `config` gives `--config.<field>`; the empty prefix gives `--<field>`.
+Type, unit, range and default are read from the record, so that the check, `--help` and the
+documentation cannot disagree. A field whose default is None is set by code (a device axis, say) and
+has no flag.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from absl import flags as absl_flags
+
+from jaxrl_po import config
+from jaxrl_po.config import ConfigError, NoEffectError
+
+Values = dict[str, Any]
+
+
+class RunError(Exception):
+    """Something outside the library failed, so that the run cannot continue."""
+
+
+class UsageError(Exception):
+    """An invalid request: one line that names the flag and says what would be valid."""
+
+
+class _Integers(absl_flags.ArgumentParser):
+    """Integers separated by commas, e.g. `64,64`."""
+
+    syntactic_help = "integers separated by commas"
+
+    def parse(self, argument: Any) -> tuple[int, ...]:
+        return (
+            argument
+            if isinstance(argument, tuple)
+            else tuple(int(item) for item in str(argument).split(",") if item)
+        )
+
+    def flag_type(self) -> str:
+        return "integers separated by commas"
+
+
+_DEFINE: dict[type, Callable[..., Any]] = {
+    bool: absl_flags.DEFINE_boolean,
+    int: absl_flags.DEFINE_integer,
+    float: absl_flags.DEFINE_float,
+    str: absl_flags.DEFINE_string,
+}
+_EXPECTED = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    tuple: "integers such as 64,64",
+}
+
+
+def parse(
+    argv: Sequence[str],
+    sections: Mapping[str, type],
+    *,
+    stored: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    partial: bool = False,
+) -> dict[str, Any]:
+    """Command-line arguments to records.
+
+    A flag that is not given takes its value from `stored`, then from `defaults`, then from the
+    record. If a given flag makes a value from `stored` or `defaults` ineffective, the record's
+    default is used instead of that value.
+
+    Args:
+      argv: arguments, without the program's name.
+      sections: prefix to record class; `""` holds the flags without a prefix.
+      stored: flag name to value, of a run that is resumed.
+      defaults: flag name to the script's default, where it differs from the record's.
+      partial: ignore arguments that are not flags of `sections`, since the value of one flag may
+        decide which others exist.
+
+    Returns:
+      Prefix to record, each checked field by field (`config.check`) and then by its own `validate`,
+      if it has one.
+
+    Raises:
+      UsageError: an unknown flag (the nearest is suggested), a value of the wrong type or out of
+        its range, a stray argument.
+
+    Example:
+      >>> @config.record
+      ... class Settings:
+      ...     envs: int = config.static(8, "environments side by side", within=config.COUNT)
+      >>> parse(["--problem.envs=3"], {"problem": Settings})
+      {'problem': Settings(envs=3)}
+      >>> parse(["--problem.env=3"], {"problem": Settings})
+      Traceback (most recent call last):
+      jaxrl_po...UsageError: --problem.env is not a flag; did you mean --problem.envs?
+    """
+    asked = given(argv, sections, partial=partial)
+    records = {}
+    for prefix, record in sections.items():
+        fields: Values = {}
+        assumed: Values = {}
+        for field in settable(record):
+            name = join(prefix, field.name)
+            if name in asked:
+                fields[field.name] = asked[name]
+            elif stored and name in stored:
+                assumed[field.name] = tuple(stored[name]) if _type(field) is tuple else stored[name]
+            elif defaults and name in defaults:
+                assumed[field.name] = defaults[name]
+        with blame({prefix: record}):
+            records[prefix] = _checked(record, fields, assumed)
+    return records
+
+
+def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = False) -> Values:
+    """Flag name to value, of the flags given in the arguments; ranges are not checked.
+
+    See `parse`.
+
+    Example:
+      >>> @config.record
+      ... class Settings:
+      ...     num_envs: int = config.static(8, "environments side by side")
+      >>> given(["--problem.num_envs=3"], {"problem": Settings}), given([], {"problem": Settings})
+      ({'problem.num_envs': 3}, {})
+    """
+    values = absl_flags.FlagValues()
+    types: dict[str, type] = {}
+    for prefix, record in sections.items():
+        for field in settable(record):
+            name, default = join(prefix, field.name), field.default
+            types[name] = _type(field)
+            if types[name] is tuple:
+                absl_flags.DEFINE(_Integers(), name, default, field.metadata["doc"], values)
+            else:
+                _DEFINE[types[name]](name, default, field.metadata["doc"], flag_values=values)
+    _absorb(values, argv, types, partial)
+    return {name: values[name].value for name in types if values[name].present}
+
+
+def _checked(record: type, fields: Values, assumed: Values) -> Any:
+    """The checked record; `assumed` values that `fields` make ineffective are dropped.
+
+    So the error that a value has no effect is raised only for values that the user gave.
+    """
+    made = record(**assumed, **fields)
+    try:
+        config.check(made)
+        if hasattr(made, "validate"):
+            made.validate()
+    except NoEffectError as error:
+        if not fields or error.field not in assumed:
+            raise
+        return _checked(
+            record, fields, {name: value for name, value in assumed.items() if name != error.field}
+        )
+    return made
+
+
+def _type(field: dataclasses.Field[Any]) -> type:
+    """The type of a flag's value; float if the field is not static, whatever its default."""
+    return type(field.default) if field.metadata["static"] else float
+
+
+def settable(record: type) -> list[dataclasses.Field[Any]]:
+    """The fields of a record that have a flag."""
+    return [field for field in dataclasses.fields(record) if field.default is not None]
+
+
+def join(prefix: str, name: str) -> str:
+    """A flag's name without its dashes."""
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _absorb(
+    values: absl_flags.FlagValues, argv: Sequence[str], types: Mapping[str, type], partial: bool
+) -> None:
+    """Parses `argv` into `values`; errors of absl become `UsageError`."""
+    try:
+        stray = values(["program", *argv], known_only=partial)[1:]
+    except absl_flags.UnrecognizedFlagError as error:
+        raise UsageError(unknown_flag(error.flagname, types)) from None
+    except (absl_flags.IllegalFlagValueError, ValueError) as error:
+        raise UsageError(_illegal(str(error), types)) from None
+    except absl_flags.Error as error:
+        raise UsageError(" ".join(str(error).split())) from None
+    if stray and not partial:
+        raise UsageError(f"{stray[0]!r} is not a flag; write --name=value")
+
+
+def _illegal(message: str, types: Mapping[str, type]) -> str:
+    name = next(
+        (name for name in sorted(types, key=len, reverse=True) if f"--{name}=" in message), None
+    )
+    if name is None:
+        return " ".join(message.split())
+    given = message.split(f"--{name}=", 1)[1].split(": ", 1)[0]
+    return f"--{name} must be {_EXPECTED[types[name]]}, got {given!r}"
+
+
+def unknown_flag(name: str, known: Iterable[str]) -> str:
+    """The message for a flag that does not exist."""
+    return f"--{name} is not a flag{suggest(name, known, mark='--')}"
+
+
+def suggest(word: str, known: Iterable[str], *, mark: str = "") -> str:
+    """`; did you mean …?` with the nearest of `known`, or all of them if none is near.
+
+    Example:
+      >>> suggest("CartPol", ["Pendulum-v1", "CartPole-v1"])
+      '; did you mean CartPole-v1?'
+    """
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {mark}{by_lower[near[0]]}?"
+    return "; see --help" if mark else f"; choose one of {', '.join(by_lower.values())}"
+
+
+def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
+    """`table[name]`, or a UsageError that names the flag and the nearest entry."""
+    if name not in table:
+        raise UsageError(f"--{flag} has no {name!r}{suggest(name, table)}")
+    return table[name]
+
+
+@contextlib.contextmanager
+def blame(sections: Mapping[str, type]) -> Iterator[None]:
+    """Inside, a `ConfigError` about a field of `sections` becomes a `UsageError` about its flag.
+
+    A message is about the field whose name is its first word.
+
+    Args:
+      sections: prefix to record class, searched in order.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        message = " ".join(str(error).split())
+        words = re.match(r"\w+", message)
+        for prefix, record in sections.items():
+            if words and words.group() in {field.name for field in dataclasses.fields(record)}:
+                message = f"--{join(prefix, message)}"
+                break
+        raise UsageError(message) from None
+
+
+@contextlib.contextmanager
+def as_arguments() -> Iterator[None]:
+    """Inside, a `UsageError` about flags becomes a `ConfigError` about arguments of those names."""
+    try:
+        yield
+    except UsageError as error:
+        raise ConfigError(str(error).replace("--", "")) from None
+
+
+def usage(
+    program: str,
+    summary: str,
+    sections: Mapping[str, type],
+    defaults: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of `--help`: every flag with its default, description, unit and range."""
+    defaults = defaults or {}
+    lines = [summary, "", f"usage: {program} --flag=value …"]
+    for prefix, record in sections.items():
+        title = (record.__doc__ or "").strip().splitlines()
+        lines += ["", f"{'--' + prefix + '.*' if prefix else 'flags'}: {title[0] if title else ''}"]
+        for field in settable(record):
+            name = join(prefix, field.name)
+            lines += [
+                f"  --{name}={shown(defaults.get(name, field.default))}",
+                f"      {describe(field)}",
+            ]
+    return "\n".join(lines)
+
+
+def describe(field: dataclasses.Field[Any]) -> str:
+    """One line on a field: its description, unit and admissible values."""
+    metadata = field.metadata
+    within, choices = metadata["within"], metadata.get("choices")
+    admits = f"one of {', '.join(map(str, choices))}" if choices else ""
+    if within is not None and within != config.Interval():
+        admits = f"in {within}"
+    notes = "; ".join(note for note in (metadata["unit"], admits) if note)
+    return metadata["doc"] + (f" ({notes})" if notes else "")
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on a command line.
+
+    Example:
+      >>> shown(True), shown((64, 64)), shown(0.1)
+      ('true', '64,64', '0.1')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def flatten(records: Mapping[str, Any]) -> Values:
+    """Flag name to value, of all records.
+
+    Example:
+      >>> @config.record
+      ... class Settings:
+      ...     num_envs: int = config.static(8, "environments side by side")
+      >>> flatten({"problem": Settings()})
+      {'problem.num_envs': 8}
+    """
+    return {
+        join(prefix, field.name): getattr(record, field.name)
+        for prefix, record in records.items()
+        for field in settable(type(record))
+    }
+
+
+def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
+    """The options of a script whose flags have no prefix; None after `--help` has printed them.
+
+    Args:
+      argv: arguments.
+      program: the script's name.
+      summary: first line of `--help`.
+      record: the script's options.
+
+    Raises:
+      UsageError: see `parse`.
+    """
+    sections = {"": record}
+    if {"--help", "-h"} & set(argv):
+        print(usage(program, summary, sections))
+        return None
+    return parse(argv, sections)[""]
+
+
+def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Runs a script and exits with its status.
+
+    A `UsageError` is one line on stderr and status 2, a `RunError` or a `MemoryError` one line and
+    status 1.
+    """
+    try:
+        status = main(sys.argv[1:])
+    except (UsageError, ConfigError, RunError, MemoryError) as error:
+        name = "out of memory: " if isinstance(error, MemoryError) else ""
+        print(f"error: {name}{' '.join(str(error).split())}", file=sys.stderr)
+        status = 1 if isinstance(error, RunError | MemoryError) else 2
+    sys.exit(status)

@@ -1,0 +1,339 @@
+"""Trains a transformer on a task: `jaxrl-po language --task=addition --out=runs/addition`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxrl_po import config, language
+from jaxrl_po.algorithms import dapo, reference
+from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, number, static
+from jaxrl_po.language import lora
+from jaxrl_po.language.dialogue import AnyTask, Dialogue
+from jaxrl_po.language.dialogues.recorded import recorded_problem
+from jaxrl_po.language.problem import Computation, Sampling
+from jaxrl_po.language.tasks.types import DATA, reading
+from jaxrl_po.language.transformer import LOGICAL_AXES
+from jaxrl_po.run.data import rewarding
+from jaxrl_po.run.data.rewarding import MATH, MODEL, VERIFIER
+from jaxrl_po.run.devices import sharding
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import assembly, flags, methods, models, presets, tasks, user_code
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.options import Options as RunOptions
+from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.experiment.tasks import TASKS
+from jaxrl_po.run.figures.plotting import Series
+from jaxrl_po.run.host.dialogues import setup as conversations
+from jaxrl_po.run.loop import programs, supervised
+from jaxrl_po.types import ActorCritic, Learner
+
+
+@config.record
+class Options(RunOptions):
+    """The run as a whole."""
+
+    task: str = static(
+        "addition", f"one of {', '.join(TASKS)}, or a function of your own as file.py:name"
+    )
+    init_from: str = static(
+        "",
+        "folder of a pretrained model, or of an earlier run of this script (the latest policy of "
+        "its first seed), with which every seed begins; empty for none",
+    )
+    teacher: str = static(
+        "",
+        "folder of an earlier run of this script, whose policy (the latest of its first seed) is "
+        f"the teacher of --algorithm={models.DISTILLATION}; empty for none",
+    )
+    environment: str = static(
+        "",
+        "class with tools for a pretrained model, as file.py:Class; each dialogue has an instance; "
+        "empty for none",
+    )
+    reward: str = static(
+        VERIFIER,
+        f"reward to optimise: `{VERIFIER}`, of the task; `{MODEL}`, a reward model fitted to "
+        "comparisons by the verifier (--reward_model.*, --preferences.*); "
+        f"`{MATH}`, whether a completion has, in \\boxed{{}} or after ####, what equals the answer "
+        "as mathematics; or Python functions that score completions, as in "
+        "rewards.py:nearly,package.module:other",
+    )
+    eval_prompts: int = static(
+        512, "held-out prompts per evaluation and seed", unit="prompts", within=COUNT
+    )
+    eval_samples: int = static(
+        0,
+        "samples per held-out prompt, for avg@n and pass@k; 0 evaluates greedily only",
+        unit="samples",
+        within=NON_NEGATIVE,
+    )
+    reward_weights: str = static("", "weights of the functions, as in 1,0.2; empty is 1 for each")
+    reward_accuracy: str = static(
+        "",
+        "the function whose score is the accuracy and decides which groups are "
+        "informative; empty takes the first",
+    )
+    reward_timeout: float = number(
+        60.0, "time limit of one call of a function", unit="seconds", within=POSITIVE
+    )
+    shard_params: bool = static(
+        False,
+        "shard parameters, reference and optimizer state over the devices of the data axis "
+        "instead of replicating them",
+    )
+    show: int = static(
+        4,
+        "held-out prompts whose completions by the first seed, greedy and sampled, are "
+        "written to samples.jsonl at each evaluation",
+        unit="prompts",
+        within=NON_NEGATIVE,
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of its range or without effect."""
+        super().validate()
+        if not self.environment:
+            return
+        for name, wanted, why in (
+            ("distributed", False, "environments run in one process"),
+            ("task", "file", "its prompts come from a file"),
+        ):
+            if getattr(self, name) != wanted:
+                raise ConfigError(
+                    f"{name} must be {flags.shown(wanted)} with environment={self.environment}: "
+                    f"{why}"
+                )
+        if not models.root(self.init_from):
+            raise ConfigError(
+                f"init_from must be a pretrained model with environment={self.environment}, whose "
+                "chat template writes tools and their results"
+            )
+
+
+def problem_settings(records: Mapping[str, Any], task: AnyTask) -> Any:
+    """`--problem.*`, with the token budget that the method leaves around the longest answer."""
+    settings, method = records["problem"], records["config"]
+    shapes = isinstance(method, dapo.Config) and method.soft_overlong
+    if settings.max_new_tokens or not shapes or isinstance(task, Dialogue):
+        return settings
+    budget = language.rewards.budget_with_room(task.answer_length)
+    return dataclasses.replace(settings, max_new_tokens=budget)
+
+
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Experiment:
+    """The experiment: the method on the task, with a policy and, if it needs one, a critic."""
+    options = records[""]
+    start = models.start(SCRIPT, records, answers=not rewarding.functions(options))
+    task, policy = start.task, start.policy
+    settings = problem_settings(records, task)
+    teacher = models.teacher(SCRIPT, records, task)
+    rewarded = rewarding.host_score(options, task, placement)
+    hosted = None
+    if options.environment:
+        hosted = conversations.make(records, start, rewarded, placement)
+    else:
+        require_room(records, start)
+    critic = None
+    if options.algorithm not in methods.IN_GROUPS:
+        sizes = records["critic" if start.base else "model"]
+        critic = sizes.build(task.tokenizer.size, outputs=1)
+    if placement.cuts_params:
+        require_shares(start, placement)
+        rows = sharding.rows_over_data(placement)
+        policy = policy.clone(constrain=rows)
+        critic = critic and critic.clone(constrain=rows)
+    kind: Any = language.dialogues if isinstance(task, Dialogue) else language
+
+    prompts = ""
+    if not isinstance(task, Dialogue) and task.data is not None:
+        prompts = models.digest(task.data, None)
+    # As an argument: as constants, parameters and prompts would be part of the program's text.
+    data = None if isinstance(task, Dialogue) or hosted is not None else task.data
+    begun = dict(start.params or {}) | ({} if data is None else {DATA: data})
+    begun |= {} if teacher is None else {TEACHER: ActorCritic(teacher.params)}
+
+    def compose(method: Any, warm_start: Any, frozen: Any) -> Learner:
+        initial = {lora.BASE: frozen[lora.BASE]} if start.params else None
+        given = {"critic": critic, "initial": initial, "warm": warm_start} | vars(settings)
+        given |= {"sampler": records.get("sampler")}
+        if hosted is not None:
+            assert isinstance(task, language.Task)
+            problem = recorded_problem(
+                task._replace(data=None),  # drawn from on the host
+                policy,
+                settings,
+                columns=hosted.scene.columns,
+                critic=critic,
+                initial=initial,
+            )
+        elif isinstance(task, Dialogue):
+            problem = language.dialogues.make_problem(task, policy, **given)
+        else:
+            source = reading(task, frozen)
+            problem = language.make_problem(source, policy, **given, verify=rewarded is None)
+            if options.reward == rewarding.MODEL:
+                settled = {**records, "problem": settings}
+                problem = rewarding.with_reward_model(problem, settled, source, policy)
+        if teacher is not None:
+            problem = with_teacher(
+                problem,
+                frozen[TEACHER],
+                kind.make_problem(task, teacher.model, **vars(settings)).apply,
+                num_parts=method.num_minibatches * method.num_microbatches,
+            )
+        if placement.cuts_params:  # the prompts of some devices would be read on others
+            problem = problem._replace(grouped=None, shorten=None)
+        learner: Learner = algorithm.make(
+            dataclasses.replace(method, axis_name=placement.axis_name), problem
+        )
+        if options.algorithm in methods.WITH_CRITIC and records["reference"].enabled:
+            learner = reference.with_reference_kl(
+                learner,
+                problem,
+                records["reference"],
+                num_parts=method.num_parts,
+                axis_name=placement.axis_name,
+            )
+        return learner
+
+    def make(warm_start: Any, method: Any = records["config"]) -> Learner:
+        learner = compose(method, warm_start, begun)
+        if not begun:
+            return learner
+        return learner._replace(
+            init=lambda pair: compose(method, warm_start, pair[1]).init(pair[0])
+        )
+
+    if hosted is not None:
+        return assembly.Experiment(
+            make(None),
+            evaluate=None,
+            score="greedy_accuracy",
+            initial="warm_start_accuracy",
+            host=hosted,
+            rewarded=rewarded,
+            given=start.params,
+            base=start.digest,
+            prompts=prompts,
+        )
+    write = functools.partial(kind.make_describe, task, policy, decoding=settings.decoding)
+    render: Callable[[Any], list[dict[str, Any]]] = functools.partial(kind.render, task)
+    evaluate: Any = kind.make_evaluate(
+        task,
+        policy,
+        num_prompts=options.eval_prompts,
+        num_samples=options.eval_samples,
+        decoding=settings.decoding,
+    )
+    judge = None
+    if rewarded is not None and rewarding.judges(options, task, pretrained=start.base is not None):
+        scores, plain = rewarded, render
+        evaluate = write(num_prompts=options.eval_prompts, num_samples=options.eval_samples)
+        judge = functools.partial(rewarding.measure, scores)
+        render = lambda answers: plain(rewarding.judged(scores, answers))  # noqa: E731
+    return assembly.Experiment(
+        learner=make(records["warm_start"]),
+        evaluate=evaluate,
+        score="greedy_accuracy",
+        initial="warm_start_accuracy",
+        examples=programs.Examples(write(num_prompts=options.show), render)
+        if options.show
+        else None,
+        axes=LOGICAL_AXES,
+        rewarded=rewarded,
+        warm=supervised.in_parts(make, records["warm_start"], task, policy),
+        given=begun or None,
+        base=start.digest,
+        prompts=prompts,
+        judge=judge,
+        learner_of=functools.partial(make, records["warm_start"]),
+    )
+
+
+def require_room(records: Mapping[str, Any], start: models.Start) -> None:
+    """Raises UsageError for a completion that has no budget, or no room in the model's context."""
+    options, task = records[""], start.task
+    asked = problem_settings(records, task).max_new_tokens
+    if rewarding.unanswered(options, task):
+        if not asked:
+            raise UsageError(
+                "--problem.max_new_tokens must be given where the prompts have no answers"
+            )
+        if records["warm_start"].steps:
+            raise UsageError("--warm_start.steps needs prompts with answers")
+    context = start.base.text.context if start.base else 0
+    budget = asked or task.answer_length
+    longest = task.longest(budget) if isinstance(task, Dialogue) else budget
+    whole = task.prompt_length + longest
+    if 0 < context < whole:
+        raise UsageError(
+            f"--problem.max_new_tokens: the longest prompt and completion have {whole} tokens "
+            f"together, more than {context}, the context of --init_from={options.init_from}"
+        )
+
+
+def require_shares(start: models.Start, placement: Placement) -> None:
+    """Raises UsageError if the transformer cannot be sharded evenly over the devices."""
+    model, flag = start.policy, "--init_from: its " if start.base else "--model."
+    over_data = {"width": model.width} if placement.shard_params else {}
+    over_model = {"kv_heads": model.kv_heads, "mlp_width": model.mlp_width}
+    for axis, devices, sizes in (
+        ("data", placement.data_devices, over_data),
+        ("model", placement.model_devices, over_model),
+    ):
+        for name, size in sizes.items():
+            if size % devices:
+                raise UsageError(
+                    f"{flag}{name}={size} must be a multiple of {devices}, the devices of "
+                    f"the {axis} axis of the mesh"
+                )
+
+
+def sections(options: Options) -> dict[str, type]:
+    """Prefix to record class, besides the algorithm's."""
+    judge = (
+        {"reward_model": language.ModelSettings, "preferences": language.Preferences}
+        if options.reward == MODEL
+        else {}
+    )
+    pretrained = bool(models.root(options.init_from))
+    critic = pretrained and options.algorithm in methods.WITH_CRITIC
+    return {
+        "task": tasks.entry(options.task).settings,
+        "problem": Sampling
+        if options.environment or tasks.is_dialogue(options.task)
+        else language.Settings,
+        **({"environment": conversations.Settings} if options.environment else {}),
+        "model": Computation if pretrained else language.ModelSettings,
+        **({"critic": language.ModelSettings} if critic else {}),
+        **({} if options.environment else {"sampler": language.Sampler}),
+        "lora": models.Adapters,
+        "warm_start": language.WarmStart,
+        **judge,
+        **({"reference": reference.Settings} if options.algorithm in methods.WITH_CRITIC else {}),
+    }
+
+
+def named(options: Options) -> str:
+    """What a run is about: its environment, or its task."""
+    return options.environment or options.task
+
+
+SCRIPT = Script(
+    name="language",
+    summary="Trains a small transformer on a task whose answers are verified.",
+    options=Options,
+    defaults=presets.of_language,
+    tuned=lambda options: {},
+    sections=sections,
+    rows=lambda records: records["problem"].num_prompts,
+    steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,
+    shards_params=lambda options: options.shard_params,
+    build=build,
+    title=lambda records: f"{records[''].algorithm} on {user_code.short(named(records['']))}",
+    unit="completions",
+    curves=(Series("accuracy", "training"), Series("greedy_accuracy", "held-out greedy")),
+    y_label="accuracy",
+)

@@ -1,0 +1,376 @@
+"""What a run trains: a new transformer, a pretrained one or that of an earlier run; adapters."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po import config, language
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, static
+from jaxrl_po.language import Transformer, lora
+from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.mismatch import DTYPES
+from jaxrl_po.language.pretrained import architectures, weights
+from jaxrl_po.language.pretrained import text as texts
+from jaxrl_po.language.problem import Computation
+from jaxrl_po.run.data import prompts
+from jaxrl_po.run.experiment import earlier, extras, flags, tasks
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.experiment.user_code import UserCodeError
+from jaxrl_po.run.store import checkpoint, folder
+from jaxrl_po.types import ActorCritic, PyTree
+
+DISTILLATION = "distillation"
+
+
+@config.record
+class Adapters:
+    """Low-rank adapters of the policy, in place of training all of its parameters."""
+
+    rank: int = static(
+        0, "rank of the adapters; left out, every parameter is trained", within=NON_NEGATIVE
+    )
+    alpha: float = static(16.0, "adapters are scaled by alpha / rank", within=POSITIVE)
+    targets: str = static(",".join(lora.EVERY), "the matrices of a block that have adapters")
+
+    def validate(self) -> None:
+        """Refuses settings without effect."""
+        for name in ("alpha", "targets"):
+            config.require_effect(self, name, self.rank > 0, "rank is given")
+        if self.rank:
+            self.lora.validate()
+
+    @property
+    def lora(self) -> lora.Lora:
+        """As an argument of a `Transformer`."""
+        names = tuple(name for name in self.targets.split(",") if name)
+        return lora.Lora(self.rank, self.alpha, names)
+
+
+def root(init_from: str) -> str:
+    """The folder of the pretrained model that a run begins with, itself or through earlier runs.
+
+    Args:
+      init_from: the value of `--init_from`.
+
+    Returns:
+      The folder; empty where all began with a model of ours, or with what is neither.
+
+    Raises:
+      UserCodeError: a folder on the way, or its `config.json`, is missing.
+    """
+    if not init_from:
+        return ""
+    path = Path(init_from) / folder.CONFIG
+    if not path.is_file():
+        raise UserCodeError(
+            f"--init_from={init_from} must be the folder of a run of jaxrl-po language or of a "
+            f"pretrained model; it holds no {folder.CONFIG}"
+        )
+    try:
+        stored = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (TypeError, ValueError):
+        raise UserCodeError(
+            f"--init_from={init_from} holds a {folder.CONFIG} that is damaged"
+        ) from None
+    if "script" in stored:
+        return root(stored.get("init_from", ""))
+    return init_from if "model_type" in stored or "architectures" in stored else ""
+
+
+def require_effect(argv: Sequence[str], record: type) -> None:
+    """Raises UsageError for sizes beside a pretrained model, which has its own, and for rank 0.
+
+    Args:
+      argv: arguments.
+      record: of the flags without a prefix.
+    """
+    options = flags.parse(argv, {"": record}, partial=True)[""]
+    sections = {"model": language.ModelSettings, "lora": Adapters}
+    given = flags.given(argv, sections, partial=True)
+    if given.get("lora.rank") == 0:
+        raise UsageError(
+            "--lora.rank must lie in [1, inf), got 0; left out, every parameter is trained"
+        )
+    if not root(options.init_from):
+        return
+    for name in given:
+        prefix, _, field = name.partition(".")
+        if prefix == "model" and field not in vars(Computation()):
+            raise UsageError(
+                f"--{name} has no effect with --init_from={options.init_from}: a pretrained model "
+                "has its own sizes"
+            )
+
+
+class Base(NamedTuple):
+    """A pretrained model, without its parameters.
+
+    Attributes:
+      folder: where it is.
+      model: the transformer.
+      text: how it reads prompts.
+    """
+
+    folder: Path
+    model: Transformer
+    text: prompts.Text
+
+
+def read_base(init_from: str, settings: Any) -> Base | None:
+    """The pretrained model at the root of `--init_from`; None where there is none.
+
+    Args:
+      init_from: see `root`.
+      settings: record of `--model.*`, a `Computation`.
+
+    Raises:
+      UsageError: it cannot be used; names the flag.
+    """
+    path = Path(root(init_from))
+    if path == Path():
+        return None
+    extras.require("init_from", "tokenizers", "pretrained")
+    with _blame(str(path)):
+        stored = texts.read_json(path / texts.CONFIG)
+        dtype = DTYPES[settings.dtype]
+        model = architectures.read(stored, dtype=dtype, remat=settings.remat)
+        tokenizer, template = texts.read_tokenizer(path, model.vocabulary)
+    return Base(path, model, prompts.Text(tokenizer, template, stored.get(texts.CONTEXT, 0)))
+
+
+class Start(NamedTuple):
+    """What a run trains, and where from.
+
+    Attributes:
+      task: in the tokens of the model.
+      policy: with its adapters, if it has any.
+      params: `{"params": …}` on the host, the first policy or what its adapters are over; None
+        where each seed draws its own.
+      base: the pretrained model, without parameters; None for a model of ours.
+      digest: of `params` under adapters; empty without.
+    """
+
+    task: AnyTask
+    policy: Transformer
+    params: PyTree
+    base: Base | None
+    digest: str
+
+
+def make_task(records: Mapping[str, Any], base: Base | None, *, answers: bool = True) -> AnyTask:
+    """The task of a run; see `tasks.make`."""
+    options = records[""]
+    return tasks.make(
+        options.task,
+        records["task"],
+        text=base and base.text,
+        answers=answers and not options.environment,
+        # What an environment is given are all columns of a row.
+        whole=bool(options.environment),
+    )
+
+
+def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -> Start:
+    """What a run trains.
+
+    Args:
+      script: `language`.
+      records: prefix to record.
+      answers: whether each prompt needs an answer.
+
+    Raises:
+      UsageError: what `--init_from`, `--task` or `--lora` name cannot be used.
+    """
+    options, adapters = records[""], records["lora"]
+    base = read_base(options.init_from, records["model"])
+    task = make_task(records, base, answers=answers)
+    if base is None:
+        whole = records["model"].build(task.tokenizer.size)
+    else:
+        whole = base.model
+        if task.tokenizer.size != whole.vocabulary:
+            raise UsageError(
+                f"--task={options.task} has a vocabulary of {task.tokenizer.size} tokens, and "
+                f"--init_from={options.init_from} one of {whole.vocabulary}"
+            )
+    params: PyTree = None
+    if base is not None and Path(options.init_from) == base.folder:
+        # A base in the type of the products is not rounded again where it is used.
+        half = adapters.rank > 0 and records["model"].dtype != "float32"
+        with _blame(options.init_from):
+            params = weights.read(
+                base.folder, whole, dtype=None if half else "float32", place=_on_host
+            )
+    elif options.init_from:
+        params = of_run(script, records, task, whole)
+    elif adapters.rank:
+        drawn = jax.jit(whole.init)(
+            jax.random.key(options.seed), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+        )
+        params = jax.device_get(drawn)
+    if not adapters.rank:
+        return Start(task, whole, params, base, "")
+    whole = whole.clone(lora=adapters.lora)
+    return Start(task, whole, params, base, digest(params, base))
+
+
+def _on_host(path: tuple[str, ...], array: Any) -> Any:
+    return array
+
+
+def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Transformer) -> PyTree:
+    """The policy that `--init_from`, a run, ended with: `{"params": …}` of its first seed.
+
+    Args:
+      script: `language`.
+      records: prefix to record, of the run that begins.
+      task: of that run.
+      model: of that run, without adapters.
+
+    Raises:
+      UsageError: its vocabulary or model differs, its base is another one by now, or it has no
+        intact checkpoint.
+    """
+    run = records[""].init_from
+    settings = earlier.read(script, "init_from", run)
+    if isinstance(records["model"], language.ModelSettings):
+        require_alike(records, settings, task)
+    return _latest(script, "init_from", run, settings, model)
+
+
+class Teacher(NamedTuple):
+    """The policy that an earlier run ended with, which is not trained.
+
+    Attributes:
+      model: the transformer, of whatever sizes.
+      params: `{"params": …}` on the host.
+    """
+
+    model: Transformer
+    params: PyTree
+
+
+def teacher(script: Script, records: Mapping[str, Any], task: AnyTask) -> Teacher | None:
+    """The policy of `--teacher`, the latest of the first seed of a run; None where none is asked.
+
+    Raises:
+      UsageError: the method has no use for a teacher, or needs one; the folder is not that of a run
+        with a model of ours and the vocabulary of this task, or it has no intact checkpoint.
+    """
+    options = records[""]
+    if (options.algorithm == DISTILLATION) != bool(options.teacher):
+        raise UsageError(
+            f"--teacher={options.teacher} has no effect unless --algorithm={DISTILLATION}"
+            if options.teacher
+            else f"--algorithm={DISTILLATION} must have a teacher: --teacher=runs/first, a run of "
+            "jaxrl-po language"
+        )
+    if not options.teacher:
+        return None
+    run = options.teacher
+    settings = earlier.read(script, "teacher", run)
+    if root(settings[""].init_from):
+        raise UsageError(f"--teacher={run} must be a run without a pretrained model")
+    require_vocabulary("teacher", run, records, settings, task)
+    model = settings["model"].build(task.tokenizer.size)
+    return Teacher(model, _latest(script, "teacher", run, settings, model))
+
+
+def _latest(
+    script: Script, flag: str, run: str, settings: Mapping[str, Any], model: Transformer
+) -> PyTree:
+    """The newest policy of the first seed of a run with these settings; see `of_run`."""
+    adapted = settings["lora"].rank > 0
+    with earlier.blame(flag, run):
+        like = model.clone(lora=settings["lora"].lora) if adapted else model
+        shapes = like.parameter_shapes()
+        found = checkpoint.peek_policy(
+            Path(run) / "checkpoints" / "latest",
+            {lora.ADAPTERS: shapes[lora.ADAPTERS]} if adapted else shapes,
+            seed_index=0,
+        )
+        over = start(script, settings, answers=False) if adapted else None
+    if found is None:
+        raise UsageError(
+            f"--{flag}={run} holds no intact checkpoint; wait for one or choose another run"
+        )
+    if over is not None:
+        earlier.require_base(over.digest, flag, run)
+        found = _merged(over.policy, over.params, found)
+    return jax.device_get(found)
+
+
+def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task: AnyTask) -> None:
+    """Raises UsageError unless the run of `settings` has the vocabulary and model of `records`."""
+    run = records[""].init_from
+    require_vocabulary("init_from", run, records, settings, task)
+    for name, mine in vars(records["model"]).items():
+        its = vars(settings["model"])[name]
+        # These two change how the model is computed, not its parameters.
+        if mine != its and name not in vars(Computation()):
+            raise UsageError(
+                f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
+            )
+
+
+def require_vocabulary(
+    flag: str, run: str, records: Mapping[str, Any], settings: Mapping[str, Any], task: AnyTask
+) -> None:
+    """Raises UsageError unless the run of `settings`, given as a flag, has the task's tokens."""
+    tokenizer = make_task(settings, None, answers=False).tokenizer
+    if tokenizer != task.tokenizer:
+        raise UsageError(
+            f"--{flag}={run} must have the vocabulary of --task={records[''].task}, "
+            f"{task.tokenizer}; it was trained on {settings[''].task}, {tokenizer}"
+        )
+
+
+def digest(params: PyTree, base: Base | None) -> str:
+    """Of a base under adapters: its parameters and, for a pretrained model, its other files."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in _parts(params, base):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _parts(params: PyTree, base: Base | None) -> Iterator[Any]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf)
+        yield f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode()
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if base is not None:
+        files = texts.CONFIG, texts.TOKENIZER, texts.SETTINGS, texts.TEMPLATE, texts.GENERATION
+        for name in files:
+            file = base.folder / name
+            yield file.read_bytes() if file.exists() else b""
+
+
+def trained(policy: Transformer, params: ActorCritic) -> PyTree:
+    """The policy of one seed as parameters without adapters: merged, where it has any."""
+    if policy.lora is None:
+        return params.policy
+    base = {lora.BASE: params.frozen[lora.BASE]}
+    return _merged(policy, base, params.policy)
+
+
+def _merged(policy: Transformer, base: PyTree, adapters: PyTree) -> PyTree:
+    """In float32 at least: what adapters change would be lost in the rounding of a half type."""
+    wide = jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), base)
+    return lora.merge(policy, wide, adapters)
+
+
+@contextlib.contextmanager
+def _blame(path: str) -> Iterator[None]:
+    """Inside, a `ConfigError` about a pretrained model becomes a `UsageError` about the flag."""
+    try:
+        yield
+    except ConfigError as error:
+        raise UsageError(f"--init_from={path}: {error}") from None

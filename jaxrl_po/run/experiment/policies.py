@@ -1,0 +1,199 @@
+"""`load`: the policy of a run, to act or to answer with."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control import environment
+from jaxrl_po.control.actor import actor_of, play
+from jaxrl_po.language import lora, sampling
+from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.pretrained.text import TextTokenizer
+from jaxrl_po.language.stopping import ends_of
+from jaxrl_po.language.tokenizer import AnyTokenizer
+from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.experiment import control, earlier, flags, models
+from jaxrl_po.run.experiment import language as language_command
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.types import ActorCritic, TrainState
+
+
+class ControlPolicy(NamedTuple):
+    """The policy of a run of `jaxrl-po control`.
+
+    Attributes:
+      settings: flag name to value.
+      iteration: of the checkpoint.
+      params: `ActorCritic` of one seed.
+      act: `act(observation, key=None) -> action`: an observation of the environment `[*shape]` to
+        an action in the environment's own units; the mode, or with a key a sample (consumed).
+        Normalised as in training. Jitted; `jax.vmap` makes it act for many. An observation of
+        another shape is a ConfigError, and so is a policy with memory: see `step`.
+      start: the memory at an episode's start; () for a policy without.
+      step: `step(memory, observation, key=None) -> (memory, action)`, for any policy.
+    """
+
+    settings: dict[str, Any]
+    iteration: int
+    params: ActorCritic
+    act: Callable[..., jax.Array]
+    start: Any
+    step: Callable[..., tuple[Any, jax.Array]]
+
+
+class LanguagePolicy(NamedTuple):
+    """The policy of a run of `jaxrl-po language`.
+
+    Attributes:
+      settings: flag name to value.
+      iteration: of the checkpoint.
+      params: `ActorCritic` of one seed.
+      generate: `generate(prompts, key=None) -> completions`, lists of texts: greedy, or with a key
+        sampled at the run's temperature (consumed). A prompt must consist of the task's characters
+        or, with a pretrained model, be what its chat template makes of messages; and be no longer
+        than the task's prompts.
+    """
+
+    settings: dict[str, Any]
+    iteration: int
+    params: ActorCritic
+    generate: Callable[..., list[str]]
+
+
+def load(
+    folder: str | Path, *, checkpoint: str = "best", seed: int = 0
+) -> ControlPolicy | LanguagePolicy:
+    """The policy of one seed of a run.
+
+    Args:
+      folder: of a run of `jaxrl-po control` or `jaxrl-po language`.
+      checkpoint: "best" (the iteration of the highest mean score over seeds) or "latest".
+      seed: which of the run's seeds, from 0.
+
+    Returns:
+      The policy, with `act` or `generate`.
+
+    Raises:
+      ConfigError: no such run, checkpoint or seed, or a run of another version of the library.
+    """
+    with flags.as_arguments():
+        if checkpoint not in earlier.CHECKPOINTS:
+            raise UsageError(f"checkpoint must be one of {', '.join(earlier.CHECKPOINTS)}")
+        scripts = (control.SCRIPT, language_command.SCRIPT)
+        script, records = earlier.read_any(scripts, "folder", str(folder))
+        if not 0 <= seed < records[""].seeds:
+            raise UsageError(
+                f"seed={seed} must be below {records[''].seeds}, the seeds of folder={folder}"
+            )
+        _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
+    state, settings = of_seed(stacked, seed), flags.flatten(records)
+    if script.name == control.SCRIPT.name:
+        return ControlPolicy(settings, iteration, state.params, *_acting(records, state))
+    return LanguagePolicy(settings, iteration, state.params, _generate(records, state))
+
+
+def _acting(records: dict[str, Any], state: TrainState) -> tuple[Any, Any, Any]:
+    """The fields `act`, `start` and `step` of a `ControlPolicy`."""
+    problem, spaces, *_ = control.build_problem(records, None)
+    actor = actor_of(problem)
+    start = jax.tree.map(lambda x: x[0], actor.start(1))
+
+    @jax.jit
+    def choose(memory: Any, observation: Any, key: jax.Array | None) -> tuple[Any, jax.Array]:
+        row = jax.tree.map(lambda x: x[None], (memory, spaces.observe(observation)))
+        after, distribution = actor.act(state.params, state.collector, *row)
+        action = distribution.mode() if key is None else distribution.sample(key)
+        one = jax.tree.map(lambda x: x[0], (after, play(distribution, action)))
+        return one[0], spaces.to_action(one[1])
+
+    def step(memory: Any, observation: Any, key: jax.Array | None = None) -> tuple[Any, jax.Array]:
+        # A discrete observation is a number, which the policy reads as a one-hot vector.
+        seen = environment.shapes(jax.eval_shape(spaces.observe, observation))
+        expected = environment.shapes(spaces.observation)
+        if seen != expected:
+            given = environment.shapes(jax.tree.map(np.asarray, observation))
+            if isinstance(expected, list) and isinstance(given, list):
+                expected = expected[: len(expected) - (len(seen) - len(given))]
+            raise ConfigError(
+                f"observation must have the shape {expected} of one observation of "
+                f"{records[''].env}, got {given}; jax.vmap makes act take several"
+            )
+        return choose(memory, observation, key)
+
+    def act(observation: Any, key: jax.Array | None = None) -> jax.Array:
+        if jax.tree.leaves(start):
+            raise ConfigError(
+                "act must be replaced by step for a policy with memory: "
+                "memory, action = policy.step(memory, observation), from policy.start"
+            )
+        return step(start, observation, key)[1]
+
+    return act, start, step
+
+
+def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[str]]:
+    base = models.read_base(records[""].init_from, records["model"])
+    task = models.make_task(records, base, answers=False)
+    model = records["model"].build(task.tokenizer.size) if base is None else base.model
+    if records["lora"].rank:
+        model = model.clone(lora=records["lora"].lora)
+    settings = language_command.problem_settings(records, task)
+    budget = settings.max_new_tokens or task.answer_length
+
+    @jax.jit
+    def complete(prompt: jax.Array, pad: jax.Array, key: jax.Array | None) -> sampling.Completions:
+        return sampling.generate(
+            lora.over(model, state.params.frozen),
+            state.params.policy,
+            prompt,
+            pad,
+            jax.random.split(jax.random.key(0) if key is None else key, prompt.shape[0]),
+            group_size=1,
+            decoding=settings.decoding._replace(max_new_tokens=budget),
+            eos=ends_of(task.tokenizer),
+            pad_token=task.tokenizer.pad,
+            greedy=key is None,
+        )
+
+    def generate(prompts: Sequence[str], key: jax.Array | None = None) -> list[str]:
+        tokens, pad = _left_padded(prompts, task)
+        completions = complete(jnp.asarray(tokens), jnp.asarray(pad), key)
+        within = np.arange(budget) < np.asarray(completions.length)[:, None]
+        within &= ~np.isin(completions.tokens, task.tokenizer.ends)
+        return task.tokenizer.decode_rows(np.asarray(completions.tokens), within)
+
+    return generate
+
+
+def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:
+    """Ids with what a pretrained model's tokenizer adds to any text, BOS, once.
+
+    A chat template has written it already.
+    """
+    ids = tokenizer.encode(prompt)
+    if not isinstance(tokenizer, TextTokenizer):
+        return ids
+    whole = tokenizer.encode(prompt, special=True)
+    return ids if ids[:1] == whole[:1] else whole
+
+
+def _left_padded(
+    prompts: Sequence[str], task: AnyTask
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Tokens `[P, L]` and the padding tokens on the left `[P]`."""
+    if isinstance(prompts, str):
+        raise ConfigError("prompts must be a list of texts, got one text: put it into a list")
+    rows = [_encode(task.tokenizer, prompt) for prompt in prompts]
+    longest = task.prompt_length
+    for prompt, row in zip(prompts, rows, strict=True):
+        if len(row) > longest:
+            raise ConfigError(f"prompts must have at most {longest} tokens, got {prompt!r}")
+    pad = np.array([longest - len(row) for row in rows], np.int32)
+    filled = [[task.tokenizer.pad] * (longest - len(row)) + row for row in rows]
+    return np.array(filled, np.int32).reshape(len(rows), longest), pad

@@ -1,0 +1,117 @@
+"""gymnax, and environments of other suites by name: `brax:hopper`, `jumanji:Snake-v1`."""
+
+import contextlib
+import difflib
+import functools
+import importlib
+import io
+import json
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control.environment import Environment
+from jaxrl_po.run.experiment import extras
+from jaxrl_po.run.experiment.flags import UsageError
+
+# Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
+SUITES = {
+    "brax": "brax",
+    "playground": "mujoco_playground",
+    "craftax": "craftax",
+    "jumanji": "jumanji",
+    "xminigrid": "xminigrid",
+}
+
+
+def is_suite(name: str) -> bool:
+    """Whether a name is that of an environment of such a suite.
+
+    Example:
+      >>> is_suite("brax:hopper"), is_suite("envpool:Hopper-v4"), is_suite("CartPole-v1")
+      (True, False, False)
+    """
+    return name.partition(":")[0] in SUITES
+
+
+def arguments_of(env_params: str) -> dict[str, Any]:
+    """The arguments in `--env_params`, a JSON object or empty.
+
+    Raises:
+      UsageError: it is something else.
+    """
+    try:
+        arguments = json.loads(env_params or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError("not an object")
+    except ValueError:
+        raise UsageError(
+            f"--env_params={env_params} must be a JSON object of arguments, such as "
+            '{"frame_skip": 4}'
+        ) from None
+    return arguments
+
+
+def require_known(name: str, known: Sequence[str]) -> None:
+    """Raises UsageError, with near names, if `suite:Name` is none of the suite's names."""
+    suite, _, inner = name.partition(":")
+    if inner not in known:
+        near = difflib.get_close_matches(inner, known, n=3)
+        hint = f"; did you mean {', '.join(f'{suite}:{each}' for each in near)}?" if near else ""
+        raise UsageError(f"--env={name}: {suite} has no environment {inner!r}{hint}")
+
+
+class Later(types.ModuleType):
+    """A module that is imported when something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def import_gymnax() -> types.ModuleType:
+    """Gymnax. It draws some games with seaborn, whose import would take a second and 95 MB.
+
+    The import starts JAX's backend, whose devices must have been chosen.
+    """
+    if "seaborn" in sys.modules:
+        return importlib.import_module("gymnax")
+    sys.modules["seaborn"] = Later("seaborn")
+    try:
+        return importlib.import_module("gymnax")
+    finally:
+        del sys.modules["seaborn"]
+
+
+@functools.cache
+def make(name: str, env_params: str = "") -> Environment:
+    """The environment of `suite:Name`, made once: a suite may take seconds to make one.
+
+    Args:
+      name: see above.
+      env_params: JSON object with arguments of the suite's adapter; or empty.
+
+    Raises:
+      UsageError: the package is not installed, there is no environment of that name, or it does
+        not take the arguments.
+      ConfigError: its spaces cannot be handled.
+    """
+    suite, _, inner = name.partition(":")
+    arguments = arguments_of(env_params)
+    extras.require(f"env={name}", SUITES[suite], suite)
+    # Imported here, and by its name: the module imports the suite. What suites print and warn of
+    # when they are imported and made (optional packages, versions) is not for the user.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+        adapter = importlib.import_module(f"jaxrl_po.control.adapters.{suite}")
+    require_known(name, adapter.names())
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+            made: Environment = adapter.make(inner, **arguments)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, IndexError, AssertionError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"--env_params for {name}: {why}") from None
+    return made

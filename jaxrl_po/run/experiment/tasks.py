@@ -1,0 +1,253 @@
+"""The table of tasks by name, each with the record of its flags."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxrl_po import config, language
+from jaxrl_po.config import Interval, static
+from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.run.data import prompts, tables
+from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.experiment.flags import UsageError
+
+
+@config.record
+class Addition:
+    """Settings of `--task=addition`."""
+
+    num_digits: int = static(
+        3, "digits of an operand", unit="digits", within=Interval(1, language.tasks.MAX_DIGITS)
+    )
+    zero_pad: bool = static(
+        True,
+        "pad operands and sum with zeros to their full width; otherwise prompts and answers "
+        "vary in length",
+    )
+    reverse: bool = static(True, "answer with the lowest digit first, the order of the carries")
+
+
+@config.record
+class Multiplication:
+    """Settings of `--task=multiplication`."""
+
+    num_digits: int = static(
+        2,
+        "digits of an operand",
+        unit="digits",
+        within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
+    )
+    chain_of_thought: bool = static(
+        True, "write the partial products and the partial sums before the answer"
+    )
+
+
+@config.record
+class Sorting:
+    """Settings of `--task=sorting`."""
+
+    length: int = static(
+        6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH)
+    )
+    symbols: int = static(10, "digits to choose from", within=Interval(2, 10))
+
+
+@config.record
+class Modular:
+    """Settings of `--task=modular`."""
+
+    num_digits: int = static(
+        1,
+        "digits of an operand",
+        unit="digits",
+        within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
+    )
+    modulus_digits: int = static(
+        1,
+        "digits of the modulus",
+        unit="digits",
+        within=Interval(1, language.tasks.MAX_FACTOR_DIGITS),
+    )
+
+
+@config.record
+class BaseConversion:
+    """Settings of `--task=base_conversion`."""
+
+    num_digits: int = static(
+        3,
+        "decimal digits of a number",
+        unit="digits",
+        within=Interval(1, language.tasks.MAX_DIGITS),
+    )
+    base: int = static(2, "base of the answer", within=Interval(2, 16))
+
+
+@config.record
+class Countdown:
+    """Settings of `--task=countdown`."""
+
+    num_numbers: int = static(
+        3, "given numbers, each to be used once", within=Interval(2, language.tasks.MAX_NUMBERS)
+    )
+    max_number: int = static(
+        9, "largest given number; max_number ** num_numbers below 2 ** 31", within=Interval(2)
+    )
+
+
+@config.record
+class RunningSum:
+    """Settings of `--task=running_sum`."""
+
+    length: int = static(
+        6, "digits of a list", unit="digits", within=Interval(2, language.tasks.MAX_LENGTH)
+    )
+    modulus: int = static(10, "modulus of the sums", within=Interval(2, 10))
+    max_filler: int = static(
+        8,
+        "maximum number of filler tokens in a demonstration",
+        unit="tokens",
+        within=Interval(0, language.tasks.MAX_FILLER),
+    )
+
+
+@config.record
+class Mastermind:
+    """Settings of `--task=mastermind`."""
+
+    length: int = static(3, "symbols of a code", within=Interval(1, 6))
+    symbols: int = static(
+        4, "symbols to choose from; symbols ** length at most 4096", within=Interval(2, 10)
+    )
+    max_turns: int = static(8, "guesses; a lost game counts as one more", within=Interval(1, 64))
+
+
+@config.record
+class HigherLower:
+    """Settings of `--task=higher_lower`."""
+
+    numbers: int = static(64, "numbers to choose from", within=Interval(2, 100))
+    max_turns: int = static(10, "guesses; a lost game counts as one more", within=Interval(1, 100))
+
+
+@config.record
+class Calculator:
+    """Settings of `--task=calculator`."""
+
+    num_digits: int = static(6, "digits of a number", unit="digits", within=Interval(1, 8))
+    tool: bool = static(True, "reply with the values of expressions; off, to see their worth")
+    max_turns: int = static(3, "messages, the answer included", within=Interval(1, 64))
+
+
+class TaskEntry(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+      settings: record of `--task.*`.
+      make: from the settings, as keyword arguments, to the task.
+      reward: source of the task's reward function in Python; empty if the program verifies.
+      in_text: whether `make` takes `text`, see `prompts.Text`, and `answers`, whether they are
+        needed.
+    """
+
+    settings: type
+    make: Callable[..., AnyTask]
+    reward: str = ""
+    in_text: bool = False
+
+
+@config.record
+class NoSettings:
+    """A task of the user's own has no flags."""
+
+
+# Made and verified inside the program.
+GENERATED = {
+    "addition": TaskEntry(Addition, language.tasks.addition),
+    "multiplication": TaskEntry(Multiplication, language.tasks.multiplication),
+    "sorting": TaskEntry(Sorting, language.tasks.sorting),
+    "modular": TaskEntry(Modular, language.tasks.modular),
+    "base_conversion": TaskEntry(BaseConversion, language.tasks.base_conversion),
+    "countdown": TaskEntry(Countdown, language.tasks.countdown),
+    "running_sum": TaskEntry(RunningSum, language.tasks.running_sum),
+}
+# Of several turns.
+DIALOGUES = {
+    "mastermind": TaskEntry(Mastermind, language.dialogues.mastermind),
+    "higher_lower": TaskEntry(HigherLower, language.dialogues.higher_lower),
+    "calculator": TaskEntry(Calculator, language.dialogues.calculator),
+}
+TASKS = (
+    GENERATED
+    | DIALOGUES
+    | {
+        "file": TaskEntry(tables.File, tables.from_file, in_text=True),
+        "reasoning_gym": TaskEntry(
+            tables.ReasoningGym,
+            tables.from_reasoning_gym,
+            "jaxrl_po.run.data.reasoning:score_answer",
+            in_text=True,
+        ),
+    }
+)
+
+
+def make(
+    name: str,
+    settings: Any,
+    *,
+    text: prompts.Text | None = None,
+    answers: bool = True,
+    whole: bool = False,
+) -> AnyTask:
+    """The task of a name.
+
+    Args:
+      name: of a task, or `file.py:name`.
+      settings: record of `--task.*`.
+      text: how a pretrained model reads prompts; None without one.
+      answers: whether each prompt needs an answer.
+      whole: see `prompts.make_task`; for `file` only.
+
+    Raises:
+      UsageError: settings that cannot be used, or a task that has a vocabulary of its own where
+        there is a pretrained model.
+    """
+    row = entry(name)
+    if row.in_text:
+        further = {"whole": True} if whole else {}
+        return row.make(**vars(settings), text=text, answers=answers, **further)
+    if text is not None and not user_code.is_source(name):
+        raise UsageError(
+            f"--task={name} has a vocabulary of its own: choose file, reasoning_gym or a task of "
+            "yours for a pretrained model"
+        )
+    return row.make(**vars(settings))
+
+
+def entry(name: str) -> TaskEntry:
+    """The task of a name, or that of `file.py:name`, a function without arguments that makes it.
+
+    Raises:
+      UsageError: there is none of that name, or the file cannot be used.
+    """
+    if user_code.is_source(name):
+        return TaskEntry(NoSettings, lambda: _own(name))
+    found: TaskEntry = flags.lookup("task", name, TASKS)
+    return found
+
+
+def _own(name: str) -> AnyTask:
+    task = user_code.make("task", name)
+    if not isinstance(task, AnyTask):
+        raise UsageError(
+            f"--task={name} must make a jaxrl_po.language.Task or Dialogue, got "
+            f"{type(task).__name__}"
+        )
+    return task
+
+
+def is_dialogue(name: str) -> bool:
+    """Whether that task is a dialogue."""
+    if user_code.is_source(name):
+        return isinstance(_own(name), language.Dialogue)
+    return name in DIALOGUES

@@ -1,0 +1,225 @@
+"""`train`: a learner of one's own with the runner's progress, checkpoints, pictures and resume."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.run.devices import parallel, processes
+from jaxrl_po.run.experiment import assembly, flags
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.options import LINES, Options
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.figures.plotting import Panel, Series
+from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop.progress import Progress
+from jaxrl_po.run.store import checkpoint, folder, metrics, provenance
+from jaxrl_po.run.store.checkpoint import CheckpointError
+from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
+
+SCRIPT = "train"
+SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
+Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]
+
+
+class Trained(NamedTuple):
+    """What `train` leaves.
+
+    Attributes:
+      state: the final state; leaves lead with the seeds, but for what is frozen.
+      rows: the lines of `metrics.jsonl`, a list of one number for each seed under each name.
+      folder: where they lie, or None.
+      interrupted: whether a signal ended it early.
+    """
+
+    state: TrainState
+    rows: list[Row]
+    folder: Path | None
+    interrupted: bool
+
+
+def train(
+    learner: Learner,
+    iterations: int,
+    *,
+    seeds: int = 1,
+    seed: int = 0,
+    steps_per_iteration: int = 1,
+    evaluate: Evaluate | None = None,
+    score: str = "",
+    watch: Sequence[str] = (),
+    out: str | Path = "",
+    resume: bool = False,
+    overwrite: bool = False,
+    log_every: int = 0,
+    eval_every: int = 5,
+) -> Trained:
+    """Trains a learner of one's own as the commands train theirs, all seeds side by side.
+
+    Args:
+      learner: of one seed.
+      iterations: in all, a resumed run's earlier ones included.
+      seeds: runs side by side, vmapped and sharded over the devices they divide among.
+      seed: base seed, from which those of all runs follow.
+      steps_per_iteration: environment steps (or completions) of one iteration of one seed.
+      evaluate: `(params, collector, key) -> {name: array}` of one seed, whose means are logged;
+        its key is the same at each evaluation. None evaluates nothing.
+      score: the evaluated name that marks the best checkpoint; empty keeps the latest only.
+      watch: metrics to show while it runs, and to draw in `curves.png`; empty takes the episodes'
+        return or the accuracy, if the learner logs one.
+      out: folder for `metrics.jsonl`, `checkpoints/`, `curves.png` and `config.json`; empty writes
+        nothing that stays.
+      resume: continue the run in `out`; it must have been started with the same learner and
+        arguments, but `iterations` may grow.
+      overwrite: replace the run in `out`.
+      log_every: iterations pooled into one line; 0 makes about 50 lines.
+      eval_every: lines between evaluations.
+
+    Returns:
+      `Trained`. A first SIGINT ends the run after the current line, saved; before the first
+      iteration it is a KeyboardInterrupt.
+
+    Raises:
+      ConfigError: names the argument that cannot work; nothing is compiled or written.
+      runner.Diverged: no update was finite for 10 iterations; the last good checkpoint stays.
+      runner.NoAction: an environment's mask of actions allowed none.
+
+    Example:
+      >>> import gymnax
+      >>> from jaxrl_po import control
+      >>> from jaxrl_po.algorithms import ppo
+      >>> problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=4, num_steps=8)
+      >>> learner = ppo.make(ppo.Config(num_minibatches=2), problem)
+      >>> trained = train(learner, 2, seeds=2)  # doctest: +ELLIPSIS
+      training: ...
+      >>> trained.rows[-1]["iteration"], len(trained.rows[-1]["entropy"])
+      (2, 2)
+    """
+    if iterations not in NON_NEGATIVE:
+        raise ConfigError(f"iterations must lie in {NON_NEGATIVE}, got {iterations}")
+    if steps_per_iteration not in COUNT:
+        raise ConfigError(f"steps_per_iteration must lie in {COUNT}, got {steps_per_iteration}")
+    options = Options(seeds=seeds, seed=seed, log_every=log_every, eval_every=eval_every)
+    config.check(options)
+    settings = {
+        "seeds": seeds,
+        "seed": seed,
+        "steps_per_iteration": steps_per_iteration,
+        "log_every": log_every,
+        "eval_every": eval_every,
+        "total_steps": iterations * steps_per_iteration,
+    }
+    if score and evaluate is None:
+        raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
+    if processes.several():
+        raise ConfigError("train runs in one process; the commands have --distributed")
+    with flags.as_arguments():
+        stored = folder.inspect(str(out), resume=resume, overwrite=overwrite) if out else {}
+        before = stored.get("resolved", {})
+        if stored.get("script", SCRIPT) != SCRIPT:
+            raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
+        provenance.require_readable(before, str(out))
+        least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
+        if iterations < least:
+            raise ConfigError(
+                f"iterations must be at least {least}, those of the run in out={out} that is "
+                f"resumed, got {iterations}: they may only grow"
+            )
+        settings["log_every"] = log_every or stored.get("log_every") or max(1, iterations // LINES)
+        folder.require_same(settings, stored, str(out))
+        placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
+        job = assembly.make_job(
+            assembly.Experiment(learner, evaluate, score),
+            options,
+            placement,
+            iterations=iterations,
+            steps_per_iteration=steps_per_iteration,
+            log_every=settings["log_every"],
+        )
+        shown = choose_metrics(job, score, watch)
+        now = provenance.describe(placement.describe())
+        if out:
+            now["program"] = provenance.program(learner)
+        if stored:
+            require_same_learner(job, now, before, Path(out))
+        with _place(out, overwrite) as place:
+            origin = provenance.go_on(now, before)
+            content = {"script": SCRIPT, **settings, "resolved": origin}
+            folder.write_json(place / folder.CONFIG, content)
+            total = iterations * steps_per_iteration
+            unit = "iterations" if steps_per_iteration == 1 else "steps"
+            with Progress("training", total, unit=unit, watch=shown, num_seeds=seeds) as progress:
+                outcome = runner.run(job, place, progress, resume=resume)
+            rows = metrics.read(place / runner.METRICS)
+            if out:
+                series = [Series(name, metrics.label(name)) for name in shown]
+                panel = Panel(rows, series, "training", f"{unit}, each seed", "")
+                plotting.save([panel], place / "curves.png")
+    return Trained(outcome.state, rows, Path(out) if out else None, outcome.interrupted)
+
+
+def require_same_learner(
+    job: programs.Job, now: Mapping[str, Any], before: Mapping[str, Any], out: Path
+) -> None:
+    """Refuses to resume a run with another learner; nothing is compiled.
+
+    Args:
+      job: of this start.
+      now: see `provenance.describe`, with the learner's `program`.
+      before: the same, of the run in the folder.
+      out: the folder.
+
+    Raises:
+      ConfigError: the state has other names, shapes or dtypes than that of the run, or the program
+        of an iteration differs under equal versions, code and devices.
+    """
+    why = ""
+    try:
+        like = runner.without_frozen(jax.eval_shape(job.learner.init, job.keys))
+        checkpoint.peek(out / "checkpoints" / "latest", like)
+    except CheckpointError as error:
+        why = str(error)
+    if not why and provenance.another_program(now, before):
+        why = "the program of an iteration is another (method, settings or problem)"
+    if why:
+        raise ConfigError(
+            f"learner must be that of the run in out={out} that is resumed: {why}; give that "
+            "learner, or choose another out"
+        )
+
+
+def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[str]:
+    """Names to show and to draw: `watch`, or else what tells of success, and the score.
+
+    Raises:
+      ConfigError: sizes that do not fit, or a name that nothing logs.
+    """
+    programs.check(job)
+    state = jax.eval_shape(job.learner.init, job.keys)
+    logged = set(jax.eval_shape(job.learner.step, state)[1])
+    evaluated = set() if job.evaluate is None else set(jax.eval_shape(job.evaluate, state))
+    if score and score not in evaluated:
+        raise ConfigError(f"score must be one of {', '.join(sorted(evaluated))}, got {score!r}")
+    for name in watch:
+        if name not in logged | evaluated:
+            known = ", ".join(sorted(logged | evaluated))
+            raise ConfigError(f"watch must name metrics of the learner ({known}), got {name!r}")
+    chosen = watch or [name for name in SUCCESS if name in logged]
+    return list(dict.fromkeys([*chosen, *filter(None, [score])]))
+
+
+@contextlib.contextmanager
+def _place(out: str | Path, overwrite: bool) -> Iterator[Path]:
+    """The folder of the run, or one that goes with it."""
+    if out:
+        with folder.claim(str(out), overwrite=overwrite) as place:
+            yield place
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Path(scratch)

@@ -1,0 +1,90 @@
+"""What a flag names as `file.py:name`: an environment, network, task or reward of one's own."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_po.run.data import scoring_worker
+from jaxrl_po.run.experiment.flags import UsageError
+
+FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
+FOLDERS = ("init_from", "teacher", "task.train", "task.test")  # and files
+
+
+class UserCodeError(UsageError):
+    """A file of the user's own, or a folder that a run began with, cannot be used."""
+
+
+def is_source(name: str) -> bool:
+    """Whether a name reads like `file.py:name`.
+
+    Example:
+      >>> is_source("my_env.py:Corridor"), is_source("CartPole-v1")
+      (True, False)
+    """
+    return ".py:" in name
+
+
+def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The flags among `settings` that name files or folders to read, with absolute paths.
+
+    They are stored so, for a run may be resumed or evaluated from another folder.
+
+    Example:
+      >>> absolute({"env": "/home/me/../us/my_env.py:Corridor", "task": "addition"})
+      {'env': '/home/us/my_env.py:Corridor'}
+    """
+    folders = {name: os.path.abspath(settings[name]) for name in FOLDERS if settings.get(name)}
+    return folders | {
+        name: ",".join(map(_absolute, settings[name].split(",")))
+        for name in FLAGS
+        if is_source(settings.get(name, ""))
+    }
+
+
+def _absolute(source: str) -> str:
+    if not is_source(source):
+        return source
+    place, _, name = source.rpartition(":")
+    return f"{os.path.abspath(place)}:{name}"
+
+
+def short(name: str) -> str:
+    """A name for titles: that of a file without its folder.
+
+    Example:
+      >>> short("/home/me/my_env.py:Corridor"), short("CartPole-v1")
+      ('my_env.py:Corridor', 'CartPole-v1')
+    """
+    return Path(name).name if is_source(name) else name
+
+
+def files(settings: Mapping[str, Any]) -> list[Path]:
+    """The files that the flags among `settings` name.
+
+    Example:
+      >>> files({"task": "addition", "reward": "mine.py:nearly,package.module:other"})
+      [PosixPath('mine.py')]
+    """
+    named = [source for name in FLAGS for source in settings.get(name, "").split(",")]
+    return [Path(source.rpartition(":")[0]) for source in named if is_source(source)]
+
+
+def make(flag: str, source: str) -> Any:
+    """Calls what `file.py:name` names, a class or a function, without arguments.
+
+    Args:
+      flag: that names it.
+      source: its value.
+
+    Raises:
+      UserCodeError: names the flag, the file and, for an error in that file, its line.
+    """
+    place = source.rpartition(":")[0]
+    if not os.path.isfile(place):  # where a name is too long, `Path.is_file` raises
+        raise UserCodeError(f"--{flag}={source}: there is no file {place}")
+    try:
+        return scoring_worker.load(source)()
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"--{flag}={source}: {scoring_worker.describe(error)}") from error

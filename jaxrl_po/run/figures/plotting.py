@@ -1,0 +1,237 @@
+"""Learning curves: interquartile mean over seeds, 95 % bootstrap band, and each seed faintly."""
+
+import itertools
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from jaxrl_po.run.store import metrics
+from jaxrl_po.run.store.metrics import Row
+
+FEWEST_SEEDS = 4  # below which a bootstrap band says nothing that the seeds do not
+INK, QUIET = "#1b1f24", "#8a929c"
+DASHES = ("-", "--", ":", "-.")  # the next one once all colours are used
+COLOURS = ("#0b6e99", "#c4501b", "#3a7d44", "#7b4fa3", "#b8860b", "#0a9a8f", "#a8325e", "#4d5560")
+
+STYLE: dict[Any, Any] = {
+    "font.size": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e7ea",
+    "grid.linewidth": 0.8,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+}
+
+
+class Series(NamedTuple):
+    """One curve of a panel.
+
+    Attributes:
+      metric: its name in the lines of metrics.
+      label: in the legend.
+      rows: its lines of metrics, if not the panel's.
+    """
+
+    metric: str
+    label: str
+    rows: Sequence[Row] | None = None
+
+
+class Panel(NamedTuple):
+    """One set of axes.
+
+    Attributes:
+      rows: the lines of a run, see `metrics.read`.
+      series: curves to draw.
+      title: above it.
+      x_label: with the unit.
+      y_label: with the unit.
+      target: a level to mark, or None.
+      seeds: draw each seed faintly behind the mean.
+    """
+
+    rows: Sequence[Row]
+    series: Sequence[Series]
+    title: str
+    x_label: str
+    y_label: str
+    target: float | None = None
+    seeds: bool = True
+
+
+def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
+    """Draws one panel of at most 32 curves; a metric without any value is skipped."""
+    drawn: set[int] = set()  # number of seeds of each curve
+    for series, (dashes, colour) in zip(
+        panel.series, itertools.product(DASHES, COLOURS), strict=False
+    ):
+        step, values = metrics.curve(
+            panel.rows if series.rows is None else series.rows, series.metric
+        )
+        if not step.size:
+            continue
+        has_band = len(values) >= FEWEST_SEEDS
+        if panel.seeds or not has_band:
+            axes.plot(
+                step, values.T, color=colour, alpha=min(0.35, 2.5 / len(values)), linewidth=0.7
+            )
+        if has_band:
+            low, high = metrics.bootstrap_interval([values])
+            axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
+        centre = metrics.interquartile_mean(values)
+        axes.plot(step, centre, dashes, color=colour, linewidth=2.2, label=series.label)
+        axes.plot(step[-1], centre[-1], "o", color=colour, markersize=5, clip_on=False)
+        drawn.add(len(values))
+    if panel.target is not None:
+        axes.axhline(
+            panel.target,
+            color=QUIET,
+            linewidth=1.2,
+            linestyle=(0, (4, 3)),
+            label=f"target {panel.target:g}",
+        )
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.set_xlim(0, max(1.0, axes.get_xlim()[1]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # steps (or devices) are integers
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if drawn and legend:
+        seeds = " – ".join(map(str, sorted({min(drawn), max(drawn)})))
+        band = " and 95 % band" if max(drawn) >= FEWEST_SEEDS else " and each seed"
+        what = f"IQM{band}, {seeds} seeds" if max(drawn) > 1 else None
+        axes.legend(loc="best", fontsize=9, title=what, title_fontsize=9, alignment="left")
+
+
+def save(panels: Sequence[Panel], path: Path) -> None:
+    """Writes the panels side by side as a figure, four or more of them in two rows.
+
+    Neighbours with the same curves share a legend.
+
+    Args:
+      panels: left to right.
+      path: of the PNG file.
+    """
+    rows = 2 if len(panels) >= 4 else 1
+    columns = math.ceil(len(panels) / rows)
+    names = [[series.label for series in panel.series] for panel in panels]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.6 * columns, 4.2 * rows), layout="constrained", dpi=150)
+        places = figure.subplots(rows, columns, squeeze=False).flat
+        for i, (axes, panel) in enumerate(zip(places, panels, strict=False)):
+            draw(axes, panel, legend=i == 0 or names[i] != names[i - 1])
+        for axes in places[len(panels) :]:
+            axes.set_axis_off()
+        write(figure, path)
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Replaces a PNG file atomically: a reader sees the old figure or the new one."""
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, format="png")
+    temporary.replace(path)
+
+
+def save_sweep(rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], path: Path) -> None:
+    """Writes a figure of a sweep: the score of every combination, against each swept setting.
+
+    Args:
+      rows: per combination, its settings by name and the scores of its seeds `[S]`; best first.
+      path: of the PNG file.
+    """
+    names = list(rows[0][0]) or ["all"]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.6 * len(names) + 1.0, 3.8), layout="constrained", dpi=150)
+        columns = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+        for axes, name in zip(columns, names, strict=True):
+            ticks = sorted({values.get(name, "") for values, _ in rows}, key=_as_number)
+            # The best is drawn last, on top.
+            for rank, (values, scores) in reversed(list(enumerate(rows))):
+                finite = np.asarray(scores, np.float64)
+                finite = finite[np.isfinite(finite)]
+                if not finite.size:
+                    continue
+                colour = COLOURS[1] if rank == 0 else COLOURS[0]
+                x = ticks.index(values.get(name, "")) + 0.5 * (rank / max(len(rows) - 1, 1) - 0.5)
+                axes.vlines(x, finite.min(), finite.max(), color=colour, alpha=0.35, linewidth=1.2)
+                axes.plot(x, finite.mean(), "o", color=colour, markersize=5)
+            axes.set_xticks(range(len(ticks)), ticks)
+            axes.set(title=name, xlabel="mean of a combination; line: its seeds")
+        columns[0].set_ylabel("final score")
+        write(figure, path)
+
+
+class Difference(NamedTuple):
+    """A row of `save_differences`.
+
+    Attributes:
+      label: left of it.
+      centre: the difference.
+      low: end of its interval.
+      high: likewise.
+      margin: to mark.
+      note: right of it.
+    """
+
+    label: str
+    centre: float
+    low: float
+    high: float
+    margin: float
+    note: str = ""
+
+
+def save_differences(rows: Sequence[Difference], title: str, x_label: str, path: Path) -> None:
+    """Writes a figure of differences with their intervals, one below another.
+
+    Args:
+      rows: top to bottom; one with a note is drawn bold.
+      title: above them, wrapped.
+      x_label: with the unit.
+      path: of the PNG file.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 1.6 + 0.34 * len(rows)), layout="constrained", dpi=150)
+        axes = figure.subplots()
+        for y, row in enumerate(rows):
+            colour, width = (COLOURS[1], 2.6) if row.note else (COLOURS[0], 1.4)
+            axes.hlines(y, row.low, row.high, color=colour, linewidth=width)
+            axes.plot(row.centre, y, "o", color=colour, markersize=3 + width)
+            axes.vlines(row.margin, y - 0.45, y + 0.45, color=QUIET, linestyle=(0, (2, 1)))
+            if row.note:
+                place = (1.01, y)
+                axes.annotate(row.note, place, xycoords=("axes fraction", "data"), va="center")
+        axes.axvline(0.0, color=QUIET, linewidth=0.8)
+        axes.set_yticks(range(len(rows)), [row.label for row in rows])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        # Of the figure, not of the axes: long labels leave these little room.
+        above = "\n".join(textwrap.wrap(title, 95))
+        figure.suptitle(above, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        axis = f"{x_label}: differences with 95 % intervals; dashed: the margin"
+        axes.set_xlabel("\n".join(textwrap.wrap(axis, 80)))
+        write(figure, path)
+
+
+def _as_number(text: str) -> tuple[float, str]:
+    try:
+        return float(text), text
+    except ValueError:
+        return np.inf, text

@@ -1,0 +1,1 @@
+"""Rollouts in environments and dialogues that run on the host."""

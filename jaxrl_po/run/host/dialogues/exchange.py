@@ -1,0 +1,239 @@
+"""Holding dialogues: a loop on the host around the compiled halves, all seeds at once."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.language import Task, Transformer, halves, lora
+from jaxrl_po.language.dialogue import longest
+from jaxrl_po.language.dialogues.recorded import Recording
+from jaxrl_po.language.problem import Sampling
+from jaxrl_po.language.stopping import ends_of
+from jaxrl_po.language.transcript import Conversations
+from jaxrl_po.masked import Mean
+from jaxrl_po.run.devices.seeds import STATE_AXES, stack
+from jaxrl_po.run.host.dialogues.interface import Episode, Partner, Reporter
+from jaxrl_po.types import ActorCritic
+
+Array = npt.NDArray[Any]
+PARAMS = STATE_AXES.params
+
+
+class Scene(NamedTuple):
+    """Who talks, and how long.
+
+    Attributes:
+      task: its prompts are rows of the partner's.
+      model: the policy.
+      partner: see `Partner`.
+      settings: P, G and how messages are sampled; their budget is T.
+      max_turns: K, messages of a dialogue.
+      prompt_length: L, tokens of the longest prompt.
+      reply_length: R, tokens of the longest reply, below L.
+    """
+
+    task: Task
+    model: Transformer
+    partner: Partner
+    settings: Sampling
+    max_turns: int
+    prompt_length: int
+    reply_length: int
+
+    @property
+    def columns(self) -> int:
+        """N, see `dialogue.longest`."""
+        return longest(self.max_turns, self.settings.max_new_tokens, self.reply_length)
+
+    @property
+    def rows(self) -> int:
+        """B = P·G."""
+        return self.settings.num_prompts * self.settings.group_size
+
+
+class Talking:
+    """The compiled halves of S seeds with B rows each, and the loop around them.
+
+    Args:
+      scene: see `Scene`.
+      num_seeds: S.
+    """
+
+    def __init__(self, scene: Scene, num_seeds: int):
+        self._scene, self._shape, self._proven = scene, (num_seeds, scene.rows), False
+        over = functools.partial(stack, num_seeds=num_seeds)
+        settings, model, tokenizer = scene.settings, scene.model, scene.task.tokenizer
+
+        def begin(params: ActorCritic, prompt: Any, pad: Any, keys: Any) -> halves.Rows:
+            return halves.begin(
+                lora.over(model, params.frozen),
+                params.policy,
+                prompt,
+                pad,
+                keys,
+                columns=scene.columns,
+                pad_token=tokenizer.pad,
+            )
+
+        def write(params: ActorCritic, rows: halves.Rows, writes: Any, greedy: bool) -> Any:
+            return halves.write(
+                lora.over(model, params.frozen),
+                params.policy,
+                rows,
+                writes,
+                decoding=settings.decoding,
+                ends=ends_of(tokenizer),
+                greedy=greedy,
+            )
+
+        def read(params: ActorCritic, rows: halves.Rows, reply: Any, length: Any) -> halves.Rows:
+            return halves.read(lora.over(model, params.frozen), params.policy, rows, reply, length)
+
+        finish = functools.partial(halves.finish, most=scene.max_turns * settings.max_new_tokens)
+        self._begin = jax.jit(over(begin, in_axes=(PARAMS, 0, 0, 0), out_axes=0))
+        self._write = {
+            greedy: jax.jit(
+                over(functools.partial(write, greedy=greedy), in_axes=(PARAMS, 0, 0), out_axes=0),
+                donate_argnums=1,
+            )
+            for greedy in (False, True)
+        }
+        self._read = jax.jit(over(read, in_axes=(PARAMS, 0, 0, 0), out_axes=0), donate_argnums=1)
+        self._finish = jax.jit(over(finish, in_axes=(0, 0, 0, 0), out_axes=0))
+
+    def recording(self) -> Recording:
+        """Shapes and dtypes of a recording, `[S, B, …]`."""
+        scene, shape = self._scene, jax.ShapeDtypeStruct
+        rows = self._shape
+        sampled = *rows, scene.max_turns * scene.settings.max_new_tokens
+        number = shape(rows, np.float32)
+        held: Any = Conversations
+        pair: Any = Mean
+        made: Any = Recording
+        recording: Recording = made(
+            prompt=shape((*rows, scene.prompt_length), np.int32),
+            pad=shape(rows, np.int32),
+            held=held(
+                tokens=shape((*rows, scene.columns), np.int32),
+                position=shape(sampled, np.int32),
+                action=shape(sampled, np.int32),
+                log_prob=shape(sampled, np.float32),
+                mask=shape(sampled, np.bool_),
+                message_end=shape(sampled, np.bool_),
+                reward=shape(sampled, np.float32),
+                state=None,
+                ended=shape(rows, np.bool_),
+                turns=shape(rows, np.int32),
+            ),
+            score=number,
+            measures={name: pair(number, number) for name in scene.partner.names},
+        )
+        return recording
+
+    def compile(self, like: ActorCritic) -> None:
+        """Compiles what begins and writes, by calls on zeros; `like` are shapes of parameters."""
+        params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        prompt, no = np.zeros(self.recording().prompt.shape, np.int32), np.zeros(self._shape, bool)
+        keys = jnp.broadcast_to(jax.random.key(0), self._shape)
+        rows = self._begin(params, prompt, np.zeros(self._shape, np.int32), keys)
+        for write in self._write.values():
+            rows = write(params, rows, no)[0]
+        jax.block_until_ready(rows)
+
+    def hold(
+        self,
+        params: ActorCritic,
+        episodes: Sequence[Episode | None],
+        keys: jax.Array,
+        *,
+        greedy: bool,
+        report: Reporter,
+    ) -> tuple[Recording, float]:
+        """Holds S·B dialogues.
+
+        Args:
+          params: of the policy, leaves `[S, …]`.
+          episodes: seed by seed; None for a row without a dialogue.
+          keys: `[S, B]`, typed, consumed; see `halves.Rows`.
+          greedy: write the most likely tokens.
+          report: called with a line for the user.
+
+        Returns:
+          The recording, leaves `[S, B, …]`, and the seconds that were spent outside programs.
+
+        Raises:
+          PoolError, RewardError: see `Partner`.
+        """
+        begun, inside = time.perf_counter(), 0.0
+        scene, partner, shape = self._scene, self._scene.partner, self._shape
+
+        def compute(program: Callable[..., Any], *arguments: Any) -> Any:
+            nonlocal inside
+            called = time.perf_counter()
+            result = jax.block_until_ready(program(*arguments))
+            inside += time.perf_counter() - called
+            return result
+
+        prompt, pad = left_padded(
+            partner.begin(episodes, shape[0]), scene.prompt_length, scene.task.tokenizer.pad
+        )
+        prompt, pad = prompt.reshape(*shape, -1), pad.reshape(shape)
+        rows = compute(self._begin, params, prompt, pad, keys)
+        writes = np.array([episode is not None for episode in episodes])
+        turns = np.zeros(writes.shape, np.int32)
+        for turn in range(scene.max_turns):
+            rows, message, written = compute(
+                self._write[greedy], params, rows, writes.reshape(shape)
+            )
+            turns += writes
+            lengths = np.asarray(written).reshape(-1)
+            replies = partner.answer(
+                [
+                    ids[:length].tolist() if writing else None
+                    for ids, length, writing in zip(
+                        np.asarray(message).reshape(len(writes), -1), lengths, writes, strict=True
+                    )
+                ]
+            )
+            writes = np.array([reply is not None for reply in replies])
+            if turn + 1 == scene.max_turns or not writes.any():
+                break
+            reply, length = right_padded([each or [] for each in replies], scene.reply_length)
+            rows = compute(
+                self._read, params, rows, reply.reshape(*shape, -1), length.reshape(shape)
+            )
+        outcome = partner.finish(first=not self._proven, report=report)
+        self._proven = True
+        held = compute(
+            self._finish,
+            rows,
+            outcome.reward.reshape(shape),
+            outcome.ended.reshape(shape),
+            turns.reshape(shape),
+        )
+        measures = jax.tree.map(lambda x: x.reshape(shape), outcome.measures)
+        made: Any = Recording
+        held = jax.device_get(held)  # to be placed as the update wants it
+        recording = made(prompt, pad, held, outcome.score.reshape(shape), measures)
+        return recording, max(time.perf_counter() - begun - inside, 0.0)
+
+
+def left_padded(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Array, Array]:
+    """Ids `[N, length]` and the padding tokens on the left `[N]`."""
+    padding = np.array([length - len(row) for row in rows], np.int32)
+    tokens = np.array([[pad] * n + list(row) for n, row in zip(padding, rows, strict=True)])
+    return tokens.astype(np.int32), padding
+
+
+def right_padded(rows: Sequence[Sequence[int]], most: int) -> tuple[Array, Array]:
+    """Ids `[N, R]` and lengths `[N]`; R is a power of two, of which few are compiled, or `most`."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    width = min(1 << max(int(lengths.max()) - 1, 0).bit_length(), most)
+    tokens = np.array([list(row) + [0] * (width - len(row)) for row in rows], np.int32)
+    return tokens, lengths

@@ -1,0 +1,253 @@
+"""What a run does with dialogues on the host: iterations, evaluations and examples."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po import advantages
+from jaxrl_po.language import sampling
+from jaxrl_po.language.dialogues import recorded
+from jaxrl_po.language.dialogues.evaluation import SHOWN, Games, render
+from jaxrl_po.language.dialogues.recorded import Recording
+from jaxrl_po.language.evaluation import samples_metrics
+from jaxrl_po.language.networks import prompt_keys
+from jaxrl_po.learner import next_key
+from jaxrl_po.masked import Mean
+from jaxrl_po.run.devices.seeds import STATE_AXES, stack
+from jaxrl_po.run.host.dialogues.exchange import Scene, Talking
+from jaxrl_po.run.host.dialogues.interface import Episode, Reporter
+from jaxrl_po.run.host.rollouts import seed_of
+from jaxrl_po.run.loop.programs import Examples
+from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import ActorCritic, Metrics, PyTree, TrainState
+
+Array = npt.NDArray[Any]
+
+
+class HostDialogues(NamedTuple):
+    """Dialogues of one seed, held on the host.
+
+    Attributes:
+      scene: see `Scene`.
+      eval_prompts: held-out prompts of an evaluation.
+      eval_samples: samples of each beside the greedy dialogue.
+      show: held-out prompts whose dialogues are drawn.
+    """
+
+    scene: Scene
+    eval_prompts: int
+    eval_samples: int = 0
+    show: int = 0
+
+    def open(self, base_seed: int, seeds: Sequence[int]) -> "Dialogues":
+        """See `Dialogues`."""
+        return Dialogues(self, base_seed, seeds)
+
+
+class Dialogues:
+    """Holds the dialogues of iterations and evaluations.
+
+    The random numbers of environments follow from the base seed, the index of the seed, the
+    iteration and the prompt, and after a reset from the member of the group too.
+
+    Args:
+      host: see `HostDialogues`.
+      base_seed: of the run.
+      seeds: index of the seed of each row of the state.
+    """
+
+    def __init__(self, host: HostDialogues, base_seed: int, seeds: Sequence[int]):
+        self._host, self._base, self._seeds = host, base_seed, list(seeds)
+        self._scene, self._outside = host.scene, 0.0
+        self._report: Reporter = _say_nothing
+        self._talking = Talking(host.scene, len(self._seeds))
+        self._draw = jax.jit(
+            stack(self._drawn, len(self._seeds), in_axes=(STATE_AXES,), out_axes=0)
+        )
+
+    def recording(self) -> Recording:
+        """See `Talking.recording`."""
+        return self._talking.recording()
+
+    def compile(self, like: TrainState) -> None:
+        """See `Talking.compile`."""
+        self._talking.compile(_policy(like))
+
+    def close(self) -> None:
+        """Ends the partner."""
+        self._scene.partner.close()
+
+    def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
+        """See `recorded.with_recording`."""
+        return recorded.with_recording(state, recording)
+
+    @property
+    def examples(self) -> Examples | None:
+        """Dialogues of the first seed, to read."""
+        task = self._scene.task
+
+        def shown(games: PyTree) -> list[Row]:
+            return [{"seed": 0, **row} for row in render(task, games)]
+
+        return Examples(self.describe, shown) if self._host.show else None
+
+    def record(self, state: TrainState, report: Reporter) -> tuple[TrainState, Recording]:
+        """Holds the dialogues of one iteration.
+
+        Args:
+          state: stacked over seeds.
+          report: called with a line for the user.
+
+        Raises:
+          PoolError: the process of the environments has ended.
+          RewardError: a reset or a reward failed in the first dialogues.
+        """
+        self._report = report  # of evaluations too
+        iteration, group = int(np.max(state.step)), self._scene.settings.group_size
+        problem, keys = self._draw(self._acting(state))
+        episodes = [
+            Episode(
+                int(row),
+                (
+                    seed_of(self._base, seed, iteration, number),
+                    seed_of(self._base, seed, iteration, number, 1 + member),
+                ),
+            )
+            for seed, rows in zip(self._seeds, np.asarray(problem), strict=True)
+            for number, row in enumerate(rows)
+            for member in range(group)
+        ]
+        made, self._outside = self._talking.hold(
+            self._params(state), episodes, keys, greedy=False, report=report
+        )
+        return state, made
+
+    def metrics(self, seconds: float) -> Metrics:
+        """The share of an iteration of that many seconds which was spent outside the program."""
+        count = np.ones(len(self._seeds), np.float32)
+        mean: Any = Mean
+        return {"outside": mean(count * np.float32(self._outside / seconds), count)}
+
+    def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Array]:
+        """Metrics of dialogues that begin with held-out prompts, `[S, prompts]` each.
+
+        Args:
+          state: stacked over seeds.
+          later_seed: of a later evaluation; None for the run's own.
+        """
+        if later_seed is None:
+            key = jax.random.split(jax.random.key(self._base))[1]
+        else:
+            key = jax.random.key(later_seed)
+        prompts, every = self._host.eval_prompts, range(len(self._seeds))
+        greedy = self._held_out(state, key, prompts, 0, every)
+        found = {
+            "accuracy": greedy.score,
+            "length": greedy.held.mask.sum(axis=-1),
+            "turns": greedy.held.turns,
+        } | {name: _value(mean) for name, mean in greedy.measures.items()}
+        values = {f"greedy_{name}": np.asarray(value)[..., 0] for name, value in found.items()}
+        if self._host.eval_samples:
+            drawn = self._held_out(state, key, prompts, self._host.eval_samples, every)
+            each = jax.vmap(samples_metrics)(jnp.asarray(drawn.score))
+            values |= {name: np.asarray(value) for name, value in each.items()}
+        return values
+
+    def describe(self, state: TrainState) -> dict[str, Games]:
+        """Dialogues of the first seed, for `dialogues.render`."""
+        key = jax.random.split(jax.random.key(self._base))[1]
+        return {
+            name: _games(jax.tree.map(lambda x: x[0], found))
+            for name, found in (
+                ("greedy", self._held_out(state, key, self._host.show, 0, (0,))),
+                ("sampled", self._held_out(state, key, self._host.show, SHOWN, (0,))),
+            )
+        }
+
+    def _held_out(
+        self, state: TrainState, key: jax.Array, prompts: int, samples: int, seeds: Sequence[int]
+    ) -> Recording:
+        """`samples` dialogues of each held-out prompt, 0 for a greedy one, `[S, prompts, n, …]`."""
+        count, every = max(samples, 1), len(self._seeds)
+        prompt_key, number_key = jax.random.split(key)
+        pairs = jax.vmap(jax.random.split)(jax.random.split(prompt_key, prompts))
+        sample = jax.vmap(lambda key: self._scene.task.sample(key, True).problem)
+        rows = np.repeat(np.asarray(sample(pairs[:, 0])), count)
+        keys = sampling.member_keys(pairs[:, 1], count)
+        drawn = int(jax.random.randint(number_key, (), 0, 2**31 - 1))
+        size, parts = self._scene.rows, []
+        for first in range(0, len(rows), size):
+            numbers = np.arange(first, first + size)
+            within = numbers < len(rows)
+            episodes = [
+                Episode(
+                    int(rows[n]),
+                    (
+                        seed_of(self._base, drawn, n // count),
+                        seed_of(self._base, drawn, n // count, 1 + n % count),
+                    ),
+                )
+                if inside and seed in seeds
+                else None
+                for seed in range(every)
+                for n, inside in zip(numbers.tolist(), within, strict=True)
+            ]
+            some = jnp.broadcast_to(keys[np.minimum(numbers, len(rows) - 1)], (every, size))
+            made, _ = self._talking.hold(
+                self._params(state), episodes, some, greedy=samples == 0, report=self._report
+            )
+            parts.append(jax.tree.map(lambda x, within=within: np.asarray(x)[:, within], made))
+        whole: Recording = jax.tree.map(lambda *each: np.concatenate(each, axis=1), *parts)
+        shaped: Recording = jax.tree.map(
+            lambda x: x.reshape(every, prompts, count, *x.shape[2:]), whole
+        )
+        return shaped
+
+    def _drawn(self, state: TrainState) -> tuple[jax.Array, jax.Array]:
+        """Rows `[P]` and keys `[B]` of the coming iteration, those of a single turn."""
+        keys = prompt_keys(state.collector, next_key(state)[1])
+        sample = jax.vmap(lambda key: self._scene.task.sample(key, False).problem)
+        return sample(keys[:, 0]), sampling.member_keys(keys[:, 1], self._scene.settings.group_size)
+
+    def _acting(self, state: TrainState) -> TrainState:
+        """What `_draw` reads of a state, on one device."""
+        part = state._replace(params=ActorCritic(None), opt_state=None, reference_params=None)
+        moved: TrainState = jax.device_put(part, jax.devices()[0])
+        return moved
+
+    def _params(self, state: TrainState) -> ActorCritic:
+        """The policy, on one device."""
+        moved: ActorCritic = jax.device_put(_policy(state), jax.devices()[0])
+        return moved
+
+
+def _policy(state: TrainState) -> ActorCritic:
+    return state.params._replace(value=None)
+
+
+def _value(mean: Mean) -> Array:
+    """The mean of each dialogue, 0 where it is of nothing."""
+    total, count = np.asarray(mean.total), np.asarray(mean.count)
+    value: Array = total / np.maximum(count, 1.0)
+    return value
+
+
+def _games(found: Recording) -> Games:
+    """Dialogues `[P, n, …]` of one seed, with rewards-to-go relative to the prompt's others."""
+    held = found.held
+    advantage = np.zeros_like(held.reward)
+    if advantage.shape[1] > 1:
+        relative = jax.vmap(advantages.turn_relative)(held.reward, held.mask, held.message_end)
+        advantage = np.asarray(relative)
+    games: Any = Games
+    measures = {name: _value(mean) for name, mean in found.measures.items()}
+    made: Games = games(found.prompt[:, 0], found.pad[:, 0], held, found.score, measures, advantage)
+    return made
+
+
+def _say_nothing(line: str) -> None:
+    pass

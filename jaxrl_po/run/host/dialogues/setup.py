@@ -1,0 +1,186 @@
+"""`--environment`: from flags to dialogues on the host, checked before anything compiles."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_po import config, language
+from jaxrl_po.algorithms import dapo
+from jaxrl_po.config import COUNT, POSITIVE, ConfigError, number, static
+from jaxrl_po.language.pretrained import tools as tools_lib
+from jaxrl_po.language.pretrained.tools import TOOL, USER, Tools
+from jaxrl_po.run.data import prompts, rewarding, tables
+from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import models, user_code
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.host.dialogues.environments import Environments, Offer
+from jaxrl_po.run.host.dialogues.exchange import Scene
+from jaxrl_po.run.host.dialogues.rollouts import HostDialogues
+from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, ToolPartner
+
+
+@config.record
+class Settings:
+    """Dialogues with an environment in Python."""
+
+    turns: int = static(
+        8, "messages of a dialogue; one that still calls tools then is cut", within=COUNT
+    )
+    reply_length: int = static(
+        256,
+        "tokens of the longest reply of tools, and of what a reset adds to a prompt; longer ones "
+        "are cut",
+        unit="tokens",
+        within=COUNT,
+    )
+    timeout: float = number(
+        10.0, "time limit of one call of a method", unit="seconds", within=POSITIVE
+    )
+
+
+def make(
+    records: Mapping[str, Any],
+    start: models.Start,
+    rewarded: HostScore | None,
+    placement: Placement,
+) -> HostDialogues:
+    """The dialogues of a run; its environments are started.
+
+    Args:
+      records: prefix to record.
+      start: what the run trains.
+      rewarded: functions of `--reward`, or None.
+      placement: on devices.
+
+    Raises:
+      UsageError: flags that do not fit, a class that cannot be used, or a chat template that does
+        not write what is needed; names the flag.
+    """
+    options, settings, sizes = records[""], records["environment"], records["problem"]
+    flag = f"--environment={options.environment}"
+    require_fit(records, start, placement)
+    assert start.base is not None
+    assert isinstance(start.task, language.Task)
+    template = start.base.text.template
+    assert template is not None
+    rows = read_rows(records)
+    environments = Environments(options.environment, float(settings.timeout))
+    offer = environments.start(list(rows[0]))
+    try:
+        if not offer.reward and rewarded is None:
+            raise UsageError(
+                f"{flag} must have a method get_reward, or --reward must name functions"
+            )
+        try:
+            arguments = tables.parse_object(
+                "template_arguments", records["task"].template_arguments
+            )
+            found = tools_lib.read(template, start.base.text.tokenizer, offer.tools, arguments)
+            longest = max(len(found.prompt(row["prompt"])) for row in rows)
+        except ConfigError as error:
+            raise UsageError(f"--init_from={options.init_from}: {error}") from None
+        require_reply(settings.reply_length, found, offer)
+        partner = ToolPartner(
+            environments,
+            offer,
+            found,
+            rows,
+            reply_length=settings.reply_length,
+            rewarded=rewarded,
+        )
+        scene = Scene(
+            start.task,
+            start.policy,
+            partner,
+            sizes,
+            settings.turns,
+            longest + settings.reply_length,
+            settings.reply_length,
+        )
+        require_context(scene, start.base.text.context, options.init_from)
+    except BaseException:
+        environments.close()
+        raise
+    return HostDialogues(scene, options.eval_prompts, options.eval_samples, options.show)
+
+
+def require_fit(records: Mapping[str, Any], start: models.Start, placement: Placement) -> None:
+    """Raises UsageError for flags that do not go together with `--environment`."""
+    options = records[""]
+    flag = f"--environment={options.environment}"
+    if not user_code.is_source(options.environment):
+        raise UsageError(f"{flag} must be a file and a class, file.py:Class")
+    if start.base is None or start.base.text.template is None:
+        raise UsageError(
+            f"--init_from={options.init_from} must have a chat template, which writes the tools of "
+            f"{flag} and their results"
+        )
+    if placement.cuts_params:
+        raise UsageError(
+            "--environment must be left out where parameters are sharded over devices "
+            "(--shard_params, model in --mesh)"
+        )
+    if options.reward == rewarding.MODEL:
+        raise UsageError(f"--reward={options.reward} must be left out with --environment")
+    if records["warm_start"].steps:
+        raise UsageError(
+            "--warm_start.steps must be 0 with --environment, which demonstrates nothing"
+        )
+    if vars(records["config"]).get("dynamic_sampling") == dapo.REFILL:
+        raise UsageError(
+            f"--config.dynamic_sampling={dapo.REFILL} must be {dapo.REWEIGHT} or off with "
+            "--environment: a refill needs dialogues inside the program"
+        )
+    if not records["problem"].max_new_tokens:
+        raise UsageError(
+            "--problem.max_new_tokens must be given with --environment: the token budget of a "
+            "message"
+        )
+
+
+def read_rows(records: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The columns of each prompt of the task, in its order; the messages are `prompt`, as in TRL.
+
+    Raises:
+      UsageError: messages without one of the user, to which a reset could add.
+    """
+    task = records["task"]
+    split = tables.read_rows(
+        task.train, task.test, float(task.test_fraction), answers=False, whole=True
+    )
+    found = []
+    for row in (*split[0], *split[1]):
+        columns = dict(row.columns)
+        messages = columns.pop(prompts.MESSAGES, None) or [
+            {"role": USER, "content": columns[prompts.PROMPT]}
+        ]
+        if not any(message["role"] == USER for message in messages):
+            raise UsageError(f"--task.train: {row.place}: {prompts.MESSAGES} must have a user's")
+        found.append(columns | {prompts.PROMPT: messages})
+    return found
+
+
+def require_reply(reply_length: int, tools: Tools, offer: Offer) -> None:
+    """Raises UsageError where an empty result of a tool is longer than a reply may be."""
+    if not offer.tools:
+        return
+    least = max(
+        len(tools.reply([{"role": TOOL, "name": name, "content": ""}]))
+        for name in (*offer.names, UNKNOWN)
+    )
+    if least >= reply_length:
+        raise UsageError(
+            f"--environment.reply_length must be above {least}, the tokens of an empty result of a "
+            f"tool, got {reply_length}"
+        )
+
+
+def require_context(scene: Scene, context: int, init_from: str) -> None:
+    """Raises UsageError for dialogues that have no room in the model's context."""
+    whole = scene.prompt_length + scene.columns
+    if 0 < context < whole:
+        raise UsageError(
+            f"--environment.turns: the longest dialogue has {whole} tokens, more than {context}, "
+            f"the context of --init_from={init_from}; lower --problem.max_new_tokens or "
+            "--environment.reply_length too"
+        )

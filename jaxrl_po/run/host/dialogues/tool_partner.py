@@ -1,0 +1,262 @@
+"""The other side of dialogues whose environments have tools."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_po.language.pretrained.tools import TOOL, Call, Message, Tools
+from jaxrl_po.masked import Mean
+from jaxrl_po.run.data.scoring import HostScore, RewardError
+from jaxrl_po.run.host.dialogues.environments import Environments, Offer, Result
+from jaxrl_po.run.host.dialogues.interface import Episode, Outcome, Reporter
+from jaxrl_po.run.host.dialogues.truncation import fit, with_observation
+
+UNKNOWN = "unknown"  # name of a tool that there is not
+CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (
+    "calls",
+    "failed_calls",
+    "cut_replies",
+    "killed",
+    "environment_failures",
+)
+
+
+class Talk:
+    """One dialogue: what was said after the prompt, and what was counted."""
+
+    def __init__(self, episode: Episode, dead: str = ""):
+        self.row, self.dead, self.ended = episode.row, dead, bool(dead)
+        self.killed, self.failure = False, dead
+        self.messages: list[dict[str, Any]] = []
+        self.calls = self.failed = self.replies = self.cut = 0
+
+
+class ToolPartner:
+    """Environments of a class, whose public methods are tools.
+
+    Args:
+      environments: started.
+      offer: of the class.
+      tools: how the chat template writes them.
+      rows: columns of each prompt, with its messages as `prompt`.
+      reply_length: R, tokens of the longest reply, and of what a reset adds to a prompt; longer
+        ones are cut.
+      rewarded: functions of `--reward`, which are added to `get_reward`; None for none.
+    """
+
+    def __init__(
+        self,
+        environments: Environments,
+        offer: Offer,
+        tools: Tools,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        reply_length: int,
+        rewarded: HostScore | None = None,
+    ):
+        self._environments, self._offer, self._tools = environments, offer, tools
+        self._rows, self._reply_length, self._rewarded = rows, reply_length, rewarded
+        self._talks: list[Talk | None] = []
+        self._num_seeds = 1
+        self._reported: set[str] = set()
+        self.names = (*MEASURES, *(rewarded.measures if rewarded else ()))
+
+    def close(self) -> None:
+        """Ends the environments."""
+        self._environments.close()
+
+    def begin(self, episodes: Sequence[Episode | None], num_seeds: int) -> list[list[int]]:
+        """See `Partner`; what a reset says is added to the last message of the user."""
+        self._num_seeds = num_seeds
+        results = self._environments.run(
+            {
+                number: {
+                    "reset": {name: self._rows[episode.row][name] for name in self._offer.takes},
+                    "seeds": list(episode.seeds),
+                }
+                for number, episode in enumerate(episodes)
+                if episode is not None
+            }
+        )
+        self._talks, prompts = [], []
+        for number, episode in enumerate(episodes):
+            if episode is None:
+                self._talks.append(None)
+                prompts.append([self._tools.tokenizer.pad])
+                continue
+            result = results[number]
+            why = result.get("error") or result.get("killed") or ""
+            talk = Talk(episode, f"reset {why}" if why else "")
+            talk.killed = "killed" in result
+            self._talks.append(talk)
+            prompts.append(self._prompt(talk, result.get("said") or ""))
+        return prompts
+
+    def _prompt(self, talk: Talk, said: str) -> list[int]:
+        messages = self._rows[talk.row]["prompt"]
+        limit = len(self._tools.prompt(messages)) + self._reply_length
+
+        def written(texts: list[str]) -> list[int]:
+            return self._tools.prompt(with_observation(messages, texts[0]))
+
+        ids, cut = fit(written, [said], limit, self._tools)
+        talk.replies, talk.cut = talk.replies + bool(said), talk.cut + cut
+        return ids
+
+    def answer(self, messages: Sequence[Sequence[int] | None]) -> list[list[int] | None]:
+        """See `Partner`; a message without a call of a tool ends its dialogue."""
+        asked: dict[int, list[Call]] = {}
+        for number, (message, talk) in enumerate(zip(messages, self._talks, strict=True)):
+            if message is None or talk is None:
+                continue
+            text = self._tools.text(message)
+            talk.messages.append({"role": "assistant", "content": text})
+            calls = [] if talk.dead else self._tools.calls(text)
+            talk.ended = not calls
+            if calls:
+                asked[number] = calls
+        sound = {
+            number: [call for call in calls if not call.error] for number, calls in asked.items()
+        }
+        results = self._environments.run(
+            {
+                number: {"calls": [{"name": c.name, "arguments": c.arguments} for c in calls]}
+                for number, calls in sound.items()
+                if calls
+            }
+        )
+        return [
+            self._reply(number, messages[number], asked[number], results.get(number, {}))
+            if number in asked
+            else None
+            for number in range(len(messages))
+        ]
+
+    def _reply(
+        self, number: int, message: Sequence[int] | None, calls: Sequence[Call], result: Result
+    ) -> list[int] | None:
+        talk = self._talks[number]
+        assert talk is not None
+        assert message is not None
+        talk.calls += len(calls)
+        if why := result.get("killed") or result.get("error"):
+            talk.dead, talk.killed, talk.ended, talk.failed = why, True, True, talk.failed + 1
+            return None
+        answers = iter(result.get("results", ()))
+        said = []
+        for call in calls:
+            name = call.name if call.name in self._tools.names else UNKNOWN
+            answer: dict[str, Any] = (
+                {"content": str({"error": call.error}), "failed": True}
+                if call.error
+                else next(answers)
+            )
+            talk.failed += answer["failed"]
+            said.append({"role": TOOL, "name": name, "content": answer["content"]})
+        talk.messages += said
+        ids, cut = self._fitted(said)
+        talk.replies, talk.cut = talk.replies + 1, talk.cut + cut
+        ends = self._tools.tokenizer.ends
+        # The reply begins with the end of the message, unless the policy has written it.
+        return ids[1:] if ids[0] in ends and message[-1] in ends else ids
+
+    def _fitted(self, said: Sequence[Message]) -> tuple[list[int], bool]:
+        """A reply of at most R tokens, and whether it was cut; the last results go first."""
+
+        def written(texts: list[str]) -> list[int]:
+            return self._tools.reply(
+                [{**each, "content": text} for each, text in zip(said, texts, strict=True)]
+            )
+
+        ids, cut = fit(
+            written, [str(each["content"]) for each in said], self._reply_length, self._tools
+        )
+        if len(ids) > self._reply_length:
+            return self._fitted(said[:-1])[0], True
+        return ids, cut
+
+    def finish(self, *, first: bool, report: Reporter) -> Outcome:
+        """See `Partner`."""
+        talks = self._talks
+        living = [n for n, talk in enumerate(talks) if talk is not None and not talk.dead]
+        reward = np.zeros(len(talks), np.float32)
+        if self._offer.reward:
+            for number, result in self._environments.run(
+                {number: {"reward": True} for number in living}
+            ).items():
+                talk = talks[number]
+                assert talk is not None
+                if why := result.get("error") or result.get("killed"):
+                    talk.failure, talk.killed = f"get_reward {why}", "killed" in result
+                else:
+                    reward[number] = result["reward"]
+        score = reward
+        held = np.array([talk is not None for talk in talks])
+        measures = {
+            CALLS: _mean([t.calls if t else 0 for t in talks], held),
+            FAILED: _mean(
+                [t.failed if t else 0 for t in talks], [t.calls if t else 0 for t in talks]
+            ),
+            CUT: _mean([t.cut if t else 0 for t in talks], [t.replies if t else 0 for t in talks]),
+            KILLED: _mean([bool(t and t.killed) for t in talks], held),
+            FAILURES: _mean([bool(t and t.failure) for t in talks], held),
+        }
+        if self._rewarded is not None:
+            raw, total, further = self._scored(self._rewarded, first, report)
+            alive = np.array([bool(t and not t.dead and not t.failure) for t in talks])
+            score = reward if self._offer.reward else np.where(alive, raw, np.float32(0.0))
+            reward = reward + np.where(alive, total, np.float32(0.0))
+            measures |= {name: _mean(values, held) for name, values in further.items()}
+        self._blame([talk for talk in talks if talk], first, report)
+        return Outcome(
+            reward.astype(np.float32),
+            score.astype(np.float32),
+            np.array([talk is None or talk.ended for talk in talks]),
+            measures,
+        )
+
+    def _scored(
+        self, rewarded: HostScore, first: bool, report: Reporter
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """What the functions make of the last message of each dialogue."""
+        by_seed = np.array_split(np.arange(len(self._talks)), self._num_seeds)
+        # A row without a dialogue is given one that there is, and its score is not read.
+        spare = next(filter(None, self._talks))
+        columns = []
+        for numbers in by_seed:
+            some = [self._talks[n] or self._talks[numbers[0]] or spare for n in numbers]
+            rows = [self._rows[talk.row] for talk in some]
+            said = [[m for m in t.messages if m["role"] == "assistant"] for t in some]
+            columns.append(
+                {
+                    "prompts": [self._tools.render(row["prompt"]) for row in rows],
+                    "completions": [each[-1]["content"] if each else "" for each in said],
+                    "messages": [talk.messages for talk in some],
+                    **{name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
+                }
+            )
+        scored = rewarded.score(columns, len(by_seed[0]), first=first, report=report)
+        flat = {name: values.reshape(-1) for name, values in scored.measures.items()}
+        return scored.raw.reshape(-1), scored.reward.reshape(-1), flat
+
+    def _blame(self, talks: Sequence[Talk], first: bool, report: Reporter) -> None:
+        source = self._environments.source
+        for talk in talks:
+            if talk.failure and first:
+                raise RewardError(
+                    f"environment {source}: {talk.failure}; these are the first dialogues, so the "
+                    "run ends here"
+                )
+            for why, name in ((talk.failure, FAILURES), (talk.killed and talk.dead, KILLED)):
+                if why and name not in self._reported:
+                    self._reported.add(name)
+                    report(
+                        f"environment {source}: {why}; such dialogues end with reward 0 and are "
+                        f"counted in {name}"
+                    )
+
+
+def _mean(total: Any, count: Any) -> Mean:
+    mean: Any = Mean
+    return mean(np.asarray(total, np.float32), np.asarray(count, np.float32))

@@ -1,0 +1,297 @@
+"""Rollouts in environments of the host: a loop around one compiled `act` for all seeds at once."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po.control import recorded
+from jaxrl_po.control.actor import actor_of
+from jaxrl_po.control.problem import CRITIC_MEMORY
+from jaxrl_po.control.recorded import Recording
+from jaxrl_po.control.statistics import ROLLING_RETURN
+from jaxrl_po.run.devices.seeds import STATE_AXES
+from jaxrl_po.run.host.vector_envs import Array, Pool, Source
+from jaxrl_po.types import ActorCritic, Metrics, Problem, TrainState
+
+# In place of a seed's index: the episodes of the run's own evaluations, and of later ones.
+EVALUATION, LATER = 2**31, 2**31 + 1
+
+
+class HostProblem(NamedTuple):
+    """A control problem on the host, of one seed.
+
+    Attributes:
+      source: of its environments.
+      problem: see `control.recorded_from_settings`.
+      num_envs: B, environments of one seed.
+      num_steps: T, steps of each environment in one iteration.
+      num_episodes: greedy episodes of an evaluation of one seed.
+    """
+
+    source: Source
+    problem: Problem
+    num_envs: int
+    num_steps: int
+    num_episodes: int
+
+    def open(self, base_seed: int, seeds: Sequence[int]) -> "Rollouts":
+        """See `Rollouts`."""
+        return Rollouts(self, base_seed, seeds)
+
+
+class Episodes(NamedTuple):
+    """The running episodes, `[S, B, …]`.
+
+    Attributes:
+      observation: the current one, raw.
+      was_over: bool, whether the last step ended an episode, so that the next ignores its action.
+      begins: bool, whether the last step ignored its action, so that the next begins an episode.
+      memory: the policy's, leaves `[S, B, …]`.
+      total: undiscounted return so far.
+      length: steps so far.
+    """
+
+    observation: Array
+    was_over: Array
+    begins: Array
+    memory: Any
+    total: Array
+    length: Array
+
+
+class Rollouts:
+    """Records iterations and plays evaluations, for all seeds in one pool.
+
+    The environments' own random numbers follow from the base seed, the index of the seed, that of
+    the environment and the iteration at which the pool was opened. Their states cannot be saved: a
+    resumed run begins new episodes.
+
+    Args:
+      host: see `HostProblem`.
+      base_seed: of the run.
+      seeds: index of the seed of each row of the state.
+    """
+
+    def __init__(self, host: HostProblem, base_seed: int, seeds: Sequence[int]):
+        self._host, self._base, self._seeds = host, base_seed, list(seeds)
+        self._pool: Pool | None = None
+        self._episodes: Episodes | None = None
+        self._reported: set[tuple[int, int]] = set()
+        self._act, self._act_greedily = (_compiled_act(host, greedy) for greedy in (False, True))
+
+    def close(self) -> None:
+        """Closes the pool."""
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+    @property
+    def examples(self) -> None:
+        """None: there is nothing to read."""
+        return None
+
+    def metrics(self, seconds: float) -> Metrics:
+        """None beside those of `collect`."""
+        del seconds
+        return {}
+
+    def with_recording(self, state: TrainState, recording: Recording) -> TrainState:
+        """See `recorded.with_recording`."""
+        return recorded.with_recording(state, recording)
+
+    def recording(self) -> Recording:
+        """Shapes and dtypes of a recording, `[S, B, …]`."""
+        host, spaces = self._host, self._host.source.spaces
+        rows = len(self._seeds), host.num_envs
+        steps = *rows, host.num_steps
+        seen = () if np.dtype(host.source.dtype).kind == "i" else spaces.observation.shape
+        shape = jax.ShapeDtypeStruct
+        number, flag = shape(steps, np.float32), shape(steps, np.bool_)
+        shapes: Any = Recording
+        made: Recording = shapes(
+            observation=shape((*rows, host.num_steps + 1, *seen), host.source.dtype),
+            action=shape((*steps, *spaces.action.shape), spaces.action.dtype),
+            reward=number,
+            terminated=flag,
+            truncated=flag,
+            mask=flag,
+            episode_return=number,
+            episode_length=number,
+            memory=jax.eval_shape(lambda: self._start(host.num_envs)),
+        )
+        return made
+
+    def compile(self, like: TrainState) -> None:
+        """Compiles what acts, by a call on zeros; `like` are the shapes of the state."""
+        keys = jax.random.split(jax.random.key(0), len(self._seeds))
+        zeros = jax.tree.map(
+            lambda x: keys if x.dtype == keys.dtype else jnp.zeros(x.shape, x.dtype), like
+        )
+        policy = self._policy(zeros)
+        seen = self.recording().observation
+        shape = seen.shape[:2] + seen.shape[3:]
+        for act, envs in (self._act, shape[1]), (self._act_greedily, self._host.num_episodes):
+            observation = np.zeros((shape[0], envs, *shape[2:]), seen.dtype)
+            begins = np.zeros((shape[0], envs), bool)
+            jax.block_until_ready(act(policy, self._start(envs), observation, begins, np.int32(0)))
+
+    def record(
+        self, state: TrainState, report: Callable[[str], None]
+    ) -> tuple[TrainState, Recording]:
+        """Plays one iteration.
+
+        Args:
+          state: stacked over seeds.
+          report: called with a line for the user.
+
+        Returns:
+          The state, in which returns begin with the episodes, and the recording.
+
+        Raises:
+          PoolError: an environment raised or died.
+        """
+        if self._pool is None:
+            state = self._begin(state, report)
+        assert self._pool is not None
+        assert self._episodes is not None
+        # Fresh arrays: on the CPU, the program of the last iteration may still read the old ones.
+        made = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.recording())
+        policy, rows = self._policy(state), made.reward.shape[:2]
+        seen, was_over, begins, memory, total, length = self._episodes
+        memory = jax.tree.map(lambda x: _zero(x, begins), memory)
+        made = made._replace(memory=jax.tree.map(np.asarray, memory))
+        made.observation[:, :, 0] = seen
+        for t in range(made.reward.shape[2]):
+            memory, action, played = self._act(policy, memory, seen, begins, np.int32(t))
+            stepped = self._pool.step(_to_play(played))
+            seen = self._by_seed(stepped.observation)
+            reward, terminated, truncated = (x.reshape(rows) for x in stepped[1:])
+            mask = ~was_over
+            total, length = total + np.where(mask, reward, 0.0), length + mask
+            made.action[:, :, t] = action
+            made.observation[:, :, t + 1] = seen
+            made.reward[:, :, t] = np.where(mask, reward, 0.0)
+            made.terminated[:, :, t] = terminated & mask
+            made.truncated[:, :, t] = truncated & ~terminated & mask
+            made.mask[:, :, t] = mask
+            made.episode_return[:, :, t], made.episode_length[:, :, t] = total, length
+            begins, was_over = ~mask, (terminated | truncated) & mask
+            total, length = np.where(was_over, 0.0, total), np.where(was_over, 0.0, length)
+        self._episodes = Episodes(seen, was_over, begins, memory, total, length)
+        self._report_nonfinite(made, report)
+        return state, made
+
+    def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Array]:
+        """Greedy return and length `[S, E]` of whole episodes, each in an environment of its own.
+
+        Args:
+          state: stacked over seeds.
+          later_seed: of the episodes of a later evaluation; None for those of the run's own. They
+            are the same for every seed of the run.
+
+        Raises:
+          PoolError: an environment raised or died.
+        """
+        drawn = (self._base, EVALUATION) if later_seed is None else (later_seed, LATER)
+        rows = len(self._seeds), self._host.num_episodes
+        of_episodes = [seed_of(*drawn, episode) for episode in range(rows[1])]
+        pool = self._host.source.open(of_episodes * rows[0])
+        policy = self._policy(state)
+        total, length, alive = np.zeros(rows), np.zeros(rows), np.ones(rows, bool)
+        memory, begins = self._start(rows[1]), np.zeros(rows, bool)
+        try:
+            seen = pool.reset()
+            while alive.any():
+                memory, _, played = self._act_greedily(
+                    policy, memory, self._by_seed(seen), begins, np.int32(0)
+                )
+                seen, reward, terminated, truncated = pool.step(_to_play(played))
+                total += np.where(alive, reward.reshape(rows), 0.0)
+                length += alive
+                alive &= ~(terminated | truncated).reshape(rows)
+                alive &= length < (self._host.source.max_steps or np.inf)
+        finally:
+            pool.close()
+        return {"greedy_return": total, "greedy_length": length}
+
+    def _begin(self, state: TrainState, report: Callable[[str], None]) -> TrainState:
+        """Opens the pool; returns are scaled from the beginning of an episode."""
+        iteration, num_envs = int(np.max(state.step)), self._host.num_envs
+        rows = len(self._seeds), num_envs
+        if iteration:
+            report("environments begin new episodes, since their states cannot be saved")
+        self._pool = self._host.source.open(
+            [
+                seed_of(self._base, seed, env, iteration)
+                for seed in self._seeds
+                for env in range(num_envs)
+            ]
+        )
+        seen = self._by_seed(self._pool.reset())
+        no, zeros = np.zeros(rows, bool), np.zeros(rows)
+        self._episodes = Episodes(seen, no, no, self._start(num_envs), zeros, zeros)
+        sharded = dict(state.collector.sharded)
+        for name in {ROLLING_RETURN, CRITIC_MEMORY} & set(sharded):
+            sharded[name] = jnp.zeros_like(sharded[name])
+        return state._replace(collector=state.collector._replace(sharded=sharded))
+
+    def _start(self, rows: int) -> Any:
+        """The policy's memory at an episode's start, leaves `[S, rows, …]`."""
+        seeds = len(self._seeds)
+        memory = actor_of(self._host.problem).start(rows)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (seeds, *x.shape)), memory)
+
+    def _by_seed(self, seen: Array) -> Array:
+        """Observations `[S·B, …]` of a pool as `[S, B, …]`, in the dtype that is recorded."""
+        seeds = len(self._seeds)
+        return seen.reshape(seeds, -1, *seen.shape[1:]).astype(self._host.source.dtype, copy=False)
+
+    def _policy(self, state: TrainState) -> TrainState:
+        """The part of the state that acts, on one device: a call of `act` is then short."""
+        part = state._replace(
+            params=ActorCritic(state.params.policy),
+            opt_state=None,
+            reference_params=None,
+            collector=state.collector._replace(sharded={}),
+        )
+        moved: TrainState = jax.device_put(part, jax.devices()[0])
+        return moved
+
+    def _report_nonfinite(self, made: Recording, report: Callable[[str], None]) -> None:
+        finite = np.isfinite(made.reward)
+        finite &= np.isfinite(made.observation[:, :, 1:]).reshape(*finite.shape, -1).all(axis=-1)
+        for row, env in {(row, env) for row, env, _ in np.argwhere(~finite & made.mask)}:
+            if (row, env) not in self._reported:
+                self._reported.add((row, env))
+                report(
+                    f"env {self._host.source.name}: environment {env} of seed "
+                    f"{self._seeds[row]} gave a reward or observation that is not finite; "
+                    "minibatches that it spoils are skipped, and such steps are counted in "
+                    "frac_nonfinite"
+                )
+
+
+def _compiled_act(host: HostProblem, greedy: bool) -> Callable[..., Any]:
+    of_seed = functools.partial(recorded.act, host.problem, host.source.spaces, greedy=greedy)
+    return jax.jit(jax.vmap(of_seed, in_axes=(STATE_AXES, 0, 0, 0, None)))
+
+
+def _zero(memory: jax.Array, begins: Array) -> Array:
+    """A memory `[S, B, …]`, zero where an episode begins."""
+    return np.where(begins.reshape(begins.shape + (1,) * (memory.ndim - 2)), 0.0, memory)
+
+
+def _to_play(action: jax.Array) -> Array:
+    """Actions `[S·B, …]` as the environments take them, with zeros where they are not finite."""
+    array = np.asarray(action)
+    array = array.reshape(-1, *array.shape[2:])
+    return array if array.dtype.kind == "i" else np.nan_to_num(array)
+
+
+def seed_of(*entropy: int) -> int:
+    """A seed of an environment, below 2³¹."""
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)

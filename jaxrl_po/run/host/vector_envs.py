@@ -1,0 +1,286 @@
+"""Environments of the host, stepped side by side: EnvPool's, and gymnasium's vector environments.
+
+Both take one more step after an episode's end, which ignores its action and returns the first
+observation of the next episode.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po import backend
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control.spaces import Spaces, is_discrete, is_image, read_spaces
+from jaxrl_po.run.experiment import extras, suites
+from jaxrl_po.run.experiment.flags import RunError, UsageError
+
+SUITES = ("envpool", "gymnasium")
+Array = npt.NDArray[Any]
+
+
+class PoolError(RunError):
+    """An environment raised or died; the message says which and how."""
+
+
+class Stepped(NamedTuple):
+    """One step of N environments.
+
+    Attributes:
+      observation: `[N, …]`, the true next one, also where the episode ended.
+      reward: `[N]`.
+      terminated: `[N]`, bool.
+      truncated: `[N]`, bool.
+    """
+
+    observation: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
+class Pool(NamedTuple):
+    """N environments, each with its own seed.
+
+    Attributes:
+      reset: begins an episode in each; returns observations `[N, …]`.
+      step: actions `[N, …]` to `Stepped`; where an episode had ended, the action is ignored and a
+        new one begins.
+      close: frees what the environments hold.
+    """
+
+    reset: Callable[[], Array]
+    step: Callable[[Array], Stepped]
+    close: Callable[[], None]
+
+
+class Source(NamedTuple):
+    """Where environments come from.
+
+    Attributes:
+      name: as on the command line.
+      spaces: of one environment.
+      dtype: of the observations.
+      max_steps: time limit of an episode; None without one.
+      arguments: of `--env_params`.
+      open: seeds, one for each environment, to a `Pool`; what that raises is a `PoolError`.
+    """
+
+    name: str
+    spaces: Spaces
+    dtype: npt.DTypeLike
+    max_steps: int | None
+    arguments: Mapping[str, Any]
+    open: Callable[[Sequence[int]], Pool]
+
+
+def is_host(name: str) -> bool:
+    """Whether a name is that of an environment of the host.
+
+    Example:
+      >>> is_host("envpool:Hopper-v4"), is_host("CartPole-v1"), is_host("my_env.py:Corridor")
+      (True, False, False)
+    """
+    return name.partition(":")[0] in SUITES
+
+
+MUJOCO = (
+    "Ant",
+    "HalfCheetah",
+    "Hopper",
+    "Humanoid",
+    "HumanoidStandup",
+    "InvertedDoublePendulum",
+    "InvertedPendulum",
+    "Pusher",
+    "Reacher",
+    "Swimmer",
+    "Walker2d",
+)
+
+
+def family(name: str) -> str:
+    """The family of environments with which one of the host shares its settings, or its own name.
+
+    Example:
+      >>> family("envpool:Hopper-v4"), family("gymnasium:CartPole-v1")
+      ('MuJoCo', 'gymnasium:CartPole-v1')
+    """
+    return "MuJoCo" if name.partition(":")[2].partition("-")[0] in MUJOCO else name
+
+
+def find(name: str, env_params: str = "") -> Source:
+    """The source of `envpool:Name` or `gymnasium:Name`.
+
+    Args:
+      name: see above.
+      env_params: JSON object with arguments of `envpool.make` or `gymnasium.make_vec`; or empty.
+
+    Raises:
+      UsageError: the package is not installed, there is no environment of that name, or it does
+        not take the arguments.
+      ConfigError: its spaces cannot be handled.
+    """
+    suite, _, inner = name.partition(":")
+    arguments = suites.arguments_of(env_params)
+    extras.require(f"env={name}", suite, suite)
+    return {"envpool": _envpool, "gymnasium": _gymnasium}[suite](name, inner, arguments)
+
+
+def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
+    import envpool
+
+    suites.require_known(name, envpool.list_all_envs())
+    for own in ("num_envs", "seed", "batch_size", "env_type"):
+        if own in arguments:
+            raise UsageError(f"--env_params for {name}: {own} is chosen by the run; leave it out")
+    threads = {"num_threads": arguments.get("num_threads", backend.cores())}
+    if type(threads["num_threads"]) is not int or threads["num_threads"] < 1:
+        raise UsageError(
+            f"--env_params for {name}: num_threads must be a whole number of at least 1, got "
+            f"{threads['num_threads']!r}"
+        )
+    made_with = {key: value for key, value in arguments.items() if key != "num_threads"}
+    try:
+        with quiet():
+            spec = envpool.make_spec(inner, **made_with)
+            seen, acts = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UsageError(f"--env_params for {name}: {' '.join(str(error).split())}") from None
+    spaces = _spaces(name, seen, acts)
+    shape = spaces.observation.shape
+    channels_first = len(shape) == 3 and is_image(seen) and shape[0] < shape[2]
+    if channels_first:
+        of_last = jax.ShapeDtypeStruct((shape[1], shape[2], shape[0]), jnp.uint8)
+        spaces = spaces._replace(observation=of_last)
+
+    def observe(observation: Array) -> Array:
+        return np.moveaxis(observation, 1, -1) if channels_first else observation
+
+    def open_pool(seeds: Sequence[int]) -> Pool:
+        with quiet():
+            pool = envpool.make(
+                inner,
+                env_type="gymnasium",
+                num_envs=len(seeds),
+                seed=list(seeds),
+                **threads,
+                **made_with,
+            )
+
+        def reset() -> Array:
+            with quiet():  # on the first call, EnvPool makes spaces in float32
+                return observe(pool.reset()[0])
+
+        def step(action: Array) -> Stepped:
+            observation, reward, terminated, truncated, _ = pool.step(action)
+            return Stepped(observe(observation), reward, terminated, truncated)
+
+        return Pool(reset, step, pool.close)
+
+    limit = _limit(spec.config.max_episode_steps)
+    return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
+
+
+def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
+    import gymnasium
+    from gymnasium.vector import AutoresetMode
+
+    def make(count: int) -> Any:
+        with quiet():
+            return gymnasium.make_vec(
+                inner,
+                num_envs=count,
+                vector_kwargs={"autoreset_mode": AutoresetMode.NEXT_STEP},
+                **{"vectorization_mode": "sync", **arguments},
+            )
+
+    try:
+        one = make(1)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UsageError(
+            f"--env={name}: {' '.join(str(error).split())}; for MuJoCo: "
+            "pip install 'jaxrl_po[gymnasium]'"
+        ) from None
+    except (
+        gymnasium.error.Error,
+        AssertionError,
+        AttributeError,
+        ImportError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise UsageError(f"--env={name}: {' '.join(str(error).split())}") from None
+    try:
+        if one.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
+            raise ConfigError(
+                f"env {name} must reset in the step after an episode's end "
+                "(AutoresetMode.NEXT_STEP), so that its final observations are seen"
+            )
+        seen = one.single_observation_space
+        registered = one.spec and one.spec.max_episode_steps
+        limit = _limit(arguments.get("max_episode_steps", registered))
+        spaces = _spaces(name, seen, one.single_action_space)
+    finally:
+        one.close()
+
+    def open_pool(seeds: Sequence[int]) -> Pool:
+        envs = make(len(seeds))
+        return Pool(
+            lambda: envs.reset(seed=list(seeds))[0],
+            lambda action: Stepped(*envs.step(action)[:4]),
+            envs.close,
+        )
+
+    return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
+
+
+def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:
+    """Opens the same pool; whatever it raises becomes a `PoolError` that names the environment."""
+
+    @contextlib.contextmanager
+    def naming() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            message = " ".join(str(error).split())
+            raise PoolError(f"env {name}: {type(error).__name__}: {message}") from error
+
+    @naming()
+    def open_named(seeds: Sequence[int]) -> Pool:
+        pool = open_pool(seeds)
+        return Pool(naming()(pool.reset), naming()(pool.step), naming()(pool.close))
+
+    return open_named
+
+
+def _spaces(name: str, seen: Any, acts: Any) -> Spaces:
+    spaces = read_spaces(name, seen, acts)
+    if not isinstance(spaces.observation, jax.ShapeDtypeStruct):
+        raise ConfigError(
+            f"env {name}: observations of an environment of the host must be one array, got "
+            f"{type(seen).__name__}: flatten them by a wrapper"
+        )
+    return spaces
+
+
+def _limit(steps: int | None) -> int | None:
+    """A time limit, or None for what stands for none: EnvPool's largest integer, gymnasium's −1."""
+    return steps if steps is not None and 0 < steps < 2**31 - 1 else None
+
+
+def _dtype(space: Any) -> npt.DTypeLike:
+    """Images stay bytes and classes integers; all else is float32."""
+    if is_discrete(space):
+        return np.int32
+    return np.uint8 if is_image(space) else np.float32
+
+
+def quiet() -> warnings.catch_warnings:
+    """Hides the packages' own warnings, of older versions of an environment for example."""
+    return warnings.catch_warnings(action="ignore")

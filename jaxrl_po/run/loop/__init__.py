@@ -1,0 +1,1 @@
+"""Training: compiled programs, and the loop around them."""

@@ -1,0 +1,400 @@
+"""The job that a run carries out, and its compiled programs: init, chunk, evaluation.
+
+A chunk is one program; two with scoring on the host in between; or one for each iteration, with
+rollouts on the host before it.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_po import backend
+from jaxrl_po.run.devices import memory
+from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.host.vector_envs import PoolError
+from jaxrl_po.run.loop.supervised import Warm, shared
+from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
+
+SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
+
+
+class Score(Protocol):
+    """Gives a batch its reward on the host, between `sample` and `update`."""
+
+    def __call__(
+        self, batch: Batch, *, first: bool, report: Callable[[str], None]
+    ) -> tuple[Batch, Metrics]:
+        """The batch with `score` and `reward` filled in, and metrics `[S]`.
+
+        Args:
+          batch: stacked over seeds, its reward None.
+          first: whether it is the first batch of the run, where a failure should end the run.
+          report: called with lines for the user.
+        """
+
+
+class Rollouts(Protocol):
+    """What happens on the host in an iteration, of which `sample` then makes its batch."""
+
+    def recording(self) -> PyTree:
+        """Shapes and dtypes of the recording of an iteration."""
+
+    def compile(self, like: TrainState) -> None:
+        """Compiles what acts; `like` are the shapes of the state."""
+
+    def record(self, state: TrainState, report: Callable[[str], None]) -> tuple[TrainState, PyTree]:
+        """Plays one iteration; raises PoolError where that is no longer possible."""
+
+    def with_recording(self, state: TrainState, recording: PyTree) -> TrainState:
+        """The state with what the next `collect` takes its batch from."""
+
+    def metrics(self, seconds: float) -> Metrics:
+        """Metrics `[S]` of the iteration that was recorded last and took that long."""
+
+    def evaluate(self, state: TrainState, later_seed: int | None = None) -> dict[str, Any]:
+        """Name to `[S, n]`; `later_seed` is that of a later evaluation."""
+
+    @property
+    def examples(self) -> "Examples | None":
+        """Computed on the host."""
+
+    def close(self) -> None:
+        """Frees what is held."""
+
+
+class Host(Protocol):
+    """What a run on the host is made of, for one seed."""
+
+    def open(self, base_seed: int, seeds: Sequence[int]) -> Rollouts:
+        """Its rollouts; `seeds` is the index of the seed of each row of the state."""
+
+
+class Examples(NamedTuple):
+    """Sample outputs of the policy at an evaluation, for people to read.
+
+    Attributes:
+      describe: training state to arrays; compiled, unless it is that of `Rollouts`. It must use a
+        fixed key of its own.
+      render: those arrays, on the host, to rows of `samples.jsonl`.
+    """
+
+    describe: Callable[..., PyTree]
+    render: Callable[[PyTree], list[Row]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A run, as data.
+
+    Attributes:
+      learner: over stacked seeds: `init(keys [S])`; leaves of the state and of each metric lead
+        with `[S]`.
+      keys: `[S]`, typed, one per seed.
+      given: what all seeds begin with, see `jobs.Experiment`; None for nothing.
+      iterations: total number of iterations.
+      steps_per_iteration: environment steps (or completions) of one iteration of one seed.
+      log_every: iterations per chunk; each chunk makes one line of metrics.
+      eval_every: chunks between evaluations; the first and the last state are always evaluated.
+      checkpoint_every: chunks between checkpoints; the last state is always saved.
+      patience: consecutive iterations in which all updates of a seed were skipped, after which the
+        run stops with an error.
+      idle_patience: consecutive iterations without a learning signal in any seed (metric `signal`,
+        if the learner reports it), after which the run ends.
+      rollouts: in environments of the host, which `sample` makes its batch of, and which evaluate;
+        None if the environments are part of the program.
+      rewarded: computes the reward on the host, between `learner.sample` and `learner.update`; None
+        if the program does.
+      evaluate: `state -> {name: [S]}`, or None. It must use a fixed key of its own.
+      judge: on the host, from what `evaluate` returns to `{name: [S]}`; None where it is that.
+      score: the evaluated quantity that selects the best checkpoint by its highest mean over seeds;
+        empty for none.
+      examples: shown at each evaluation, or None.
+      where: the placement on devices, in words.
+      replicated: with several processes, the sharding of arrays that the host reads (a copy on each
+        device); else None.
+      warm: the parts of `learner.init` if it holds a warm start; else None.
+    """
+
+    learner: Learner
+    keys: jax.Array
+    iterations: int
+    steps_per_iteration: int
+    log_every: int = 1
+    eval_every: int = 1
+    checkpoint_every: int = 1
+    patience: int = 10
+    idle_patience: int = 100
+    rollouts: Rollouts | None = None
+    rewarded: Score | None = None
+    evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
+    score: str = ""
+    examples: Examples | None = None
+    where: str = ""
+    replicated: jax.sharding.Sharding | None = None
+    warm: Warm | None = None
+    given: PyTree = None
+    judge: Callable[[PyTree], dict[str, Any]] | None = None
+
+    @property
+    def start(self) -> PyTree:
+        """The argument of `learner.init`."""
+        return self.keys if self.given is None else (self.keys, self.given)
+
+    @property
+    def num_seeds(self) -> int:
+        """The number of seeds, S."""
+        return len(self.keys)
+
+    def boundary(self, iteration: int) -> int:
+        """The iteration at which the chunk that begins at `iteration` ends."""
+        return min((iteration // self.log_every + 1) * self.log_every, self.iterations)
+
+    def due(self, iteration: int, every: int) -> bool:
+        """Whether an action due every `every` chunks, and at the end, is due at `iteration`."""
+        return iteration == self.iterations or iteration % (self.log_every * every) == 0
+
+
+class Programs(NamedTuple):
+    """Compiled programs; `evaluate` and `describe` may be None.
+
+    Attributes:
+      init: keys to state; with a warm start, keys and its parameters to state.
+      warm: with `begin` and `advance`, which donates its fit; None without a warm start.
+      chunk: `(state, n, report) -> (state, metrics)` runs n iterations; only the first n entries of
+        the metrics `[log_every, S]` are valid. The state is donated.
+      evaluate: state to a dict of `[S]`.
+      describe: state to the arrays that `Examples.render` reads.
+      like: shapes, dtypes and shardings of the state.
+      memory: of one device.
+    """
+
+    init: Any
+    warm: Warm | None
+    chunk: Any
+    evaluate: Any
+    describe: Any
+    like: TrainState
+    memory: Memory
+
+
+def check(job: Job) -> None:
+    """Traces one iteration without compiling it, so that bad sizes fail early.
+
+    Raises:
+      ConfigError: sizes that do not fit together.
+    """
+    state = jax.eval_shape(job.learner.init, job.start)
+    if job.rollouts is not None:
+        state = job.rollouts.with_recording(state, job.rollouts.recording())
+    state, batch = jax.eval_shape(job.learner.sample, state)
+    if job.rewarded is not None:
+        batch = _with_reward(batch)
+    jax.eval_shape(job.learner.update, state, batch)
+
+
+def _with_reward(batch: Batch) -> Batch:
+    """The shapes of a batch after it was given its reward, `[B, T]` like `log_prob`."""
+    return batch._replace(reward=batch.log_prob)
+
+
+Chunk = Callable[[TrainState, Any, Callable[[str], None]], tuple[TrainState, Metrics]]
+
+
+def compile_programs(job: Job) -> Programs:
+    """Compiles all programs of the run, ahead of time."""
+    init, warm = compile_init(job)
+    shapes = jax.eval_shape(job.learner.init, job.start)
+    # Every program takes and returns the state in these shardings.
+    placed = init.output_shardings
+    like = with_shardings(shapes, placed)
+    if job.rollouts is not None:
+        chunk, memory_of_chunk = compile_with_rollouts(job, job.rollouts, like, placed)
+    elif job.rewarded is not None:
+        chunk, memory_of_chunk = compile_with_score(job, like, placed)
+    else:
+        chunk, memory_of_chunk = compile_chunk(job, like, placed)
+    out = job.replicated
+    evaluate = job.evaluate
+    if job.rollouts is None and evaluate is not None:
+        measured = compiled(evaluate, like, out_shardings=out)
+        judge = job.judge
+        evaluate = measured if judge is None else lambda state: judge(measured(state))
+    describe = job.examples and job.examples.describe
+    if job.rollouts is None and describe is not None:
+        describe = compiled(describe, like, out_shardings=out)
+    return Programs(
+        init=init,
+        warm=warm,
+        chunk=chunk,
+        evaluate=evaluate,
+        describe=describe,
+        like=like,
+        memory=memory_of_chunk,
+    )
+
+
+def compile_init(job: Job) -> tuple[Any, Warm | None]:
+    """The init, and the warm start that comes before it, if there is one."""
+    if job.warm is None:
+        return compiled(job.learner.init, job.start), None
+    begin = compiled(job.warm.begin, job.start)
+    fit = with_shardings(jax.eval_shape(job.warm.begin, job.start), begin.output_shardings)
+    advance = compiled(
+        job.warm.advance,
+        fit,
+        np.int32(0),
+        *shared(job.given),
+        donate_argnums=0,
+        out_shardings=begin.output_shardings,
+    )
+    init = compiled(job.warm.init, (job.start, fit.params))
+    return init, job.warm._replace(begin=begin, advance=advance)
+
+
+def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
+    """Shapes and dtypes with the shardings of a program."""
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
+def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+    """A chunk as one program, and its memory."""
+    buffer = jax.eval_shape(job.learner.step, like)[1]
+
+    def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
+        def body(i: jax.Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
+            state, rows = carry
+            state, row = job.learner.step(state)
+            return state, jax.tree.map(lambda all, one: all.at[i].set(one), rows, row)
+
+        # A loop with a traced count: a shorter chunk is the same program.
+        rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
+        return jax.lax.fori_loop(0, n, body, (state, rows))
+
+    program = compiled(
+        chunk, like, np.int32(0), donate_argnums=0, out_shardings=(placed, job.replicated)
+    )
+    peak = memory.measure(program, like)
+    # Several processes would have to agree on the number of calls.
+    if jax.process_count() == 1 and backend.one_core_each():
+        return in_calls(program), peak
+    return lambda state, n, report: program(state, n), peak
+
+
+def in_calls(program: Any) -> Chunk:
+    """A chunk as calls of its program, of some seconds each.
+
+    Where each device is one core, XLA keeps 2.4 KB of most matrix products until the call ends: up
+    to 18 MB a second.
+
+    Args:
+      program: `(state, n) -> (state, metrics)`, of which only the first n entries are valid.
+    """
+    size = 1  # iterations of a call, until one was timed
+
+    def chunk(
+        state: TrainState, n: Any, report: Callable[[str], None]
+    ) -> tuple[TrainState, Metrics]:
+        nonlocal size
+        begun, done, rows = time.perf_counter(), 0, list[Metrics]()
+        while done < n:
+            now = min(size, int(n) - done)
+            state, row = jax.block_until_ready(program(state, np.int32(now)))
+            rows.append(jax.tree.map(lambda x, now=now: np.asarray(x)[:now], row))
+            done += now
+            took = max(time.perf_counter() - begun, 1e-9)  # a clock may jump
+            size = max(1, int(SECONDS_OF_CALL * done / took))
+        return state, jax.tree.map(lambda *each: np.concatenate(each), *rows)
+
+    return chunk
+
+
+def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+    """A chunk as two programs with scoring in between, and the memory of the larger one."""
+    learner, give = job.learner, job.rewarded
+    assert give is not None
+    sample = compiled(learner.sample, like, donate_argnums=0, out_shardings=(placed, None))
+    batch = _with_reward(
+        with_shardings(jax.eval_shape(learner.sample, like)[1], sample.output_shardings[1])
+    )
+    update = compiled(
+        learner.update, like, batch, donate_argnums=0, out_shardings=(placed, job.replicated)
+    )
+
+    def chunk(
+        state: TrainState, n: Any, report: Callable[[str], None]
+    ) -> tuple[TrainState, Metrics]:
+        begun, rows = int(np.max(state.step)), []
+        for i in range(n):
+            state, batch = sample(state)
+            batch, of_score = give(batch, first=begun + i == 0, report=report)
+            # At once with the next one, sums over CPU devices can wait for each other for ever.
+            state, row = jax.block_until_ready(update(state, batch))
+            rows.append({**row, **of_score})
+        return state, stacked(rows)
+
+    peaks = [memory.measure(program, like) for program in (sample, update)]
+    return chunk, max(peaks, key=lambda each: each.peak or 0)
+
+
+class RolloutsFailed(Exception):
+    """An environment of the host failed within a chunk.
+
+    Args:
+      error: what it raised.
+      state: after the last whole iteration.
+      rows: the metrics of each whole iteration of the chunk.
+    """
+
+    def __init__(self, error: PoolError, state: TrainState, rows: Sequence[Metrics]):
+        super().__init__(str(error))
+        self.error, self.state, self.rows = error, state, rows
+
+
+def compile_with_rollouts(
+    job: Job, rollouts: Rollouts, like: TrainState, placed: PyTree
+) -> tuple[Chunk, Memory]:
+    """A chunk as rollouts on the host and one program for the rest of each iteration."""
+
+    def iterate(state: TrainState, recording: PyTree) -> tuple[TrainState, Metrics]:
+        return job.learner.step(rollouts.with_recording(state, recording))
+
+    program = compiled(
+        iterate,
+        like,
+        rollouts.recording(),
+        donate_argnums=0,
+        out_shardings=(placed, job.replicated),
+    )
+    rollouts.compile(like)
+
+    def chunk(
+        state: TrainState, n: Any, report: Callable[[str], None]
+    ) -> tuple[TrainState, Metrics]:
+        rows = list[Metrics]()
+        for _ in range(n):
+            begun = time.perf_counter()
+            try:
+                state, recording = rollouts.record(state, report)
+            except PoolError as error:
+                raise RolloutsFailed(error, state, rows) from error
+            state, row = jax.block_until_ready(program(state, recording))
+            rows.append({**row, **rollouts.metrics(time.perf_counter() - begun)})
+        return state, stacked(rows)
+
+    return chunk, memory.measure(program, like)
+
+
+def stacked(rows: Sequence[Metrics]) -> Metrics:
+    """Metrics of n ≥ 1 iterations, one after another, leaves `[n, …]`."""
+    return jax.tree.map(lambda *each: np.stack(each), *rows)

@@ -1,0 +1,130 @@
+"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
+
+import math
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
+
+from jaxrl_po.run.store.metrics import Row, label
+
+EVERY = 5.0  # seconds between two lines of one phase
+
+
+class Progress:
+    """Shows phase, step, watched metrics (interquartile mean over seeds), speed and time left.
+
+    Args:
+      title: of the run.
+      total_steps: steps of each seed at the end.
+      unit: what a step is, e.g. `steps` or `completions`.
+      watch: names of metrics to show, where a line holds them.
+      num_seeds: seeds side by side; steps and steps per second are those of each.
+      quiet: show nothing.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total_steps: int,
+        *,
+        unit: str = "steps",
+        watch: Sequence[str] = (),
+        num_seeds: int = 1,
+        quiet: bool = False,
+    ):
+        self._title, self._total, self._unit, self._watch = title, total_steps, unit, watch
+        self._num_seeds = num_seeds
+        self._shown: dict[str, float] = {}
+        self._phase = "", 0.0  # the last one reported, and when
+        self._console = Console()
+        self._console.quiet = quiet
+        # On a narrow terminal the metrics are cut off; the bar and the time left stay.
+        self._bar = Bar(
+            TextColumn("{task.description}", table_column=_shrinks(1)),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[text]}", table_column=_shrinks(2)),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+            expand=True,
+        )
+        self._task = self._bar.add_task(title, total=total_steps, text="", left="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def report(self, line: str) -> None:
+        """Prints a permanent line."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def phase(self, name: str, detail: str = "", left: str = "") -> None:
+        """Shows what happens outside the training itself, e.g. `compiling`.
+
+        Where there is no terminal, the details of one phase are lines `EVERY` seconds apart.
+
+        Args:
+          name: of the phase.
+          detail: how far it is.
+          left: the time left, in words.
+        """
+        if self._console.is_terminal:
+            self._bar.update(
+                self._task, description=f"{name} · {self._title}", text=detail, left=left
+            )
+        elif not detail or name != self._phase[0] or time.monotonic() - self._phase[1] >= EVERY:
+            self._phase = name, time.monotonic()
+            self.report(f"{self._title}: {', '.join(filter(None, [name, detail, left]))}")
+
+    def update(self, row: Row, seconds_left: float) -> None:
+        """Shows one line of metrics."""
+        for name in self._watch:
+            value = row.get(f"{name}/iqm", math.nan)
+            if not math.isnan(value):
+                self._shown[name] = value
+        numbers = [
+            f"{label(name)} {self._shown[name]:.4g}" for name in self._watch if name in self._shown
+        ]
+        if numbers and self._num_seeds > 1:
+            numbers[0] = f"IQM of {self._num_seeds} seeds: {numbers[0]}"
+        rate = row.get("time/steps_per_second", math.nan) / self._num_seeds
+        speed = [f"{rate:,.0f}/s"] if math.isfinite(rate) else []
+        steps = " ".join([f"{row['step']:,}/{self._total:,} {self._unit}", *speed])
+        if self._num_seeds > 1:
+            steps += f" × {self._num_seeds} seeds"
+        text = "  ".join([steps, *numbers])
+        left = f"{clock(seconds_left)} left" if math.isfinite(seconds_left) else ""
+        if self._console.is_terminal:
+            self._bar.update(
+                self._task, description=self._title, completed=row["step"], text=text, left=left
+            )
+        else:
+            self.report(f"{self._title}: {'  '.join(filter(None, [text, left]))}")
+
+
+def _shrinks(ratio: int) -> Column:
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds.
+
+    Example:
+      >>> clock(3725.2)
+      '62:05'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

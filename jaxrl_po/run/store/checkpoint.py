@@ -1,0 +1,347 @@
+"""Checkpoints of a training state: written atomically in the background, verified when read.
+
+A thin layer over orbax. A state is stored as a dict from the path of each leaf to a host array.
+Typed PRNG keys are stored as their raw words; arrays of size zero, which orbax refuses, are not
+stored but rebuilt when the state is loaded. Checksums of the files are written last: a checkpoint
+without them is unfinished; one that does not match them is damaged and never handed to orbax.
+
+With several processes, all take part in saving, the first one writes, and all read. Arrays are
+stored with their global shapes, so a state can be loaded onto another number of devices and
+processes.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxrl_po.run.devices import processes
+from jaxrl_po.run.store import layouts
+from jaxrl_po.run.store.folder import reason
+from jaxrl_po.run.store.layouts import Arrays
+from jaxrl_po.run.store.metrics import write_atomically
+from jaxrl_po.types import PyTree
+
+CHECKSUMS = "checksums.json"
+ITEM = "default"  # the folder that orbax gives to a single item
+
+
+class CheckpointError(Exception):
+    """Checkpoints exist, but none can be used."""
+
+
+class SaveError(OSError):
+    """A state could not be written; earlier checkpoints are unaffected."""
+
+
+class Store:
+    """A folder of checkpoints, numbered by iteration; the newest `keep` are kept.
+
+    Args:
+      folder: created if absent; unfinished checkpoints of a killed run are deleted.
+      keep: number of checkpoints kept. With two or more, a run survives a damaged newest one.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp
+      >>> with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
+      ...     store.save(3, {"w": jnp.arange(2.0)})
+      ...     store.load({"w": jnp.zeros(2)})
+      (3, {'w': Array([0., 1.], dtype=float32)})
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2):
+        # Orbax logs every failure at length; here each is reported in one line.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self._folder = folder.absolute()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        process = jax.process_index()
+        options = ocp.CheckpointManagerOptions(
+            create=False,
+            read_only=not processes.is_writer(),
+            enable_async_checkpointing=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=process,  # each process on its own: orbax adds no barriers
+                active_processes={process},
+            ),
+        )
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        self._keep = keep
+        self._clear_unfinished()
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._written: Future[None] | None = None
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def iterations(self) -> list[int]:
+        """The iterations that have a checkpoint, ascending."""
+        self.wait_until_finished()
+        return list(processes.decide(self._steps))
+
+    def _steps(self) -> list[int]:
+        return sorted(self._manager.all_steps())
+
+    def save(self, iteration: int, state: PyTree, *, after: "Store | None" = None) -> None:
+        """Copies `state` to the host and writes it in the background.
+
+        The state may be donated as soon as this returns.
+
+        Args:
+          iteration: the checkpoint's number.
+          state: the training state.
+          after: a store whose pending save must reach the disk before this one.
+
+        Raises:
+          SaveError: the previous save failed.
+        """
+        arrays = to_host(state)
+        self.wait_until_finished()
+        if processes.is_writer():
+            self._written = self._writer.submit(
+                self._write, iteration, arrays, None if after is None else after._written
+            )
+
+    def _write(self, iteration: int, arrays: Arrays, first: Future[None] | None) -> None:
+        if first is not None:
+            first.result()  # raises if that save failed, so this one is not written either
+        step = self._folder / str(iteration)
+        try:
+            if iteration in self._manager.all_steps():
+                self._manager.delete(iteration)
+            self._manager.save(iteration, args=ocp.args.StandardSave(arrays), force=True)
+            write_atomically(step / CHECKSUMS, json.dumps(checksums(step / ITEM)))
+            steps = self._steps()
+            # Later steps are left over from before a resume at an earlier iteration.
+            kept = [each for each in steps if each <= iteration][-self._keep :]
+            # Not before the checksums are written: until then an old one may be the newest intact.
+            for each in set(steps).difference(kept):
+                self._manager.delete(each)
+        except (OSError, ValueError) as error:  # tensorstore reports a full disk as a ValueError
+            self._clear_unfinished()
+            raise SaveError(f"checkpoint {step} cannot be written: {reason(error)}") from error
+
+    def _clear_unfinished(self) -> None:
+        if processes.is_writer():
+            for path in self._folder.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def wait_until_finished(self) -> None:
+        """Waits until the pending save is on disk; raises its SaveError if it failed."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+    def load(
+        self, like: PyTree, *, report: Callable[[str], None] = print
+    ) -> tuple[int, PyTree] | None:
+        """Loads the newest intact checkpoint; newer ones are reported and deleted.
+
+        Args:
+          like: a state, or `jax.ShapeDtypeStruct`s (with shardings), of the expected structure.
+          report: called with one line for each checkpoint that cannot be used.
+
+        Returns:
+          `(iteration, state)`, placed like `like`, or None if no save was ever completed.
+
+        Raises:
+          CheckpointError: none is intact and some are damaged (nothing is deleted), or the newest
+            intact one holds other names, shapes or dtypes.
+        """
+        self.wait_until_finished()
+        newest = processes.decide(lambda: self._drop_damaged(report), CheckpointError)
+        self._manager.reload()  # orbax caches the list of steps
+        return None if newest is None else (newest, from_host(self.read(newest), like))
+
+    def _drop_damaged(self, report: Callable[[str], None]) -> int | None:
+        """Deletes what is newer than the newest intact checkpoint; returns its iteration."""
+        found = {
+            iteration: condition_of(self._folder / str(iteration)) for iteration in self._steps()
+        }
+        intact = [iteration for iteration, condition in found.items() if condition == "intact"]
+        if not intact and "damaged" in found.values():
+            raise CheckpointError(
+                f"no checkpoint in {self._folder} is intact: {sorted(found)} are damaged"
+            )
+        newest = max(intact, default=None)
+        for iteration, condition in found.items():
+            if newest is None or iteration > newest:
+                report(f"checkpoint {self._folder / str(iteration)} is {condition} and dropped")
+                shutil.rmtree(self._folder / str(iteration))
+        return newest
+
+    def read(self, iteration: int) -> Arrays:
+        """The stored arrays of one checkpoint, by leaf path; see `layouts` for older ones."""
+        stored = self._manager.restore(iteration, args=ocp.args.StandardRestore())
+        return layouts.stacked(dict(stored))
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        self._writer.shutdown()
+        self._manager.close()
+        self.wait_until_finished()
+
+
+def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
+    """The newest intact checkpoint of a folder, which another process may be writing to.
+
+    Nothing in the folder is changed.
+
+    Args:
+      folder: of a `Store`; may be absent.
+      like: see `Store.load`.
+
+    Returns:
+      `(iteration, state)`, placed like `like`, or None if no checkpoint is intact.
+
+    Raises:
+      CheckpointError: it holds other names, shapes or dtypes.
+    """
+    found = _peek_arrays(folder)
+    return None if found is None else (found[0], from_host(found[1], like))
+
+
+def peek_policy(folder: Path, like: PyTree, *, seed_index: int) -> PyTree | None:
+    """One seed's policy parameters from the newest intact checkpoint of a folder.
+
+    Nothing in the folder is changed.
+
+    Args:
+      folder: of a `Store` of stacked training states; may be absent.
+      like: parameters, or `jax.ShapeDtypeStruct`s, of the expected structure.
+      seed_index: the seed, an index into the stacked state.
+
+    Returns:
+      The parameters, or None if no checkpoint is intact.
+
+    Raises:
+      CheckpointError: it holds other names, shapes or dtypes.
+    """
+    found, policy = _peek_arrays(folder), ".params.policy"
+    if found is None:
+        return None
+    arrays = {
+        name.removeprefix(policy): array
+        for name, array in found[1].items()
+        if name.startswith(policy)
+    }
+    return from_host({name: array[seed_index] for name, array in arrays.items()}, like)
+
+
+def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
+    for iteration in sorted(
+        (int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True
+    ):
+        # A copy, since the process that writes there may delete the checkpoint at any moment.
+        with tempfile.TemporaryDirectory() as copy:
+            with contextlib.suppress(OSError):
+                shutil.copytree(folder / str(iteration), Path(copy) / str(iteration))
+            if condition_of(Path(copy) / str(iteration)) == "intact":
+                with Store(Path(copy)) as store:
+                    return iteration, store.read(iteration)
+    return None
+
+
+def newest_intact(folder: Path) -> int | None:
+    """The iteration of the newest intact checkpoint of a folder, or None; nothing is changed."""
+    found = sorted(
+        (int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True
+    )
+    return next(
+        (iteration for iteration in found if condition_of(folder / str(iteration)) == "intact"),
+        None,
+    )
+
+
+def condition_of(step: Path) -> str:
+    """Whether the folder of one checkpoint is `intact`, `unfinished` or `damaged`."""
+    try:
+        expected = json.loads((step / CHECKSUMS).read_text())
+    except FileNotFoundError:
+        return "unfinished"
+    except (OSError, ValueError):
+        return "damaged"
+    return "intact" if checksums(step / ITEM) == expected else "damaged"
+
+
+def checksums(folder: Path) -> dict[str, int]:
+    """CRC-32 of each file below `folder`, by relative path; any single flipped bit changes it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key_impl(leaf: Any) -> Any:
+    """The PRNG implementation of a key, or of a `jax.ShapeDtypeStruct` of one."""
+    impls: list[Any] = []
+    # `key_impl` takes no shapes, but sees the dtype of a traced key.
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), leaf)
+    return impls[0]
+
+
+def to_host(state: PyTree) -> Arrays:
+    """Leaf path to host array, for every leaf of non-zero size; copies, safe from donation."""
+    words = {
+        name: jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        for name, leaf in _named(state).items()
+    }
+    return {name: processes.whole(leaf) for name, leaf in words.items() if leaf.size}
+
+
+def from_host(arrays: Arrays, like: PyTree) -> PyTree:
+    """The inverse of `to_host`, with the structure, dtypes and placement of `like`.
+
+    Raises:
+      CheckpointError: names a leaf that is missing, unexpected, or of another shape or dtype.
+    """
+    remaining = dict(arrays)
+    if any(name.startswith(".actor.") for name in remaining):
+        raise CheckpointError(
+            "the checkpoint is of a version before 0.2, whose states had other names: "
+            "--init_from reads its policy, and all else needs that version"
+        )
+
+    def restore(path: Any, leaf: Any) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        shape = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        array = remaining.pop(name, None) if shape.size else np.zeros(shape.shape, shape.dtype)
+        if array is None or array.shape != shape.shape or array.dtype != shape.dtype:
+            stored = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            raise CheckpointError(
+                f"the checkpoint holds {stored} for {name}, where "
+                f"{shape.dtype}{list(shape.shape)} is wanted"
+            )
+        placed = processes.place(array, getattr(leaf, "sharding", None))
+        return jax.random.wrap_key_data(placed, impl=_key_impl(leaf)) if _is_key(leaf) else placed
+
+    state = jax.tree_util.tree_map_with_path(restore, like)
+    if remaining:
+        raise CheckpointError(f"the checkpoint holds {next(iter(remaining))}, which is not wanted")
+    return state

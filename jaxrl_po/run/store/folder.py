@@ -1,0 +1,254 @@
+"""The folder of a run: locked by one run at a time, overwritten only on request.
+
+A run in it is resumed only with the settings it was started with.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxrl_po.run.devices import processes
+from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.experiment.flags import UsageError, shown
+from jaxrl_po.run.store.metrics import strict, write_atomically
+
+CONFIG = "config.json"
+WANDB_ID = "wandb_id"
+ARTEFACTS = (
+    *(
+        CONFIG,
+        "metrics.jsonl",
+        "samples.jsonl",
+        "summary.json",
+        "curves.png",
+        "checkpoints",
+        "tensorboard",
+        WANDB_ID,
+    ),
+    *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
+    *("sweep.json", "sweep.png", "table.txt"),  # written by `sweep`
+    *("arms", "verdict.json", "verdict.png"),  # written by `study`
+)
+# Flags of one start, which are not stored: a run that was started with --overwrite would otherwise
+# be deleted when it is resumed.
+OF_A_START = (
+    "resume",
+    "overwrite",
+    "distributed",
+    "coordinator",
+    "num_processes",
+    "process_id",
+    "coordinator_timeout",
+)
+MAY_DIFFER = (
+    "out",
+    "devices",
+    "mesh",
+    "shard_params",
+    "total_steps",
+    "compilation_cache",
+    "reward_timeout",
+    "tensorboard",
+    "wandb",
+    *OF_A_START,
+)
+
+
+def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """Checks that a run may use the folder `out`; changes nothing.
+
+    Args:
+      out: the value of `--out`.
+      resume: the value of `--resume`.
+      overwrite: the value of `--overwrite`.
+
+    Returns:
+      The `config.json` of the run to resume, without the flags of its start; empty for a new run.
+
+    Raises:
+      UsageError: no folder is named, it cannot be written, or it is not empty and neither switch is
+        given.
+    """
+    if not out:
+        raise UsageError("--out must name a folder for the results, e.g. --out=runs/first")
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other: give one of them")
+    folder = Path(out)
+    _require_name(out)
+    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not ancestor.is_dir():
+        raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
+    if not os.access(ancestor, os.W_OK | os.X_OK):
+        raise UsageError(f"--out={out} must be a folder that can be written; {ancestor} cannot")
+    # Hidden files do not count: the lock and temporary files are among them.
+    used = folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
+    if used and not (resume or overwrite):
+        raise UsageError(
+            f"--out={out} already holds files; add --resume to continue a run, "
+            "--overwrite to replace it, or choose another"
+        )
+    if not (used and resume):
+        return {}
+    try:
+        stored = read_settings(folder)
+    except FileNotFoundError:
+        raise UsageError(
+            f"--resume: --out={out} holds files but no {CONFIG} of a run; choose the folder "
+            "of a run"
+        ) from None
+    except ValueError:
+        raise UsageError(
+            f"--resume: {folder / CONFIG} is damaged; repair it, or start afresh with --overwrite"
+        ) from None
+    return {name: value for name, value in stored.items() if name not in OF_A_START}
+
+
+def _require_name(out: str) -> None:
+    """Raises UsageError where `--out` begins with `~`, or is a name that no file can have."""
+    if out.startswith("~"):
+        raise UsageError(
+            f"--out={out} must not begin with ~, which a shell expands only in a word "
+            f"of its own: --out=$HOME{out[1:]}"
+        )
+    try:
+        Path(out).exists()  # raises where a name is too long
+    except OSError as error:
+        raise UsageError(f"--out={out} cannot be used: {error.strerror}") from None
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a run, its `config.json`.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is damaged.
+    """
+    stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    if not isinstance(stored, dict) or not isinstance(stored.get("resolved", {}), dict):
+        raise ValueError("no settings of a run")
+    for name in (*user_code.FLAGS, *user_code.FOLDERS):
+        if not isinstance(stored.get(name, ""), str):
+            raise ValueError(f"{name} is no text")
+    return stored
+
+
+def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:
+    """Checks that a resumed run has the settings it was started with; `total_steps` may grow.
+
+    Args:
+      settings: flag name to value, of this start.
+      stored: flag name to value, of the run in the folder.
+      out: the value of `--out`.
+
+    Raises:
+      UsageError: names the first flag that differs.
+    """
+    for name, value in settings.items():
+        if name in stored and name not in MAY_DIFFER and strict(value) != stored[name]:
+            raise UsageError(
+                f"--{name}={shown(value)} must be {shown(stored[name])}, as in the run in "
+                f"{out} that is resumed; leave the flag out, or choose another --out"
+            )
+    if settings["total_steps"] < stored.get("total_steps", 0):
+        raise UsageError(
+            f"--total_steps={settings['total_steps']} must be at least "
+            f"{stored['total_steps']}, as in the run in {out} that is resumed: it may only "
+            "grow"
+        )
+
+
+@contextmanager
+def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
+    """Creates the folder and locks it; the lock ends with the process, however that ends.
+
+    With several processes, the first one locks it for all.
+
+    Args:
+      out: the value of `--out`.
+      overwrite: delete the files of an earlier run, and nothing else.
+
+    Raises:
+      UsageError: it cannot be created or written, or another run has locked it.
+    """
+    folder = Path(out)
+    if not processes.is_writer():
+        yield folder
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UsageError(
+            f"--out={out} must be a folder that can be written: {error.strerror}"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"--out={out} is in use by another run; wait for its end or choose another"
+            ) from None
+        if overwrite:  # under the lock, so never the files of a run that still writes
+            for path in (folder / name for name in ARTEFACTS):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        yield folder
+
+
+def require_file(out: str, suffix: str) -> Path:
+    """The path of an `--out` that names a file, after a check that it can be written.
+
+    Raises:
+      UsageError: another suffix, a folder, or a file that cannot be written.
+    """
+    path = Path(out)
+    _require_name(out)
+    ancestor = next(each for each in path.absolute().parents if each.exists())
+    if path.suffix.lower() != suffix or path.is_dir():
+        raise UsageError(f"--out={out} must be a file whose name ends in {suffix}")
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--out={out} must be a file that can be written; {ancestor} is no folder to write to"
+        )
+    return path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Creates the folder of the file `--out`; inside, a failure to write becomes a `UsageError`.
+
+    Raises:
+      UsageError: names the file and what went wrong.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"--out={path} must be a file that can be written: {reason(error)}"
+        ) from None
+
+
+def reason(error: Exception) -> str:
+    """The operating system's short message for an error of Python or tensorstore.
+
+    Example:
+      >>> reason(ValueError("OUT_OF_RANGE: Failed to write 9 bytes [os_error_code='27']"))
+      'File too large'
+    """
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if code:
+        return os.strerror(int(code[1]))
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replaces a JSON file atomically; NaN and infinity become null."""
+    write_atomically(
+        path, json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    )

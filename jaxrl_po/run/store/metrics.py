@@ -1,0 +1,281 @@
+"""Metrics: pooled over a chunk, aggregated over seeds, written as one JSON object per line.
+
+The statistics are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
+Statistical Precipice" (https://arxiv.org/abs/2108.13264): the interquartile mean over seeds and a
+stratified-bootstrap interval around it.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.types import Metrics
+
+Row = dict[str, Any]
+Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+
+
+def mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Mean over the leading axis, ignoring NaN; NaN where all are NaN.
+
+    Args:
+      values: `[S, …]`, one entry per seed.
+    """
+    x = np.asarray(values, np.float64)
+    present = ~np.isnan(x)
+    count = present.sum(axis=0)
+    total = np.where(present, x, 0.0).sum(axis=0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def interquartile_mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Mean over the leading axis after dropping the ⌊n/4⌋ lowest and highest of n values.
+
+    NaN is dropped first and does not count towards n.
+
+    Args:
+      values: `[S, …]`, one entry per seed.
+
+    Returns:
+      `[…]`; NaN where no seed has a value.
+
+    Example:
+      >>> float(interquartile_mean([0.0, 1.0, 3.0, 100.0]))
+      2.0
+    """
+    x = np.sort(np.asarray(values, np.float64), axis=0)  # NaN is sorted to the end
+    count = (~np.isnan(x)).sum(axis=0)
+    rank = np.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
+    kept = (rank >= count // 4) & (rank < count - count // 4)
+    total = np.where(kept, x, 0.0).sum(axis=0)
+    return np.where(count > 0, total / np.maximum(kept.sum(axis=0), 1), np.nan)
+
+
+def label(name: str) -> str:
+    """A metric's name as shown to people.
+
+    Example:
+      >>> label("episode_return"), label("greedy_accuracy")
+      ('episode return', 'held-out greedy accuracy')
+    """
+    return f"{'held-out ' if name == 'greedy_accuracy' else ''}{name.replace('_', ' ')}"
+
+
+def bootstrap_interval(
+    tasks: Sequence[npt.ArrayLike],
+    *,
+    statistic: Statistic = interquartile_mean,
+    confidence: float = 0.95,
+    replicates: int = 2000,
+    seed: int = 0,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Stratified percentile bootstrap: runs are resampled within each task, then pooled.
+
+    Args:
+      tasks: one array per task, `[S_k, …]`, runs leading; trailing axes are points of a curve, and
+        a resampled run contributes its whole curve. For a single task this is a bootstrap over
+        seeds.
+      statistic: maps `[ΣS_k, R]` to `[R]` over the leading axis.
+      confidence: coverage of the interval, in (0, 1).
+      replicates: number R of resamples.
+      seed: seed of the resampling, fixed so that the same data give the same interval.
+
+    Returns:
+      `(low, high)`, each `[…]`; resamples whose statistic is NaN are dropped, and both are NaN if
+      none is left.
+
+    Example:
+      >>> low, high = bootstrap_interval([[1.0, 2.0, 3.0, 4.0]], statistic=mean)
+      >>> bool(1.0 <= low < 2.5 < high <= 4.0)
+      True
+    """
+    scores = [np.asarray(task, np.float64) for task in tasks]
+    generator = np.random.default_rng(seed)
+    draws = [generator.integers(len(task), size=(len(task), replicates)) for task in scores]
+    points = [task.reshape(len(task), -1) for task in scores]
+    tails = [50.0 * (1.0 - confidence), 50.0 * (1.0 + confidence)]
+    bounds = np.full((2, points[0].shape[1]), np.nan)
+    for i in range(bounds.shape[1]):
+        resampled = np.concatenate(
+            [task[:, i][draw] for task, draw in zip(points, draws, strict=True)]
+        )
+        estimates = statistic(resampled)
+        estimates = estimates[~np.isnan(estimates)]
+        if estimates.size:
+            bounds[:, i] = np.percentile(estimates, tails)
+    low, high = bounds.reshape(2, *scores[0].shape[1:])
+    return low, high
+
+
+def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Probability of improvement, P(X > Y) + ½ P(X = Y): the Mann–Whitney statistic over S·S'.
+
+    Args:
+      x: `[S, …]`, scores of X.
+      y: `[S', …]`, scores of Y.
+
+    Returns:
+      `[…]`, in [0, 1], above ½ where X is better; pairs with a NaN are ignored; NaN without pairs.
+
+    Example:
+      >>> float(probability_of_improvement([1.0, 3.0], [2.0, 3.0]))
+      0.375
+    """
+    x, y = np.asarray(x, np.float64)[:, None], np.asarray(y, np.float64)[None, :]
+    wins = np.where(np.isnan(x) | np.isnan(y), np.nan, (x > y) + 0.5 * (x == y))
+    return mean(wins.reshape(-1, *wins.shape[2:]))
+
+
+def improvement_interval(
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    *,
+    confidence: float = 0.95,
+    replicates: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap of `probability_of_improvement`, resampling both `x [S]` and `y [S']`.
+
+    NaN where either has no score.
+    """
+    generator = np.random.default_rng(seed)
+    scores = [np.asarray(values, np.float64) for values in (x, y)]
+    draws = [
+        values[generator.integers(len(values), size=(len(values), replicates))] for values in scores
+    ]
+    estimates = probability_of_improvement(*draws)
+    estimates = estimates[~np.isnan(estimates)]
+    if not estimates.size:
+        return math.nan, math.nan
+    low, high = np.percentile(estimates, [50.0 * (1.0 - confidence), 50.0 * (1.0 + confidence)])
+    return float(low), float(high)
+
+
+def performance_profile(
+    values: npt.ArrayLike, thresholds: npt.ArrayLike
+) -> npt.NDArray[np.float64]:
+    """Share of the runs whose score is strictly above each threshold, `[X]` or `[X, R]`.
+
+    Args:
+      values: `[S]`, or `[S, R]` of R resamples; a NaN is above nothing.
+      thresholds: `[X]`.
+
+    Example:
+      >>> performance_profile([1.0, 2.0, 4.0, 8.0], [0.0, 3.0, 8.0]).tolist()
+      [1.0, 0.5, 0.0]
+    """
+    levels = np.asarray(thresholds, np.float64)
+    return np.stack([np.mean(np.asarray(values, np.float64) > level, axis=0) for level in levels])
+
+
+def pool(means: Metrics) -> dict[str, npt.NDArray[np.float64]]:
+    """Means over a chunk: totals and counts are summed, then divided once.
+
+    So every sample weighs the same, and an iteration without samples nothing.
+
+    Args:
+      means: leaves `[K, S]`: K iterations, S seeds.
+
+    Returns:
+      `[S]` each, NaN where the whole chunk had no sample.
+    """
+    pooled = {}
+    for name, m in means.items():
+        total, count = (np.asarray(leaf, np.float64).sum(axis=0) for leaf in (m.total, m.count))
+        pooled[name] = np.where(count > 0, total / np.maximum(count, 1.0), np.nan)
+    return pooled
+
+
+def by_seed(values: Mapping[str, npt.ArrayLike]) -> Row:
+    """Fields of one line: `name` (a list over seeds), `name/mean` and `name/iqm`."""
+    row: Row = {}
+    for name, value in values.items():
+        row[name] = np.asarray(value, np.float64).tolist()
+        row[f"{name}/mean"] = float(mean(value))
+        row[f"{name}/iqm"] = float(interquartile_mean(value))
+    return row
+
+
+def strict(value: Any) -> Any:
+    """The same value with NaN and infinity, which JSON lacks, replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: strict(item) for key, item in value.items()}
+    return [strict(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def append(path: Path, *rows: Row) -> None:
+    """Appends a line per row and waits until they are on disk.
+
+    So a checkpoint that is saved afterwards is never newer than its lines.
+    """
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(strict(row), allow_nan=False) + "\n" for row in rows))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file, in order; empty if there is no file.
+
+    An incomplete last line, cut off when its writer was killed, is ignored.
+
+    Raises:
+      UsageError: names a line that is damaged.
+    """
+    if not path.exists():
+        return []
+    if not path.is_file():
+        raise UsageError(f"{path} must be a file, and is a folder")
+    *lines, _ = path.read_bytes().split(b"\n")
+    return [_row(line, f"{path} line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _row(line: bytes, place: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise UsageError(f"{place} is damaged: repair or remove it")
+    return row
+
+
+def truncate(path: Path, iteration: int) -> list[Row]:
+    """Drops the lines after `iteration`, which a resumed run writes again; returns the others."""
+    rows = [row for row in read(path) if row["iteration"] <= iteration]
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file atomically: whoever reads it, even after a kill, sees the old or new text."""
+    temporary = path.with_name(f".{path.name}.tmp")  # same file system, so `replace` is atomic
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def curve(
+    rows: Iterable[Row], name: str
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """One metric over the X lines that have it.
+
+    Returns:
+      `(step [X], values [S, X])`; null becomes NaN.
+    """
+    found = [row for row in rows if name in row]
+    values = np.array(
+        [[np.nan if value is None else value for value in row[name]] for row in found], np.float64
+    )
+    return np.array([row["step"] for row in found], np.float64), values.T

@@ -1,0 +1,294 @@
+"""What a run's numbers depend on besides its settings, and how to reproduce them bit for bit.
+
+XLA gives bitwise identical results for the same program on the same machine, with the same device
+layout and versions. On a GPU this requires deterministic kernels, which add in a fixed order and
+are chosen by rule, not by autotuning.
+"""
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_po import backend
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.metrics import strict
+from jaxrl_po.types import Learner
+from jaxrl_po.version import __version__
+
+PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "gymnax")
+NUMERICS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+)
+FLAG = "--xla_gpu_deterministic_ops"
+CPU_DEVICES = "jax_num_cpu_devices"
+OTHER_STATES = ("0.1.", "0.2.")  # versions whose runs cannot be resumed
+LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
+BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
+PROMPTS = "prompts"  # entry of a run on prompts of a file: their digest, in the model's tokens
+PACKAGE = Path(__file__).parent.parent.parent
+
+
+def describe(placement: str, files: Sequence[Path] = ()) -> dict[str, Any]:
+    """Layout, devices, machine, versions and code of this process, as JSON values by name.
+
+    Args:
+      placement: the placement on devices, in words.
+      files: code of the user's own.
+    """
+    several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return {
+        "placement": placement,
+        "device": f"{jax.device_count()} × {jax.devices()[0].device_kind}{several}",
+        "processor": processor(),
+        "cores": backend.cores(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "jax_config": {name: getattr(jax.config, name) for name in NUMERICS},
+        "versions": versions(),
+        "source": source(PACKAGE, *files),
+        "revision": revision(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that the numbers depend on."""
+    return {
+        "python": platform.python_version(),
+        "jaxrl_po": __version__,
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def processor() -> str:
+    """The processor's model name, or else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def source(*places: Path) -> str:
+    """A digest of the Python code in some folders and files, under version control or not."""
+    digest = hashlib.sha256()
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        for path in sorted(folder.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(
+                path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+            )
+    return digest.hexdigest()[:16]
+
+
+def program(learner: Learner) -> str:
+    """A digest of one iteration as JAX lowers it: of the method, its numbers and the problem.
+
+    What is frozen is an argument of it, and enters by the arrays of which `init` makes it.
+    """
+    key = jax.random.key(0)
+    state = jax.eval_shape(learner.init, key)
+    digest = hashlib.sha256(jax.jit(learner.step).lower(state).as_text().encode())
+    for array in jax.make_jaxpr(lambda key: learner.init(key).params.frozen)(key).consts:
+        digest.update(np.asarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def another_program(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether `program` changed though nothing did from which the same learner is lowered.
+
+    Example:
+      >>> now = dict.fromkeys(LOWERED_FROM, "a")
+      >>> another_program(now | {"program": "b"}, now | {"program": "c"})
+      True
+      >>> another_program(now | {"program": "b", "source": "d"}, now | {"program": "c"})
+      False
+    """
+    if differences({name: now[name] for name in LOWERED_FROM}, before):
+        return False
+    return bool(differences({"program": now["program"]}, before))
+
+
+def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
+    """`{"commit": …, "dirty": …}` of the package's git checkout, or None without one."""
+    # Inside a git hook, GIT_DIR and the like name another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(package), *arguments]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=20, env=environment
+        ).stdout.strip()
+
+    try:
+        # Fails if the package is installed inside the checkout of something else.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def require_readable(before: Mapping[str, Any], out: str) -> None:
+    """Refuses to resume a run of an older version, whose states or random numbers were others.
+
+    Args:
+      before: see `go_on`.
+      out: the value of `--out`.
+
+    Raises:
+      UsageError: names the version.
+    """
+    began = str(before.get("versions", {}).get("jaxrl_po", __version__))
+    if began.startswith(OTHER_STATES):
+        raise UsageError(
+            f"--resume: the run in --out={out} is of jaxrl_po {began}, which names its states or "
+            "draws its random numbers otherwise; resume it with that version, or start another "
+            "from its policy with --init_from (jaxrl-po language)"
+        )
+
+
+def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """The entries of `describe` that changed, as `name: before → now`; new ones are ignored.
+
+    Example:
+      >>> before = {"cores": 2, "versions": {"jax": "1", "numpy": "1"}}
+      >>> differences({"cores": 4, "versions": {"jax": "2", "numpy": "1"}}, before)
+      ['cores: 2 → 4', 'jax: 1 → 2']
+    """
+    found = []
+    for name, value in now.items():
+        was = before.get(name, value)
+        if isinstance(value, Mapping) and isinstance(was, Mapping):
+            found += differences(value, was)
+        elif strict(value) != was:
+            found.append(f"{name}: {was} → {value}")
+    return found
+
+
+def go_on(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of `describe`, with those of earlier starts of the run, if different, in `before`.
+
+    Args:
+      now: see `describe`.
+      before: what this function returned at the last start of the resumed run; empty for a new run.
+    """
+    former = list(before.get("before", []))
+    if differences(now, before):
+        former.append({name: before[name] for name in now if name in before})
+    return {**now, **({"before": former} if former else {})}
+
+
+def ask_for_determinism() -> None:
+    """Makes XLA use deterministic GPU kernels; call it before the backend starts.
+
+    Raises:
+      UsageError: XLA_FLAGS says the opposite, or a GPU backend is already running.
+    """
+    given = os.environ.get("XLA_FLAGS", "").split()
+    asked = [flag for flag in given if flag.partition("=")[0] == FLAG]
+    if asked and asked[-1].lower() not in (FLAG, f"{FLAG}=true", f"{FLAG}=1"):
+        raise UsageError(
+            f"--deterministic must not be contradicted by {asked[-1]} in XLA_FLAGS: leave "
+            "one of them out"
+        )
+    if asked:
+        return
+    if not _backend_runs():
+        os.environ["XLA_FLAGS"] = " ".join([*given, f"{FLAG}=true"])
+    elif jax.default_backend() != "cpu":
+        raise UsageError(
+            "--deterministic must be asked for before JAX starts its "
+            f"{jax.default_backend()}, which runs already: start Python with "
+            f"XLA_FLAGS={FLAG}=true in the environment"
+        )
+
+
+def _backend_runs() -> bool:
+    # JAX has no question for this, but refuses to change the number of CPU devices afterwards.
+    count = getattr(jax.config, CPU_DEVICES)
+    try:
+        jax.config.update(CPU_DEVICES, 2 if count == 1 else 1)
+    except RuntimeError:
+        return True
+    jax.config.update(CPU_DEVICES, count)
+    return False
+
+
+def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) -> None:
+    """Refuses to resume a deterministic run where its bits could change.
+
+    Another commit with the same source digest is allowed.
+
+    Args:
+      now: see `describe`.
+      before: the same, of the run in the folder; empty for a new run.
+      out: the value of `--out`.
+
+    Raises:
+      UsageError: names everything that differs.
+    """
+    relevant = {name: value for name, value in now.items() if name != "revision"}
+    # Here an entry that was not recorded before counts as different.
+    found = differences(relevant, {**dict.fromkeys(relevant), **before} if before else {})
+    if found:
+        raise UsageError(
+            "--deterministic promises the same bits only on the same machine, devices and "
+            f"versions as those of the run in {out}; there differ {'; '.join(found)}. "
+            "Resume it there, or begin another without --deterministic"
+        )
+
+
+def require_base(digest: str, resolved: Mapping[str, Any], run: str) -> None:
+    """Raises UsageError unless the adapters of a run were trained over the base with this digest.
+
+    Args:
+      digest: of the base as it is now; empty where the run has no adapters.
+      resolved: of the run's `config.json`.
+      run: what names it, for messages.
+    """
+    _require(
+        BASE,
+        digest,
+        resolved,
+        f"{run} holds adapters over another base",
+        "put back what the run's --init_from names",
+    )
+
+
+def require_prompts(digest: str, resolved: Mapping[str, Any], run: str) -> None:
+    """Raises UsageError unless a run is resumed with the prompts and answers that it began with.
+
+    Args:
+      digest: of the prompts as they are now; empty where they are not data.
+      resolved: of the run's `config.json`.
+      run: what names it, for messages.
+    """
+    _require(
+        PROMPTS,
+        digest,
+        resolved,
+        f"{run} began with another set of prompts and answers",
+        "put back the file, or, where a chat template writes today's date, give it the date of the "
+        "run as an argument (--task.template_arguments)",
+    )
+
+
+def _require(
+    entry: str, digest: str, resolved: Mapping[str, Any], differs: str, remedy: str
+) -> None:
+    before = resolved.get(entry, digest)
+    if digest and before != digest:
+        raise UsageError(f"{differs}: its digest was {before} and is {digest} now; {remedy}")

@@ -1,0 +1,1 @@
+"""Claims over many runs, and their verdicts."""

@@ -1,0 +1,426 @@
+"""A published claim, tested on many seeds: what it says, what would count, and the verdict."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.figures.plotting import Difference
+from jaxrl_po.run.loop.vmapped import Curves
+from jaxrl_po.run.store import metrics
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told here"
+LEVEL = 0.05  # of significance, of all comparisons of a claim together
+LEAST_SEEDS = 5  # of an arm in a setting, for a verdict
+REPLICATES = 10_000
+
+Scores = npt.NDArray[np.float64]
+Score = Callable[[Curves], Scores]
+"""The curves of runs, `[S, E]` each, to a number per run, `[S]`."""
+
+
+def last(name: str, of: int = 1) -> Score:
+    """The mean of the last evaluations of a quantity.
+
+    Example:
+      >>> last("greedy_accuracy", of=2)({"greedy_accuracy": np.array([[0.0, 0.5, 1.0]])}).tolist()
+      [0.75]
+    """
+    return lambda curves: np.asarray(curves[name][:, -of:].mean(axis=1))
+
+
+class Arm(NamedTuple):
+    """One of the things compared.
+
+    Attributes:
+      flags: name to value.
+      tuned: numeric flag that is tuned for this arm.
+      values: its grid, ascending; if the best value lies at its edge, the grid is extended there.
+    """
+
+    flags: Mapping[str, Any]
+    tuned: str
+    values: tuple[float, ...]
+
+
+class Comparison(NamedTuple):
+    """That the score of an arm exceeds that of another, or a level, by more than a margin.
+
+    Attributes:
+      arm: its name.
+      than: name of another arm, or None for the level 0.
+      by: the margin; negative for "at least as good, up to".
+      settings: names of the settings in which the two are compared; empty for all.
+      score: another than the claim's, or None.
+    """
+
+    arm: str
+    than: str | None
+    by: float
+    settings: tuple[str, ...] = ()
+    score: Score | None = None
+
+    def __str__(self) -> str:
+        """In words.
+
+        Example:
+          >>> str(Comparison("G = 2", "G = 16", -0.02))
+          'G = 2 − G = 16 > −0.02'
+        """
+        left = self.arm if self.than is None else f"{self.arm} − {self.than}"
+        return f"{left} > {self.by:g}".replace("> -", "> −")
+
+
+class Claim(NamedTuple):
+    """A claim, and what would count for it and against it, stated before anything runs.
+
+    It holds if every comparison does; it does not if the opposite of one is shown.
+
+    Attributes:
+      statement: one sentence.
+      source: of the claim.
+      script: the command that trains: `control.SCRIPT` or `language.SCRIPT`.
+      arms: name to arm.
+      settings: tasks and sizes: name to flags.
+      comparisons: which must hold.
+      score: the number of each run that is compared.
+      measure: what that is, in words, with its unit.
+      flags: of every run.
+      warm_start: flags of one initial policy for each setting, with which all its runs begin;
+        empty for none.
+      objective: the number of each run that is tuned for, larger being better.
+      evaluations: of each run.
+      seeds: of each arm in each setting.
+      tuning_seeds: of each value while tuning; none of them is used again.
+      limits: what the verdict does not reach.
+      ranges: setting to what counts as 0 and as 1 there, where settings have scores of their own;
+        empty for scores that are compared as they are.
+      seeds_in: seeds in settings that have fewer.
+    """
+
+    statement: str
+    source: str
+    script: Script
+    arms: Mapping[str, Arm]
+    settings: Mapping[str, Mapping[str, Any]]
+    comparisons: tuple[Comparison, ...]
+    score: Score
+    measure: str
+    flags: Mapping[str, Any]
+    warm_start: Mapping[str, Any] = {}
+    objective: Score = last("greedy_accuracy")
+    evaluations: int = 10
+    seeds: int = 16
+    tuning_seeds: int = 4
+    limits: str = ""
+    ranges: Mapping[str, tuple[float, float]] = {}
+    seeds_in: Mapping[str, int] = {}
+
+    def seeds_of(self, setting: str, num_values: int) -> tuple[int, int]:
+        """Seeds of an arm in a setting, and of each of its values while tuning."""
+        if setting not in self.seeds_in:
+            return self.seeds, self.tuning_seeds
+        seeds = self.seeds_in[setting]
+        return seeds, max(1, min(self.tuning_seeds, seeds // num_values))
+
+    def scores(self, setting: str, tuned: "Tuned", score: Score | None = None) -> Scores:
+        """Scores of an arm in a setting, `[S]`."""
+        low, high = self.ranges.get(setting, (0.0, 1.0))
+        return ((score or self.score)(tuned.curves) - low) / (high - low)
+
+    def settings_of(self, arm: str) -> list[str]:
+        """The settings in which an arm is needed."""
+        wanted: dict[str, None] = {}
+        for comparison in self.comparisons:
+            if arm in (comparison.arm, comparison.than):
+                wanted |= dict.fromkeys(comparison.settings or self.settings)
+        return [name for name in self.settings if name in wanted]
+
+
+def crossed(*parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Settings from every combination of one of each part, say of tasks and sizes.
+
+    Example:
+      >>> crossed({"sums": {"task": "addition"}}, {"small": {"model.width": 32}})
+      {'sums, small': {'task': 'addition', 'model.width': 32}}
+    """
+    return {
+        ", ".join(names): {
+            flag: value
+            for part, name in zip(parts, names, strict=True)
+            for flag, value in part[name].items()
+        }
+        for names in itertools.product(*parts)
+    }
+
+
+class Tuned(NamedTuple):
+    """An arm in a setting, after tuning.
+
+    Attributes:
+      value: of the flag that was tuned.
+      inside: whether a value on either side of it was tried.
+      curves: of the runs with that value, on seeds of their own.
+    """
+
+    value: float
+    inside: bool
+    curves: Curves
+
+
+class Outcome(NamedTuple):
+    """What became of a comparison.
+
+    Attributes:
+      comparison: which.
+      difference: of the two arms, see `centre`.
+      low: end of its 95 % interval.
+      high: likewise.
+      each: `(difference, low, high)` in each setting.
+      improvement: probability that a run of the arm exceeds one of the other; the mean over the
+        settings.
+      p: of the hypothesis that the difference is the margin, two-sided, without correction.
+      verdict: with Holm's correction over the comparisons of the claim.
+    """
+
+    comparison: Comparison
+    difference: float
+    low: float
+    high: float
+    each: dict[str, tuple[float, float, float]]
+    improvement: float
+    p: float
+    verdict: str
+
+
+def centre(arm: Sequence[Scores]) -> Scores:
+    """The mean over settings of the interquartile mean over runs, `[S, …]` each to `[…]`.
+
+    Settings are not pooled before the tails are cut: where their levels differ, that would cut
+    whole settings.
+
+    Example:
+      >>> float(centre([np.array([0.0, 0.1, 0.1, 0.2]), np.array([0.8, 0.9, 0.9, 1.0])]))
+      0.5
+    """
+    return np.mean([metrics.interquartile_mean(runs) for runs in arm], axis=0)
+
+
+def resampled(arm: Sequence[Scores], seed: int) -> Scores:
+    """Centres of resampled runs, `[R]`: resampled within each setting."""
+    generator = np.random.default_rng(seed)
+    return centre(
+        [runs[generator.integers(len(runs), size=(len(runs), REPLICATES))] for runs in arm]
+    )
+
+
+def difference(
+    x: Sequence[Scores], y: Sequence[Scores] | None, by: float
+) -> tuple[float, float, float, float]:
+    """The difference of two arms (see `centre`), and how surely it is not a margin.
+
+    Args:
+      x: scores of one arm in each setting, `[S]` each.
+      y: of the other, or None for 0.
+      by: the margin.
+
+    Returns:
+      Difference, the two ends of its 95 % interval (stratified percentile bootstrap), and the
+      two-sided p of `permuted` for a difference of `by`.
+
+    Example:
+      >>> runs = [np.linspace(0.8, 0.9, 16)]
+      >>> d, low, high, p = difference(runs, [np.linspace(0.4, 0.5, 16)], by=0.1)
+      >>> bool(0.35 < low < d < high < 0.45 and p <= 0.001)
+      True
+    """
+    whole = float(centre(x)) - (0.0 if y is None else float(centre(y)))
+    draws = resampled(x, 0) - (0.0 if y is None else resampled(y, 1))
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return whole, float(low), float(high), permuted([runs - by for runs in x], y)
+
+
+def permuted(x: Sequence[Scores], y: Sequence[Scores] | None) -> float:
+    """Two-sided p of a permutation test that two arms have the same centre; arguments as above.
+
+    Runs change arms within a setting; without a second arm they change signs. It holds its level
+    for any number of runs, where a bootstrap of few runs is too narrow, and is at least 1 / 10,001.
+
+    Example:
+      >>> permuted([np.array([2.0, 3.0])], [np.array([0.0, 1.0])]) > 0.2  # 2 of 6 ways
+      True
+    """
+    generator = np.random.default_rng(2)
+    first, second = list[Scores](), list[Scores]()
+    for i, runs in enumerate(x):
+        if y is None:
+            signs = generator.choice([-1.0, 1.0], size=(len(runs), REPLICATES))
+            first.append(runs[:, None] * signs)
+            continue
+        both = np.concatenate([runs, y[i]])
+        order = generator.random((len(both), REPLICATES)).argsort(axis=0)
+        first.append(both[order[: len(runs)]])
+        second.append(both[order[len(runs) :]])
+    draws = centre(first) - (centre(second) if second else 0.0)
+    whole = float(centre(x)) - (0.0 if y is None else float(centre(y)))
+    as_far = np.abs(draws) >= abs(whole) - 1e-12 * max(1.0, abs(whole))
+    return float((1 + as_far.sum()) / (1 + REPLICATES))
+
+
+def holm(p: Sequence[float], level: float = LEVEL) -> list[bool]:
+    """Which hypotheses Holm's procedure rejects: the k-th smallest p at `level / (m − k + 1)`.
+
+    Holm 1979.
+
+    Example:
+      >>> holm([0.04, 0.01, 0.03])
+      [False, True, False]
+    """
+    rejected = [False] * len(p)
+    for rank, i in enumerate(np.argsort(p, kind="stable")):
+        if p[i] > level / (len(p) - rank):
+            break
+        rejected[i] = True
+    return rejected
+
+
+def judge(claim: Claim, results: Mapping[str, Mapping[str, Tuned]]) -> list[Outcome]:
+    """The outcome of every comparison.
+
+    Args:
+      claim: what was asked.
+      results: setting to arm to what became of it.
+    """
+    found = [compare(claim, comparison, results) for comparison in claim.comparisons]
+    verdicts = []
+    for outcome, rejected in zip(found, holm([each.p for each in found]), strict=True):
+        comparison = outcome.comparison
+        used = [
+            results[name][arm]
+            for name in outcome.each
+            for arm in (comparison.arm, comparison.than)
+            if arm is not None
+        ]
+        enough = all(len(claim.score(each.curves)) >= LEAST_SEEDS for each in used)
+        told = rejected and enough and all(each.inside for each in used)
+        side = HOLDS if outcome.difference > comparison.by else FAILS
+        verdicts.append(outcome._replace(verdict=side if told else OPEN))
+    return verdicts
+
+
+def compare(
+    claim: Claim, comparison: Comparison, results: Mapping[str, Mapping[str, Tuned]]
+) -> Outcome:
+    """The outcome of one comparison, whose verdict is still open; arguments as for `judge`."""
+    settings = comparison.settings or tuple(claim.settings)
+
+    def scores(arm: str) -> list[Scores]:
+        return [claim.scores(name, results[name][arm], comparison.score) for name in settings]
+
+    x = scores(comparison.arm)
+    y = None if comparison.than is None else scores(comparison.than)
+    x, y = with_failures(x, y)
+    each = {
+        name: difference([x[i]], y and [y[i]], comparison.by)[:3] for i, name in enumerate(settings)
+    }
+    pairs = zip(x, y or [np.zeros(1)] * len(x), strict=True)
+    improvement = np.mean([metrics.probability_of_improvement(*pair) for pair in pairs])
+    whole, low, high, p = difference(x, y, comparison.by)
+    return Outcome(comparison, whole, low, high, each, float(improvement), p, OPEN)
+
+
+def with_failures(
+    x: Sequence[Scores], y: Sequence[Scores] | None
+) -> tuple[list[Scores], list[Scores] | None]:
+    """Scores of two arms, in each setting, where a run that is NaN counts as the worst of both.
+
+    Without a second arm the level 0 is among the scores.
+
+    Example:
+      >>> x, y = with_failures([np.array([0.9, np.nan])], [np.array([0.5, 0.4])])
+      >>> x[0].tolist()
+      [0.9, 0.4]
+    """
+
+    def filled(runs: Scores, other: Scores) -> Scores:
+        known = np.concatenate([runs, other])
+        known = known[np.isfinite(known)]
+        return np.where(np.isfinite(runs), runs, known.min() if known.size else 0.0)
+
+    other = [np.zeros(1)] * len(x) if y is None else y
+    return (
+        [filled(*pair) for pair in zip(x, other, strict=True)],
+        None if y is None else [filled(*pair) for pair in zip(y, x, strict=True)],
+    )
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """That of the claim: it holds if all comparisons do, and fails if one does."""
+    each = [outcome.verdict for outcome in outcomes]
+    if FAILS in each:
+        return FAILS
+    return HOLDS if set(each) == {HOLDS} else OPEN
+
+
+def interval(centre: float, low: float, high: float) -> str:
+    """A number with its interval.
+
+    Example:
+      >>> interval(0.5, 0.4, 0.61)
+      '0.500 [0.400, 0.610]'
+    """
+    return f"{centre:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def shown(claim: Claim, setting: str, name: str, tuned: Tuned) -> str:
+    """An arm in a setting: its score, and the value with which it was reached."""
+    scores = claim.scores(setting, tuned)
+    low, high = (float(end) for end in metrics.bootstrap_interval([scores]))
+    edge = "" if tuned.inside else ", at the edge of what was tried"
+    return (
+        f"{name:<28} {interval(float(metrics.interquartile_mean(scores)), low, high)}   "
+        f"{claim.arms[name].tuned}={tuned.value:g}{edge}"
+    )
+
+
+def table(
+    claim: Claim, results: Mapping[str, Mapping[str, Tuned]], outcomes: Sequence[Outcome]
+) -> str:
+    """The claim, its comparisons with their verdicts, and every arm in every setting."""
+    lines = [f"{claim.statement} ({claim.source})", f"score: {claim.measure}", ""]
+    lines.append(f"{'comparison':<44} {'difference':>24} {'P(better)':>10} {'p':>7}  verdict")
+    for each in outcomes:
+        whole = interval(each.difference, each.low, each.high)
+        lines.append(
+            f"{each.comparison!s:<44} {whole:>24} {each.improvement:>10.2f} {each.p:>7.4f}  "
+            f"{each.verdict}"
+        )
+        if len(each.each) > 1:
+            lines += [
+                f"{'  in ' + name:<44} {interval(*values):>24}"
+                for name, values in each.each.items()
+            ]
+    lines += ["", "every arm, with the value that was best for it:"]
+    lines += [
+        f"{setting:<30} {shown(claim, setting, name, tuned)}"
+        for setting, arms in results.items()
+        for name, tuned in arms.items()
+    ]
+    lines += ["", f"The claim {verdict(outcomes)}.", claim.limits]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[Difference]:
+    """The outcomes as a figure: each comparison over all its settings, then in each of them."""
+    found = []
+    for each in outcomes:
+        by = each.comparison.by
+        found.append(
+            Difference(str(each.comparison), each.difference, each.low, each.high, by, each.verdict)
+        )
+        if len(each.each) > 1:
+            found += [Difference(name, *values, by) for name, values in each.each.items()]
+    return found
