@@ -239,7 +239,8 @@ def main():
     for name in names:
         found = list(differences(before.get(name), after.get(name)))
         changed += bool(found)
-        print(f"{name}: {'; '.join(found[:5]) if found else 'the same'}")
+        ended = after.get(name, {}).get("code")
+        print(f"{name}, exit {ended}: {'; '.join(found[:5]) if found else 'the same'}")
     print(f"{len(names) - changed} of {len(names)} cells are the same")
     return 1 if changed else 0
 
