@@ -94,6 +94,7 @@ def test_a_run_is_evaluated_again_and_its_games_are_shown(games, tmp_path, capsy
     last = read(out / "metrics.jsonl")[-1]
     assert {"guesses", "turns", "truncated", "greedy_guesses", "greedy_turns"} <= last.keys()
     assert evaluate.main([f"--run={out}"]) == 0
+    assert ", 8 prompts, " in capsys.readouterr().out
     assert "greedy_guesses" in json.loads((out / "evaluation.json").read_text())
     assert isinstance(run.load(str(out)).generate(["?"])[0], str)
     told = [{"iteration": i // 4, "step": 16 * (i // 4), **games[i]} for i in range(8)]

@@ -92,6 +92,19 @@ def collected(problem, begun):
     return problem.collect(*begun, jax.random.key(2))[1]
 
 
+def test_dialogues_are_held_out_in_an_evaluation(begun):
+    asked, dialogue = [], parrot(turns=2, budget=2)
+
+    def reset(key, held_out):
+        asked.append(held_out)
+        return dialogue.reset(key, held_out)
+
+    play = dialogues.make_evaluate(dialogue._replace(reset=reset), MODEL, num_samples=2)
+    asked.clear()
+    jax.eval_shape(play, *begun, jax.random.key(0))
+    assert asked == [True, True]
+
+
 def test_turns_without_replies_are_a_single_turn_bit_for_bit(begun):
     """Two messages of two tokens, cut by their budget, beside a completion of four."""
     dialogue = parrot(turns=2, budget=2)

@@ -48,7 +48,9 @@ def test_a_policy_is_evaluated_on_as_much_as_is_asked_for(runs, capsys):
     found = json.loads((runs["control"] / "evaluation.json").read_text())
     assert {path.name for path in runs["control"].iterdir()} - before == {"evaluation.json"}
     assert (found["iteration"], found["run"]) == (10, "ppo on CartPole-v1")
-    assert "greedy_return" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "latest checkpoint (iteration 10), 3 episodes, " in told
+    assert "greedy_return" in told
 
     records = earlier.read(control.SCRIPT, "run", str(runs["control"]))
     _, _, state = earlier.state(control.SCRIPT, records, "run", str(runs["control"]), "latest")

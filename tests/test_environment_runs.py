@@ -23,6 +23,7 @@ from jaxrl_po.run.experiment import assembly, methods, plan
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store.metrics import read
+from jaxrl_po.types import ActorCritic
 
 CLASSES = Path(__file__).parent / "tool_environments.py"
 SMALL = [
@@ -124,6 +125,32 @@ def test_a_seed_does_not_depend_on_the_others(place):
     alone, both = begun(place, 1), begun(place, 2)
     jax.tree.map(lambda one, two: np.testing.assert_allclose(two[:1], one, atol=1e-6), alone, both)
     assert any(not np.array_equal(*leaf) for leaf in jax.tree.leaves(both[1]))
+
+
+def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
+    """The test rows by a later evaluation alone."""
+    records = plan.parse(
+        script.SCRIPT, arguments(place, place / "none", "--eval_prompts=0", "--eval_samples=0"), {}
+    )
+    built = script.SCRIPT.build(records, methods.ALGORITHMS["grpo"], Placement(1, 1, 1))
+    rollouts, asked = built.host.open(0, [0]), []
+
+    def hold(params, episodes, *_, **__):
+        asked.extend(each.row for each in episodes if each is not None)
+        raise StopIteration
+
+    monkeypatch.setattr(rollouts._talking, "hold", hold)
+    state = jax.eval_shape(built.learner.init, (jax.random.key(0), built.given))
+    state = state._replace(params=ActorCritic(None))
+    with contextlib.closing(rollouts):
+        for later in (None, 1, 2):
+            with contextlib.suppress(StopIteration):
+                rollouts.evaluate(state, later)
+    train = 8 - len(set(asked))
+    assert 0 < train < 8
+    validation, test = built.host.scene.task.validation, built.host.scene.task.test
+    assert asked == [*validation, *test, *test]
+    assert (validation.start, test.stop) == (train, 8)
 
 
 def test_every_seed_is_evaluated_again(whole):

@@ -10,8 +10,10 @@ import pytest
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language import evaluation
 from jaxrl_po.language.evaluation import make_answer, pass_at_k
 from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.tasks.types import selecting
 
 SAMPLES, PROMPTS, SHOWN = 6, 24, 16
 ADDITION = language.tasks.addition(1, zero_pad=False)
@@ -121,6 +123,35 @@ def test_what_is_asked_is_held_out():
     answer = make_answer(ADDITION._replace(sample=sample), MODEL, num_prompts=2)
     jax.eval_shape(lambda params, key: answer(params, key, 0), trained()[0], KEY)
     assert asked == [True]
+
+
+def test_every_row_of_a_finite_set_is_asked_once(monkeypatch):
+    """A policy that is right on exactly half scores .5, whatever the key; in parts too."""
+    rows = [language.tasks.Example(f"{i}+1=", str(i)) for i in range(40)]
+    task = language.tasks.table("rows", TASK.tokenizer, rows[:10], rows[10:])
+    half = task._replace(score=lambda row, tokens: (row % 2).astype(jnp.float32))
+    params = trained()[0]._replace(frozen=None)
+
+    @jax.jit
+    def numbers(key):
+        few, shown = (language.make_evaluate(half, MODEL, num_prompts=n) for n in (8, 100))
+        once = make_answer(half, MODEL, num_prompts=None)(params, key, 2)
+        monkeypatch.setattr(evaluation, "DRAWN", 8)
+        in_parts = make_answer(half, MODEL, num_prompts=None)(params, key, 2)
+        whole = language.make_evaluate(half, MODEL, num_samples=2)(params, None, key)
+        return once, in_parts, whole, few(params, None, key), shown(params, None, key)
+
+    for key in (KEY, jax.random.key(4)):
+        once, in_parts, whole, few, all_of_them = jax.device_get(numbers(key))
+        np.testing.assert_array_equal(once.problem, range(10, 40))
+        jax.tree.map(np.testing.assert_array_equal, in_parts, once)
+        for name in ("greedy_accuracy", "avg@2", "pass@1", "pass@2"):
+            assert whole[name].shape == (30,), name
+            assert whole[name].mean() == 0.5, name
+        np.testing.assert_array_equal(few["greedy_accuracy"], np.arange(10, 18) % 2)
+        np.testing.assert_array_equal(all_of_them["greedy_accuracy"], np.arange(10, 40) % 2)
+    with pytest.raises(ConfigError, match="task rows must have test rows, and for a run valid"):
+        language.make_evaluate(selecting(task), MODEL)
 
 
 def test_greedy_answers_are_the_most_likely_tokens():

@@ -241,7 +241,7 @@ def test_seeds_add_adapters_and_their_moments_alone(place, tmp_path):
 def warmed(place):
     """A job whose adapters have a warm start, and the parts of that, lowered."""
     flags = ["--warm_start.steps=60", "--warm_start.batch_size=8", "--eval_samples=0"]
-    flags += ["--warm_start.learning_rate=0.02", "--lora.rank=4"]
+    flags += ["--warm_start.learning_rate=0.02", "--lora.rank=4", "--task.test_fraction=0.4"]
     job = job_of(arguments(place, place / "none", *flags))
     fit = jax.eval_shape(job.warm.begin, job.start)
     begin = jax.jit(job.warm.begin).lower(job.start)

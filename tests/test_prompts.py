@@ -23,8 +23,9 @@ def write(path, rows=ROWS):
 
 @pytest.fixture
 def task(tmp_path):
-    train, test = prompts.split(prompts.read_jsonl(write(tmp_path / "all.jsonl")), 0.25)
-    return prompts.make_task("doubles", train, test)
+    rows = prompts.read_jsonl(write(tmp_path / "all.jsonl"))
+    train, validation, test = prompts.split(rows, 0.5, 2)
+    return prompts.make_task("doubles", train, test, validation=validation)
 
 
 def test_the_task_draws_each_split_and_knows_its_answers(task):
@@ -39,6 +40,9 @@ def test_the_task_draws_each_split_and_knows_its_answers(task):
     }
     assert len(texts[False]) > 20
     assert len(texts[True]) > 3
+    validation = {task.tokenizer.decode(task.row(i).tokens.tolist()) for i in task.validation}
+    assert validation
+    assert not validation & (texts[False] | texts[True])
     assert not texts[False] & texts[True]
     assert texts[False] | texts[True] <= {row["prompt"] for row in ROWS}
     train = drawn[False]
@@ -80,6 +84,16 @@ def test_a_split_follows_the_prompt_alone():
     assert {row.prompt for row in test} == {row.prompt for row in prompts.split(rows, 0.25)[1]}
 
 
+def test_validation_and_test_share_what_is_held_out():
+    """One prompt each at least; the rows to train on do not depend on how the others are shared."""
+    rows = [prompts.Row(row, f"{i:02d}") for i, row in enumerate(ROWS)]
+    train, *held_out = prompts.split(rows, 0.25, 2)
+    first, second = prompts.split(rows, 0.25)
+    assert train == first
+    assert sorted(row.place for part in held_out for row in part) == [row.place for row in second]
+    assert [len(part) for part in prompts.split(rows[:3], 1e-9, 2)] == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("line", "match"),
     [
@@ -119,10 +133,8 @@ def test_other_bad_input(tmp_path):
     with pytest.raises(ConfigError, match="holds no prompts"):
         prompts.read_jsonl(write(tmp_path / "empty.jsonl", [""]))
     rows = prompts.read_jsonl(write(tmp_path / "rows.jsonl"))
-    with pytest.raises(
-        ConfigError, match=r"test_fraction=0.001 leaves 40 prompts to train on and 0"
-    ):
-        prompts.split(rows, 0.001)
+    with pytest.raises(ConfigError, match=r"test_fraction=0.1 of 2 prompts leaves none to train"):
+        prompts.split(rows[:2], 0.1, 2)
     other = prompts.read_jsonl(write(tmp_path / "other.jsonl", [{**ROWS[7], "answer": "15"}]))
     with pytest.raises(
         ConfigError,

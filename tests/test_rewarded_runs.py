@@ -61,10 +61,6 @@ def rows(tmp_path):
             r"--task\.train: .*bad\.jsonl line 1 lacks the column 'answer'",
         ),
         (
-            [*FILE, "--task.test={rows}"],
-            r"--task\.test_fraction has no effect unless test is left out",
-        ),
-        (
             [*FILE[:2], "--task.test={rows}"],
             r"--task\.test: .* the test prompt '0\+0=' is a training prompt as well",
         ),
@@ -189,7 +185,7 @@ def test_a_function_that_fails_on_a_later_evaluation_loses_nothing(
     main, tmp_path, capfd, fails, kept
 ):
     rows, rewards, out = tmp_path / "rows.jsonl", tmp_path / "late.py", tmp_path / "run"
-    rows.write_text("".join(json.dumps({"prompt": f"{i}+{i}="}) + "\n" for i in range(9)))
+    rows.write_text("".join(json.dumps({"prompt": f"{i}+{i}="}) + "\n" for i in range(16)))
     rewards.write_text(LATE.replace("{fails}", str(fails)))
     flags = [each.format(rows=rows) for each in FILE]
     flags += [*SMALL[:-1], f"--reward={rewards}:late", f"--out={out}", "--total_steps=32"]

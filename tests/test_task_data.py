@@ -1,6 +1,7 @@
 """Prompts of a file are an argument of the programs: as constants they were part of the text."""
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,13 @@ from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
-from jaxrl_po.run.experiment import assembly, plan
+from jaxrl_po.run.experiment import assembly, plan, tasks
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.store import provenance
 
+HERE = Path(__file__).parent / "reward_functions.py"
 TOKENIZER = language.make_tokenizer("0123456789+=")
 MODEL = language.Transformer(TOKENIZER.size, width=8, layers=1, heads=2, mlp_width=8)
 
@@ -111,6 +113,54 @@ def test_a_function_that_somebody_replaced_stays():
     # And again, of another state.
     again = reading(bound, {DATA: task.data})
     assert TOKENIZER.decode(again.demonstrate(3).tolist()) == "3"
+
+
+def asked(experiment):
+    """The rows of a run's own evaluations, of what it shows, and of a later evaluation."""
+    state = jax.eval_shape(experiment.learner.init, (jax.random.key(0), experiment.given))
+    params, collector = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.params), None
+    return [
+        jax.jit(lambda key, each=each: each(params, collector, key)["greedy"].problem)(
+            jax.random.key(1)
+        ).tolist()
+        for each in (experiment.evaluate, experiment.examples.describe, experiment.test)
+    ]
+
+
+def test_rows_of_the_test_set_select_no_checkpoint(tmp_path):
+    """Rewards of a function leave the rows of its evaluations to be read."""
+    rows = [{"prompt": f"{i}+{i}="} for i in range(40)]
+    train = write(tmp_path / "train.jsonl", rows[:30])
+    test = write(tmp_path / "test.jsonl", rows[30:])
+    for files, last, count in (
+        ([f"--task.train={train}", f"--task.test={test}"], 40, 10),
+        ([f"--task.train={train}", "--task.test_fraction=0.3"], 30, 5),
+    ):
+        flags = [
+            *("--task=file", *files, "--algorithm=grpo", "--seeds=1", "--devices=1", "--show=2"),
+            *(f"--reward={HERE}:digits", "--problem.max_new_tokens=2", *tiny.MODEL),
+            *("--warm_start.steps=0", "--problem.num_prompts=2", "--problem.group_size=2"),
+        ]
+        records = plan.parse(script.SCRIPT, flags, {})
+        built = script.SCRIPT.build(records, ALGORITHMS["grpo"], Placement(1, 1, 1))
+        own, shown, later = asked(built)
+        assert own + later == list(range(own[0], last))
+        assert (len(later), own[:2]) == (count, shown)
+
+
+def test_a_list_of_ones_own_is_shared_too(tmp_path):
+    """Where it names no validation rows."""
+    (tmp_path / "own.py").write_text(
+        "from jaxrl_po.language import make_tokenizer\n"
+        "from jaxrl_po.language.tasks import Example, table\n"
+        "ROWS = [Example(a + b, a) for a in 'abc' for b in 'abc']\n"
+        "def made():\n    return table('own', make_tokenizer('abc'), ROWS[:4], ROWS[4:])\n"
+        "def named():\n"
+        "    return table('own', make_tokenizer('abc'), ROWS[:4], ROWS[6:], validation=ROWS[4:6])\n"
+    )
+    for name, validation, test in (("made", [4, 6, 8], [5, 7]), ("named", [4, 5], [6, 7, 8])):
+        task = tasks.make(f"{tmp_path / 'own.py'}:{name}", tasks.NoSettings())
+        assert (list(task.validation), list(task.test)) == (validation, test)
 
 
 def test_no_program_of_a_run_holds_the_file(tmp_path):

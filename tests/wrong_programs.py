@@ -9,6 +9,7 @@ import wrong_coefficients
 import wrong_corrections
 import wrong_dialogues
 import wrong_environments
+import wrong_held_out
 import wrong_pretrained
 import wrong_random_numbers
 import wrong_regressions
@@ -255,9 +256,9 @@ WRONG = [
     ),
     Wrong(
         "training prompts in an evaluation",
-        "language.evaluation",
-        "source.sample(key, True)",
-        "source.sample(key, False)",
+        "language.tasks.types",
+        "task.sample(key, True)",
+        "task.sample(key, False)",
         ("test_evaluation.py::test_what_is_asked_is_held_out",),
     ),
     Wrong(
@@ -411,6 +412,7 @@ WRONG = [
     ),
     *wrong_dialogues.WRONG,
     *wrong_environments.WRONG,
+    *wrong_held_out.WRONG,
     *wrong_pretrained.WRONG,
     *wrong_regressions.WRONG,
     *wrong_spaces.WRONG,

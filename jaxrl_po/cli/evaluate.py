@@ -1,8 +1,9 @@
 """Evaluates the policies of a run again: `jaxrl-po evaluate --run=runs/first --size=1024`.
 
 Every seed is evaluated greedily, all at the same iteration: that of the best mean score over seeds,
-or the latest. Episodes or held-out prompts are drawn from `--seed`, so they differ from those that
-selected the best checkpoint, whose own score is biased upwards by that selection. Writes
+or the latest. The score that selected the best checkpoint is biased upwards by that selection.
+Episodes, and prompts that a task makes, are therefore drawn anew, from `--seed`; of prompts in a
+file, each row of the test set is asked once, and none of them selects a checkpoint. Writes
 `evaluation.json` to the folder of the run, or to `--out`.
 """
 
@@ -36,11 +37,13 @@ class Found(NamedTuple):
     Attributes:
       title: algorithm and environment or task.
       iteration: of the checkpoint.
+      size: episodes or prompts of each seed, in words.
       scores: name to the mean of each seed, `[S]`.
     """
 
     title: str
     iteration: int
+    size: str
     scores: Scores
 
 
@@ -55,7 +58,8 @@ class Options:
     )
     size: int = static(
         0,
-        "episodes or held-out prompts per seed; 0 takes the number of the run",
+        "episodes or held-out prompts per seed, of a finite test set the first ones; 0 takes the "
+        "number of the run",
         within=Interval(0, 10**6),
     )
     seed: int = static(1, "seed of the evaluation's random numbers", within=SEED)
@@ -77,7 +81,7 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
             stack.enter_context(contextlib.closing(rollouts))
             values = rollouts.evaluate(state, options.seed)
     else:
-        key, measure = jax.random.key(options.seed), experiment.evaluate
+        key, measure = jax.random.key(options.seed), experiment.test or experiment.evaluate
         assert measure is not None
         each = jax.vmap(
             lambda state: measure(state.params, state.collector, key),
@@ -91,7 +95,9 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
     scores = {
         name: np.asarray(value).reshape(seeds, -1).mean(axis=1) for name, value in values.items()
     }
-    return Found(script.title(records), iteration, scores)
+    count = np.size(next(iter(values.values()))) // seeds
+    size = f"{count} {SIZES[script.name].removeprefix('eval_')}"
+    return Found(script.title(records), iteration, size, scores)
 
 
 def table(scores: Scores) -> str:
@@ -115,8 +121,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     script, records = earlier.read_any(SCRIPTS, "run", options.run)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
-    title, iteration, scores = evaluate(options, script, records)
-    print(f"{title}, {options.checkpoint} checkpoint (iteration {iteration}), {options.run}")
+    title, iteration, size, scores = evaluate(options, script, records)
+    print(
+        f"{title}, {options.checkpoint} checkpoint (iteration {iteration}), {size}, {options.run}"
+    )
     print(table(scores), end="")
     lists = {name: values.tolist() for name, values in scores.items()}
     with folder.writing(path):

@@ -13,8 +13,8 @@ from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
 from jaxrl_po.language.problem import Settings
 from jaxrl_po.language.sampling import PLAIN, Decoding
 from jaxrl_po.language.stopping import ends_of
-from jaxrl_po.language.tasks import Task
-from jaxrl_po.language.tasks.types import reading
+from jaxrl_po.language.tasks import Prompt, Task
+from jaxrl_po.language.tasks.types import DRAWN, held_out, num_asked, reading
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, CollectorState, PyTree
@@ -53,7 +53,7 @@ def make_answer(
     task: Task,
     model: Transformer,
     *,
-    num_prompts: int,
+    num_prompts: int | None,
     decoding: Decoding = PLAIN,
 ) -> Callable[[ActorCritic, jax.Array, int], Answers]:
     """Builds `answer(params, key, n) -> Answers`: n samples per held-out prompt; n = 0 is greedy.
@@ -61,7 +61,8 @@ def make_answer(
     Args:
       task: see `Task`.
       model: the policy.
-      num_prompts: P.
+      num_prompts: P, at most the test rows of a finite set, of which it takes the first; None for
+        all of them, or else `DRAWN`.
       decoding: see `sampling.Decoding`.
 
     Returns:
@@ -71,31 +72,33 @@ def make_answer(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
-    check(Settings(num_prompts=num_prompts, **decoding._asdict()))
+    check(Settings(**decoding._asdict()))
+    count = num_asked(task, num_prompts)
     check_vocabulary(task, model)
     check_top_k(decoding.top_k, model)
     budgeted = decoding._replace(max_new_tokens=check_budget(task, decoding.max_new_tokens))
 
     def answer(params: ActorCritic, key: jax.Array, n: int) -> Answers:
         source = reading(task, params.frozen)
-        keys = jax.vmap(jax.random.split)(jax.random.split(key, num_prompts))
-        prompts = jax.vmap(lambda key: source.sample(key, True))(keys[:, 0])
-        completions = sampling.generate(
-            lora.over(model, params.frozen),
-            params.policy,
-            prompts.tokens,
-            prompts.pad,
-            keys[:, 1],
-            group_size=max(n, 1),
-            decoding=budgeted,
-            eos=ends_of(task.tokenizer),
-            pad_token=task.tokenizer.pad,
-            greedy=n == 0,
-        )
-        tokens, length, ended = (
-            x.reshape(num_prompts, -1, *x.shape[1:])
-            for x in (completions.tokens, completions.length, completions.ended)
-        )
+        keys = jax.vmap(jax.random.split)(jax.random.split(key, count))
+        prompts = held_out(source, keys[:, 0])
+
+        def complete(prompts: Prompt, keys: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            completions = sampling.generate(
+                lora.over(model, params.frozen),
+                params.policy,
+                prompts.tokens,
+                prompts.pad,
+                keys,
+                group_size=max(n, 1),
+                decoding=budgeted,
+                eos=ends_of(task.tokenizer),
+                pad_token=task.tokenizer.pad,
+                greedy=n == 0,
+            )
+            return completions.tokens, completions.length, completions.ended
+
+        tokens, length, ended = in_parts(complete, prompts, keys[:, 1])
         score = jax.vmap(jax.vmap(source.score, in_axes=(None, 0)))(prompts.problem, tokens)
         expected = jax.vmap(source.demonstrate)(prompts.problem)
         return Answers(*prompts, tokens, length, ended, score, expected)
@@ -103,25 +106,47 @@ def make_answer(
     return answer
 
 
+def in_parts(function: Callable[..., PyTree], *rows: PyTree) -> PyTree:
+    """A function of the prompts of an evaluation, `DRAWN` at most at a time.
+
+    Args:
+      function: of some prompts `[p, …]` to n results of each, `[p·n, …]`.
+      rows: `[P, …]`; the last part is filled up with the last of them, and cut.
+
+    Returns:
+      The results, `[P, n, …]`.
+    """
+    total = len(jax.tree.leaves(rows)[0])
+    parts = -(-total // DRAWN)
+    if parts == 1:
+        return jax.tree.map(lambda x: x.reshape(total, -1, *x.shape[1:]), function(*rows))
+    index = jnp.arange(parts * -(-total // parts)).clip(max=total - 1)
+    made = jax.lax.map(
+        lambda i: function(*jax.tree.map(lambda x: x[i], rows)), index.reshape(parts, -1)
+    )
+    return jax.tree.map(lambda x: x.reshape(index.size, -1, *x.shape[2:])[:total], made)
+
+
 def make_evaluate(
     task: Task,
     model: Transformer,
     *,
-    num_prompts: int = 256,
+    num_prompts: int | None = None,
     num_samples: int = 0,
     decoding: Decoding = PLAIN,
 ) -> Evaluate:
-    """Builds `evaluate(params, collector, key) -> {name: [num_prompts]}` on the held-out split.
+    """Builds `evaluate(params, collector, key) -> {name: [P]}` on P prompts of the held-out split.
 
     Args:
       task: see `Task`.
       model: the policy.
-      num_prompts: number of held-out prompts.
+      num_prompts: number of held-out prompts, see `make_answer`.
       num_samples: n, samples per prompt; 0 for the greedy answers only.
       decoding: see `sampling.Decoding`.
 
     Returns:
-      The function; the same key gives the same prompts and random numbers. Its metrics are
+      The function; the same key gives the same prompts and random numbers, and of a finite set any
+      key gives each row once. Its metrics are
       `greedy_accuracy`, `greedy_length` (tokens, EOS included) and, with samples, `avg@n`, the mean
       score of the n, and `pass@k` for k = 1, 2, 4, … up to n, where a sample of score 1 is correct.
 
@@ -191,7 +216,7 @@ def make_describe(
     task: Task,
     model: Transformer,
     *,
-    num_prompts: int = 4,
+    num_prompts: int | None = 4,
     num_samples: int = 1,
     decoding: Decoding = PLAIN,
 ) -> Describe:

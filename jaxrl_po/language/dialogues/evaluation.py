@@ -12,13 +12,14 @@ from jaxrl_po.config import NON_NEGATIVE, ConfigError, check
 from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
 from jaxrl_po.language.dialogue import AnyTask, Dialogue, check_contract
-from jaxrl_po.language.evaluation import Describe, Evaluate, samples_metrics
+from jaxrl_po.language.evaluation import Describe, Evaluate, in_parts, samples_metrics
 from jaxrl_po.language.problem import Sampling
 from jaxrl_po.language.sampling import PLAIN, Decoding
+from jaxrl_po.language.tasks.types import Prompt, num_asked
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.types import ActorCritic, CollectorState
+from jaxrl_po.types import ActorCritic, CollectorState, PyTree
 
 SHOWN = 4
 """Dialogues of a prompt that are drawn for a person, the group of its advantages."""
@@ -46,14 +47,14 @@ class Games(NamedTuple):
 
 
 def make_play(
-    dialogue: Dialogue, model: Transformer, *, num_prompts: int, decoding: Decoding = PLAIN
+    dialogue: Dialogue, model: Transformer, *, num_prompts: int | None, decoding: Decoding = PLAIN
 ) -> Callable[[ActorCritic, jax.Array, int], Games]:
     """Builds `play(params, key, n) -> Games`: n dialogues per held-out prompt; n = 0 is greedy.
 
     Args:
       dialogue: see `Dialogue`.
       model: the policy.
-      num_prompts: P.
+      num_prompts: P; None for `DRAWN`.
       decoding: see `sampling.Decoding`; its budget is that of a message.
 
     Returns:
@@ -62,32 +63,34 @@ def make_play(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
-    check(Sampling(num_prompts=num_prompts, **decoding._asdict()))
+    check(Sampling(**decoding._asdict()))
+    count = num_asked(dialogue, num_prompts)
     check_contract(dialogue)
     check_vocabulary(dialogue, model)
     check_top_k(decoding.top_k, model)
     budgeted = decoding._replace(max_new_tokens=check_budget(dialogue, decoding.max_new_tokens))
 
     def play(params: ActorCritic, key: jax.Array, n: int) -> Games:
-        keys = jax.vmap(jax.random.split)(jax.random.split(key, num_prompts))
+        keys = jax.vmap(jax.random.split)(jax.random.split(key, count))
         prompts, states = jax.vmap(lambda key: dialogue.reset(key, True))(keys[:, 0])
-        held = conversation.converse(
-            lora.over(model, params.frozen),
-            params.policy,
-            dialogue,
-            prompts,
-            states,
-            keys[:, 1],
-            group_size=max(n, 1),
-            decoding=budgeted,
-            greedy=n == 0,
-        )
-        accuracy = jax.vmap(dialogue.accuracy)(held.state)
-        measures = {name: jax.vmap(f)(held.state) for name, f in dialogue.measures.items()}
-        held, accuracy, measures = jax.tree.map(
-            lambda x: x.reshape(num_prompts, -1, *x.shape[1:]),
-            (held._replace(state=None), accuracy, measures),
-        )
+
+        def hold(prompts: Prompt, states: PyTree, keys: jax.Array) -> tuple[PyTree, ...]:
+            held = conversation.converse(
+                lora.over(model, params.frozen),
+                params.policy,
+                dialogue,
+                prompts,
+                states,
+                keys,
+                group_size=max(n, 1),
+                decoding=budgeted,
+                greedy=n == 0,
+            )
+            accuracy = jax.vmap(dialogue.accuracy)(held.state)
+            measures = {name: jax.vmap(f)(held.state) for name, f in dialogue.measures.items()}
+            return held._replace(state=None), accuracy, measures
+
+        held, accuracy, measures = in_parts(hold, prompts, states, keys[:, 1])
         advantage = jnp.zeros_like(held.reward)
         if n > 1:
             advantage = jax.vmap(advantages.turn_relative)(held.reward, held.mask, held.message_end)
@@ -100,11 +103,11 @@ def make_evaluate(
     dialogue: Dialogue,
     model: Transformer,
     *,
-    num_prompts: int = 256,
+    num_prompts: int | None = None,
     num_samples: int = 0,
     decoding: Decoding = PLAIN,
 ) -> Evaluate:
-    """Builds `evaluate(params, collector, key) -> {name: [num_prompts]}`, as for a task.
+    """Builds `evaluate(params, collector, key) -> {name: [P]}`, as for a task.
 
     Its metrics are `greedy_accuracy`, `greedy_length` (tokens of all messages), `greedy_turns`, the
     dialogue's own with `greedy_` before them and, with samples, `avg@n` and `pass@k`; see
@@ -136,7 +139,7 @@ def make_describe(
     dialogue: Dialogue,
     model: Transformer,
     *,
-    num_prompts: int = 4,
+    num_prompts: int | None = 4,
     decoding: Decoding = PLAIN,
 ) -> Describe:
     """Builds `describe(params, collector, key) -> {"greedy": Games, "sampled": Games}`.

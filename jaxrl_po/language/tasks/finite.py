@@ -40,13 +40,17 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
       3
     """
     check_size("prompt_set", size, COUNT)
+    row = task.row
+
+    def numbered(index: jax.Array, prompt: Prompt) -> Prompt:
+        return prompt._replace(problem=(index, prompt.problem))
 
     def sample(key: jax.Array, held_out: bool) -> Prompt:
-        index = jnp.int32(0) if held_out else jax.random.randint(key, (), 0, size)
-        prompt = task.sample(
-            key if held_out else jax.random.fold_in(jax.random.key(seed), index), held_out
-        )
-        return prompt._replace(problem=(index, prompt.problem))
+        if held_out:
+            return numbered(jnp.int32(0), task.sample(key, True))
+        index = jax.random.randint(key, (), 0, size)
+        drawn = jax.random.fold_in(jax.random.key(seed), index)
+        return numbered(index, task.sample(drawn, False))
 
     def demonstrate(problem: Numbered) -> jax.Array:
         return task.demonstrate(problem[1])
@@ -64,6 +68,7 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
         credit=lambda problem, tokens: task.credit(problem[1], tokens),
         parses=of_problem(task.parses),
         step_end=of_problem(task.step_end),
+        row=None if row is None else lambda i: numbered(jnp.int32(0), row(i)),
         strata=size,
         stratum=stratum,
     )

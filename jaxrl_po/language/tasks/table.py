@@ -46,11 +46,13 @@ def table(
     train: Sequence[Example],
     test: Sequence[Example],
     *,
+    validation: Sequence[Example] = (),
     share_prompts: bool = False,
 ) -> Task:
-    """A task over two lists of prompts, drawn uniformly; only the exact answer is correct.
+    """A task over lists of prompts; only the exact answer is correct.
 
-    The problem is the row in `[*train, *test]`. The lists are the task's `data`, an argument of the
+    Training draws uniformly; an evaluation asks each row of `test` once. The problem is the row in
+    `[*train, *validation, *test]`. The lists are the task's `data`, an argument of the
     programs of a run.
 
     Args:
@@ -59,7 +61,9 @@ def table(
         model.
       train: at least one example.
       test: at least one example, held out.
-      share_prompts: whether both lists may hold a prompt, of which more is known elsewhere.
+      validation: examples, held out too, by which a run selects its best checkpoint. Without them
+        a command takes every second one of `test`, and tests on the others.
+      share_prompts: whether the lists may hold a prompt, of which more is known elsewhere.
 
     Returns:
       The task.
@@ -76,20 +80,22 @@ def table(
       >>> task.tokenizer.decode(prompt.tokens.tolist()), int(prompt.problem)
       ('east:', 1)
     """
-    for split, examples in (("train", train), ("test", test)):
-        if not examples:
-            raise ConfigError(f"{split} must hold at least one prompt")
-    shared = {example.prompt for example in train} & {example.prompt for example in test}
-    if shared and not share_prompts:
-        raise ConfigError(
-            f"train and test must share no prompt, but both hold {min(map(str, shared))!r}"
-        )
+    if not (train and test):
+        raise ConfigError(f"{'test' if train else 'train'} must hold at least one prompt")
+    found: dict[Any, str] = {}
+    for split, examples in (("train", train), ("validation", validation), ("test", test)):
+        for prompt, _ in examples:
+            if found.setdefault(prompt, split) != split and not share_prompts:
+                raise ConfigError(
+                    f"{found[prompt]} and {split} must share no prompt, but both hold "
+                    f"{str(prompt)!r}"
+                )
     texts = [
         (
             tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
             [*tokenizer.encode(answer), tokenizer.eos],
         )
-        for prompt, answer in (*train, *test)
+        for prompt, answer in (*train, *validation, *test)
     ]
     if not all(prompt for prompt, _ in texts):
         raise ConfigError("prompts must not be empty")
@@ -106,10 +112,14 @@ def table(
         ),
     )
 
+    tested = range(len(train) + len(validation), len(texts))
+
+    def row(rows: Rows, i: jax.Array) -> Prompt:
+        return Prompt(jnp.asarray(rows.tokens)[i], jnp.asarray(rows.pad)[i], i)
+
     def sample(rows: Rows, key: jax.Array, held_out: bool) -> Prompt:
-        first, last = (len(train), len(texts)) if held_out else (0, len(train))
-        row = jax.random.randint(key, (), first, last)
-        return Prompt(jnp.asarray(rows.tokens)[row], jnp.asarray(rows.pad)[row], row)
+        first, last = (tested.start, tested.stop) if held_out else (0, len(train))
+        return row(rows, jax.random.randint(key, (), first, last))
 
     def demonstrate(rows: Rows, row: jax.Array) -> jax.Array:
         return jnp.asarray(rows.answer)[row]
@@ -129,5 +139,8 @@ def table(
         demonstrate=functools.partial(demonstrate, rows),
         score=functools.partial(score, rows),
         credit=functools.partial(credit, rows),
+        row=functools.partial(row, rows),
+        test=tested,
+        validation=range(len(train), tested.start),
         data=rows,
     )  # Any text may be an answer: none is malformed, and there is no `parses`.

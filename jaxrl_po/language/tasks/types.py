@@ -5,13 +5,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jaxrl_po.config import ConfigError, Interval
+from jaxrl_po.config import COUNT, ConfigError, Interval
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
 
 DATA = "data"
 """The entry of `ActorCritic.frozen` that holds `Task.data`."""
+
+DRAWN = 512
+"""Prompts of an evaluation, unless it says how many, of a task that draws them."""
 
 
 class Prompt(NamedTuple):
@@ -54,6 +58,10 @@ class Task(NamedTuple):
       step_end: `step_end(problem, tokens [T]) -> [T]` bool: the tokens that end a step, at which a
         process reward is due, even if it is 0. The last token of a completion always is one. None
         where every token is a step.
+      row: `row(i) -> Prompt`, that of row i of a finite set. None where prompts have no end, and
+        an evaluation draws its own by `sample`.
+      test: the held-out rows of a finite set; an evaluation asks each of them once.
+      validation: the rows that take their place in the evaluations that select a checkpoint.
       data: arrays that functions above read as `functools.partial(function, data)`. A state holds
         them, so that they are an argument of the programs, and no constant in their text. None
         where there are none.
@@ -72,7 +80,52 @@ class Task(NamedTuple):
     strata: int = 0
     stratum: Callable[[PyTree], jax.Array] | None = None
     step_end: Callable[[PyTree, jax.Array], jax.Array] | None = None
+    row: Callable[[jax.Array], Prompt] | None = None
+    test: range = range(0)
+    validation: range = range(0)
     data: PyTree = None
+
+
+def selecting(task: Task) -> Task:
+    """The task as the evaluations that select a checkpoint see it: a finite one without its test.
+
+    Args:
+      task: any.
+    """
+    return task._replace(test=task.validation)
+
+
+def num_asked(task: Any, num_prompts: int | None) -> int:
+    """The prompts of an evaluation, at most the test rows of a finite set.
+
+    Args:
+      task: or dialogue, which draws them.
+      num_prompts: asked for; None for each row of a finite set, or else `DRAWN`.
+
+    Raises:
+      ConfigError: `num_prompts` below 1, or a finite set without test rows.
+    """
+    finite = getattr(task, "row", None) is not None
+    if finite and not task.test:
+        raise ConfigError(f"task {task.name} must have test rows, and for a run validation rows")
+    if num_prompts is None:
+        return len(task.test) if finite else DRAWN
+    check_size("num_prompts", num_prompts, COUNT)
+    return min(num_prompts, len(task.test)) if finite else num_prompts
+
+
+def held_out(task: Task, keys: jax.Array) -> Prompt:
+    """The prompts of an evaluation, `[P, …]`: the first P test rows, or drawn.
+
+    Args:
+      task: any; a finite one has at least P test rows.
+      keys: `[P]`; consumed where prompts are drawn.
+    """
+    if task.row is None:
+        return jax.vmap(lambda key: task.sample(key, True))(keys)
+    rows = jnp.array(task.test[: len(keys)], jnp.int32)
+    asked: Prompt = jax.vmap(task.row)(rows)
+    return asked
 
 
 def reading(task: Task, frozen: PyTree) -> Task:

@@ -1,5 +1,6 @@
 """Prompts from JSONL files: lines with `prompt` or `messages`, `answer` and further columns."""
 
+import bisect
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -163,39 +164,43 @@ def _is_chat(messages: Any) -> bool:
 
 
 def split(
-    rows: Sequence[Row], fraction: float, *, whole: bool = False
-) -> tuple[list[Row], list[Row]]:
-    """Train and test rows, assigned by a hash of the prompt.
+    rows: Sequence[Row], fraction: float, parts: int = 1, *, whole: bool = False
+) -> list[list[Row]]:
+    """Training rows, then what is held out in equal parts, assigned by a hash of the prompt.
 
     So equal prompts are in the same split, and the order of the rows does not matter.
 
     Args:
       rows: of one file.
-      fraction: approximate share of the prompts to hold out.
+      fraction: approximate share of the prompts to hold out; each part gets one at least.
+      parts: of what is held out.
       whole: tell rows by all of their columns.
 
     Raises:
-      ConfigError: one split is empty.
+      ConfigError: no row is left to train on.
 
     Example:
       >>> rows = [Row({"prompt": f"{i}?", "answer": "!"}, "") for i in range(1000)]
-      >>> train, test = split(rows, 0.1)
-      >>> len(train), len(test)
-      (900, 100)
+      >>> [len(part) for part in split(rows, 0.1, 2)]
+      [900, 50, 50]
     """
-    words = [hashlib.blake2b(row.identity(whole).encode(), digest_size=8).digest() for row in rows]
-    held_out = [int.from_bytes(word, "big") < fraction * 2**64 for word in words]
-    train, test = (
-        [row for row, out in zip(rows, held_out, strict=True) if out == side]
-        for side in (False, True)
-    )
-    if not (train and test):
+    words = [
+        int.from_bytes(hashlib.blake2b(row.identity(whole).encode(), digest_size=8).digest(), "big")
+        for row in rows
+    ]
+    distinct = sorted(set(words))
+    held_out = max(parts, bisect.bisect_left(distinct, fraction * 2**64))
+    if held_out >= len(distinct):
         raise ConfigError(
-            f"test_fraction={fraction:g} leaves {len(train)} prompts to train on and "
-            f"{len(test)} to test on; give more prompts, another fraction, or a file of "
-            "test prompts"
+            f"test_fraction={fraction:g} of {len(distinct)} prompts leaves none to train on; give "
+            "more prompts or another fraction"
         )
-    return train, test
+    ends = [distinct[held_out * part // parts] for part in range(1, parts + 1)]
+    places = [bisect.bisect(ends, word) for word in words]
+    return [
+        [row for row, place in zip(rows, places, strict=True) if place == part]
+        for part in (parts, *range(parts))
+    ]
 
 
 def make_task(
@@ -203,6 +208,7 @@ def make_task(
     train: Sequence[Row],
     test: Sequence[Row],
     *,
+    validation: Sequence[Row] = (),
     characters: str = "",
     max_prompt_length: int = 0,
     text: Text | None = None,
@@ -214,6 +220,7 @@ def make_task(
       name: of the task.
       train: training rows.
       test: held-out rows.
+      validation: held-out rows that select a checkpoint, none of them a row of `train`.
       characters: the alphabet; empty takes the characters that occur.
       max_prompt_length: maximum length of a prompt, tokens; 0 for no maximum.
       text: how a pretrained model reads prompts; None for a token per character.
@@ -227,8 +234,9 @@ def make_task(
       ConfigError: names the line whose prompt is too long, is in both splits, or cannot be written
         in the tokens.
     """
-    rows = [*train, *test]
-    where = {row.identity(whole): row.place for row in train}
+    known = [*train, *validation]
+    rows = [*known, *test]
+    where = {row.identity(whole): row.place for row in known}
     for row in test:
         if (identity := row.identity(whole)) in where:
             raise ConfigError(
@@ -255,7 +263,12 @@ def make_task(
         Example(prompt, row.columns.get(ANSWER, "")) for row, prompt in zip(rows, ids, strict=True)
     ]
     task = table(
-        name, tokenizer, examples[: len(train)], examples[len(train) :], share_prompts=whole
+        name,
+        tokenizer,
+        examples[: len(train)],
+        examples[len(known) :],
+        validation=examples[len(train) : len(known)],
+        share_prompts=whole,
     )
     names = [column for column in rows[0].columns if column not in (PROMPT, MESSAGES)]
 

@@ -21,9 +21,14 @@ class File:
         "JSONL file of prompts: each line has a prompt or messages, an answer and any further "
         "columns",
     )
-    test: str = static("", "file of held-out prompts; empty to hold out part of the train file")
+    test: str = static(
+        "", "file of prompts for jaxrl-po evaluate; empty to hold out more of the train file"
+    )
     test_fraction: float = number(
-        0.1, "share of the prompts to hold out, by a hash of the prompt", within=FRACTION
+        0.1,
+        "share of the prompts of the train file to hold out, by a hash of the prompt: half select "
+        "the best checkpoint, half are for jaxrl-po evaluate; with a test file all select",
+        within=FRACTION,
     )
     characters: str = static(
         "",
@@ -39,10 +44,9 @@ class File:
     )
 
     def validate(self) -> None:
-        """Refuses a missing file and settings without effect."""
+        """Refuses a missing file."""
         if not self.train:
             raise ConfigError("train must name a file of prompts, e.g. --task.train=prompts.jsonl")
-        config.require_effect(self, "test_fraction", not self.test, "test is left out")
 
 
 @config.record
@@ -54,7 +58,10 @@ class ReasoningGym:
     seed: int = static(0, "seed of the data set", within=SEED)
     options: str = static("{}", 'further settings of the data set, as JSON, e.g. {"max_digits": 1}')
     test_fraction: float = number(
-        0.1, "share of the prompts to hold out, by a hash of the prompt", within=FRACTION
+        0.1,
+        "share of the prompts to hold out, by a hash of the prompt: half select the best "
+        "checkpoint, half are for jaxrl-po evaluate",
+        within=FRACTION,
     )
     max_prompt_length: int = static(
         512, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
@@ -81,15 +88,17 @@ def from_file(
     arguments = parse_object("template_arguments", template_arguments)
     if text is not None and characters:
         raise UsageError("--task.characters has no effect with the tokenizer of a pretrained model")
-    split = read_rows(train, test, test_fraction, answers=answers, whole=whole)
-    if arguments and (text is None or prompts.MESSAGES not in split[0][0].columns):
+    rows, validation, held_out = read_rows(train, test, test_fraction, answers=answers, whole=whole)
+    if arguments and (text is None or prompts.MESSAGES not in rows[0].columns):
         raise UsageError(
             "--task.template_arguments has no effect unless a pretrained model reads messages"
         )
     try:
         return prompts.make_task(
             train,
-            *split,
+            rows,
+            held_out,
+            validation=validation,
             characters=characters,
             max_prompt_length=max_prompt_length,
             text=text and text._replace(arguments=arguments),
@@ -103,8 +112,8 @@ def from_file(
 
 def read_rows(
     train: str, test: str, test_fraction: float, *, answers: bool, whole: bool
-) -> tuple[list[prompts.Row], list[prompts.Row]]:
-    """Training and held-out rows of `--task=file`.
+) -> list[list[prompts.Row]]:
+    """Training, validation and test rows of `--task=file`, in the order of its task.
 
     Raises:
       UsageError: names the flag, the file and the line.
@@ -114,11 +123,13 @@ def read_rows(
     except ConfigError as error:
         raise UsageError(f"--task.train: {error}") from None
     try:
-        if test:
-            return rows, prompts.read_jsonl(test, answers=answers)
-        return prompts.split(rows, test_fraction, whole=whole)
+        tests = [prompts.read_jsonl(test, answers=answers)] if test else []
     except ConfigError as error:
-        raise UsageError(f"--task.{'test' if test else 'train'}: {error}") from None
+        raise UsageError(f"--task.test: {error}") from None
+    try:
+        return prompts.split(rows, test_fraction, 1 if test else 2, whole=whole) + tests
+    except ConfigError as error:
+        raise UsageError(f"--task.train: {error}") from None
 
 
 def from_reasoning_gym(
@@ -155,9 +166,12 @@ def from_reasoning_gym(
             dataset, seed=seed, size=size, options=parse_object("options", options)
         )
         rows = [prompts.Row(item, f"item {i} of {dataset}") for i, item in enumerate(items)]
+        train, validation, test = prompts.split(rows, test_fraction, 2)
         return prompts.make_task(
             dataset,
-            *prompts.split(rows, test_fraction),
+            train,
+            test,
+            validation=validation,
             max_prompt_length=max_prompt_length,
             text=text,
         )

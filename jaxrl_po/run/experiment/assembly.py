@@ -23,6 +23,8 @@ class Experiment(NamedTuple):
       learner: of one seed.
       evaluate: `(params, collector, key) -> {name: array}` of one seed; each is logged as the mean
         over its array; None evaluates nothing.
+      test: likewise, of what never selected a checkpoint, for later evaluations; None where that
+        is what `evaluate` gets from another key.
       score: the evaluated name that marks the best checkpoint.
       initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
       examples: of the first seed, shown at each evaluation; `describe(params, collector, key)` gets
@@ -47,6 +49,7 @@ class Experiment(NamedTuple):
     learner: Learner
     evaluate: Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]] | None
     score: str
+    test: Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]] | None = None
     initial: str = ""
     examples: programs.Examples | None = None
     axes: sharding.LogicalAxes | None = None

@@ -8,12 +8,12 @@ from typing import Any
 from jaxrl_po import config, language
 from jaxrl_po.algorithms import dapo, reference
 from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, number, static
+from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, number, static
 from jaxrl_po.language import lora
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.problem import Computation, Sampling
-from jaxrl_po.language.tasks.types import DATA, reading
+from jaxrl_po.language.tasks.types import DATA, DRAWN, reading, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.data.rewarding import MATH, MODEL, VERIFIER
@@ -61,7 +61,11 @@ class Options(RunOptions):
         "rewards.py:nearly,package.module:other",
     )
     eval_prompts: int = static(
-        512, "held-out prompts per evaluation and seed", unit="prompts", within=COUNT
+        0,
+        "held-out prompts per evaluation and seed; 0 takes every row of a finite set, and "
+        f"{DRAWN} of a task that makes them",
+        unit="prompts",
+        within=NON_NEGATIVE,
     )
     eval_samples: int = static(
         0,
@@ -218,27 +222,23 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             base=start.digest,
             prompts=prompts,
         )
-    write = functools.partial(kind.make_describe, task, policy, decoding=settings.decoding)
+    write = functools.partial(kind.make_describe, model=policy, decoding=settings.decoding)
     render: Callable[[Any], list[dict[str, Any]]] = functools.partial(kind.render, task)
-    evaluate: Any = kind.make_evaluate(
-        task,
-        policy,
-        num_prompts=options.eval_prompts,
-        num_samples=options.eval_samples,
-        decoding=settings.decoding,
-    )
+    measure: Any = functools.partial(kind.make_evaluate, model=policy, decoding=settings.decoding)
     judge = None
     if rewarded is not None and rewarding.judges(options, task, pretrained=start.base is not None):
         scores, plain = rewarded, render
-        evaluate = write(num_prompts=options.eval_prompts, num_samples=options.eval_samples)
-        judge = functools.partial(rewarding.measure, scores)
+        measure, judge = write, functools.partial(rewarding.measure, scores)
         render = lambda answers: plain(rewarding.judged(scores, answers))  # noqa: E731
+    sizes = {"num_prompts": options.eval_prompts or None, "num_samples": options.eval_samples}
+    seen = task if isinstance(task, Dialogue) else selecting(task)
     return assembly.Experiment(
         learner=make(records["warm_start"]),
-        evaluate=evaluate,
+        evaluate=measure(seen, **sizes),
+        test=measure(task, **sizes),
         score="greedy_accuracy",
         initial="warm_start_accuracy",
-        examples=programs.Examples(write(num_prompts=options.show), render)
+        examples=programs.Examples(write(seen, num_prompts=options.show), render)
         if options.show
         else None,
         axes=LOGICAL_AXES,

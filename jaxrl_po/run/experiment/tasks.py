@@ -243,6 +243,8 @@ def _own(name: str) -> AnyTask:
             f"--task={name} must make a jaxrl_po.language.Task or Dialogue, got "
             f"{type(task).__name__}"
         )
+    if isinstance(task, language.Task) and len(task.test) > 1 and not task.validation:
+        task = task._replace(test=task.test[1::2], validation=task.test[::2])
     return task
 
 

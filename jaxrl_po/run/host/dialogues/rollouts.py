@@ -15,6 +15,7 @@ from jaxrl_po.language.dialogues.evaluation import SHOWN, Games, render
 from jaxrl_po.language.dialogues.recorded import Recording
 from jaxrl_po.language.evaluation import samples_metrics
 from jaxrl_po.language.networks import prompt_keys
+from jaxrl_po.language.tasks.types import held_out, num_asked, selecting
 from jaxrl_po.learner import next_key
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices.seeds import STATE_AXES, stack
@@ -33,7 +34,7 @@ class HostDialogues(NamedTuple):
 
     Attributes:
       scene: see `Scene`.
-      eval_prompts: held-out prompts of an evaluation.
+      eval_prompts: held-out prompts of an evaluation; 0 for each row of its set.
       eval_samples: samples of each beside the greedy dialogue.
       show: held-out prompts whose dialogues are drawn.
     """
@@ -139,12 +140,8 @@ class Dialogues:
           state: stacked over seeds.
           later_seed: of a later evaluation; None for the run's own.
         """
-        if later_seed is None:
-            key = jax.random.split(jax.random.key(self._base))[1]
-        else:
-            key = jax.random.key(later_seed)
-        prompts, every = self._host.eval_prompts, range(len(self._seeds))
-        greedy = self._held_out(state, key, prompts, 0, every)
+        prompts, every = self._host.eval_prompts or None, range(len(self._seeds))
+        greedy = self._held_out(state, later_seed, prompts, 0, every)
         found = {
             "accuracy": greedy.score,
             "length": greedy.held.mask.sum(axis=-1),
@@ -152,31 +149,43 @@ class Dialogues:
         } | {name: _value(mean) for name, mean in greedy.measures.items()}
         values = {f"greedy_{name}": np.asarray(value)[..., 0] for name, value in found.items()}
         if self._host.eval_samples:
-            drawn = self._held_out(state, key, prompts, self._host.eval_samples, every)
+            drawn = self._held_out(state, later_seed, prompts, self._host.eval_samples, every)
             each = jax.vmap(samples_metrics)(jnp.asarray(drawn.score))
             values |= {name: np.asarray(value) for name, value in each.items()}
         return values
 
     def describe(self, state: TrainState) -> dict[str, Games]:
         """Dialogues of the first seed, for `dialogues.render`."""
-        key = jax.random.split(jax.random.key(self._base))[1]
         return {
-            name: _games(jax.tree.map(lambda x: x[0], found))
-            for name, found in (
-                ("greedy", self._held_out(state, key, self._host.show, 0, (0,))),
-                ("sampled", self._held_out(state, key, self._host.show, SHOWN, (0,))),
+            name: _games(
+                jax.tree.map(
+                    lambda x: x[0], self._held_out(state, None, self._host.show, samples, (0,))
+                )
             )
+            for name, samples in (("greedy", 0), ("sampled", SHOWN))
         }
 
     def _held_out(
-        self, state: TrainState, key: jax.Array, prompts: int, samples: int, seeds: Sequence[int]
+        self,
+        state: TrainState,
+        later_seed: int | None,
+        prompts: int | None,
+        samples: int,
+        seeds: Sequence[int],
     ) -> Recording:
-        """`samples` dialogues of each held-out prompt, 0 for a greedy one, `[S, prompts, n, …]`."""
+        """`samples` dialogues of each held-out prompt, 0 for a greedy one, `[S, prompts, n, …]`.
+
+        See `evaluate` for the other arguments.
+        """
+        if later_seed is None:
+            task, key = selecting(self._scene.task), jax.random.split(jax.random.key(self._base))[1]
+        else:
+            task, key = self._scene.task, jax.random.key(later_seed)
         count, every = max(samples, 1), len(self._seeds)
         prompt_key, number_key = jax.random.split(key)
-        pairs = jax.vmap(jax.random.split)(jax.random.split(prompt_key, prompts))
-        sample = jax.vmap(lambda key: self._scene.task.sample(key, True).problem)
-        rows = np.repeat(np.asarray(sample(pairs[:, 0])), count)
+        asked = num_asked(task, prompts)
+        pairs = jax.vmap(jax.random.split)(jax.random.split(prompt_key, asked))
+        rows = np.repeat(np.asarray(held_out(task, pairs[:, 0]).problem), count)
         keys = sampling.member_keys(pairs[:, 1], count)
         drawn = int(jax.random.randint(number_key, (), 0, 2**31 - 1))
         size, parts = self._scene.rows, []
@@ -203,7 +212,7 @@ class Dialogues:
             parts.append(jax.tree.map(lambda x, within=within: np.asarray(x)[:, within], made))
         whole: Recording = jax.tree.map(lambda *each: np.concatenate(each, axis=1), *parts)
         shaped: Recording = jax.tree.map(
-            lambda x: x.reshape(every, prompts, count, *x.shape[2:]), whole
+            lambda x: x.reshape(every, asked, count, *x.shape[2:]), whole
         )
         return shaped
 

@@ -1,5 +1,6 @@
 """`--environment`: from flags to dialogues on the host, checked before anything compiles."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -145,11 +146,11 @@ def read_rows(records: Mapping[str, Any]) -> list[dict[str, Any]]:
       UsageError: messages without one of the user, to which a reset could add.
     """
     task = records["task"]
-    split = tables.read_rows(
+    parts = tables.read_rows(
         task.train, task.test, float(task.test_fraction), answers=False, whole=True
     )
     found = []
-    for row in (*split[0], *split[1]):
+    for row in itertools.chain(*parts):
         columns = dict(row.columns)
         messages = columns.pop(prompts.MESSAGES, None) or [
             {"role": USER, "content": columns[prompts.PROMPT]}

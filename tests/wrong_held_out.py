@@ -1,0 +1,73 @@
+"""Wrong programs of held-out sets: what an evaluation asks, and what selects a checkpoint."""
+
+from wrong import Wrong
+
+ONCE = "test_evaluation.py::test_every_row_of_a_finite_set_is_asked_once"
+HOST = "test_environment_runs.py::test_each_row_of_a_set_is_asked_once"
+SELECTS = "test_task_data.py::test_rows_of_the_test_set_select_no_checkpoint"
+
+WRONG = [
+    Wrong(
+        "rows of a finite set are drawn with replacement",
+        "language.tasks.types",
+        "rows = jnp.array(task.test[: len(keys)], jnp.int32)",
+        "rows = jax.vmap(lambda key: jax.random.choice(key, jnp.array(task.test)))(keys)",
+        (ONCE, HOST),
+    ),
+    Wrong(
+        "the last rows of a finite set are left out",
+        "language.tasks.types",
+        "return len(task.test) if finite",
+        "return len(task.test) // 8 * 8 or len(task.test) if finite",
+        (ONCE,),
+    ),
+    Wrong(
+        "an evaluation counts the rows that fill its last part",
+        "language.evaluation",
+        "*x.shape[2:])[:total], made)",
+        "*x.shape[2:]), made)",
+        (ONCE,),
+    ),
+    Wrong(
+        "every part of an evaluation asks the rows of the first",
+        "language.evaluation",
+        "index.reshape(parts, -1)",
+        "index.reshape(parts, -1)[:1].repeat(parts, 0)",
+        (ONCE,),
+    ),
+    Wrong(
+        "rows of the test set select a checkpoint",
+        "run.experiment.language",
+        "seen = task if isinstance(task, Dialogue) else selecting(task)",
+        "seen = task",
+        (SELECTS,),
+    ),
+    Wrong(
+        "a later evaluation asks the rows that selected the checkpoint",
+        "run.experiment.language",
+        "test=measure(task, **sizes)",
+        "test=measure(seen, **sizes)",
+        (SELECTS,),
+    ),
+    Wrong(
+        "validation rows are trained on",
+        "language.tasks.table",
+        "else (0, len(train))",
+        "else (0, tested.start)",
+        ("test_prompts.py::test_the_task_draws_each_split_and_knows_its_answers",),
+    ),
+    Wrong(
+        "dialogues on the host select a checkpoint by test rows",
+        "run.host.dialogues.rollouts",
+        "task, key = selecting(self._scene.task), ",
+        "task, key = self._scene.task, ",
+        (HOST,),
+    ),
+    Wrong(
+        "dialogues are evaluated on the training split",
+        "language.dialogues.evaluation",
+        "dialogue.reset(key, True)",
+        "dialogue.reset(key, False)",
+        ("test_dialogues.py::test_dialogues_are_held_out_in_an_evaluation",),
+    ),
+]
