@@ -53,7 +53,7 @@ CELLS = {
     "trpo, rows over devices": ["--algorithm=trpo", *CONTROL, *ROWS, *NATURAL],
     "trpo, vine": [
         *("--algorithm=trpo", *CONTROL, *ONE, *NATURAL, "--sampling=vine"),
-        *("--problem.num_states=4", "--problem.num_branches=2"),
+        *("--problem.num_branches=2", "--problem.horizon=4", "--total_steps=300"),
     ],
     "trpo, Pendulum": [
         *("--algorithm=trpo", *CONTROL, *ONE, *NATURAL, "--env=Pendulum-v1"),
