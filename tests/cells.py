@@ -52,7 +52,7 @@ CELLS = {
     "trpo": ["--algorithm=trpo", *CONTROL, *ONE, *NATURAL],
     "trpo, rows over devices": ["--algorithm=trpo", *CONTROL, *ROWS, *NATURAL],
     "trpo, vine": [
-        *("--algorithm=trpo", *CONTROL, *ONE, *NATURAL, "--sampling=vine"),
+        *("--algorithm=trpo", *CONTROL, *ONE, "--config.cg_iterations=2", "--sampling=vine"),
         *("--problem.num_branches=2", "--problem.horizon=4", "--total_steps=300"),
     ],
     "trpo, Pendulum": [
@@ -81,17 +81,12 @@ CELLS = {
         *("--eval_episodes=2", "--problem.num_envs=4", "--problem.num_steps=8", *STEPS),
         "--config.learning_rate=1e-3,1e-2",
     ],
-    "sweep of language": [
-        *("sweep", "--task=addition", "--algorithm=grpo", "--config.learning_rate=1e-3,1e-2"),
-        *(flag for flag in ADDITION[1:] if "_every" not in flag and "--show" not in flag),
-        *("--devices=1", "--evaluations=1"),
-    ],
     "language, a2c": ["--algorithm=a2c", *ADDITION, *ONE],
     "language, trpo": ["--algorithm=trpo", *ADDITION, *ONE, *NATURAL],
     "language, ppo": ["--algorithm=ppo", *ADDITION, *ONE, *STEPS],
     "language, ppo, rows over devices": ["--algorithm=ppo", *ADDITION, *ROWS, *STEPS],
     "language, ppo, reward model": [
-        *("--algorithm=ppo", *ADDITION, *ONE, *STEPS, "--reward=model", "--reward_model.steps=2"),
+        *("--algorithm=ppo", *ADDITION, *ONE, *STEPS, "--reward=model"),
         *("--reward_model.width=8", "--reward_model.mlp_width=8"),
     ],
     "grpo": ["--algorithm=grpo", *ADDITION, *ONE, *STEPS],
@@ -178,6 +173,7 @@ def work(names):
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)
+    jax.devices()  # before a command asks for fewer
     for name in names:
         # Language computes in single precision, whatever the default.
         jax.config.update("jax_enable_x64", not set(CELLS[name]) & set(LANGUAGE[-3:]))
