@@ -321,7 +321,6 @@ def make(
         problem = in_groups(problem, grouped)
     num_parts = config.num_minibatches * config.num_microbatches
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
-    policy = actor_critic.policy_of(problem)
     surrogate = surrogates.checked(surrogate)
     reference = config if isinstance(config, Reference) and config.use_reference else None
     corrections.require_mismatch(config, problem, config.num_epochs * config.num_minibatches)
@@ -329,57 +328,7 @@ def make(
         config_lib.require_effect(
             reference, "reweight_kl", loss_kl is not None, "the penalty is in the loss"
         )
-
-    def estimate_advantage(state: TrainState, batch: Batch) -> Samples:
-        del state
-        step_end = batch.mask if batch.step_end is None else batch.step_end
-        grouped = [
-            x.reshape(*batch.score.shape, -1) for x in (reward_fn(batch), batch.mask, step_end)
-        ]
-        relative = advantage(*grouped).reshape(batch.mask.shape)
-        # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
-        fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
-        samples = Samples(
-            inputs=batch.inputs,
-            action=batch.action,
-            log_prob=batch.log_prob,
-            advantage=relative,
-            mask=loss_mask_fn(batch),
-            teacher_log_prob=batch.teacher_log_prob,
-            sampler_log_prob=batch.sampler_log_prob,
-        )
-        measured = every_group(
-            KL_STRIDE, samples._replace(mask=fresh), batch.score.shape[1], config.axis_name
-        )
-        penalized = None if select is None else select(samples)
-        return samples._replace(penalized=penalized, measured=measured)
-
-    def loss(params: ActorCritic, samples: Samples, steps: int) -> tuple[tuple[Mean, ...], Metrics]:
-        distribution = policy(params, samples)
-        log_prob, entropy = log_prob_and_entropy(distribution, samples.action)
-        elements, others = surrogate(log_prob, samples)
-        elements, corrected = corrections.correct(config, elements, log_prob, samples)
-        others |= corrected
-        terms = {
-            "policy_loss": (elements, 1.0),
-            "entropy": (entropy, -config.entropy_coefficient),
-        }
-        if reference is not None and loss_kl is not None:
-            kl = loss_kl(log_prob, samples.reference_log_prob)
-            if reference.reweight_kl:
-                kl *= ratio(log_prob, samples.log_prob)
-            terms["reference_kl"] = (kl, reference.kl_coefficient)
-        # Rows may have been cut, and an aggregate may divide by the budget.
-        beyond = ((0, 0), (0, steps - samples.mask.shape[1]))
-        mask = jnp.pad(samples.mask, beyond)
-        means = {name: aggregate(jnp.pad(x, beyond), mask) for name, (x, _) in terms.items()}
-        others |= {
-            "extreme_ratio": (jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)).astype(
-                jnp.float32
-            ),
-        }
-        metrics = means | {name: losses.token_mean(x, samples.mask) for name, x in others.items()}
-        return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
+    loss = make_loss(config, problem, surrogate, aggregate, loss_kl)
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         of_budget = functools.partial(loss, steps=samples.mask.shape[1])
@@ -412,27 +361,14 @@ def make(
         if samples.teacher_log_prob is None:  # else every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=params, opt_state=opt_state)
-        return (state if reference is None else reset(state, reference.reset_iterations)), metrics
+        if reference is not None and reference.reset_iterations:
+            state = reset(state, optimizer, reference.reset_iterations)
+        return state, metrics
 
-    def reset(state: TrainState, iterations: int) -> TrainState:
-        if not iterations:
-            return state
-        policy = state.params.policy
-        due = (state.step + 1) % iterations == 0
-        reference_params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(due, new, old),
-            (policy, optimizer.init(policy)),
-            (state.reference_params, state.opt_state),
-        )
-        return state._replace(reference_params=reference_params, opt_state=opt_state)
-
-    def init_reference(params: ActorCritic) -> PyTree:
-        return None if reference is None else params.policy
-
-    estimate: learner.Estimate = estimate_advantage
+    estimate = make_estimate(config, advantage, reward_fn, loss_mask_fn, select)
     if reference is not None:
         estimate = reference_lib.with_reference_log_prob(
-            estimate_advantage,
+            estimate,
             problem,
             num_parts=num_parts,
             reward_kl=reward_kl,
@@ -447,7 +383,97 @@ def make(
         estimate=estimate_trained if extra_samples else estimate,
         improve=improve,
         init_optimizer=lambda params: optimizer.init(params.policy),
-        init_reference=init_reference,
+        init_reference=lambda params: None if reference is None else params.policy,
         num_parts=num_parts,
         axis_name=config.axis_name,
     )
+
+
+def make_estimate(
+    config: GradientSteps,
+    advantage: Advantage,
+    reward_fn: Callable[[Batch], jax.Array],
+    loss_mask_fn: Callable[[Batch], jax.Array],
+    select: Callable[[Samples], jax.Array] | None,
+) -> learner.Estimate:
+    """Advantages within groups, and the samples that measure the KL; arguments as for `make`."""
+
+    def estimate(state: TrainState, batch: Batch) -> Samples:
+        del state
+        step_end = batch.mask if batch.step_end is None else batch.step_end
+        grouped = [
+            x.reshape(*batch.score.shape, -1) for x in (reward_fn(batch), batch.mask, step_end)
+        ]
+        relative = advantage(*grouped).reshape(batch.mask.shape)
+        # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
+        fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
+        samples = Samples(
+            inputs=batch.inputs,
+            action=batch.action,
+            log_prob=batch.log_prob,
+            advantage=relative,
+            mask=loss_mask_fn(batch),
+            teacher_log_prob=batch.teacher_log_prob,
+            sampler_log_prob=batch.sampler_log_prob,
+        )
+        measured = every_group(
+            KL_STRIDE, samples._replace(mask=fresh), batch.score.shape[1], config.axis_name
+        )
+        penalized = None if select is None else select(samples)
+        return samples._replace(penalized=penalized, measured=measured)
+
+    return estimate
+
+
+def make_loss(
+    config: GradientSteps,
+    problem: Problem,
+    surrogate: Surrogate,
+    aggregate: Aggregate,
+    loss_kl: Divergence | None,
+) -> Callable[..., tuple[tuple[Mean, ...], Metrics]]:
+    """`loss(params, samples, steps)` of rows that were cut from a budget of `steps` tokens."""
+    policy = actor_critic.policy_of(problem)
+
+    def loss(params: ActorCritic, samples: Samples, steps: int) -> tuple[tuple[Mean, ...], Metrics]:
+        distribution = policy(params, samples)
+        log_prob, entropy = log_prob_and_entropy(distribution, samples.action)
+        elements, others = surrogate(log_prob, samples)
+        elements, corrected = corrections.correct(config, elements, log_prob, samples)
+        others |= corrected
+        terms = {
+            "policy_loss": (elements, 1.0),
+            "entropy": (entropy, -config.entropy_coefficient),
+        }
+        if isinstance(config, Reference) and config.use_reference and loss_kl is not None:
+            kl = loss_kl(log_prob, samples.reference_log_prob)
+            if config.reweight_kl:
+                kl *= ratio(log_prob, samples.log_prob)
+            terms["reference_kl"] = (kl, config.kl_coefficient)
+        # Rows may have been cut, and an aggregate may divide by the budget.
+        beyond = ((0, 0), (0, steps - samples.mask.shape[1]))
+        mask = jnp.pad(samples.mask, beyond)
+        means = {name: aggregate(jnp.pad(x, beyond), mask) for name, (x, _) in terms.items()}
+        others |= {
+            "extreme_ratio": (jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)).astype(
+                jnp.float32
+            ),
+        }
+        metrics = means | {name: losses.token_mean(x, samples.mask) for name, x in others.items()}
+        return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
+
+    return loss
+
+
+def reset(
+    state: TrainState, optimizer: optax.GradientTransformation, iterations: int
+) -> TrainState:
+    """After every n-th iteration the policy is the reference, and the optimizer starts afresh."""
+    policy = state.params.policy
+    due = (state.step + 1) % iterations == 0
+    reference_params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(due, new, old),
+        (policy, optimizer.init(policy)),
+        (state.reference_params, state.opt_state),
+    )
+    return state._replace(reference_params=reference_params, opt_state=opt_state)
