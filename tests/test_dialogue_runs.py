@@ -71,6 +71,18 @@ def games():
 
 def test_games_are_told_turn_by_turn(games):
     assert {game["score"] for game in games} == {0.0, 1.0}
+    first = {
+        decoding: {game["turns"][0]["message"] for game in games if game["decoding"] == decoding}
+        for decoding in ("greedy", "sampled")
+    }
+    assert len(first["greedy"]) == 1 < len(first["sampled"])
+    told = 0
+    for start in range(0, len(games), 5):  # a greedy game of each prompt, and a group of four
+        group = [(game["score"], game["turns"][0]["advantage"]) for game in games[start + 1 :][:4]]
+        told += any(advantage for _, advantage in group)
+        assert abs(sum(advantage for _, advantage in group)) < 1e-5
+        assert all((score > 0) == (advantage > 0) for score, advantage in group if advantage)
+    assert told > 0
     assert {turn["reply"] for game in games for turn in game["turns"]} == {"<", ">", "!", ""}
     for game in games:
         assert game["prompt"] == "?"
@@ -145,14 +157,15 @@ def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):
 
 
 def test_a_discount_per_turn_is_that_of_the_turns():
-    """γ = ½ between turns, none within: Monte Carlo returns worked out row by row."""
+    """γ = ½ between turns, none within, and λ likewise, by each estimator, row by row."""
     turn_ends = np.array([[0, 1, 0, 0, 1, 1], [1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]], bool)
     count = np.array([[6], [4], [3]])
     step = np.arange(6)
     reward = np.where(turn_ends, np.random.default_rng(0).normal(size=(3, 6)), 0.0)
     nothing = np.zeros((3, 6), np.float32)
+    value = np.random.default_rng(1).normal(size=(3, 7)).astype(np.float32)
     batch = Batch(
-        *(None, nothing, nothing, reward.astype(np.float32), nothing, nothing),
+        *(None, nothing, nothing, reward.astype(np.float32), value[:, :-1], value[:, 1:]),
         terminated=step == count - 1,
         truncated=nothing > 0,
         mask=step < count,
@@ -161,9 +174,13 @@ def test_a_discount_per_turn_is_that_of_the_turns():
         step_end=turn_ends,
     )
     config = actor_critic.Estimation(gamma=0.5, estimator="monte_carlo")
-    per_turn = dataclasses.replace(config, discount_per="turn", lambda_=0.95)
-    target, per_step = jax.jit(
-        lambda batch: [actor_critic.estimate(each, batch)[1] for each in (per_turn, config)]
+    per_turn = dataclasses.replace(config, discount_per="turn")
+    gae = dataclasses.replace(per_turn, estimator="gae", lambda_=0.25)
+    n_step = dataclasses.replace(per_turn, estimator="n_step", n=2)
+    target, of_gae, of_two, per_step = jax.jit(
+        lambda batch: [
+            actor_critic.estimate(each, batch)[1] for each in (per_turn, gae, n_step, config)
+        ]
     )(batch)
     for row in range(batch.mask.shape[0]):
         count, ends = int(batch.mask[row].sum()), np.flatnonzero(batch.step_end[row])
@@ -174,6 +191,15 @@ def test_a_discount_per_turn_is_that_of_the_turns():
             for t in range(count)
         ]
         np.testing.assert_allclose(target[row, :count], expected, rtol=1e-6)
+        # λ-returns mix what follows with its value; both weights are 1 within a turn.
+        gamma, lambda_ = (np.where(turn_ends[row], x, 1.0) for x in (0.5, 0.25))
+        known = np.append(value[row, 1:count], 0.0)
+        mixed = 0.0
+        for t in reversed(range(count)):
+            mixed = reward[t] + gamma[t] * ((1 - lambda_[t]) * known[t] + lambda_[t] * mixed)
+            np.testing.assert_allclose(of_gae[row, t], mixed, rtol=1e-5)
+            following = reward[t + 1] + gamma[t + 1] * known[t + 1] if t + 1 < count else 0.0
+            np.testing.assert_allclose(of_two[row, t], reward[t] + gamma[t] * following, rtol=1e-5)
         by_step = [
             sum(0.5 ** (end - t) * reward[end] for end in ends if end >= t) for t in range(count)
         ]

@@ -14,7 +14,7 @@ from learners import dialogue_problem
 from jaxrl_po import advantages, language, losses
 from jaxrl_po.algorithms import a2c, grpo, ppo, trpo
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import conversation, dialogues
+from jaxrl_po.language import conversation, dialogues, lora
 from jaxrl_po.language.dialogue import Reply, check_contract
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.tasks import Prompt
@@ -236,6 +236,78 @@ def test_no_row_waits_for_another():
     used = (np.asarray(held.tokens) != TOKENIZER.pad).sum(axis=1)
     assert used.tolist() == [3 * 2 + 4, 3 * 2 + 4]
     assert len(calls) == used.max()  # a barrier after each turn would take 3 · 2 + 2 · 4
+
+
+def test_an_environment_is_given_its_own_state_the_message_and_a_key_of_its_own():
+    class Talker:
+        """A 5 everywhere, but for EOS in columns 6 and 8."""
+
+        vocabulary = TOKENIZER.size
+
+        def empty_cache(self, batch, length):
+            return jnp.zeros((batch, 1))
+
+        def apply(self, params, tokens, pad, cache, start, *, last=0):
+            column = start + tokens.shape[1]
+            chosen = jnp.where((column == 6) | (column == 8), TOKENIZER.eos, 5)
+            logits = jnp.log(jax.nn.one_hot(chosen, TOKENIZER.size))
+            return jnp.broadcast_to(logits, (len(tokens), 1, TOKENIZER.size)), cache
+
+    def respond(state, message, written, key):
+        number, turn, messages, keys = state
+        messages, keys = messages.at[turn].set(message), keys.at[turn].set(jax.random.key_data(key))
+        reply = Reply(jnp.full(1, 6, jnp.int32), jnp.int32(1))
+        return (number, turn + 1, messages, keys), reply, jnp.float32(0.0), jnp.bool_(False)
+
+    dialogue = parrot(turns=2, budget=4, reply_length=1)._replace(respond=respond)
+    prompt = Prompt(jnp.full((2, 3), 4, jnp.int32), jnp.zeros(2, jnp.int32))
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    @jax.jit
+    def held():
+        empty = (jnp.zeros((2, 2, 4), jnp.int32), jnp.zeros((2, 2, 2), jnp.uint32))
+        state = (jnp.array([7, 9]), jnp.zeros(2, jnp.int32), *empty)
+        options = {"group_size": 2, "decoding": Decoding(4), "greedy": True}
+        said = conversation.converse(Talker(), None, dialogue, prompt, state, keys, **options)
+        # The messages end with tokens 3 and 5 of at most 2 · 4 + 1.
+        wanted = [
+            [jax.random.fold_in(jax.random.fold_in(keys[p], g), 9 + t) for t in (3, 5)]
+            for p in range(2)
+            for g in range(2)
+        ]
+        return said.state, jax.random.key_data(jnp.stack([jnp.stack(row) for row in wanted]))
+
+    (number, turn, messages, given), wanted = held()
+    assert number.tolist() == [7, 7, 9, 9]
+    assert turn.tolist() == [2] * 4
+    eos, pad = TOKENIZER.eos, TOKENIZER.pad
+    assert messages.tolist() == [[[5, 5, 5, eos], [eos, pad, pad, pad]]] * 4
+    np.testing.assert_array_equal(given, wanted)
+
+
+def test_dialogues_are_held_as_the_settings_say(monkeypatch, begun):
+    given = {}
+
+    def converse(model, params, dialogue, prompt, state, keys, **options):
+        given.update(options, model=model)
+        raise InterruptedError
+
+    monkeypatch.setattr(conversation, "converse", converse)
+    settings = {"max_new_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.75}
+    sampler = language.Sampler(dtype="bfloat16", noise=0.25, staleness=2)
+    problem = dialogues.make_problem(
+        parrot(turns=2, budget=2), MODEL, num_prompts=PROMPTS, sampler=sampler, **settings
+    )
+    assert problem.staleness == 2
+    adapted = begun[0]._replace(frozen={lora.BASE: jnp.zeros(())})
+    with pytest.raises(InterruptedError):
+        problem.collect(adapted, begun[1], jax.random.key(0))
+    assert given == {
+        "group_size": 8,
+        "decoding": Decoding(3, 0.5, 4, 0.75),
+        "noise": 0.25,
+        "model": lora.over(MODEL.clone(dtype=jnp.dtype("bfloat16")), adapted.frozen),
+    }
 
 
 def test_a_dialogue_that_goes_on_is_cut_and_one_that_is_done_is_not(begun):

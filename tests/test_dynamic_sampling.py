@@ -13,9 +13,27 @@ from jaxrl_po import divergences, masked
 from jaxrl_po.algorithms import dapo, group_policy, grpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.dynamic_sampling import dynamic_sampling, informative
+from jaxrl_po.types import CollectorState
 
 GROUPS, SIZE = 4, 2
-INNER = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=False)
+
+
+def counted(problem):
+    """The problem, which counts its batches in the collector's state."""
+
+    def init(key):
+        params, collector = problem.init(key)
+        return params, collector.add(replicated={"batches": jnp.int32(0)})
+
+    def collect(params, collector, key):
+        batches = collector.replicated["batches"]
+        collector, batch = problem.collect(params, collector.remove("batches"), key)
+        return collector.add(replicated={"batches": batches + 1}), batch
+
+    return problem._replace(init=init, collect=collect)
+
+
+INNER = counted(tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=False))
 INNER_COLLECT = jax.jit(INNER.collect)
 STATE = INNER.init(jax.random.key(0))
 KEY = jax.random.key(5)
@@ -86,34 +104,64 @@ def test_surplus_is_dropped_or_carried():
     np.testing.assert_array_equal(groups_of(second), by_hand(later, 20)[:2])
 
 
-def test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped():
-    """Fresh groups first, then the surplus of the last iteration, then further batches.
+BOUNDED = {"num_groups": GROUPS, "carry_surplus": True, "max_generation_batches": 2}
 
-    Followed by hand for ten iterations.
+
+def test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped():
+    """Fresh groups first, then the surplus of the last iteration, then a further batch.
+
+    Followed by hand, also where two batches and a surplus are not enough.
     """
-    wanted, collector, surplus = 3, None, []
-    used, dropped = 0, 0
-    for i in range(10):
-        key = jax.random.key(100 + i)
-        collector, batch = collect(key, collector, num_groups=wanted, carry_surplus=True)
+    collector, surplus, cases = None, [], set()
+    for i in range(25, 39):
+        key = jax.random.key(i)
+        collector, batch = collect(key, collector, **BOUNDED)
         first = by_hand(key, 1)
-        carried = surplus[: max(wanted - len(first), 0)]
+        carried = surplus[: max(GROUPS - len(first), 0)]
         rounds, buffer = 1, [*first, *carried]
-        while len(buffer) < wanted:
-            rounds += 1
-            buffer += list(by_hand(key, rounds)[len(by_hand(key, rounds - 1)) :])
-        np.testing.assert_array_equal(groups_of(batch), buffer[:wanted])
+        if len(buffer) < GROUPS:
+            rounds, buffer = 2, [*buffer, *by_hand(key, 2)[len(first) :]]
+        kept = buffer[:GROUPS]
+        np.testing.assert_array_equal(groups_of(batch)[: len(kept)], kept)
+        valid = np.arange(GROUPS) < len(kept)
+        np.testing.assert_array_equal(batch.mask.reshape(GROUPS, -1).any(axis=1), valid)
+        assert float(batch.metrics["filled"].value()) == valid.mean()
         assert float(batch.metrics["generation_batches"].value()) == rounds
         assert float(batch.metrics["acceptance"].count) == rounds * GROUPS
         np.testing.assert_allclose(
-            batch.metrics["sample_age"].value(), len(carried) / wanted, rtol=1e-6
+            batch.metrics["sample_age"].value(), len(carried) / len(kept), rtol=1e-6
         )
         assert int(batch.age.sum()) == len(carried) * SIZE
-        used, dropped = used + len(carried), dropped + len(surplus) - len(carried)
-        surplus = buffer[wanted:]
+        cases |= {"dropped"} if len(carried) < len(surplus) else set()
+        cases |= {"used and not enough"} if carried and rounds == 2 else set()
+        cases |= {"unfilled with some used"} if carried and len(kept) < GROUPS else set()
+        surplus = buffer[GROUPS:]
         assert int(collector.replicated["surplus_count"]) == len(surplus)
-    assert used >= 1  # or the case shows nothing
-    assert dropped >= 1
+    assert cases == {"dropped", "used and not enough", "unfilled with some used"}
+
+
+def test_four_devices_equal_one():
+    problem = dynamic_sampling(INNER, 2, num_groups=GROUPS, carry_surplus=True, axis_name="data")
+    parts = CollectorState(0, None)
+    over = functools.partial(jax.vmap, axis_name="data")
+    shared = jax.jit(over(problem.collect, (None, parts, None), (parts, 0)))
+    params, whole = problem.init(jax.random.key(0))
+    split = whole._replace(
+        sharded=jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), whole.sharded)
+    )
+    alone, cases = None, set()
+    for i in range(25, 39):
+        key = jax.random.key(i)
+        split, each = shared(params, split, key)
+        alone, batch = collect(key, alone, **BOUNDED)
+        for name in ("action", "log_prob", "mask", "score", "age"):
+            joined = np.concatenate(getattr(each, name))
+            np.testing.assert_allclose(joined, getattr(batch, name), rtol=1e-6)
+        for name, mean in batch.metrics.items():
+            of_all = jax.tree.map(lambda x: x.sum(), each.metrics[name]).value()
+            np.testing.assert_allclose(of_all, mean.value(), rtol=1e-6)
+        cases.add(int(alone.replicated["surplus_count"]))
+    assert cases >= {0, 1, 2}
 
 
 def test_what_is_trained_on_is_at_most_one_update_old():
@@ -152,6 +200,12 @@ def test_it_gives_up_and_masks_what_is_empty():
     assert partly.mask.reshape(20, SIZE, -1).any(axis=(1, 2)).tolist() == [True] * kept + [
         False
     ] * (20 - kept)
+    # Nor do empty slots count in the std of the batch.
+    reward, mask = (np.reshape(x, (20, SIZE, -1)) for x in (partly.reward, partly.mask))
+    found = group_policy.batch_relative(0.0, None)(jnp.asarray(reward), jnp.asarray(mask), mask)
+    outcome = reward[:kept].sum(axis=-1)
+    want = (outcome - outcome.mean(axis=1, keepdims=True)) / outcome.std()
+    np.testing.assert_allclose(found[:kept, :, 0], want, rtol=1e-5)
 
 
 def test_vmap_equals_the_lone_run():
@@ -168,10 +222,15 @@ def test_vmap_equals_the_lone_run():
         assert float(alone.metrics["generation_batches"].value()) == float(rounds[i])
 
 
-def test_two_calls_differ_and_metrics_cover_everything_generated():
-    (_, one), (_, other) = collect(jax.random.key(1)), collect(jax.random.key(2))
+def test_two_calls_differ_and_cover_everything_generated():
+    (collector, one), (_, other) = (collect(jax.random.key(i), num_groups=7) for i in (1, 2))
     assert not np.array_equal(one.action, other.action)
-    rounds = float(one.metrics["generation_batches"].value())
+    rounds = int(one.metrics["generation_batches"].value())
+    assert rounds > 1
+    assert int(collector.replicated["batches"]) == rounds
+    every = [INNER_COLLECT(*STATE, jax.random.fold_in(jax.random.key(1), i)) for i in range(rounds)]
+    accuracy = [batch.metrics["accuracy"].value() for _, batch in every]
+    np.testing.assert_allclose(one.metrics["accuracy"].value(), np.mean(accuracy), rtol=1e-6)
     assert float(one.metrics["accuracy"].count) == rounds * GROUPS * SIZE
 
 

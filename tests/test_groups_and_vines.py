@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnax.environments import spaces
 from probes import (
     AlwaysTerminated,
     AlwaysTruncated,
@@ -113,18 +114,46 @@ def test_vine_tries_every_action_from_one_state():
     assert batch.terminated.all()
 
 
-def test_branches_share_their_random_numbers():
-    """AlwaysTruncated pays 1 a step: all branches are the same, the return is a geometric sum."""
-    sizes = {"num_envs": 2, "num_steps": 20, "num_states": 10, "num_branches": 3}
-    _, batch = collected(control.make_vine(AlwaysTruncated(), **sizes, horizon=4, discount=0.5))
-    # The limit of 5 steps cuts a branch from time t after 5 − t steps; the horizon after 4.
-    sums = [1.0, 1.5, 1.75, 1.875]
-    assert set(np.unique(batch.score).tolist()) <= set(sums)
-    assert len(np.unique(batch.score)) > 1
-    score = np.asarray(batch.score)
+class Noisy(AlwaysTruncated):
+    """1 a step and a little noise, which is seen beside the time; cut after five steps."""
+
+    def observation(self, state):
+        return jnp.stack([state.time * 1.0, state.cue])
+
+    def step_env(self, key, state, action, params):
+        noise = jax.random.normal(key)
+        state = state.replace(time=state.time + 1, cue=noise)
+        return self.observation(state), state, 1.0 + 3e-3 * noise, jnp.bool_(False), {}
+
+    def observation_space(self, params=None):
+        return spaces.Box(-9.0, 9.0, (2,))
+
+
+def test_branches_share_their_random_numbers_and_trunks_go_on():
+    """All branches of a state are the same, and their return is nearly a geometric sum."""
+    sizes = {"num_envs": 4, "num_steps": 12, "num_states": 6, "num_branches": 3}
+    problem = control.make_vine(Noisy(), **sizes, horizon=4, discount=0.5)
+    params, collector = jax.jit(problem.init)(jax.random.key(0))
+    collect = jax.jit(problem.collect)
+    collector, batch = collect(params, collector, jax.random.key(1))
+    score, seen = np.asarray(batch.score), np.asarray(batch.inputs).reshape(24, 3, 2)
     np.testing.assert_array_equal(score, np.repeat(score[:, :1], 3, axis=1))
+    np.testing.assert_array_equal(seen, np.repeat(seen[:, :1], 3, axis=1))
+    assert len(np.unique(score)) == 24
+    # Other states of each trunk, at other times of each, and none of them twice.
+    time, noise = seen[:, 0].reshape(4, 6, 2).transpose(2, 0, 1)
+    assert all(len(set(zip(*row, strict=True))) == 6 for row in zip(time, noise, strict=True))
+    assert len(np.unique(time, axis=0)) > 1
+    # The limit of 5 steps cuts a branch from time t after 5 − t steps; the horizon after 4.
+    sums = 2.0 - 0.5 ** (np.minimum(4, 5 - time) - 1.0)
+    np.testing.assert_allclose(score[:, 0], sums.ravel(), atol=0.03)
     # The mean over branches.
-    np.testing.assert_array_equal(batch.value.reshape(-1), score.reshape(-1))
+    np.testing.assert_allclose(batch.value.reshape(24, 3), score, rtol=1e-6)
+    # Of the trunks, whole episodes count; the next iteration begins where they stand.
+    np.testing.assert_allclose(batch.metrics["episode_return"].value(), 5.0, atol=0.03)
+    assert float(batch.metrics["episode_return"].count) == 4 * 2
+    after, _ = collect(params, collector, jax.random.key(2))
+    assert (after.sharded["environments"].episode_length == 24 % 5).all()
 
 
 @pytest.mark.slow

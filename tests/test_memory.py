@@ -23,7 +23,7 @@ from jaxrl_po import run as runs
 from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
 from jaxrl_po.cli import evaluate, launch, render
 from jaxrl_po.config import ConfigError
-from jaxrl_po.control import actor, networks, recorded, recurrence
+from jaxrl_po.control import actor, networks, recorded, recurrence, unroll
 
 GRU = control.NetworkSettings(width=8, depth=1, memory="gru")
 
@@ -296,8 +296,10 @@ def test_memory_solves_what_is_chance_without(name):
 
 
 def test_a_host_environment_replays_what_acted():
-    hosted = hosted_problem(3, 5, memory="gru", statistics=True)
+    """Three iterations beside one sequence of all their steps, the last from an episode's start."""
+    hosted = hosted_problem(3, 6, memory="gru", statistics=True)
     _, state, rollouts = started(hosted)
+    state = state._replace(params=jax.tree.map(lambda x: 2.0 * x, state.params))
     sample = jax.jit(
         lambda s, r: jax.vmap(hosted.problem.collect)(
             s.params,
@@ -305,31 +307,35 @@ def test_a_host_environment_replays_what_acted():
             jax.random.split(jax.random.key(0), 1),
         )
     )
-    state = state._replace(params=jax.tree.map(lambda x: 2.0 * x, state.params))
-
-    @jax.jit
-    def act(state, memory, critic_memory, recording, observation, begins, t):
-        """The next memory, and the log-probability of what was played at step t."""
-        seen = actor.Sequences(observation[:, None], begins[:, None], memory, critic_memory)
-        distribution, _ = hosted.problem.apply(state.params, seen)
-        log_prob = distribution.log_prob(recording.action[:, t, None])[:, 0]
-        raw = recording.observation[:, t]
-        acted = recorded.act(hosted.problem, hosted.source.spaces, state, memory, raw, begins, t)
-        return acted[0], log_prob
-
+    batches = []
     for _ in range(3):
         state, recording = rollouts.record(state, ignore)
         collector, batch = sample(state, recording)
-        # What acted: step by step, forgetting where an episode begins.
-        one, of_one, seen = jax.tree.map(lambda x: x[0], (state, recording, batch.inputs))
-        memory = seen.memory
-        np.testing.assert_array_equal(memory, of_one.memory)
-        for t in range(5):
-            now = seen.observation[:, t], seen.begins[:, t], jnp.int32(t)
-            memory, log_prob = act(one, memory, seen.critic_memory, of_one, *now)
-            np.testing.assert_allclose(log_prob, batch.log_prob[0, :, t], atol=1e-5)
+        seen = batch.inputs.observation
+        batches.append((seen, batch.mask, batch.action, batch.log_prob, batch.value))
         state = state._replace(collector=collector)
-    assert bool(batch.inputs.begins.any())
+    seen, mask, action, log_prob, value = (
+        np.concatenate(x, axis=2)[0] for x in zip(*batches, strict=True)
+    )
+    begins = np.pad(~mask[:, :-1], ((0, 0), (1, 0)))
+    assert begins[:, 12].all()
+    assert not begins[:, 6].any()
+
+    @jax.jit
+    def replayed(params, key):
+        empty = jnp.zeros((3, 8))
+        distribution, value = hosted.problem.apply(
+            params, actor.Sequences(seen, begins, empty, empty)
+        )
+        of_rows = unroll.row_keys(jax.random.split(key)[1], jnp.arange(3))
+        keys = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, times))(of_rows)
+        drawn = jax.vmap(jax.vmap(lambda one, key: one.sample(key)))(distribution, keys)
+        return drawn, distribution.log_prob(action), value
+
+    times = jnp.arange(18) % 6
+    found = replayed(*jax.tree.map(lambda x: x[0], (state.params, state.key)))
+    for ours, acted in zip(found, (action, log_prob, value), strict=True):
+        np.testing.assert_allclose(ours[mask], acted[mask], atol=1e-5)
 
 
 def test_only_one_of_two_with_memory_is_refused():

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from jaxrl_po.cli import plot
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.store import metrics
 
@@ -89,6 +90,17 @@ def test_a_metric_that_no_line_holds_is_left_out():
     axes = draw(PANEL._replace(series=(plotting.Series("absent", "absent"),)))
     assert not axes.get_lines()
     assert axes.get_legend() is None
+
+
+def test_the_probability_of_improvement_is_that_over_the_first_run():
+    scores = {"first": [2.0, 3.0], "better": [4.0, 5.0], "worse": [0.0, 1.0]}
+    runs = [
+        plot.Run(name, [{"step": 1, "score": each}], {}, "here") for name, each in scores.items()
+    ]
+    axes = Figure().subplots()
+    plot.draw_improvement(axes, runs, "score")
+    *found, _ = [np.unique(line.get_xdata()).tolist() for line in axes.get_lines()]
+    assert found == [[1.0], [1.0], [0.0], [0.0]]  # of each run, its interval and its point
 
 
 @pytest.mark.parametrize("panels", [1, 2])

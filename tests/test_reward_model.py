@@ -14,6 +14,7 @@ from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import reward_model
 from jaxrl_po.language.networks import Sequences
+from jaxrl_po.language.tasks.split import rows_held_out
 from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(2, zero_pad=False)
@@ -86,7 +87,11 @@ def compared():
     compare = functools.partial(
         reward_model.compare, TASK, POLICY, begun(), jax.random.key(1), 512, demonstrations=0.5
     )
-    return jax.jit(lambda flip: compare(flip=flip, max_new_tokens=BUDGET))
+    return jax.jit(
+        lambda flip, temperature=1.0: compare(
+            flip=flip, temperature=temperature, max_new_tokens=BUDGET
+        )
+    )
 
 
 def rights(pairs):
@@ -110,6 +115,54 @@ def test_the_verifier_prefers_the_right_answer_and_errs_as_often_as_it_should():
     assert 0.3 < differ.mean() < 0.7  # a demonstration, and a policy that guesses
     assert clean[differ, 0].all()
     np.testing.assert_allclose(noisy[np.asarray(pairs(0.25).differ), 1].mean(), 0.25, atol=0.08)
+
+
+def test_pairs_are_of_training_prompts_and_at_the_temperature():
+    """About half have no demonstration; near temperature 0 their two samples are the same."""
+    prompts = np.asarray(pairs(0.0).inputs.tokens)[:, 0, :-BUDGET]
+    texts = [TASK.tokenizer.decode(row.tolist(), pad=" ").strip("= ") for row in prompts]
+    operands = np.array([sorted(map(int, text.split("+"))) for text in texts], np.uint32)
+    assert not rows_held_out(jnp.asarray(operands)).any()
+    same = [
+        float((tokens[:, 0] == tokens[:, 1]).all(axis=-1).mean())
+        for tokens in (compared()(0.0, x).inputs.tokens for x in (1.0, 1e-3))
+    ]
+    assert same[0] < 0.1
+    assert 0.4 < same[1] < 0.6
+
+
+def test_a_fit_reads_training_pairs_that_differ(monkeypatch):
+    """Ties, and the fresh pairs, say the contrary: who reads them learns it."""
+    monkeypatch.setattr(reward_model, "FRESH", 16)
+    asked = []
+
+    def compare(task, policy, params, key, num_pairs, *, flip, **options):
+        asked.append((num_pairs, options))
+        fresh, differ = flip == 0.0, jnp.arange(num_pairs) < 2
+        # Tokens 3 and 4, the first preferred in those training pairs that differ.
+        better = jnp.where(differ & ~fresh, 3, 4)
+        pair = jnp.stack([better, 7 - better], axis=1)[:, :, None]
+        tokens = jnp.concatenate([jnp.full_like(pair, 5 + fresh), pair], axis=2)
+        mask = jnp.ones_like(pair, bool)
+        pad = jnp.zeros(mask.shape[:2], jnp.int32)
+        return reward_model.Comparisons(Sequences(tokens, pad), mask, differ | fresh)
+
+    monkeypatch.setattr(reward_model, "compare", compare)
+    settings = language.Preferences(
+        comparisons=8, batch_size=8, epochs=64, flip=0.1, demonstrations=0.375, learning_rate=1e-2
+    )
+
+    @jax.jit
+    def run(key):
+        options = {"settings": settings, "max_new_tokens": BUDGET, "temperature": 0.5}
+        judge = reward_model.fit(JUDGE, TASK, POLICY, ActorCritic(None), key, **options)
+        pairs = compare(None, None, None, key, 8, flip=0.1)
+        return judge, reward_model.rate_pairs(JUDGE, judge.params, pairs)
+
+    judge, output = run(jax.random.key(0))
+    assert asked[0] == (8, {"demonstrations": 0.375, "max_new_tokens": BUDGET, "temperature": 0.5})
+    assert float(judge.accuracy) == 0.0
+    np.testing.assert_allclose([judge.mean, judge.std], [output.mean(), output.std()], rtol=1e-4)
 
 
 def test_masks_of_pairs_end_with_eos():

@@ -155,9 +155,13 @@ def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys, monkeypat
 
 
 def test_groups_and_vines_take_masks():
-    groups = control.make_groups(Structured(), num_prompts=2, group_size=2, num_steps=6)
-    *_, batch = collected(groups)
+    sizes = control.GroupSettings(num_prompts=2, group_size=2, num_steps=6)
+    remembering = control.NetworkSettings(width=8, depth=1, memory="gru")
+    groups = control.groups_from_settings(Structured(), sizes, remembering)
+    params, _, batch = collected(groups)
     assert batch.score.tolist() == [[5.0, 5.0], [5.0, 5.0]]
+    replayed, _ = jax.jit(groups.apply)(params, batch.inputs)
+    np.testing.assert_allclose(replayed.entropy()[batch.mask], 0.0, atol=1e-6)
     assert float(batch.metrics["frac_no_action"].metric()) == 0.0
     sizes = {"num_envs": 2, "num_steps": 5, "num_states": 2, "num_branches": 2, "horizon": 3}
     *_, batch = collected(control.make_vine(NoneLegal(), **sizes))

@@ -19,7 +19,7 @@ from toy_run import start_of
 from jaxrl_po.cli import sweep
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices import parallel
-from jaxrl_po.run.experiment import control
+from jaxrl_po.run.experiment import control, search
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.loop import vmapped
@@ -36,6 +36,11 @@ def test_a_sweep_runs_in_one_process(tmp_path):
             [*SMALL, f"--out={tmp_path / 'new'}", "--distributed", "--coordinator=localhost:1234"]
         )
     assert not (tmp_path / "new").exists()
+
+
+def test_a_score_is_the_mean_of_the_last_three_evaluations():
+    scores = search.final([[9.0, 1.0, 2.0, 6.0], [9.0, np.nan, 2.0, 6.0]])
+    assert scores.tolist() == [3.0, -np.inf]
 
 
 @pytest.mark.usefixtures("trace_only")

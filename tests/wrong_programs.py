@@ -14,6 +14,7 @@ import wrong_pretrained
 import wrong_random_numbers
 import wrong_regressions
 import wrong_rounding
+import wrong_samples
 import wrong_spaces
 import wrong_timings
 from wrong import Wrong
@@ -415,5 +416,6 @@ WRONG = [
     *wrong_held_out.WRONG,
     *wrong_pretrained.WRONG,
     *wrong_regressions.WRONG,
+    *wrong_samples.WRONG,
     *wrong_spaces.WRONG,
 ]

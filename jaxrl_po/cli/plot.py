@@ -227,7 +227,7 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     for run, scores, colour in zip(runs, finals, COLOURS, strict=False):
         # [S, R]: R bootstrap resamples of the seeds.
         draws = scores[np.random.default_rng(0).integers(len(scores), size=(len(scores), 2000))]
-        band = np.percentile(metrics.performance_profile(draws, levels), [2.5, 97.5], axis=1)
+        band = np.percentile(metrics.performance_profile(draws, levels), metrics.TAILS, axis=1)
         axes.fill_between(levels, *band, color=colour, alpha=0.18, linewidth=0)
         axes.plot(
             levels,

@@ -170,9 +170,6 @@ def converse(
             answered,
             turn,
         )
-        # The last reply is not read.
-        unread = jnp.where(over(turn), 0, turn.reply.length)
-        turn = turn._replace(reply=turn.reply._replace(length=unread))
         return turn, jnp.where(complete, reward, 0.0)
 
     def unfinished(loop: Loop) -> jax.Array:

@@ -239,7 +239,7 @@ def difference(
     """
     whole = float(centre(x)) - (0.0 if y is None else float(centre(y)))
     draws = resampled(x, 0) - (0.0 if y is None else resampled(y, 1))
-    low, high = np.percentile(draws, [2.5, 97.5])
+    low, high = np.percentile(draws, metrics.TAILS)
     return whole, float(low), float(high), permuted([runs - by for runs in x], y)
 
 

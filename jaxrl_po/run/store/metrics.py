@@ -20,6 +20,7 @@ from jaxrl_po.types import Metrics
 
 Row = dict[str, Any]
 Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+TAILS = (2.5, 97.5)  # percentiles between which a 95 % interval lies
 
 
 def mean(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -72,18 +73,16 @@ def bootstrap_interval(
     tasks: Sequence[npt.ArrayLike],
     *,
     statistic: Statistic = interquartile_mean,
-    confidence: float = 0.95,
     replicates: int = 2000,
     seed: int = 0,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Stratified percentile bootstrap: runs are resampled within each task, then pooled.
+    """95 % interval by a stratified percentile bootstrap: resampled within each task, then pooled.
 
     Args:
       tasks: one array per task, `[S_k, …]`, runs leading; trailing axes are points of a curve, and
         a resampled run contributes its whole curve. For a single task this is a bootstrap over
         seeds.
       statistic: maps `[ΣS_k, R]` to `[R]` over the leading axis.
-      confidence: coverage of the interval, in (0, 1).
       replicates: number R of resamples.
       seed: seed of the resampling, fixed so that the same data give the same interval.
 
@@ -100,7 +99,6 @@ def bootstrap_interval(
     generator = np.random.default_rng(seed)
     draws = [generator.integers(len(task), size=(len(task), replicates)) for task in scores]
     points = [task.reshape(len(task), -1) for task in scores]
-    tails = [50.0 * (1.0 - confidence), 50.0 * (1.0 + confidence)]
     bounds = np.full((2, points[0].shape[1]), np.nan)
     for i in range(bounds.shape[1]):
         resampled = np.concatenate(
@@ -109,7 +107,7 @@ def bootstrap_interval(
         estimates = statistic(resampled)
         estimates = estimates[~np.isnan(estimates)]
         if estimates.size:
-            bounds[:, i] = np.percentile(estimates, tails)
+            bounds[:, i] = np.percentile(estimates, TAILS)
     low, high = bounds.reshape(2, *scores[0].shape[1:])
     return low, high
 
@@ -137,11 +135,10 @@ def improvement_interval(
     x: npt.ArrayLike,
     y: npt.ArrayLike,
     *,
-    confidence: float = 0.95,
     replicates: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap of `probability_of_improvement`, resampling both `x [S]` and `y [S']`.
+    """95 % interval of `probability_of_improvement`, resampling both `x [S]` and `y [S']`.
 
     NaN where either has no score.
     """
@@ -154,7 +151,7 @@ def improvement_interval(
     estimates = estimates[~np.isnan(estimates)]
     if not estimates.size:
         return math.nan, math.nan
-    low, high = np.percentile(estimates, [50.0 * (1.0 - confidence), 50.0 * (1.0 + confidence)])
+    low, high = np.percentile(estimates, TAILS)
     return float(low), float(high)
 
 
