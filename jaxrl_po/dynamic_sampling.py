@@ -34,6 +34,26 @@ class Fill(NamedTuple):
     metrics: Metrics
 
 
+class Slots(NamedTuple):
+    """Where groups are kept: a device has its share of the batch, then its share of the surplus.
+
+    Attributes:
+      wanted: groups of the batch, over all devices.
+      share: of these, on this device.
+      generated: groups of one generated batch on this device, and slots for its surplus.
+      devices: their number.
+      device: number of this one.
+      axis_name: device axis, or None.
+    """
+
+    wanted: int
+    share: int
+    generated: int
+    devices: int
+    device: jax.Array | int
+    axis_name: str | None
+
+
 def dynamic_sampling(
     problem: Problem,
     max_generation_batches: int,
@@ -95,24 +115,6 @@ def dynamic_sampling(
             f"num_groups must be at least 1, or 0 for as many as are generated, got {num_groups}"
         )
 
-    def like(params: ActorCritic, collector: CollectorState, key: jax.Array) -> Batch:
-        """Shapes of one batch of the wrapped problem, on one device."""
-        batch = jax.eval_shape(problem.collect, params, collector, key)[1]
-        if batch.reward is None:
-            raise ConfigError(
-                "dynamic_sampling must not refill groups of a problem that is scored "
-                "outside the program: a group is kept or replaced by its scores, while the "
-                "program runs; reweight keeps only the informative ones as well"
-            )
-        if not (
-            hasattr(batch.score, "ndim") and batch.score.ndim == 2 and batch.score.shape[1] > 1
-        ):
-            raise ConfigError(
-                "group_size must be at least 2 for dynamic sampling: it compares the raw "
-                "scores [P, G] of a group"
-            )
-        return batch
-
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         params, collector = problem.init(key)
         if not carry_surplus:
@@ -135,82 +137,27 @@ def dynamic_sampling(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
         inner = collector.remove(SURPLUS, SURPLUS_COUNT)
-        shapes = like(params, inner, key)
+        shapes = jax.eval_shape(problem.collect, params, inner, key)[1]
+        require_scored_groups(shapes)
         if carry_surplus:
             shapes = _with_age(shapes)
-        devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-        generated = shapes.score.shape[0]  # on this device
-        wanted = num_groups or generated * devices
-        if wanted % devices:
-            raise ConfigError(
-                f"num_groups = {wanted} must be a multiple of the {devices} devices over "
-                "which groups are sharded"
-            )
-        share = wanted // devices
-        device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
-        # This device's buffer: its share of the training batch, then its share of the surplus.
-        size = share + generated
-
-        def insert(
-            buffer: Any, filled: jax.Array, groups: Any, accepted: jax.Array
-        ) -> tuple[Any, jax.Array]:
-            """Appends the accepted groups of all devices; each device stores those of its slots."""
-            groups, accepted = jax.tree.map(lambda x: _gather(x, axis_name), (groups, accepted))
-            slot = filled + jnp.cumsum(accepted) - 1  # counted over all devices
-            trained, spare = slot - device * share, slot - wanted - device * generated
-            # Index `size` is out of bounds: the write is dropped.
-            index = jnp.where(
-                slot < wanted,
-                jnp.where((trained >= 0) & (trained < share), trained, size),
-                jnp.where((spare >= 0) & (spare < generated), share + spare, size),
-            )
-            index = jnp.where(accepted, index, size)
-            buffer = jax.tree.map(
-                lambda kept, new: kept.at[index].set(new, mode="drop"), buffer, groups
-            )
-            return buffer, filled + accepted.sum(dtype=jnp.int32)
-
-        def unfilled(fill: Fill) -> jax.Array:
-            return (fill.filled < wanted) & (fill.rounds < max_generation_batches)
-
-        def generate(fill: Fill) -> Fill:
-            # The number of batches is not known in advance, so keys are folded, not split.
-            collector_inside, batch = problem.collect(
-                params, fill.collector, jax.random.fold_in(key, fill.rounds)
-            )
-            accepted = accept(batch.score)
-            chex.assert_shape(accepted, (generated,))
-            if carry_surplus:
-                batch = _with_age(batch)
-            buffer, filled = insert(fill.buffer, fill.filled, _by_group(batch), accepted)
-            if carry_surplus:
-                # After the first fresh batch, as much of the surplus as there is room for.
-                index = device * generated + jnp.arange(generated)
-                room = jnp.where(fill.rounds == 0, wanted - filled, 0)
-                usable = index < jnp.minimum(room, collector.replicated[SURPLUS_COUNT])
-                buffer, filled = insert(buffer, filled, collector.sharded[SURPLUS], usable)
-            return Fill(
-                collector=collector_inside,
-                buffer=buffer,
-                filled=filled,
-                rounds=fill.rounds + 1,
-                accepted=fill.accepted + masked.total(accepted),
-                metrics={name: fill.metrics[name] + mean for name, mean in batch.metrics.items()},
-            )
-
-        groups = _by_group(shapes)
-        empty = Fill(
-            collector=inner,
-            buffer=_zeros(groups, size),
-            filled=jnp.int32(0),
-            rounds=jnp.int32(0),
-            accepted=Mean(jnp.float32(0.0), jnp.float32(0.0)),
-            metrics=jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.metrics),
+        slots = slots_of(num_groups, shapes.score.shape[0], axis_name)
+        surplus = (
+            (collector.sharded[SURPLUS], collector.replicated[SURPLUS_COUNT])
+            if carry_surplus
+            else None
         )
-        fill = jax.lax.while_loop(unfilled, generate, empty)
-
-        kept = jax.tree.map(lambda x: x[:share], fill.buffer)
-        valid = device * share + jnp.arange(share) < fill.filled
+        fill = _fill(
+            lambda inner, key: problem.collect(params, inner, key),
+            slots,
+            _empty(inner, shapes, slots),
+            key,
+            accept=accept,
+            max_generation_batches=max_generation_batches,
+            surplus=surplus,
+        )
+        kept = jax.tree.map(lambda x: x[: slots.share], fill.buffer)
+        valid = slots.device * slots.share + jnp.arange(slots.share) < fill.filled
         metrics = {
             **fill.metrics,
             "filled": masked.total(valid),
@@ -225,14 +172,124 @@ def dynamic_sampling(
         )
         if not carry_surplus:
             return fill.collector, batch
-        spare = jax.tree.map(lambda x: x[share:], fill.buffer)
+        spare = jax.tree.map(lambda x: x[slots.share :], fill.buffer)
         spare = spare._replace(age=spare.age + 1)
-        count = jnp.clip(fill.filled - wanted, 0, generated * devices)
+        count = jnp.clip(fill.filled - slots.wanted, 0, slots.generated * slots.devices)
         return fill.collector.add(
             sharded={SURPLUS: spare}, replicated={SURPLUS_COUNT: count}
         ), batch
 
     return problem._replace(init=init, collect=collect, strata=0)
+
+
+def require_scored_groups(batch: Any) -> None:
+    """Raises ConfigError unless a batch, or its shapes, has scores `[P, G]` in the program."""
+    if batch.reward is None:
+        raise ConfigError(
+            "dynamic_sampling must not refill groups of a problem that is scored "
+            "outside the program: a group is kept or replaced by its scores, while the "
+            "program runs; reweight keeps only the informative ones as well"
+        )
+    if not (hasattr(batch.score, "ndim") and batch.score.ndim == 2 and batch.score.shape[1] > 1):
+        raise ConfigError(
+            "group_size must be at least 2 for dynamic sampling: it compares the raw "
+            "scores [P, G] of a group"
+        )
+
+
+def slots_of(num_groups: int, generated: int, axis_name: str | None) -> Slots:
+    """The slots of this device; raises ConfigError where the groups do not divide over devices."""
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    wanted = num_groups or generated * devices
+    if wanted % devices:
+        raise ConfigError(
+            f"num_groups = {wanted} must be a multiple of the {devices} devices over "
+            "which groups are sharded"
+        )
+    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    return Slots(wanted, wanted // devices, generated, devices, device, axis_name)
+
+
+def _insert(
+    slots: Slots, buffer: Any, filled: jax.Array, groups: Any, accepted: jax.Array
+) -> tuple[Any, jax.Array]:
+    """Appends the accepted groups of all devices; each device stores those of its slots."""
+    groups, accepted = jax.tree.map(lambda x: _gather(x, slots.axis_name), (groups, accepted))
+    wanted, share, generated, _, device, _ = slots
+    size = share + generated
+    slot = filled + jnp.cumsum(accepted) - 1  # counted over all devices
+    trained, spare = slot - device * share, slot - wanted - device * generated
+    # Index `size` is out of bounds: the write is dropped.
+    index = jnp.where(
+        slot < wanted,
+        jnp.where((trained >= 0) & (trained < share), trained, size),
+        jnp.where((spare >= 0) & (spare < generated), share + spare, size),
+    )
+    index = jnp.where(accepted, index, size)
+    buffer = jax.tree.map(lambda kept, new: kept.at[index].set(new, mode="drop"), buffer, groups)
+    return buffer, filled + accepted.sum(dtype=jnp.int32)
+
+
+def _empty(collector: CollectorState, shapes: Any, slots: Slots) -> Fill:
+    return Fill(
+        collector=collector,
+        buffer=_zeros(_by_group(shapes), slots.share + slots.generated),
+        filled=jnp.int32(0),
+        rounds=jnp.int32(0),
+        accepted=Mean(jnp.float32(0.0), jnp.float32(0.0)),
+        metrics=jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.metrics),
+    )
+
+
+def _fill(
+    collect: Callable[[CollectorState, jax.Array], tuple[CollectorState, Batch]],
+    slots: Slots,
+    empty: Fill,
+    key: jax.Array,
+    *,
+    accept: Callable[[jax.Array], jax.Array],
+    max_generation_batches: int,
+    surplus: tuple[Any, jax.Array] | None,
+) -> Fill:
+    """Collects until the slots of the batch are filled, or so many batches are generated.
+
+    Args:
+      collect: collector and key to collector and batch.
+      slots: of this device.
+      empty: see `_empty`.
+      key: consumed.
+      accept: see `dynamic_sampling`, as for `max_generation_batches`.
+      surplus: groups of the last iteration and their number over all devices, or None.
+    """
+
+    def unfilled(fill: Fill) -> jax.Array:
+        return (fill.filled < slots.wanted) & (fill.rounds < max_generation_batches)
+
+    def generate(fill: Fill) -> Fill:
+        # The number of batches is not known in advance, so keys are folded, not split.
+        collector, batch = collect(fill.collector, jax.random.fold_in(key, fill.rounds))
+        accepted = accept(batch.score)
+        chex.assert_shape(accepted, (slots.generated,))
+        if surplus is not None:
+            batch = _with_age(batch)
+        buffer, filled = _insert(slots, fill.buffer, fill.filled, _by_group(batch), accepted)
+        if surplus is not None:
+            # After the first fresh batch, as much of the surplus as there is room for.
+            index = slots.device * slots.generated + jnp.arange(slots.generated)
+            room = jnp.where(fill.rounds == 0, slots.wanted - filled, 0)
+            groups, count = surplus
+            usable = index < jnp.minimum(room, count)
+            buffer, filled = _insert(slots, buffer, filled, groups, usable)
+        return Fill(
+            collector=collector,
+            buffer=buffer,
+            filled=filled,
+            rounds=fill.rounds + 1,
+            accepted=fill.accepted + masked.total(accepted),
+            metrics={name: fill.metrics[name] + mean for name, mean in batch.metrics.items()},
+        )
+
+    return jax.lax.while_loop(unfilled, generate, empty)
 
 
 def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:

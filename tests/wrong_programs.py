@@ -321,8 +321,8 @@ WRONG = [
     Wrong(
         "dynamic sampling without a bound",
         "dynamic_sampling",
-        "(fill.filled < wanted) & (fill.rounds < max_generation_batches)",
-        "(fill.filled < wanted) & (fill.rounds < 10 * max_generation_batches)",
+        "(fill.filled < slots.wanted) & (fill.rounds < max_generation_batches)",
+        "(fill.filled < slots.wanted) & (fill.rounds < 10 * max_generation_batches)",
         ("test_dynamic_sampling.py::test_it_gives_up_and_masks_what_is_empty",),
     ),
     Wrong(

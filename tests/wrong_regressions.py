@@ -149,8 +149,8 @@ WRONG = [
     Wrong(
         "what is carried is stored up",
         "dynamic_sampling",
-        "room = jnp.where(fill.rounds == 0, wanted - filled, 0)",
-        "room = jnp.where(fill.rounds == 0, wanted - filled + generated, 0)",
+        "room = jnp.where(fill.rounds == 0, slots.wanted - filled, 0)",
+        "room = jnp.where(fill.rounds == 0, slots.wanted - filled + slots.generated, 0)",
         (
             "test_dynamic_sampling.py::test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped",
         ),

@@ -109,8 +109,8 @@ WRONG = [
     Wrong(
         "every batch of an iteration begins with the same collector",
         "dynamic_sampling",
-        "params, fill.collector, jax.random.fold_in(key, fill.rounds)",
-        "params, inner, jax.random.fold_in(key, fill.rounds)",
+        "collect(fill.collector, jax.random.fold_in(key, fill.rounds))",
+        "collect(empty.collector, jax.random.fold_in(key, fill.rounds))",
         EVERYTHING,
     ),
     Wrong(
@@ -123,15 +123,15 @@ WRONG = [
     Wrong(
         "a surplus fills up after every batch",
         "dynamic_sampling",
-        "jnp.where(fill.rounds == 0, wanted - filled, 0)",
-        "wanted - filled",
+        "jnp.where(fill.rounds == 0, slots.wanted - filled, 0)",
+        "slots.wanted - filled",
         SURPLUS,
     ),
     Wrong(
         "groups that were missing are carried",
         "dynamic_sampling",
-        "jnp.clip(fill.filled - wanted, 0, generated * devices)",
-        "jnp.minimum(jnp.abs(fill.filled - wanted), generated * devices)",
+        "jnp.clip(fill.filled - slots.wanted, 0, slots.generated * slots.devices)",
+        "jnp.minimum(jnp.abs(fill.filled - slots.wanted), slots.generated * slots.devices)",
         SURPLUS,
     ),
     Wrong(
@@ -144,8 +144,8 @@ WRONG = [
     Wrong(
         "each device counts the groups that are filled as if it were the first",
         "dynamic_sampling",
-        "valid = device * share + jnp.arange(share) < fill.filled",
-        "valid = jnp.arange(share) < fill.filled",
+        "valid = slots.device * slots.share + jnp.arange(slots.share) < fill.filled",
+        "valid = jnp.arange(slots.share) < fill.filled",
         DEVICES,
     ),
     Wrong(
@@ -158,8 +158,8 @@ WRONG = [
     Wrong(
         "every device takes its own surplus for the first",
         "dynamic_sampling",
-        "index = device * generated + jnp.arange(generated)",
-        "index = jnp.arange(generated)",
+        "index = slots.device * slots.generated + jnp.arange(slots.generated)",
+        "index = jnp.arange(slots.generated)",
         DEVICES,
     ),
     # Vines.
@@ -167,14 +167,14 @@ WRONG = [
         "the first step of every branch has noise of its own",
         "control.vine",
         "unroll.row_keys(first_key, state_index), states",
-        "unroll.row_keys(first_key, state_index * branches + branch), states",
+        "unroll.row_keys(first_key, jnp.arange(state_index.size, dtype=jnp.int32)), states",
         VINE,
     ),
     Wrong(
         "every branch goes on with noise of its own",
         "control.vine",
         "EnvState(state_index, state, first.observation",
-        "EnvState(state_index * branches + branch, state, first.observation",
+        "EnvState(jnp.arange(state_index.size, dtype=jnp.int32), state, first.observation",
         VINE,
     ),
     Wrong(

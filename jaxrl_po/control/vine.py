@@ -1,6 +1,7 @@
 """TRPO's vine: several actions from each of some visited states, under common random numbers."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from jaxrl_po import masked
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import build_networks, has_memory, play, problem_of, require_fit
-from jaxrl_po.control.environment import adapt
+from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
 from jaxrl_po.control.problem import ENVIRONMENTS, without_action
 from jaxrl_po.control.unroll import EnvState
@@ -115,33 +116,22 @@ def make_vine(
       >>> batch.inputs.shape, batch.score.shape
       ((12, 1, 4), (6, 2))
     """
-    check(
-        VineSettings(
-            num_envs=num_envs,
-            num_steps=num_steps,
-            num_states=num_states,
-            num_branches=num_branches,
-            horizon=horizon,
-            discount=discount,
-        )
+    sizes = VineSettings(
+        num_envs=num_envs,
+        num_steps=num_steps,
+        num_states=num_states,
+        num_branches=num_branches,
+        horizon=horizon,
+        discount=discount,
     )
+    check(sizes)
     if num_states > num_steps:
         raise ConfigError(
             f"num_states must be at most num_steps = {num_steps}, the states of a trunk, "
             f"got {num_states}"
         )
     environment = adapt(env, env_params)
-    enumerated = num_branches == 0
-    if enumerated and not environment.spaces.num_actions:
-        raise ConfigError(
-            "num_branches must be at least 2 where actions are not one discrete choice: they "
-            "cannot all be tried"
-        )
-    branches = environment.spaces.num_actions if enumerated else num_branches
-    if branches < 2:
-        raise ConfigError(
-            f"num_branches must be at least 2, so that actions can be compared, got {branches}"
-        )
+    branches = count_branches(environment.spaces.num_actions, num_branches)
     if not jax.tree.leaves(jax.eval_shape(environment.reset, jax.random.key(0))[1]):
         raise ConfigError(
             "a vine goes back to visited states: env must keep its state in the pytree "
@@ -164,97 +154,156 @@ def make_vine(
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
-        trunk_key, state_key, action_key, branch_key = jax.random.split(key, 4)
-
         act = functools.partial(nets.act, params)
-        envs, trunk = unroll.unroll(
-            environment,
-            act,
-            collector.sharded[ENVIRONMENTS],
-            trunk_key,
-            num_steps=num_steps,
-            keep_states=True,
-        )
-        choose = jax.vmap(
-            lambda key: jax.random.choice(key, num_steps, (num_states,), replace=False)
-        )
-        times = choose(unroll.row_keys(state_key, envs.number))
-
-        def repeat(x: jax.Array) -> jax.Array:
-            """`[B, T, …]` to `[B · num_states · K, …]`: each chosen step, K times."""
-            chosen = jax.vmap(lambda row, t: row[t])(x, times)
-            return jnp.repeat(chosen.reshape(-1, *x.shape[2:]), branches, axis=0)
-
-        states, observation, distribution = jax.tree.map(
-            repeat, (trunk.state, trunk.observation, trunk.distribution)
-        )
-        # Of the state, not of the branch: branches of a state draw the same numbers.
-        state_index = jnp.repeat(
-            (
-                envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]
-            ).reshape(-1),
-            branches,
-        )
-        branch = jnp.tile(jnp.arange(branches, dtype=jnp.int32), state_index.shape[0] // branches)
-        proposal: jax.Array | None = None
-        if enumerated:
-            action, proposal = branch, jnp.full((branch.shape[0], 1), -jnp.log(branches))
-        else:
-            # The first action is the one thing that branches of a state draw independently.
-            keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, state_index), branch)
-            action = unroll.choose(distribution, keys, greedy=False)
-        log_prob = distribution.log_prob(action)
-        first_key, rest_key = jax.random.split(branch_key)
-        state, first = jax.vmap(environment.step)(
-            unroll.row_keys(first_key, state_index), states, play(distribution, action)
-        )
-        zeros = jnp.zeros(state_index.shape)
-        _, rest = unroll.unroll(
-            environment,
-            act,
-            EnvState(state_index, state, first.observation, zeros, zeros),
-            rest_key,
-            num_steps=horizon - 1,
-        )
-        ended = jnp.concatenate(
-            [
-                (first.terminated | first.truncated)[:, None],
-                rest.transition.terminated | rest.transition.truncated,
-            ],
-            axis=1,
-        )
-        reward = jnp.concatenate([first.reward[:, None], rest.transition.reward], axis=1)
-        reward = masked.zero(reward, unroll.until_first(ended))
-        q = jnp.sum(reward * discount ** jnp.arange(horizon)[None, :], axis=1)
-        # What a branch that no policy takes returns has no weight, even if it is not a number.
-        q = jnp.where(log_prob == -jnp.inf, 0.0, q)
-        score = q.reshape(-1, branches)
-        if enumerated:
-            weight = jnp.exp(log_prob).reshape(-1, branches)
-            baseline = jnp.sum(weight * score, axis=1)
-        else:
-            baseline = score.mean(axis=1)
-        all_true = jnp.ones((q.shape[0], 1), bool)
-        trunk_ended = trunk.transition.terminated | trunk.transition.truncated
-        batch = Batch(
-            inputs=jax.tree.map(lambda x: x[:, None], observation),
-            action=action[:, None],
-            log_prob=log_prob[:, None],
-            reward=q[:, None],
-            value=jnp.repeat(baseline, branches)[:, None],
-            next_value=jnp.zeros((q.shape[0], 1)),
-            terminated=all_true,
-            truncated=~all_true,
-            mask=all_true,
-            score=score,
-            metrics={
-                "episode_return": masked.total(trunk.episode_return, trunk_ended),
-                "episode_length": masked.total(trunk.episode_length, trunk_ended),
-                **without_action(environment.spaces, trunk.observation),
-            },
-            sampler_log_prob=proposal,
-        )
+        envs, batch = grow(environment, act, sizes, branches, collector.sharded[ENVIRONMENTS], key)
         sharded = {**collector.sharded, ENVIRONMENTS: envs}
         return collector._replace(sharded=sharded), batch
 
-    return problem_of(nets, init, collect, on_policy=not enumerated)
+    return problem_of(nets, init, collect, on_policy=num_branches > 0)
+
+
+def count_branches(num_actions: int, num_branches: int) -> int:
+    """Branches of a state: `num_branches`, or where that is 0 one for each of its actions.
+
+    Raises:
+      ConfigError: fewer than two, or no list of actions to try.
+    """
+    if num_branches == 0 and not num_actions:
+        raise ConfigError(
+            "num_branches must be at least 2 where actions are not one discrete choice: they "
+            "cannot all be tried"
+        )
+    branches = num_branches or num_actions
+    if branches < 2:
+        raise ConfigError(
+            f"num_branches must be at least 2, so that actions can be compared, got {branches}"
+        )
+    return branches
+
+
+def grow(
+    environment: Environment,
+    act: Callable[..., Any],
+    sizes: VineSettings,
+    branches: int,
+    envs: EnvState,
+    key: jax.Array,
+) -> tuple[EnvState, Batch]:
+    """The trunks, and the batch of what branches from them returned.
+
+    Args:
+      environment: of trunks and branches.
+      act: see `unroll.unroll`.
+      sizes: of the vine.
+      branches: K.
+      envs: where the trunks begin, `[B, …]`.
+      key: consumed.
+    """
+    trunk_key, state_key, action_key, branch_key = jax.random.split(key, 4)
+    num_steps, num_states = sizes.num_steps, sizes.num_states
+    envs, trunk = unroll.unroll(
+        environment, act, envs, trunk_key, num_steps=num_steps, keep_states=True
+    )
+    choose = jax.vmap(lambda key: jax.random.choice(key, num_steps, (num_states,), replace=False))
+    times = choose(unroll.row_keys(state_key, envs.number))
+
+    def repeat(x: jax.Array) -> jax.Array:
+        """`[B, T, …]` to `[B · num_states · K, …]`: each chosen step, K times."""
+        chosen = jax.vmap(lambda row, t: row[t])(x, times)
+        return jnp.repeat(chosen.reshape(-1, *x.shape[2:]), branches, axis=0)
+
+    states, observation, distribution = jax.tree.map(
+        repeat, (trunk.state, trunk.observation, trunk.distribution)
+    )
+    # Of the state, not of the branch: branches of a state draw the same numbers.
+    state_index = jnp.repeat(
+        (
+            envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]
+        ).reshape(-1),
+        branches,
+    )
+    branch = jnp.tile(jnp.arange(branches, dtype=jnp.int32), state_index.shape[0] // branches)
+    proposal: jax.Array | None = None
+    enumerated = sizes.num_branches == 0
+    if enumerated:
+        action, proposal = branch, jnp.full((branch.shape[0], 1), -jnp.log(branches))
+    else:
+        # The first action is the one thing that branches of a state draw independently.
+        keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, state_index), branch)
+        action = unroll.choose(distribution, keys, greedy=False)
+    log_prob = distribution.log_prob(action)
+    q = branch_returns(
+        environment, act, sizes, state_index, states, play(distribution, action), branch_key
+    )
+    # What a branch that no policy takes returns has no weight, even if it is not a number.
+    q = jnp.where(log_prob == -jnp.inf, 0.0, q)
+    score = q.reshape(-1, branches)
+    if enumerated:
+        weight = jnp.exp(log_prob).reshape(-1, branches)
+        baseline = jnp.sum(weight * score, axis=1)
+    else:
+        baseline = score.mean(axis=1)
+    all_true = jnp.ones((q.shape[0], 1), bool)
+    trunk_ended = trunk.transition.terminated | trunk.transition.truncated
+    return envs, Batch(
+        inputs=jax.tree.map(lambda x: x[:, None], observation),
+        action=action[:, None],
+        log_prob=log_prob[:, None],
+        reward=q[:, None],
+        value=jnp.repeat(baseline, branches)[:, None],
+        next_value=jnp.zeros((q.shape[0], 1)),
+        terminated=all_true,
+        truncated=~all_true,
+        mask=all_true,
+        score=score,
+        metrics={
+            "episode_return": masked.total(trunk.episode_return, trunk_ended),
+            "episode_length": masked.total(trunk.episode_length, trunk_ended),
+            **without_action(environment.spaces, trunk.observation),
+        },
+        sampler_log_prob=proposal,
+    )
+
+
+def branch_returns(
+    environment: Environment,
+    act: Callable[..., Any],
+    sizes: VineSettings,
+    state_index: jax.Array,
+    states: Any,
+    action: jax.Array,
+    key: jax.Array,
+) -> jax.Array:
+    """Discounted returns `[N]` of branches, reward units, up to their end or the horizon.
+
+    Args:
+      environment: of the branches.
+      act: see `unroll.unroll`; chooses all actions but the first.
+      sizes: of the vine.
+      state_index: `[N]`; branches with one index draw the same random numbers.
+      states: of the environment, `[N, …]`.
+      action: the first, `[N, …]`, in the environment's form.
+      key: consumed.
+    """
+    first_key, rest_key = jax.random.split(key)
+    state, first = jax.vmap(environment.step)(
+        unroll.row_keys(first_key, state_index), states, action
+    )
+    zeros = jnp.zeros(state_index.shape)
+    _, rest = unroll.unroll(
+        environment,
+        act,
+        EnvState(state_index, state, first.observation, zeros, zeros),
+        rest_key,
+        num_steps=sizes.horizon - 1,
+    )
+    ended = jnp.concatenate(
+        [
+            (first.terminated | first.truncated)[:, None],
+            rest.transition.terminated | rest.transition.truncated,
+        ],
+        axis=1,
+    )
+    reward = jnp.concatenate([first.reward[:, None], rest.transition.reward], axis=1)
+    reward = masked.zero(reward, unroll.until_first(ended))
+    return jnp.sum(reward * sizes.discount ** jnp.arange(sizes.horizon)[None, :], axis=1)
