@@ -204,7 +204,8 @@ class Learner(NamedTuple):
     by itself.
 
     Attributes:
-      init: `init(key) -> TrainState`; consumes `key`.
+      init: `init(key) -> TrainState`; consumes `key`. It takes a third of the time under `jax.jit`,
+        but where a pretrained model's parameters would be constants of the program.
       sample: `sample(state) -> (state, batch)`: collect, with masked slots zeroed and metrics
         pooled over devices.
       update: `update(state, batch) -> (state, metrics)`: estimate and improve.

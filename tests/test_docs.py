@@ -49,6 +49,9 @@ README_SNIPPETS = [code for kind, _, code in FENCE.findall(README.read_text()) i
 IN_GROUPS_PAGE = set(methods.IN_GROUPS) - {"grpo", "dapo"}
 
 
+PAGES_OF_METHODS = {path.stem for path in (DOCS / "algorithms").glob("*.md")}
+
+
 def name(path):
     return path.relative_to(ROOT).as_posix()
 
@@ -290,6 +293,17 @@ def test_tables_of_fields_and_metrics(path):
     assert tables["metrics"] or path.stem == "compositions"
 
 
+@pytest.mark.parametrize("algorithm", sorted(set(methods.ALGORITHMS) & PAGES_OF_METHODS))
+def test_every_field_is_in_a_table(algorithm):
+    """Of the method's page, or of the page whose fields it has as well."""
+    page = (DOCS / "algorithms" / f"{algorithm}.md").read_text()
+    found = re.search(r"^## Fields\n\nBeside those of \[[\w ]+\]\((\w+\.md)\)", page, re.M)
+    other = (DOCS / "algorithms" / found[1]).read_text() if found else ""
+    named = {field for field, _ in ROW.findall(page + other)}
+    config = importlib.import_module(f"jaxrl_po.algorithms.{algorithm}").Config
+    assert {field.name for field in flags.settable(config)} <= named
+
+
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_quoted_lines_stand_in_their_file(path):
     for _, source, code in FENCE.findall(path.read_text()):
@@ -304,6 +318,29 @@ def test_pseudo_code_fits_the_critic_to_advantages_that_are_not_whitened(path):
         if language_of_fence == "text" and target:
             assert "whiten" not in code[: target.start()]
             assert "whiten(A)" in code[target.end() :]
+
+
+@pytest.mark.parametrize("path", [README, DOCS / "index.md", DOCS / "cli.md"], ids=name)
+def test_commands_run_in_the_order_in_which_they_stand(path):
+    """What a command reads was written by one before it."""
+    made = set()
+    for language_of_fence, _, code in FENCE.findall(path.read_text()):
+        for line in "" if language_of_fence else code.splitlines():
+            begins = "--resume" not in line
+            for flag, folder in re.findall(r"(--\w+=)?(runs/\w+)", line.partition("#")[0]):
+                if flag == "--out=" and begins:
+                    made.add(folder)
+                assert folder in made, line
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in EVERYTHING if path.stem != "pretrained"], ids=name
+)
+def test_an_initial_state_is_made_by_a_compiled_function(path):
+    """But for pretrained parameters, which would be constants of the program."""
+    for line in path.read_text().splitlines():
+        if "learner.init(" in line:
+            assert re.search(r"jit\(lambda key|lax\.scan", line), line
 
 
 def test_every_algorithm_has_a_page_or_a_section():

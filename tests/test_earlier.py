@@ -87,7 +87,8 @@ def test_the_evaluation_of_a_run_can_be_had_again(runs, tmp_path):
 @pytest.mark.parametrize("script", [evaluate, render], ids=lambda script: script.__name__)
 def test_the_best_checkpoint_is_said_to_be_one_for_all_seeds(script, capsys):
     assert script.main(["--help"]) == 0
-    assert "best is the one with the highest mean score over seeds" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "best is the one with the highest mean score over seeds" in shown
     root = Path(__file__).parent.parent
     for path in (root / "README.md", *root.glob("docs/**/*.md"), *root.glob("experiments/*.py")):
         assert not re.search(r"(every|each) (seed|policy)'s best", path.read_text()), path
@@ -154,6 +155,34 @@ def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
 ADDITION = {"script": "language", "task": "addition", "score": "greedy_accuracy"}
 
 
+@pytest.mark.parametrize("name", ["new/two.pdf", "TWO.SVG"])
+def test_a_figure_alone_is_written_to_a_file(tmp_path, capsys, name):
+    """A name with an underscore first is in the legend."""
+    paths = [fake_run(tmp_path / "runs" / each, [1.0, 2.0]) for each in ("_a$_", "b{")]
+    out = tmp_path / name
+    assert plot.main([*paths, f"--out={out}"]) == 0
+    assert [path for path in tmp_path.rglob("*.*") if "runs" not in path.parts] == [out]
+    assert out.read_bytes().startswith(b"%PDF" if name.endswith("pdf") else b"<?xml")
+    shown = capsys.readouterr().out
+    assert shown.endswith(f"see {out}\n")
+    assert "_a$_" in shown
+
+
+def test_a_profile_of_seeds_that_reach_the_best_score_stays_at_one():
+    """Three of four seeds reach 500, and all of the second run: side by side, to the end."""
+    runs = [
+        plot.Run(name, [{"step": 1, "greedy_return": scores}], {}, "")
+        for name, scores in (("a", [9.0, 500.0, 500.0, 500.0]), ("b", [500.0] * 4))
+    ]
+    axes = plot.Figure().subplots()
+    plot.draw_profiles(axes, runs, "greedy_return")
+    some, all_ = axes.get_lines()
+    assert some.get_xdata()[-1] == all_.get_xdata()[-1] == 500.0
+    assert (some.get_ydata()[0], some.get_ydata()[-1]) == (1.0, 0.75)
+    assert set(all_.get_ydata()) == {1.0}
+    assert some.get_linewidth() > all_.get_linewidth()
+
+
 @pytest.fixture
 def drawn(monkeypatch):
     """The titles, labels of axes and legends of each set of axes that is written."""
@@ -177,7 +206,8 @@ def test_runs_on_one_environment_are_compared_without_a_word(tmp_path, capsys, d
     ]
     assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
     assert capsys.readouterr().err == ""
-    assert drawn[0][0] == "greedy_return on Acrobot-v1"
+    assert drawn[0][0] == "greedy return on Acrobot-v1"
+    assert drawn[1][1] == "final greedy return (reward units)"
     assert drawn[0][2] == ["a", "b"]
     assert drawn[2][0::2] == ("better than a", ["b"])
 

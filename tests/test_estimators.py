@@ -196,6 +196,6 @@ def test_bad_input_is_one_line(script, argument, message):
 
 def test_help_names_units_and_ranges(script, capsys):
     assert script.main(["--help"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "--num_steps=128" in text
     assert "(steps; in [2, 256])" in text

@@ -161,8 +161,10 @@ def test_the_language_script_evaluates_samples_and_shows_some(runs):
         "length",
         "score",
         "ended",
+        "note",
     ]
     assert list(shown[0]) == names
+    assert shown[0]["note"] == "answers are written lowest digit first"
 
 
 def test_a_run_that_was_stopped_resumed_and_extended_equals_the_uninterrupted_one(

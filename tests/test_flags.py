@@ -44,9 +44,9 @@ def test_defaults():
 
 def test_every_kind_of_value():
     argv = (
-        "--total_steps 7 --config.learning_rate=1e-2 --config.anything=-3 "
+        "--total_steps 7e0 --config.learning_rate=1e-2 --config.anything=-3 "
         "--config.num_epochs=2 --config.early_stop --config.activation=relu "
-        "--config.hidden=32,16,8"
+        "--config.hidden=32,1.6e1,8"
     )
     records = flags.parse(argv.split(), SECTIONS)
     assert records[""] == Options(total_steps=7)
@@ -74,6 +74,11 @@ def test_switches(text, value):
             "--config.learning_rat is not a flag; did you mean --config.learning_rate?",
         ),
         ("--total_step=1", "--total_step is not a flag; did you mean --total_steps?"),
+        ("--config.lr=1", "--config.lr is not a flag; did you mean --config.learning_rate?"),
+        ("--target-kl=1", "--target-kl is not a flag; did you mean --config.target_kl?"),
+        ("--config.total_steps=1", "--config.total_steps is not a flag; did you mean --total_ste"),
+        ("--steps=1", "--steps is not a flag; did you mean --total_steps?"),
+        ("--config.lrr=1", "--config.lrr is not a flag; see --help"),
         ("--zzz=1", "--zzz is not a flag; see --help"),
         ("--config.axis_name=data", "--config.axis_name is not a flag"),
         ("--config.learning_rate=nan", "--config.learning_rate must lie in (0, inf), got nan"),
@@ -92,6 +97,8 @@ def test_switches(text, value):
         ("--config.activation=tan", "--config.activation must be one of tanh, relu, got 'tan'"),
         ("--config.hidden=64,x", "--config.hidden must be integers such as 64,64, got '64,x'"),
         ("--total_steps=nan", "--total_steps must be an integer, got 'nan'"),
+        ("--total_steps=1e400", "--total_steps must be an integer, got '1e400'"),
+        ("--config.hidden=64,6.5", "--config.hidden must be integers such as 64,64, got '64,6.5'"),
         ("stray", "'stray' is not a flag; write --name=value"),
     ],
 )

@@ -157,6 +157,27 @@ def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
     assert summary["greedy_return"] == [5.0, 5.0]
 
 
+def refuse(*_):
+    raise RuntimeError("no TeX")
+
+
+@pytest.mark.usefixtures("trace_only")
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_picture_that_fails_fails_no_run(seeds, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jaxrl_po.run.figures.plotting.save", refuse)
+    out = tmp_path / "run"
+    flags = [*tiny.CONTROL[1:], f"--seeds={seeds}", "--total_steps=4e1", f"--out={out}"]
+    assert launch.control(flags) == 0
+    assert json.loads((out / "summary.json").read_text())["steps"] == 32
+    shown = capsys.readouterr()
+    picture = f"{out / 'curves.png'} was not drawn, all else is there: RuntimeError: no TeX"
+    assert shown.err == f"warning: {picture}\n"
+    counted, worst = {1: ("1 seed", ""), 2: ("2 seeds", ", worst seed 0")}[seeds]
+    assert f"ppo on CartPole-v1, {counted}: compiling\n" in shown.out
+    assert "--total_steps: 40 becomes 32: a whole number of iterations\n" in shown.out
+    assert shown.out.endswith(f"\ndone: greedy return 0{worst}; results in {out}\n")
+
+
 @pytest.mark.usefixtures("trace_only")
 def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
     files, monkeypatch, capsys
@@ -189,12 +210,17 @@ def test_a_run_with_an_environment_of_ones_own_is_found_from_another_folder(
 def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
     files, monkeypatch, capsys
 ):
-    swept = [*tiny.SWEPT, "--total_steps=320", "--config.learning_rate=0.01,0.05"]
+    swept = [*tiny.SWEPT, "--total_steps=330", "--config.learning_rate=0.01,0.05"]
     out = f"--out={files / 'sweep'}"
     monkeypatch.chdir(files)
     with pytest.raises(UsageError, match=r"^--save must be left out with --env=/\S+mine.py:Corr"):
         sweep.main([*swept, "--env=mine.py:Corridor", out, "--save"])
-    assert sweep.main([*swept, "--env=mine.py:Corridor", out]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxrl_po.run.figures.plotting.save_sweep", refuse)
+        assert sweep.main([*swept, "--env=mine.py:Corridor", out]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.endswith("sweep.png was not drawn, all else is there: RuntimeError: no TeX\n")
+    assert "program 1 of 1: 2 settings × 2 seeds, 320 steps each, " in shown.out
     (files / "sweep" / "sweep.json").unlink()
     (files / "elsewhere").mkdir()
     monkeypatch.chdir(files / "elsewhere")
@@ -203,13 +229,14 @@ def test_a_sweep_with_an_environment_of_ones_own_is_resumed_from_another_folder(
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_task_of_ones_own_is_trained_and_starts_another_run(files):
+def test_a_task_of_ones_own_is_trained_and_starts_another_run(files, capsys):
     task = f"--task={files / 'tasks.py'}:one_digit"
     left_out = ("--task.", "--warm_start.", "--show", "--eval_samples", "--total_steps")
     small = [flag for flag in tiny.LANGUAGE if not flag.startswith(left_out)]
     small += ["--algorithm=grpo", "--total_steps=8", "--show=0", task]
     first = [*small, "--warm_start.steps=0", f"--out={files / 'run'}"]
     assert launch.language(first) == 0
+    assert capsys.readouterr().out.count("taught nothing: ") == 1
     start = f"--init_from={files / 'run'}"
     assert launch.language([*small, start, f"--out={files / 'more'}"]) == 0
 

@@ -1,3 +1,4 @@
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -103,8 +104,61 @@ def test_the_probability_of_improvement_is_that_over_the_first_run():
     assert found == [[1.0], [1.0], [0.0], [0.0]]  # of each run, its interval and its point
 
 
-@pytest.mark.parametrize("panels", [1, 2])
-def test_save_writes_a_picture_and_nothing_else(tmp_path, panels):
-    plotting.save([PANEL] * panels, tmp_path / "curves.png")
-    assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".SVG": b"<?xml"}
+
+
+@pytest.mark.parametrize(("panels", "ending"), [(1, ".png"), (2, ".pdf"), (4, ".SVG")])
+def test_save_writes_a_picture_by_the_ending_of_its_name_and_nothing_else(tmp_path, panels, ending):
+    path = tmp_path / f"curves{ending}"
+    plotting.save([PANEL] * panels, path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes().startswith(STARTS[ending])
+
+
+NAMES = ["$\\frac{", "a_b^2 $x$ {y}", "_first & last", "'q' \"r\" 100% #1 ~", "\\alpha $\\x$"]
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """The texts of what is drawn, by a user whose matplotlibrc asks for TeX and for no legends."""
+    shown = []
+
+    def write(figure, path):
+        figure.savefig(path, format="svg")
+        shown.extend(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+        assert not any(text.get_usetex() for text in figure.findobj(matplotlib.text.Text))
+
+    monkeypatch.setattr(plotting, "write", write)
+    asked = {"text.usetex": True, "svg.fonttype": "none", "legend.loc": "center"}
+    with matplotlib.rc_context(asked):
+        yield shown
+        assert all(matplotlib.rcParams[name] == value for name, value in asked.items())
+
+
+def curves(path):
+    series = [plotting.Series("episode_return", name) for name in NAMES]
+    plotting.save([PANEL._replace(series=series)], path)
+
+
+def sweep(path):
+    rows = [({NAMES[0]: name}, [1.0, 2.0]) for name in NAMES]
+    plotting.save_sweep(rows, "score", path)
+
+
+def differences(path):
+    rows = [plotting.Difference(name, 0.1, 0.0, 0.2, 0.1, name) for name in NAMES]
+    plotting.save_differences(rows, NAMES[0], "share", path)
+
+
+@pytest.mark.parametrize("drawing", [curves, sweep, differences])
+def test_names_stand_as_they_are_whatever_a_matplotlibrc_asks_for(tmp_path, texts, drawing):
+    drawing(tmp_path / "picture.svg")
+    assert set(NAMES) <= set(texts)
+    assert "<use" in (tmp_path / "picture.svg").read_text()  # glyphs: `svg.fonttype` of ours
+
+
+def test_a_picture_that_cannot_be_drawn_is_one_line(tmp_path, capsys):
+    with plotting.beside(tmp_path / "curves.png"):
+        raise RuntimeError("no room\nfor it")
+    said = f"warning: {tmp_path}/curves.png was not drawn, all else is there: RuntimeError: no room"
+    assert capsys.readouterr() == ("", f"{said} for it\n")

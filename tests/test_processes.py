@@ -192,7 +192,7 @@ def test_two_processes_of_four_devices_equal_one_of_eight(pair):
 
 def test_the_first_process_writes_and_the_others_are_silent(pair):
     out, ends = pair
-    assert ends[0][1][-1].endswith(f"done, results in {out / 'two'}")
+    assert ends[0][1][-1].endswith(f"; results in {out / 'two'}")
     assert ends[1][1] == []
     assert {path.name for path in (out / "two").iterdir()} == {
         path.name for path in (out / "one").iterdir()

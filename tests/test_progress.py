@@ -1,5 +1,7 @@
+import re
+import sys
+
 import pytest
-from rich.console import Console
 
 from jaxrl_po.run.loop.progress import Progress, clock
 
@@ -19,9 +21,9 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
         progress.report("done [brackets stay]")
     assert capsys.readouterr().out.splitlines() == [
         "ppo on X: compiling",
-        "ppo on X: 1,500/20,000 steps 250,000/s  episode return 42.25  1:15 left",
+        "ppo on X: episode return 42.25  1,500/20,000 steps 250,000/s  1:15 left",
         # NaN leaves the last number standing
-        "ppo on X: 3,000/20,000 steps  episode return 42.25  greedy return 50",
+        "ppo on X: episode return 42.25  greedy return 50  3,000/20,000 steps",
         "done [brackets stay]",
     ]
 
@@ -49,16 +51,31 @@ def test_quiet_shows_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_bar_on_a_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(
-        "jaxrl_po.run.loop.progress.Console", lambda: Console(force_terminal=True, width=160)
-    )
-    with Progress("ppo on X", 20_000, watch=("episode_return",)) as progress:
+@pytest.fixture
+def terminal(monkeypatch):
+    """Sets the width and the kind of the terminal that stdout is."""
+
+    def be(columns, kind="xterm"):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", kind)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    return be
+
+
+def lines(capsys):
+    """What a terminal shows, line by line, without colours."""
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out))
+
+
+def test_a_bar_on_a_terminal(terminal, capsys):
+    terminal(160)
+    with Progress("ppo on X [a]", 20_000, watch=("episode_return",)) as progress:
         progress.phase("compiling")
         progress._bar.refresh()
         progress.update(ROW, 75.0)
-    shown = capsys.readouterr().out
-    assert "compiling · ppo on X" in shown
+    shown = "\n".join(lines(capsys))
+    assert "compiling · ppo on X [a]" in shown
     assert "episode return 42.25" in shown
     assert "1:15 left" in shown
 
@@ -67,44 +84,65 @@ def test_steps_and_speed_are_those_of_each_seed_and_the_mean_is_called_what_it_i
     with Progress("ppo on X", 20_000, watch=("episode_return",), num_seeds=10) as progress:
         progress.update(ROW, 75.0)
     assert capsys.readouterr().out == (
-        "ppo on X: 1,500/20,000 steps 25,000/s × 10 seeds  IQM of 10 seeds: episode return 42.25"
-        "  1:15 left\n"
+        "ppo on X: episode return 42.25 (IQM)  1,500/20,000 steps 25,000/s × 10 seeds  1:15 left\n"
     )
 
 
 def test_a_held_out_accuracy_is_called_so(capsys):
     with Progress("grpo on X", 20_000, watch=("greedy_accuracy",)) as progress:
         progress.update({**ROW, "greedy_accuracy/iqm": 0.5}, 75.0)
-    assert "  held-out greedy accuracy 0.5  1:15 left\n" in capsys.readouterr().out
+    assert ": held-out greedy accuracy 0.5  1,500/" in capsys.readouterr().out
 
 
-def test_the_bar_and_the_time_left_stay_on_a_narrow_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(
-        "jaxrl_po.run.loop.progress.Console", lambda: Console(force_terminal=True, width=80)
-    )
-    title = "reinforce_pp on SpaceInvaders-MinAtar, 16 seeds"
-    with Progress(title, 10_000_000, watch=("episode_return",), num_seeds=16) as progress:
-        progress.update({**ROW, "step": 5_000_000}, 75.0)
+def test_the_score_the_bar_and_the_time_left_stay_on_a_narrow_terminal(terminal, capsys):
+    terminal(80)
+    title, watch = "reinforce_pp on SpaceInvaders-MinAtar, 16 seeds", ("greedy_accuracy", "entropy")
+    with Progress(title, 10_000_000, watch=watch, num_seeds=16) as progress:
+        row = {**ROW, "step": 5_000_000, "greedy_accuracy/iqm": 0.8125, "entropy/iqm": 1.25}
+        progress.update(row, 75.0)
+        progress.update({**row, "greedy_accuracy/iqm": float("nan")}, 75.0)
         progress._bar.refresh()
-    shown = capsys.readouterr().out
-    assert "━" in shown
-    assert "1:15 left" in shown
-    assert "reinforce_pp" in shown
+    bars = [line for line in lines(capsys) if "━" in line]
+    assert all(len(line) <= 80 for line in bars)
+    assert bars[-1].startswith("held-out greedy accuracy 0.8125 (IQM) reinf")
+    assert "1:15 left" in bars[-1]
 
 
-def test_the_warm_start_is_seen_on_a_narrow_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(
-        "jaxrl_po.run.loop.progress.Console", lambda: Console(force_terminal=True, width=80)
-    )
+def test_the_warm_start_is_seen_on_a_narrow_terminal(terminal, capsys):
+    terminal(80)
     detail = "step 10,000/10,000, accuracy 0.31"
     with Progress("reinforce_pp on running_sum, 16 seeds", 10_000) as progress:
         progress.phase("warm start", detail, "< 11:20 left")
         progress._bar.refresh()
         progress.update({"step": 0}, float("inf"))
-    shown = capsys.readouterr().out
-    assert "warm start" in shown
-    assert detail in shown
+    shown = "\n".join(lines(capsys))
+    assert f"{detail} warm st" in shown
     assert "< 11:20 left" in shown
+
+
+def test_words_do_not_break_at_the_end_of_a_line(terminal, capsys):
+    terminal(80)
+    words = [*("config.learning_rate=0.001, " * 9).split(), "/a-long/path" * 9, "end"]
+    with Progress("ppo on X", 20_000) as progress:
+        progress._bar.stop()
+        progress.report(" ".join(words))
+    shown = [line for line in lines(capsys) if "config" in line or "path" in line or "end" in line]
+    assert " ".join(shown).split() == words
+    assert all(len(line) <= 80 or line == words[-2] for line in shown)
+
+
+@pytest.mark.parametrize("kind", ["a dumb terminal", "a file"])
+def test_there_are_lines_where_a_cursor_does_not_move(kind, terminal, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    if kind == "a dumb terminal":
+        terminal(80, "dumb")
+    with Progress("ppo on X", 20_000, watch=("episode_return",)) as progress:
+        progress.phase("compiling")
+        progress.update(ROW, 75.0)
+    assert capsys.readouterr().out == (
+        "ppo on X: compiling\n"
+        "ppo on X: episode return 42.25  1,500/20,000 steps 250,000/s  1:15 left\n"
+    )
 
 
 @pytest.mark.parametrize(

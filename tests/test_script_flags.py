@@ -67,7 +67,7 @@ from jaxrl_po.run.experiment.flags import UsageError
             r"--total_steps=31 must be 0 or at least 32, the environment steps of one iteration",
         ),
         ("control", "--total_steps=-1", r"--total_steps must lie in \[0, inf\), got -1"),
-        ("control", "--total_steps=1e6", r"--total_steps must be an integer, got '1e6'"),
+        ("control", "--total_steps=1.5", r"--total_steps must be an integer, got '1.5'"),
         ("control", "--devices=none", r"--devices must be 'auto' or a positive number, got 'none'"),
         ("control", "--devices=0", r"--devices must be 'auto' or a positive number, got '0'"),
         ("control", "--devices=1000", r"--devices must be at most"),
@@ -209,9 +209,48 @@ def test_bad_input_ends_before_compiling_and_leaves_no_folder(tmp_path, script, 
     assert not (tmp_path / "new").exists()
 
 
-def test_help_lists_every_field_with_its_default(capsys):
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ("config.lr", "config.learning_rate"),
+        ("clip_ratio", "config.epsilon_high"),
+        ("config.ent_coef", "config.entropy_coefficient"),
+        ("config.vf_coef", "config.value_coefficient"),
+        ("gae_lambda", "config.lambda_"),
+        ("config.batch_size", "config.num_minibatches"),
+        ("config.num_envs", "problem.num_envs"),
+        ("n_steps", "problem.num_steps"),
+        ("update_epochs", "config.num_epochs"),
+        ("total_timesteps", "total_steps"),
+    ],
+)
+def test_what_other_libraries_call_a_field_leads_to_ours(argument, meant):
+    message = f"^--{argument} is not a flag; did you mean --{meant}\\?$"
+    with pytest.raises(UsageError, match=message):
+        plan.parse(control.SCRIPT, [f"--{argument}=1"], {})
+
+
+def test_every_other_name_is_of_a_field():
+    ppo, grpo = (
+        {
+            field.name
+            for record in plan.sections_of(script, options(algorithm=algorithm)).values()
+            for field in flags.settable(record)
+        }
+        for script, options, algorithm in (
+            (control.SCRIPT, control.Options, "ppo"),
+            (language.SCRIPT, language.Options, "grpo"),
+        )
+    )
+    assert set(flags.ALIASES.values()) <= ppo | grpo
+    assert not set(flags.ALIASES) & ppo
+
+
+def test_help_lists_every_field_with_its_default(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
     assert launch.control(["--help"]) == 0
     text = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in text.splitlines())
     for flag in (
         "--total_steps=500000",
         "--config.learning_rate=0.001",

@@ -322,3 +322,11 @@ def test_every_task_has_its_flags():
         assert entry.make is getattr(tasks, name)
         assert vars(entry.settings()).keys() == inspect.signature(entry.make).parameters.keys()
         assert entry.make(**vars(entry.settings())).parses is not None
+
+
+def test_answers_that_are_written_lowest_digit_first_say_so():
+    for name, case in cases().items():
+        lowest_first = case.answer is not None and "reverse" in case.answer.__code__.co_names
+        assert ("lowest digit first" in case.task.note) == lowest_first, name
+    assert tasks.addition(2).note == "answers are written lowest digit first"
+    assert not tasks.addition(2, reverse=False).note

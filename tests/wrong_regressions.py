@@ -4,6 +4,34 @@ from wrong import Wrong
 
 WRONG = [
     Wrong(
+        "names in pictures are read as TeX",
+        "run.figures.plotting",
+        '"text.parse_math": False',
+        '"text.parse_math": True',
+        ("test_plotting.py::test_names_stand_as_they_are_whatever_a_matplotlibrc_asks_for",),
+    ),
+    Wrong(
+        "a picture that fails fails the run",
+        "run.loop.execution",
+        'with plotting.beside(out / "curves.png"):',
+        "if out:",
+        ("test_front_door.py::test_a_picture_that_fails_fails_no_run",),
+    ),
+    Wrong(
+        "an iteration without signal in one seed is said to have taught nothing",
+        "run.loop.doubts",
+        "~np.any(np.asarray(signal.total) > 0, axis=1)",
+        "~np.all(np.asarray(signal.total) > 0, axis=1)",
+        ("test_doubts.py::test_an_iteration_without_signal_in_any_seed_is_said_once",),
+    ),
+    Wrong(
+        "FORCE_COLOR puts cursor codes into files",
+        "run.loop.progress",
+        "self._console.file.isatty() and not",
+        "self._console.is_terminal and not",
+        ("test_progress.py::test_there_are_lines_where_a_cursor_does_not_move",),
+    ),
+    Wrong(
         "every stretch of a sweep begins anew",
         "run.loop.vmapped",
         "state, row = jax.block_until_ready(advance(configs, state, key, np.int32(length)))",

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +13,7 @@ from moments import Array, GradientScores, Pair, Statistics, exact_scores
 from segments import Grid, Setting, Sums
 
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, STYLE
+from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET
 
 CRITICS = ("exact", "in error", "zeros")
 TINY = 1e-12  # below it, a square is rounding
@@ -183,7 +182,7 @@ def save_figure(result: Result, accuracy: float, path: Path) -> None:
     ]
     chosen = list(dict.fromkeys([0, names.index("A3C(0)"), *reversed(best)]))
     top = 3.0 * max(np.square(curve.exact["rmse"]).max() for curve in families)
-    with matplotlib.rc_context(STYLE):
+    with plotting.style({"text.parse_math": True}):  # the powers of ten of its axes
         figure = Figure(
             figsize=(15.0, 10.5), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.1), dpi=150
         )

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
@@ -28,7 +27,7 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, SEED, UNIT, ConfigErr
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.figures.plotting import COLOURS, QUIET, STYLE
+from jaxrl_po.run.figures.plotting import COLOURS, QUIET
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import Learner, Problem
 
@@ -209,7 +208,7 @@ def table(curves: Curves, betas: Sequence[float]) -> str:
 def save_figure(curves: Curves, betas: Sequence[float], path: Path) -> None:
     """Both scores along the runs, and their final values against the KL to the reference."""
     end = final(curves)
-    with matplotlib.rc_context(STYLE):
+    with plotting.style():
         figure = Figure(figsize=(17, 4.4), layout="constrained", dpi=120)
         along, truth, far = figure.subplots(1, 3)
         for axes, name, title in (

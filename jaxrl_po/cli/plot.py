@@ -1,10 +1,11 @@
 """Compares runs: `jaxrl-po plot runs/a runs/b --out=runs/plot`.
 
 Learning curves (interquartile mean over seeds with its 95 % stratified-bootstrap interval), the
-performance profile of the final scores (share of the seeds above each score), and the probability
-of improvement over the first run. Writes `plot.png`, `table.txt` and `curves.csv` (every per-seed
-metric, one row per step, seed and name) to `--out`. Runs on different environments or tasks are
-labelled as such, and only those on that of the first run are compared with it.
+performance profile of the final scores (share of the seeds at or above each score), and the
+probability of improvement over the first run. Writes `plot.png`, `table.txt` and `curves.csv`
+(every per-seed metric, one row per step, seed and name) to `--out`, or the figure alone to a file.
+Runs on different environments or tasks are labelled as such, and only those on that of the first
+run are compared with it.
 """
 
 import csv
@@ -14,17 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from jaxrl_po import config
 from jaxrl_po.config import static
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, STYLE, Panel, Series
+from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, Panel, Series
 from jaxrl_po.run.store import folder, metrics
 
 SCORES = ("greedy_return", "greedy_accuracy")
@@ -41,7 +42,9 @@ class Options:
         "greedy accuracy",
     )
     out: str = static(
-        "runs/plot", "folder for the results; an earlier comparison in it is replaced"
+        "runs/plot",
+        "folder for the results, where an earlier comparison is replaced; or, for the figure "
+        f"alone, a file that ends in {', '.join(plotting.PICTURES)}",
     )
 
 
@@ -218,29 +221,33 @@ def values(run: Run) -> Iterator[tuple[str, int, int, str, float]]:
 
 
 def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
-    """Share of the seeds above each score, with the 95 % bootstrap band."""
+    """Share of the seeds at or above each score, with the 95 % bootstrap band."""
     finals = [final(run, metric) for run in runs]
     everything = np.concatenate(finals)
     low, high = np.nanmin(everything), np.nanmax(everything)
-    slack = 0.05 * (high - low) or 1.0
-    levels = np.linspace(low - slack, high + slack, 200)
-    for run, scores, colour in zip(runs, finals, COLOURS, strict=False):
+    # Up to the best score, which a run whose seeds all reach it ends at, at 1.
+    levels = np.linspace(low - 0.05 * (high - low or abs(high) or 1.0), high, 200)
+    below = np.nextafter(levels, -np.inf)
+    for i, (run, scores, colour) in enumerate(zip(runs, finals, COLOURS, strict=False)):
         # [S, R]: R bootstrap resamples of the seeds.
         draws = scores[np.random.default_rng(0).integers(len(scores), size=(len(scores), 2000))]
-        band = np.percentile(metrics.performance_profile(draws, levels), metrics.TAILS, axis=1)
+        band = np.percentile(metrics.performance_profile(draws, below), metrics.TAILS, axis=1)
         axes.fill_between(levels, *band, color=colour, alpha=0.18, linewidth=0)
         axes.plot(
             levels,
-            metrics.performance_profile(scores, levels),
+            metrics.performance_profile(scores, below),
             color=colour,
-            linewidth=2.2,
+            # Equal profiles lie one on another: the first is the widest.
+            linewidth=2.2 + 1.5 * (len(runs) - 1 - i),
+            solid_capstyle="butt",
             label=run.label,
         )
+    axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set(
         title="performance profile",
-        xlabel=f"final {metric}",
-        ylabel="share of the seeds above",
-        ylim=(-0.02, 1.02),
+        xlabel=f"final {metrics.axis(metric)}",
+        ylabel="share of the seeds at or above",
+        ylim=(-0.02, 1.04),
     )
 
 
@@ -273,26 +280,32 @@ def draw_improvement(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     axes.set_yticks(range(len(others)), [run.label for run, _ in others], color=INK)
     axes.set(
         title=f"better than {runs[0].label}",
-        xlabel="probability",
+        xlabel="probability that a seed is better",
         xlim=(-0.02, 1.02),
         ylim=(len(others) - 0.5, -0.5),
     )
 
 
 def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
-    """Writes the figure: curves, profiles and, if any run is comparable, the improvement."""
+    """Writes the figure: curves, profiles and, if any run is comparable, the improvement.
+
+    Args:
+      runs: the first is the one to compare with.
+      metric: its name.
+      path: see `plotting.write`.
+    """
     series = [Series(metric, run.label, run.rows) for run in runs]
     unit = " or ".join(
         dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
     )
-    title = metric if differ(runs) or not runs[0].place else f"{metric} on {runs[0].place}"
+    name = metrics.label(metric)
+    title = name if differ(runs) or not runs[0].place else f"{name} on {runs[0].place}"
     columns = 3 if any(run.place == runs[0].place for run in runs[1:]) else 2
-    with matplotlib.rc_context(STYLE):
+    with plotting.style():
         figure = Figure(figsize=(5.8 * columns, 4.2), layout="constrained", dpi=150)
         axes = figure.subplots(1, columns)
-        plotting.draw(
-            axes[0], Panel([], series, title, f"{unit}, each seed", metric, seeds=len(runs) == 1)
-        )
+        x_label, y_label = f"{unit}, each seed", metrics.axis(metric)
+        plotting.draw(axes[0], Panel([], series, title, x_label, y_label, seeds=len(runs) == 1))
         draw_profiles(axes[1], runs, metric)
         if columns == 3:
             draw_improvement(axes[2], runs, metric)
@@ -318,9 +331,23 @@ def main(argv: Sequence[str]) -> int:
             f"scores cannot be compared: {', '.join(run.label for run in runs)}",
             file=sys.stderr,
         )
-    folder.inspect(options.out, resume=False, overwrite=True)
-    with folder.claim(options.out, overwrite=False) as out:
-        text = table(runs, metric)
+    text, picture = table(runs, metric), Path(options.out)
+    if picture.suffix.lower() in plotting.PICTURES and not picture.is_dir():
+        folder.require_file(options.out, picture.suffix.lower())
+        with folder.writing(picture):
+            save_figure(runs, metric, picture)
+    else:
+        picture /= "plot.png"
+        save_all(runs, metric, text, options.out)
+    print(f"{metric}, final of each seed", text, sep="\n", end="")
+    print(f"see {picture}")
+    return 0
+
+
+def save_all(runs: Sequence[Run], metric: str, text: str, place: str) -> None:
+    """Writes the table, the values and the figure to a folder."""
+    folder.inspect(place, resume=False, overwrite=True)
+    with folder.claim(place, overwrite=False) as out:
         (out / "table.txt").write_text(text, encoding="utf-8")
         with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(
@@ -330,6 +357,3 @@ def main(argv: Sequence[str]) -> int:
                 ]
             )
         save_figure(runs, metric, out / "plot.png")
-    print(f"{metric}, final of each seed", text, sep="\n", end="")
-    print(f"see {out / 'plot.png'}")
-    return 0

@@ -309,9 +309,6 @@ def carry_out(claim: Claim, options: Options) -> int:
         outcomes = claims.judge(claim, results)
         text = claims.table(claim, results, outcomes)
         (out / "table.txt").write_text(text)
-        plotting.save_differences(
-            claims.rows(outcomes), claim.statement, claim.measure, out / "verdict.png"
-        )
         folder.write_json(
             out / "verdict.json",
             {
@@ -321,6 +318,10 @@ def carry_out(claim: Claim, options: Options) -> int:
                 ],
             },
         )
+        with plotting.beside(out / "verdict.png"):
+            plotting.save_differences(
+                claims.rows(outcomes), claim.statement, claim.measure, out / "verdict.png"
+            )
     print(text, end="")
     print(f"see {Path(options.out) / 'verdict.png'}")
     return 0

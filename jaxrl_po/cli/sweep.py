@@ -33,7 +33,7 @@ from jaxrl_po.run.experiment.search import OF_A_START, Asked, Combination
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts, runner, vmapped
 from jaxrl_po.run.loop.vmapped import Training
-from jaxrl_po.run.store import folder
+from jaxrl_po.run.store import folder, metrics
 
 ALONE = Placement(1, 1, 1)
 OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every", "patience", "idle_patience")
@@ -316,15 +316,14 @@ def main(argv: Sequence[str]) -> int:
                 rows.sort(key=lambda row: -search.final(row["scores"]).mean())
                 folder.write_json(path, rows)
                 print(
-                    f"program {number} of {len(groups)}: {len(group)} settings × "
-                    f"{options.seeds} seeds, {result['seconds']:.0f} s",
+                    f"program {number} of {len(groups)}: "
+                    f"{metrics.counted(len(group), 'settings')} × "
+                    f"{metrics.counted(options.seeds, 'seeds')}, {result['steps'][-1]:,} steps "
+                    f"each, {result['seconds']:.0f} s",
                     flush=True,
                 )
         text = search.table(rows)
         (out / "table.txt").write_text(text)
-        plotting.save_sweep(
-            [(row["flags"], search.final(row["scores"])) for row in rows], out / "sweep.png"
-        )
         print(text, end="")
         records = asked.records(rows[0]["flags"], sections)
         best = flags.flatten(plan.settle(control.SCRIPT, records, given)[0])
@@ -335,6 +334,9 @@ def main(argv: Sequence[str]) -> int:
         print("best:", *(f"--{name}={flags.shown(value)}" for name, value in chosen.items()))
         if options.save:
             save(options, asked, chosen, search.final(rows[0]["scores"]), rows[0]["steps"][-1])
+        scores = [(row["flags"], search.final(row["scores"])) for row in rows]
+        with plotting.beside(out / "sweep.png"):
+            plotting.save_sweep(scores, f"final {metrics.axis('greedy_return')}", out / "sweep.png")
     return 0
 
 

@@ -274,6 +274,7 @@ def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
             "length": int(answer.length[p, i]),
             "score": float(answer.score[p, i]),
             "ended": bool(answer.ended[p, i]),
+            **({"note": task.note} if task.note else {}),
         }
         for p, prompt in enumerate(prompts)
         for decoding, answer in answers.items()

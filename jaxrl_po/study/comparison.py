@@ -115,10 +115,12 @@ def panel(
 
 def leave(out: Path, name: str, panels: Sequence[Panel], heading: str, table: str) -> None:
     """Writes the figure `<name>.png` and `table.txt`; prints the table under its heading."""
-    plotting.save(panels, out / f"{name}.png")
+    path = out / f"{name}.png"
     (out / "table.txt").write_text(table)
+    with plotting.beside(path):
+        plotting.save(panels, path)
     print(heading, table, sep="\n", end="")
-    print(f"see {out / name}.png")
+    print(f"see {path}")
 
 
 def clock(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:

@@ -14,7 +14,7 @@ from rows import Row
 from jaxrl_po import backend
 from jaxrl_po.run.devices import machine
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.figures.plotting import COLOURS, QUIET, STYLE
+from jaxrl_po.run.figures.plotting import COLOURS, QUIET, style
 from jaxrl_po.run.store import provenance
 
 OURS, THEIRS = "ours", "theirs"
@@ -108,7 +108,7 @@ def table(rows: Sequence[Row], results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def draw(measured: Sequence[Row], results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Writes the picture of ratios: median and range of each measured row; noisy ones hollow."""
-    with matplotlib.rc_context(STYLE):
+    with style():
         size = (7.6, 1.4 + 0.36 * len(measured))
         figure = Figure(figsize=size, layout="constrained", dpi=150)
         axes = figure.subplots()

@@ -5,7 +5,14 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import Interval
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.language.tasks.text import MAX_DIGITS, literal, number, write_answer, write_prompt
+from jaxrl_po.language.tasks.text import (
+    LOWEST_FIRST,
+    MAX_DIGITS,
+    literal,
+    number,
+    write_answer,
+    write_prompt,
+)
 from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 from jaxrl_po.language.tasks.verify import one_answer
 from jaxrl_po.language.tokenizer import make_tokenizer
@@ -66,4 +73,5 @@ def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) ->
     task = one_answer(
         f"{num_digits}-digit addition", tokenizer, prompt_length, answer_length, sample, demonstrate
     )
-    return task._replace(strata=num_digits + 1, stratum=carries)
+    note = LOWEST_FIRST if reverse else ""
+    return task._replace(strata=num_digits + 1, stratum=carries, note=note)

@@ -4,7 +4,14 @@ import jax
 
 from jaxrl_po.config import Interval
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.language.tasks.text import MAX_DIGITS, literal, number, write_answer, write_prompt
+from jaxrl_po.language.tasks.text import (
+    LOWEST_FIRST,
+    MAX_DIGITS,
+    literal,
+    number,
+    write_answer,
+    write_prompt,
+)
 from jaxrl_po.language.tasks.types import Prompt, Task, check_size
 from jaxrl_po.language.tasks.verify import one_answer
 from jaxrl_po.language.tokenizer import make_tokenizer
@@ -50,4 +57,4 @@ def base_conversion(num_digits: int, *, base: int) -> Task:
     name = f"{num_digits}-digit numbers to base {base}"
     return one_answer(
         name, tokenizer, num_digits + 1, places + 1, sample, demonstrate, symbols=base
-    )
+    )._replace(note=LOWEST_FIRST)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxrl_po.config import Interval
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.text import (
+    LOWEST_FIRST,
     MAX_FACTOR_DIGITS,
     literal,
     number,
@@ -71,7 +72,8 @@ def modular(num_digits: int, *, modulus_digits: int = 1) -> Task:
         )
 
     name = f"{num_digits}-digit arithmetic, modulus of {modulus_digits}"
-    return one_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)
+    task = one_answer(name, tokenizer, prompt_length, answer_length, sample, demonstrate)
+    return task._replace(note=LOWEST_FIRST if modulus_digits > 1 else "")
 
 
 def _sort_factors(rows: jax.Array) -> jax.Array:

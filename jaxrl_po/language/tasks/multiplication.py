@@ -7,6 +7,7 @@ import numpy as np
 from jaxrl_po.config import Interval
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.text import (
+    LOWEST_FIRST,
     MAX_FACTOR_DIGITS,
     Piece,
     literal,
@@ -72,7 +73,8 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
         return write_answer([number(problem[0] * problem[1], full, tokenizer)], full + 1, tokenizer)
 
     if not chain_of_thought:
-        return one_answer(name, tokenizer, prompt_length, full + 1, sample, answer)
+        task = one_answer(name, tokenizer, prompt_length, full + 1, sample, answer)
+        return task._replace(note=LOWEST_FIRST)
 
     # A product shifted by i places and the sum so far have num_digits + 1 + i digits; a mark ends
     # each of them.
@@ -120,4 +122,5 @@ def multiplication(num_digits: int, *, chain_of_thought: bool = True) -> Task:
         credit,
         parses,
         step_end=step_end,
+        note=LOWEST_FIRST,
     )

@@ -76,6 +76,9 @@ def number(
     return Piece(tokenizer.ids["0"] + digits(x, places, base)[order], length)
 
 
+LOWEST_FIRST = "answers are written lowest digit first"
+
+
 def literal(text: str, tokenizer: Tokenizer) -> Piece:
     """A fixed text."""
     return Piece(np.array(tokenizer.encode(text), np.int32), len(text))

@@ -65,6 +65,7 @@ class Task(NamedTuple):
       data: arrays that functions above read as `functools.partial(function, data)`. A state holds
         them, so that they are an argument of the programs, and no constant in their text. None
         where there are none.
+      note: on how answers are written, for whoever reads them; empty for none.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Task(NamedTuple):
     test: range = range(0)
     validation: range = range(0)
     data: PyTree = None
+    note: str = ""
 
 
 def selecting(task: Task) -> Task:

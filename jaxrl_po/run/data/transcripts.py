@@ -7,7 +7,7 @@ from jaxrl_po.run.store.metrics import Row
 
 KNOWN = {
     *("iteration", "step", "seed", "decoding", "prompt", "completion", "turns", "score"),
-    *("length", "ended", "expected"),
+    *("length", "ended", "expected", "note"),
 }
 
 
@@ -39,7 +39,8 @@ def _whole(row: Row) -> str:
     head = [f"step {row['step']:,}", row["decoding"], f"score {row['score']:g}", *measures]
     said = transcript(row) if "turns" in row else _line("policy", row["completion"])
     right = [_line("right", row["expected"])] if row.get("expected") else []
-    return "\n".join([", ".join(head), _line("prompt", row["prompt"]), said, *right])
+    note = [_line("note", row["note"])] if row.get("note") else []
+    return "\n".join([", ".join(head), _line("prompt", row["prompt"]), said, *right, *note])
 
 
 def _line(who: str, text: str, after: str = "") -> str:

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.seeds import over_seeds, stack
+from jaxrl_po.run.store.metrics import counted
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
 
 # Rows per device below which the all-reduce of gradients costs more than sharding them saves.
@@ -54,8 +55,9 @@ class Placement(NamedTuple):
 
     def describe(self) -> str:
         """One line for the user: what is placed where."""
+        seeds = counted(self.num_seeds, "seeds")
         if self.num_devices == 1:
-            return f"{self.num_seeds} seed(s) on 1 device"
+            return f"{seeds} on 1 device"
         if self.cuts_params:
             axes = {
                 "seed": self.seed_devices,
@@ -69,8 +71,8 @@ class Placement(NamedTuple):
             ]
             mesh = " × ".join(f"{name} {size}" for name, size in axes.items())
             return (
-                f"{self.num_seeds} seed(s) on {self.num_devices} devices ({mesh}), parameters "
-                f"sharded over {' and '.join(over)}"
+                f"{seeds} on {self.num_devices} devices ({mesh}), parameters sharded over "
+                f"{' and '.join(over)}"
             )
         if self.data_devices == 1:
             return (
@@ -79,7 +81,7 @@ class Placement(NamedTuple):
             )
         rows = f"the rows of each sharded over {self.data_devices} devices"
         if self.seed_devices == 1:
-            return f"{self.num_seeds} seed(s), {rows}"
+            return f"{seeds}, {rows}"
         each = self.num_seeds // self.seed_devices
         return (
             f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}, {rows}, "

@@ -346,5 +346,5 @@ SCRIPT = Script(
     title=lambda records: f"{records[''].algorithm} on {user_code.short(records[''].env)}",
     unit="environment steps",
     curves=(Series("episode_return", "training"), Series("greedy_return", "greedy")),
-    y_label="return",
+    y_label="return (reward units)",
 )

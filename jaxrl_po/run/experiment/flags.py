@@ -9,8 +9,11 @@ has no flag.
 import contextlib
 import dataclasses
 import difflib
+import functools
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -30,6 +33,18 @@ class UsageError(Exception):
     """An invalid request: one line that names the flag and says what would be valid."""
 
 
+class _Integer(absl_flags.IntegerParser):
+    """An integer, also as a number that is one: `1e5`."""
+
+    def convert(self, argument: Any) -> int:
+        try:
+            return super().convert(argument)
+        except ValueError:
+            if not (number := float(argument)).is_integer():
+                raise
+            return int(number)
+
+
 class _Integers(absl_flags.ArgumentParser):
     """Integers separated by commas, e.g. `64,64`."""
 
@@ -39,7 +54,7 @@ class _Integers(absl_flags.ArgumentParser):
         return (
             argument
             if isinstance(argument, tuple)
-            else tuple(int(item) for item in str(argument).split(",") if item)
+            else tuple(_Integer().convert(item) for item in str(argument).split(",") if item)
         )
 
     def flag_type(self) -> str:
@@ -48,7 +63,8 @@ class _Integers(absl_flags.ArgumentParser):
 
 _DEFINE: dict[type, Callable[..., Any]] = {
     bool: absl_flags.DEFINE_boolean,
-    int: absl_flags.DEFINE_integer,
+    int: functools.partial(absl_flags.DEFINE, _Integer()),
+    tuple: functools.partial(absl_flags.DEFINE, _Integers()),
     float: absl_flags.DEFINE_float,
     str: absl_flags.DEFINE_string,
 }
@@ -137,10 +153,7 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
         for field in settable(record):
             name, default = join(prefix, field.name), field.default
             types[name] = _type(field)
-            if types[name] is tuple:
-                absl_flags.DEFINE(_Integers(), name, default, field.metadata["doc"], values)
-            else:
-                _DEFINE[types[name]](name, default, field.metadata["doc"], flag_values=values)
+            _DEFINE[types[name]](name, default, field.metadata["doc"], flag_values=values)
     _absorb(values, argv, types, partial)
     return {name: values[name].value for name in types if values[name].present}
 
@@ -205,12 +218,55 @@ def _illegal(message: str, types: Mapping[str, type]) -> str:
     return f"--{name} must be {_EXPECTED[types[name]]}, got {given!r}"
 
 
+# What other libraries call a field, where the letters of our name do not tell.
+ALIASES = {
+    **dict.fromkeys(("clip", "clip_ratio", "clip_range", "clip_eps", "clip_coef"), "epsilon_high"),
+    **dict.fromkeys(("vf_coef", "vf_coeff", "vf_loss_coeff", "critic_coef"), "value_coefficient"),
+    **dict.fromkeys(("beta", "init_kl_coef"), "kl_coefficient"),
+    **dict.fromkeys(("gae_lambda", "lam"), "lambda_"),
+    **dict.fromkeys(("batch_size", "minibatch_size"), "num_minibatches"),
+    **dict.fromkeys(("max_tokens", "max_completion_length"), "max_new_tokens"),
+    **dict.fromkeys(("steps", "timesteps", "total_timesteps"), "total_steps"),
+    **dict.fromkeys(("hidden", "hidden_size", "hidden_sizes"), "width"),
+    **dict.fromkeys(("num_seeds", "n_seeds"), "seeds"),
+    "grad_clip": "max_grad_norm",
+    "clip_high": "epsilon_high",
+    "clip_low": "epsilon_low",
+    "discount": "gamma",
+    "num_generations": "group_size",
+}
+
+
 def unknown_flag(name: str, known: Iterable[str]) -> str:
-    """The message for a flag that does not exist."""
-    return f"--{name} is not a flag{suggest(name, known, mark='--')}"
+    """The message for a flag that does not exist, with what its field is called here.
+
+    Example:
+      >>> unknown_flag("config.lr", ["config.gamma", "config.learning_rate"])
+      '--config.lr is not a flag; did you mean --config.learning_rate?'
+    """
+    section, _, field = name.lower().replace("-", "_").rpartition(".")
+    fields: dict[str, str] = {}  # to their flags, that of the same section if there is one
+    for flag in sorted(known, key=lambda flag: flag.rpartition(".")[0] != section):
+        fields.setdefault(flag.rpartition(".")[2], flag)
+    near = [
+        *(meant for meant in (field, ALIASES.get(field)) if meant in fields),
+        *(other for other in fields if _abbreviates(field, other)),
+        *difflib.get_close_matches(field, fields, n=1, cutoff=0.5),
+    ]
+    hint = f"did you mean --{fields[near[0]]}?" if near else "see --help"
+    return f"--{name} is not a flag; {hint}"
 
 
-def suggest(word: str, known: Iterable[str], *, mark: str = "") -> str:
+def _abbreviates(short: str, name: str) -> bool:
+    """Whether a name has words with these beginnings or first letters: `ent_coef`, `lr`."""
+    words = name.split("_")
+    return any(
+        len(begun) == len(words) > 1 and all(map(str.startswith, words, begun))
+        for begun in (short.split("_"), short)
+    )
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?` with the nearest of `known`, or all of them if none is near.
 
     Example:
@@ -220,8 +276,8 @@ def suggest(word: str, known: Iterable[str], *, mark: str = "") -> str:
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     if near:
-        return f"; did you mean {mark}{by_lower[near[0]]}?"
-    return "; see --help" if mark else f"; choose one of {', '.join(by_lower.values())}"
+        return f"; did you mean {by_lower[near[0]]}?"
+    return f"; choose one of {', '.join(by_lower.values())}"
 
 
 def lookup(flag: str, name: str, table: Mapping[str, Any]) -> Any:
@@ -269,17 +325,31 @@ def usage(
 ) -> str:
     """The text of `--help`: every flag with its default, description, unit and range."""
     defaults = defaults or {}
-    lines = [summary, "", f"usage: {program} --flag=value …"]
+    lines = [wrapped(summary), "", f"usage: {program} --flag=value …"]
     for prefix, record in sections.items():
         title = (record.__doc__ or "").strip().splitlines()
-        lines += ["", f"{'--' + prefix + '.*' if prefix else 'flags'}: {title[0] if title else ''}"]
+        heading = f"{'--' + prefix + '.*' if prefix else 'flags'}: {title[0] if title else ''}"
+        lines += ["", wrapped(heading)]
         for field in settable(record):
             name = join(prefix, field.name)
             lines += [
                 f"  --{name}={shown(defaults.get(name, field.default))}",
-                f"      {describe(field)}",
+                wrapped(describe(field), indent=" " * 6),
             ]
     return "\n".join(lines)
+
+
+def wrapped(text: str, *, indent: str = "") -> str:
+    """Lines no longer than the terminal's, or 80 characters, which end between words."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(
+        text,
+        max(width, 40),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def describe(field: dataclasses.Field[Any]) -> str:

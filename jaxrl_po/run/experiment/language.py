@@ -242,6 +242,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         if options.show
         else None,
         axes=LOGICAL_AXES,
+        notes=() if isinstance(task, Dialogue) or not task.note else (task.note,),
         rewarded=rewarded,
         warm=supervised.in_parts(make, records["warm_start"], task, policy),
         given=begun or None,
@@ -335,5 +336,5 @@ SCRIPT = Script(
     title=lambda records: f"{records[''].algorithm} on {user_code.short(named(records['']))}",
     unit="completions",
     curves=(Series("accuracy", "training"), Series("greedy_accuracy", "held-out greedy")),
-    y_label="accuracy",
+    y_label="accuracy (share right)",
 )

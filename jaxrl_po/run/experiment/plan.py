@@ -13,7 +13,7 @@ from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.loop import programs
-from jaxrl_po.run.store import folder, provenance
+from jaxrl_po.run.store import folder, metrics, provenance
 
 DECAY = "config.decay_iterations"
 
@@ -84,7 +84,7 @@ def prepare(
         extras.require("tensorboard", "tensorboardX", "tensorboard")
     if options.wandb:
         extras.require("wandb", "wandb", "wandb")
-    title = f"{script.title(records)}, {options.seeds} seeds"
+    title = f"{script.title(records)}, {metrics.counted(options.seeds, 'seeds')}"
     with flags.blame(sections):
         placement = parallel.choose(
             options.devices,

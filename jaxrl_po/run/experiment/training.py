@@ -159,8 +159,11 @@ def train(
             rows = metrics.read(place / runner.METRICS)
             if out:
                 series = [Series(name, metrics.label(name)) for name in shown]
-                panel = Panel(rows, series, "training", f"{unit}, each seed", "")
-                plotting.save([panel], place / "curves.png")
+                units = {metrics.unit(name) for name in shown}
+                y_label = metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units))
+                panel = Panel(rows, series, "training", f"{unit}, each seed", y_label)
+                with plotting.beside(place / "curves.png"):
+                    plotting.save([panel], place / "curves.png")
     return Trained(outcome.state, rows, Path(out) if out else None, outcome.interrupted)
 
 
@@ -211,7 +214,7 @@ def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[
             known = ", ".join(sorted(logged | evaluated))
             raise ConfigError(f"watch must name metrics of the learner ({known}), got {name!r}")
     chosen = watch or [name for name in SUCCESS if name in logged]
-    return list(dict.fromkeys([*chosen, *filter(None, [score])]))
+    return list(dict.fromkeys([*filter(None, [score]), *chosen]))
 
 
 @contextlib.contextmanager

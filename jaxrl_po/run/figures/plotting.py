@@ -1,17 +1,22 @@
 """Learning curves: interquartile mean over seeds, 95 % bootstrap band, and each seed faintly."""
 
+import contextlib
 import itertools
 import math
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import matplotlib
+import matplotlib.style
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from jaxrl_po.run.store import metrics
@@ -39,7 +44,26 @@ STYLE: dict[Any, Any] = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "legend.frameon": False,
+    "axes.formatter.useoffset": False,
+    "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3
+    "text.parse_math": False,  # a name stands as it is, whatever `$`, `_` or `\\` it has
 }
+PICTURES = (".png", ".pdf", ".svg")
+
+
+def style(more: Mapping[str, Any] = MappingProxyType({})) -> AbstractContextManager[None]:
+    """Inside, pictures have our style and `more`, whatever a user's matplotlibrc asks for."""
+    return matplotlib.style.context({**STYLE, **more}, after_reset=True)
+
+
+@contextlib.contextmanager
+def beside(path: Path) -> Iterator[None]:
+    """Inside, the picture of what is done and on disk may fail: that is one line on stderr."""
+    try:
+        yield
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"warning: {path} was not drawn, all else is there: {why}", file=sys.stderr)
 
 
 class Series(NamedTuple):
@@ -81,6 +105,7 @@ class Panel(NamedTuple):
 def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
     """Draws one panel of at most 32 curves; a metric without any value is skipped."""
     drawn: set[int] = set()  # number of seeds of each curve
+    named: list[Line2D] = []
     for series, (dashes, colour) in zip(
         panel.series, itertools.product(DASHES, COLOURS), strict=False
     ):
@@ -98,17 +123,13 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
             low, high = metrics.bootstrap_interval([values])
             axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
         centre = metrics.interquartile_mean(values)
-        axes.plot(step, centre, dashes, color=colour, linewidth=2.2, label=series.label)
+        named += axes.plot(step, centre, dashes, color=colour, linewidth=2.2, label=series.label)
         axes.plot(step[-1], centre[-1], "o", color=colour, markersize=5, clip_on=False)
         drawn.add(len(values))
     if panel.target is not None:
-        axes.axhline(
-            panel.target,
-            color=QUIET,
-            linewidth=1.2,
-            linestyle=(0, (4, 3)),
-            label=f"target {panel.target:g}",
-        )
+        level = axes.axhline(panel.target, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)))
+        level.set_label(f"target {panel.target:g}")
+        named.append(level)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_xlim(0, max(1.0, axes.get_xlim()[1]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # steps (or devices) are integers
@@ -117,7 +138,11 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         seeds = " – ".join(map(str, sorted({min(drawn), max(drawn)})))
         band = " and 95 % band" if max(drawn) >= FEWEST_SEEDS else " and each seed"
         what = f"IQM{band}, {seeds} seeds" if max(drawn) > 1 else None
-        axes.legend(loc="best", fontsize=9, title=what, title_fontsize=9, alignment="left")
+        # By name, since a legend of its own accord leaves out a name that begins with `_`.
+        names = [str(line.get_label()) for line in named]
+        axes.legend(
+            named, names, loc="best", fontsize=9, title=what, title_fontsize=9, alignment="left"
+        )
 
 
 def save(panels: Sequence[Panel], path: Path) -> None:
@@ -127,12 +152,12 @@ def save(panels: Sequence[Panel], path: Path) -> None:
 
     Args:
       panels: left to right.
-      path: of the PNG file.
+      path: of the file, a PNG, PDF or SVG by its ending.
     """
     rows = 2 if len(panels) >= 4 else 1
     columns = math.ceil(len(panels) / rows)
     names = [[series.label for series in panel.series] for panel in panels]
-    with matplotlib.rc_context(STYLE):
+    with style():
         figure = Figure(figsize=(6.6 * columns, 4.2 * rows), layout="constrained", dpi=150)
         places = figure.subplots(rows, columns, squeeze=False).flat
         for i, (axes, panel) in enumerate(zip(places, panels, strict=False)):
@@ -143,21 +168,24 @@ def save(panels: Sequence[Panel], path: Path) -> None:
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Replaces a PNG file atomically: a reader sees the old figure or the new one."""
+    """Replaces a file, a PNG, PDF or SVG by its ending; a reader sees the old or the new one."""
     temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, format="png")
+    figure.savefig(temporary, format=path.suffix[1:].lower())
     temporary.replace(path)
 
 
-def save_sweep(rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], path: Path) -> None:
+def save_sweep(
+    rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], y_label: str, path: Path
+) -> None:
     """Writes a figure of a sweep: the score of every combination, against each swept setting.
 
     Args:
       rows: per combination, its settings by name and the scores of its seeds `[S]`; best first.
-      path: of the PNG file.
+      y_label: of the score, with the unit.
+      path: of the file, a PNG, PDF or SVG by its ending.
     """
     names = list(rows[0][0]) or ["all"]
-    with matplotlib.rc_context(STYLE):
+    with style():
         figure = Figure(figsize=(3.6 * len(names) + 1.0, 3.8), layout="constrained", dpi=150)
         columns = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for axes, name in zip(columns, names, strict=True):
@@ -173,8 +201,12 @@ def save_sweep(rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], path: Pa
                 axes.vlines(x, finite.min(), finite.max(), color=colour, alpha=0.35, linewidth=1.2)
                 axes.plot(x, finite.mean(), "o", color=colour, markersize=5)
             axes.set_xticks(range(len(ticks)), ticks)
-            axes.set(title=name, xlabel="mean of a combination; line: its seeds")
-        columns[0].set_ylabel("final score")
+            if sum(map(len, ticks)) > 30:
+                axes.tick_params(axis="x", labelrotation=20)
+            axes.set_xlabel(name)
+        columns[0].set_ylabel(y_label)
+        what = "dot: mean of a combination; line: its seeds"
+        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
         write(figure, path)
 
 
@@ -205,9 +237,9 @@ def save_differences(rows: Sequence[Difference], title: str, x_label: str, path:
       rows: top to bottom; one with a note is drawn bold.
       title: above them, wrapped.
       x_label: with the unit.
-      path: of the PNG file.
+      path: of the file, a PNG, PDF or SVG by its ending.
     """
-    with matplotlib.rc_context(STYLE):
+    with style():
         figure = Figure(figsize=(9.5, 1.6 + 0.34 * len(rows)), layout="constrained", dpi=150)
         axes = figure.subplots()
         for y, row in enumerate(rows):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
@@ -19,7 +18,7 @@ from matplotlib.patches import Circle, FancyBboxPatch, Patch, Polygon
 from matplotlib.transforms import Affine2D
 from PIL import Image
 
-from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, STYLE
+from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, style
 
 Floats = npt.NDArray[np.floating[Any]]
 Frame = npt.NDArray[np.uint8]
@@ -248,13 +247,13 @@ def frames(draw: Draw, episode: Episode, *, title: str, width: int = 480) -> Ite
       T + 1 frames `[height, width, 3]`.
     """
     returns = np.append(0.0, np.cumsum(episode.reward, dtype=np.float64))
-    with matplotlib.rc_context({**STYLE, "font.size": 8.5, "axes.grid": False}):
+    with style({"font.size": 8.5, "axes.grid": False}):
         figure = Figure(figsize=(4.0, 3.0), dpi=width / 4.0, facecolor=PAPER)
         canvas = FigureCanvasAgg(figure)
         for t, so_far in enumerate(returns):
             figure.clear()
             draw(figure.add_axes(STAGE, facecolor=PAPER), episode, t)
-            figure.text(0.04, 0.94, title, color=INK, weight="bold", va="center", parse_math=False)
+            figure.text(0.04, 0.94, title, color=INK, weight="bold", va="center")
             figure.text(0.04, 0.05, f"step {t}", color=INK, va="center")
             figure.text(0.96, 0.05, f"return {so_far:.5g}", color=INK, va="center", ha="right")
             canvas.draw()

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl_po.cli.launch import ending, rounded
 from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import flags
@@ -44,19 +45,30 @@ def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
                     out / folder.CONFIG,
                     {"script": script.name, **settings, "resolved": plan.resolved},
                 )
-        outcome = train(plan, out, script)
+        experiment = plan.experiment
+        progress = Progress(
+            plan.title,
+            plan.job.iterations * plan.job.steps_per_iteration,
+            unit=script.unit,
+            watch=[experiment.score, *(series.metric for series in script.curves)],
+            num_seeds=options.seeds,
+            quiet=not processes.is_writer(),
+        )
+        outcome = train(plan, out, progress)
         if processes.is_writer():
             rows = metrics.read(out / "metrics.jsonl")
-            plotting.save([panel(script, plan.title, rows)], out / "curves.png")
             # Without an outcome the run failed, and its last line may lack an evaluation.
             if outcome is not None and (
                 outcome.idle or rows[-1]["iteration"] == plan.job.iterations
             ):
-                experiment = plan.experiment
                 content = summary.of_run(
                     rows, options, plan.resolved, score=experiment.score, initial=experiment.initial
                 )
                 folder.write_json(out / "summary.json", content)
+            with plotting.beside(out / "curves.png"):
+                plotting.save([panel(script, plan.title, rows)], out / "curves.png")
+            if outcome is not None:
+                progress.report(ending(plan, outcome, rows, out))
     return outcome
 
 
@@ -88,30 +100,19 @@ def exporters_of(plan: Plan, out: Path) -> list[exporters.Exporter]:
     return found
 
 
-def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
-    """Runs the job and reports how it ended.
+def train(plan: Plan, out: Path, progress: Progress) -> runner.Outcome | None:
+    """Runs the job.
 
     Returns:
       Its outcome, or None if it diverged, a reward function failed on the first batch, or an
       environment of the host failed.
     """
-    job, title = plan.job, plan.title
-    watch, quiet = [series.metric for series in script.curves], not processes.is_writer()
-    with (
-        Progress(
-            title,
-            job.iterations * job.steps_per_iteration,
-            unit=script.unit,
-            watch=watch,
-            num_seeds=plan.records[""].seeds,
-            quiet=quiet,
-        ) as progress,
-        exporters.Exporting(progress, exporters_of(plan, out)) as reporter,
-    ):
+    title = plan.title
+    with progress, exporters.Exporting(progress, exporters_of(plan, out)) as reporter:
         if tuned := plan.resolved["tuned"]:
             shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
             progress.report(f"{title}: with tuned settings, which flags may replace: {shown}")
-        for note in plan.experiment.notes:
+        for note in [*rounded(plan), *plan.experiment.notes]:
             progress.report(f"{title}: {note}")
         if plan.changes:
             progress.report(
@@ -120,7 +121,7 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
             )
         try:
             resume = plan.records[""].resume
-            outcome = runner.run(job, out, reporter, resume=resume, leave_early=True)
+            return runner.run(plan.job, out, reporter, resume=resume, leave_early=True)
         except (runner.Diverged, runner.NoAction, RewardError, PoolError) as error:
             print(f"error: {error}", file=sys.stderr)
             return None
@@ -128,22 +129,6 @@ def train(plan: Plan, out: Path, script: Script) -> runner.Outcome | None:
             raise UsageError(
                 f"--resume: {error}; start afresh with --overwrite or another --out"
             ) from None
-        if outcome.interrupted:
-            progress.report(
-                f"{title}: stopped and saved at iteration {outcome.iteration}; --resume "
-                "continues from there"
-            )
-        elif outcome.idle:
-            progress.report(
-                f"{title}: ended at iteration {outcome.iteration}: all members of a group "
-                "scored alike in every group of every seed for "
-                f"--idle_patience={job.idle_patience} iterations. The task is too hard or "
-                "too easy for the policy: warm start it further, choose another "
-                "difficulty, or raise --problem.group_size"
-            )
-        else:
-            progress.report(f"{title}: done, results in {out}")
-    return outcome
 
 
 def panel(

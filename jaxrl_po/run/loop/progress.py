@@ -11,6 +11,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
+from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.store.metrics import Row, label
 
 EVERY = 5.0  # seconds between two lines of one phase
@@ -23,7 +24,7 @@ class Progress:
       title: of the run.
       total_steps: steps of each seed at the end.
       unit: what a step is, e.g. `steps` or `completions`.
-      watch: names of metrics to show, where a line holds them.
+      watch: names of metrics to show, where a line holds them, the score first.
       num_seeds: seeds side by side; steps and steps per second are those of each.
       quiet: show nothing.
     """
@@ -42,19 +43,22 @@ class Progress:
         self._num_seeds = num_seeds
         self._shown: dict[str, float] = {}
         self._phase = "", 0.0  # the last one reported, and when
-        self._console = Console()
-        self._console.quiet = quiet
-        # On a narrow terminal the metrics are cut off; the bar and the time left stay.
+        self._console = Console(quiet=quiet)
+        # Not `is_terminal`, which FORCE_COLOR makes of a file.
+        self._live = self._console.file.isatty() and not self._console.is_dumb_terminal
+        # On a narrow terminal the title and the text are cut off; what stands first, the bar and
+        # the time left stay.
         self._bar = Bar(
-            TextColumn("{task.description}", table_column=_shrinks(1)),
+            TextColumn("{task.fields[first]}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=_shrinks(1)),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[text]}", table_column=_shrinks(2)),
+            TextColumn("{task.fields[left]}", markup=False),
+            TextColumn("{task.fields[text]}", markup=False, table_column=_shrinks(1)),
             console=self._console,
-            disable=quiet or not self._console.is_terminal,
+            disable=quiet or not self._live,
             expand=True,
         )
-        self._task = self._bar.add_task(title, total=total_steps, text="", left="")
+        self._task = self._bar.add_task(title, total=total_steps, first="", text="", left="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -70,7 +74,8 @@ class Progress:
 
     def report(self, line: str) -> None:
         """Prints a permanent line."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        shown = flags.wrapped(line) if self._live else line
+        self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, name: str, detail: str = "", left: str = "") -> None:
         """Shows what happens outside the training itself, e.g. `compiling`.
@@ -82,9 +87,9 @@ class Progress:
           detail: how far it is.
           left: the time left, in words.
         """
-        if self._console.is_terminal:
+        if self._live:
             self._bar.update(
-                self._task, description=f"{name} · {self._title}", text=detail, left=left
+                self._task, description=f"{name} · {self._title}", first=detail, text="", left=left
             )
         elif not detail or name != self._phase[0] or time.monotonic() - self._phase[1] >= EVERY:
             self._phase = name, time.monotonic()
@@ -99,21 +104,27 @@ class Progress:
         numbers = [
             f"{label(name)} {self._shown[name]:.4g}" for name in self._watch if name in self._shown
         ]
-        if numbers and self._num_seeds > 1:
-            numbers[0] = f"IQM of {self._num_seeds} seeds: {numbers[0]}"
+        score, others = numbers[:1], numbers[1:]
+        if score and self._num_seeds > 1:
+            score = [f"{score[0]} (IQM)"]
         rate = row.get("time/steps_per_second", math.nan) / self._num_seeds
         speed = [f"{rate:,.0f}/s"] if math.isfinite(rate) else []
         steps = " ".join([f"{row['step']:,}/{self._total:,} {self._unit}", *speed])
         if self._num_seeds > 1:
             steps += f" × {self._num_seeds} seeds"
-        text = "  ".join([steps, *numbers])
+        first, text = "".join(score), "  ".join([*others, steps])
         left = f"{clock(seconds_left)} left" if math.isfinite(seconds_left) else ""
-        if self._console.is_terminal:
+        if self._live:
             self._bar.update(
-                self._task, description=self._title, completed=row["step"], text=text, left=left
+                self._task,
+                description=self._title,
+                completed=row["step"],
+                first=first,
+                text=text,
+                left=left,
             )
         else:
-            self.report(f"{self._title}: {'  '.join(filter(None, [text, left]))}")
+            self.report(f"{self._title}: {'  '.join(filter(None, [first, text, left]))}")
 
 
 def _shrinks(ratio: int) -> Column:

@@ -25,6 +25,7 @@ from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import programs as programs_lib
 from jaxrl_po.run.loop import supervised
+from jaxrl_po.run.loop.doubts import SIGNAL, Doubts, first_above_zero
 from jaxrl_po.run.loop.interrupts import hear_signals
 from jaxrl_po.run.loop.programs import Job, RolloutsFailed
 from jaxrl_po.run.store import metrics as metrics_lib
@@ -33,8 +34,7 @@ from jaxrl_po.run.store.metrics import Row
 from jaxrl_po.types import PyTree, TrainState
 
 SKIPPED = "skipped"
-SIGNAL = "signal"
-NO_ACTION, NONFINITE = "frac_no_action", "frac_nonfinite"
+NO_ACTION = "frac_no_action"
 METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
 
 
@@ -221,7 +221,7 @@ def run(
             if again:
                 record(iteration, state, failed_line, evaluated=True)
 
-        warned = set[int]()  # seeds
+        doubts = Doubts(on_host=job.rollouts is not None)
         first, begun, idle = iteration, time.perf_counter(), False
 
         def unfinished() -> bool:
@@ -258,14 +258,8 @@ def run(
             reporter.update(
                 row, max(time.perf_counter() - begun, 0.0) / (end - first) * (job.iterations - end)
             )
-            spoiled = first_above_zero(means.get(NONFINITE))
-            if job.rollouts is None and spoiled is not None and spoiled[1] not in warned:
-                warned.add(spoiled[1])
-                reporter.report(
-                    f"seed {spoiled[1]}: a reward or observation of iteration "
-                    f"{iteration + spoiled[0] + 1} is not finite; minibatches that it spoils are "
-                    f"skipped, and such steps are counted in {NONFINITE}"
-                )
+            for doubt in doubts.about(iteration, means, row):
+                reporter.report(doubt)
             if stuck is not None:
                 where = iteration + stuck[0] + 1
                 raise Diverged(
@@ -391,15 +385,3 @@ def extend_streaks(
             if stuck is None and streak.max() >= patience:
                 stuck = (i, int(streak.argmax()))
     return streak, stuck
-
-
-def first_above_zero(share: Mean | None) -> tuple[int, int] | None:
-    """`(index of the iteration, seed)` where a metric `[n, S]` is first above 0, or None.
-
-    Example:
-      >>> first_above_zero(Mean(np.array([[0.0, 0.0], [0.0, 2.0]]), np.full((2, 2), 8.0)))
-      (1, 1)
-    """
-    if share is None or not (found := np.argwhere(np.asarray(share.total) > 0)).size:
-        return None
-    return int(found[0][0]), int(found[0][1])

@@ -69,6 +69,42 @@ def label(name: str) -> str:
     return f"{'held-out ' if name == 'greedy_accuracy' else ''}{name.replace('_', ' ')}"
 
 
+UNITS = {
+    **{"return": "reward units", "accuracy": "share right", "entropy": "nats", "kl": "nats"},
+    **{"episode_length": "steps", "response_length": "tokens"},
+}
+
+
+def unit(name: str) -> str:
+    """The unit of a metric, or empty.
+
+    Example:
+      >>> unit("greedy_return"), unit("episode_length"), unit("updates")
+      ('reward units', 'steps', '')
+    """
+    return UNITS.get(name, UNITS.get(name.rpartition("_")[2], ""))
+
+
+def axis(name: str) -> str:
+    """A metric in words, with its unit.
+
+    Example:
+      >>> axis("greedy_accuracy")
+      'held-out greedy accuracy (share right)'
+    """
+    return f"{label(name)} ({unit(name)})" if unit(name) else label(name)
+
+
+def counted(number: int, things: str) -> str:
+    """A number of things, whose name is plural.
+
+    Example:
+      >>> counted(1, "seeds"), counted(2_000, "seeds")
+      ('1 seed', '2,000 seeds')
+    """
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
 def bootstrap_interval(
     tasks: Sequence[npt.ArrayLike],
     *,

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from jaxrl_po.run.store import metrics
 from jaxrl_po.run.store.metrics import Row
 
 
@@ -32,3 +35,26 @@ def of_run(
         "seeds": options.seeds,
         **{name: resolved[name] for name in ("placement", "device", "versions")},
     }
+
+
+def in_words(rows: Sequence[Row], score: str) -> str:
+    """The final score, which is an interquartile mean, and the seeds that it hides.
+
+    A seed stayed behind if it gained less than half of what that mean did since the first line.
+
+    Example:
+      >>> rows = [metrics.by_seed({"greedy_return": x}) for x in ([9.0] * 4, [500.0] * 3 + [12.0])]
+      >>> in_words(rows, "greedy_return")
+      'greedy return 500, worst seed 12: 1 of 4 seeds gained less than half as much'
+    """
+    final, mean = np.array(rows[-1][score], np.float64), rows[-1][f"{score}/iqm"]
+    if mean is None:
+        return f"{metrics.label(score)} is no number"
+    said = f"{metrics.label(score)} {mean:.4g}"
+    if len(final) == 1:
+        return said
+    said += f", worst seed {final.min():.4g}"
+    start = float(metrics.mean(np.array(rows[0][score], np.float64)))
+    behind = int(np.sum(~(final - start >= 0.5 * (mean - start)))) if mean > start else 0
+    seeds = metrics.counted(len(final), "seeds")
+    return said + (f": {behind} of {seeds} gained less than half as much" if behind else "")
