@@ -2,17 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import control as control_experiment
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment import language as language_experiment
-from jaxrl_po.run.experiment.plan import Plan, prepare, sections_of
+from jaxrl_po.run.experiment.plan import prepare, sections_of
 from jaxrl_po.run.experiment.script import Script
-from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.execution import broken_off, carry_out
-from jaxrl_po.run.store import metrics, summary
 
 
 def main(script: Script, argv: Sequence[str]) -> int:
@@ -56,32 +53,6 @@ def main(script: Script, argv: Sequence[str]) -> int:
         print(f"error: {broken_off(options.out, error)}", file=sys.stderr)
         return 1
     return 1 if outcome is None else 0
-
-
-def ending(plan: "Plan", outcome: runner.Outcome, rows: Sequence[metrics.Row], out: Path) -> str:
-    """The last line: how the run ended."""
-    if outcome.interrupted:
-        return (
-            f"{plan.title}: stopped and saved at iteration {outcome.iteration}; --resume "
-            "continues from there"
-        )
-    if outcome.idle:
-        return (
-            f"{plan.title}: ended at iteration {outcome.iteration}: all members of a group "
-            "scored alike in every group of every seed for "
-            f"--idle_patience={plan.job.idle_patience} iterations. The task is too hard or too "
-            "easy for the policy: warm start it further, choose another difficulty, or raise "
-            "--problem.group_size"
-        )
-    return f"done: {summary.in_words(rows, plan.experiment.score)}; results in {out}"
-
-
-def rounded(plan: Plan) -> list[str]:
-    """What is said where the steps that were asked for are no whole number of iterations."""
-    asked, done = plan.records[""].total_steps, plan.job.iterations * plan.job.steps_per_iteration
-    if asked == done:
-        return []
-    return [f"--total_steps: {asked:,} becomes {done:,}: a whole number of iterations"]
 
 
 def control(argv: Sequence[str]) -> int:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_po.cli.launch import ending, rounded
 from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import flags
@@ -138,3 +137,29 @@ def panel(
     return plotting.Panel(
         rows, script.curves, title, f"{script.unit}, each seed", script.y_label, target
     )
+
+
+def ending(plan: "Plan", outcome: runner.Outcome, rows: Sequence[metrics.Row], out: Path) -> str:
+    """The last line: how the run ended."""
+    if outcome.interrupted:
+        return (
+            f"{plan.title}: stopped and saved at iteration {outcome.iteration}; --resume "
+            "continues from there"
+        )
+    if outcome.idle:
+        return (
+            f"{plan.title}: ended at iteration {outcome.iteration}: all members of a group "
+            "scored alike in every group of every seed for "
+            f"--idle_patience={plan.job.idle_patience} iterations. The task is too hard or too "
+            "easy for the policy: warm start it further, choose another difficulty, or raise "
+            "--problem.group_size"
+        )
+    return f"done: {summary.in_words(rows, plan.experiment.score)}; results in {out}"
+
+
+def rounded(plan: Plan) -> list[str]:
+    """What is said where the steps that were asked for are no whole number of iterations."""
+    asked, done = plan.records[""].total_steps, plan.job.iterations * plan.job.steps_per_iteration
+    if asked == done:
+        return []
+    return [f"--total_steps: {asked:,} becomes {done:,}: a whole number of iterations"]
