@@ -75,72 +75,7 @@ def gradient_update(
     """
     if num_microbatches == 1:  # the longest of all rows is mostly as long as it may be
         shorten = None
-
-    def objective(
-        params: PyTree, counts: tuple[jax.Array, ...], samples: Any
-    ) -> tuple[jax.Array, Metrics]:
-        means, metrics = loss(params, samples)
-        value = sum(
-            mean.total / jnp.maximum(count, 1.0) for mean, count in zip(means, counts, strict=True)
-        )
-        return jnp.asarray(value), metrics
-
-    def local_counts(params: PyTree, samples: Any) -> tuple[jax.Array, ...]:
-        """The denominators of one minibatch, of this device's rows."""
-        # They do not depend on parameters, so the compiler removes everything else from this pass.
-        return minibatches.summed(
-            lambda part: tuple(mean.count for mean in loss(params, part)[0]),
-            minibatches.split(samples, num_microbatches),
-        )
-
-    def gradients(
-        params: PyTree, samples: Any, counts: tuple[jax.Array, ...]
-    ) -> tuple[jax.Array, PyTree, Metrics]:
-        """Global loss and gradient, and the local metrics, of one minibatch."""
-        num_parts = num_microbatches
-        if slots is not None and shorten is None and not in_order:
-            rows = jax.tree.leaves(samples)[0].shape[0] // num_microbatches
-            num_parts *= minibatches.in_cache(rows, slots)
-        parts = minibatches.split(samples, num_parts)
-
-        def of_part(part: Any) -> tuple[jax.Array, PyTree, Metrics]:
-            (value, metrics), gradient = jax.value_and_grad(objective, has_aux=True)(
-                params, counts, part
-            )
-            return value, optimizers.widened(gradient), metrics
-
-        value, gradient, metrics = minibatches.summed(lengths.cut(of_part, shorten), parts)
-        value, gradient = masked.psum((value, gradient), axis_name)
-        return value, gradient, metrics
-
-    def minibatch_step(
-        carry: _Carry,
-        flat: optimizers.Flattening,
-        samples: Any,
-        counts: tuple[jax.Array, ...],
-        scale: Number,
-    ) -> tuple[_Carry, Metrics]:
-        params = flat.unravel(carry.params)
-        value, gradient, metrics = gradients(params, samples, counts)
-        norm = optimizers.norm(gradient)
-        finite = jnp.isfinite(value) & jnp.isfinite(norm)
-        stopped = carry.stopped if stop is None else stop(masked.psum(metrics, axis_name))
-        take = finite & (sum(counts) > 0) & ~stopped
-        proposal, opt_state = optimizer.update(gradient, carry.opt_state, params)
-        after = jax.tree.map(
-            lambda p, u: jnp.where(take, (p + scale * u).astype(p.dtype), p),
-            carry.params,
-            flat.ravel(proposal),
-        )
-        opt_state = jax.tree.map(
-            lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state
-        )
-        metrics = {**metrics, "grad_norm": Mean(norm, jnp.ones_like(norm))}
-        # One non-finite step must not turn the pooled metrics into NaN: it counts as `skipped`.
-        metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
-        metrics["skipped"] = Mean((~finite).astype(jnp.float32), jnp.float32(1.0))
-        metrics["updates"] = Mean(take.astype(jnp.float32), jnp.float32(1.0))
-        return _Carry(after, opt_state, stopped), metrics
+    step_of = _Steps(loss, optimizer, num_microbatches, slots, shorten, in_order, stop, axis_name)
 
     def update(
         params: PyTree, opt_state: PyTree, samples: Any, key: jax.Array, scale: Number = 1.0
@@ -173,34 +108,123 @@ def gradient_update(
             return samples if order is None else unpack([matrix[order] for matrix in matrices])
 
         # The denominators of all steps at once: on a CPU each sum over devices synchronises them.
-        of_all = jax.vmap(lambda order: local_counts(params, rows_of(order)), axis_size=steps)
+        of_all = jax.vmap(lambda order: step_of.counts(params, rows_of(order)), axis_size=steps)
         local = of_all(orders)
         counts = masked.psum(local, axis_name)
+        flat = optimizers.flattening(params)
 
         def step(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
             order, counts = of_step
-            return minibatch_step(carry, flat, rows_of(order), counts, scale)
+            return step_of.take(carry, flat, rows_of(order), counts, scale)
 
-        def step_unless_stopped(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
-            # After the stop, a step adds to no metric but `updates`, which counts it as not taken.
-            no_metrics = jax.tree.map(
-                lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, carry, of_step)[1]
-            )
-            no_metrics["updates"] = Mean(jnp.float32(0.0), jnp.float32(1.0))
-            # The collectives inside are safe: `stopped` comes from pooled metrics and is equal on
-            # all devices.
-            return jax.lax.cond(
-                carry.stopped, lambda carry, of_step: (carry, no_metrics), step, carry, of_step
-            )
-
-        flat = optimizers.flattening(params)
         carry = _Carry(flat.ravel(params), opt_state, jnp.bool_(False))
-        body = step if stop is None else step_unless_stopped
+        body = step if stop is None else _unless_stopped(step)
         carry, metrics = jax.lax.scan(body, carry, (orders, counts))
         metrics = jax.tree.map(lambda x: x.sum(0), metrics)
         return flat.unravel(carry.params), carry.opt_state, metrics
 
     return update
+
+
+class _Steps(NamedTuple):
+    """Steps on one minibatch; fields as the arguments of `gradient_update`."""
+
+    loss: Loss
+    optimizer: optax.GradientTransformation
+    num_microbatches: int
+    slots: int | None
+    shorten: Shorten | None
+    in_order: bool
+    stop: Stop | None
+    axis_name: str | None
+
+    def counts(self, params: PyTree, samples: Any) -> tuple[jax.Array, ...]:
+        """The denominators of one minibatch, of this device's rows."""
+        # They do not depend on parameters, so the compiler removes everything else from this pass.
+        return minibatches.summed(
+            lambda part: tuple(mean.count for mean in self.loss(params, part)[0]),
+            minibatches.split(samples, self.num_microbatches),
+        )
+
+    def objective(
+        self, params: PyTree, counts: tuple[jax.Array, ...], samples: Any
+    ) -> tuple[jax.Array, Metrics]:
+        """This device's share of the loss of a minibatch, and its metrics."""
+        means, metrics = self.loss(params, samples)
+        value = sum(
+            mean.total / jnp.maximum(count, 1.0) for mean, count in zip(means, counts, strict=True)
+        )
+        return jnp.asarray(value), metrics
+
+    def gradients(
+        self, params: PyTree, samples: Any, counts: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, PyTree, Metrics]:
+        """Global loss and gradient, and the local metrics, of one minibatch."""
+        num_parts = self.num_microbatches
+        if self.slots is not None and self.shorten is None and not self.in_order:
+            rows = jax.tree.leaves(samples)[0].shape[0] // num_parts
+            num_parts *= minibatches.in_cache(rows, self.slots)
+        parts = minibatches.split(samples, num_parts)
+
+        def of_part(part: Any) -> tuple[jax.Array, PyTree, Metrics]:
+            (value, metrics), gradient = jax.value_and_grad(self.objective, has_aux=True)(
+                params, counts, part
+            )
+            return value, optimizers.widened(gradient), metrics
+
+        value, gradient, metrics = minibatches.summed(lengths.cut(of_part, self.shorten), parts)
+        value, gradient = masked.psum((value, gradient), self.axis_name)
+        return value, gradient, metrics
+
+    def take(
+        self,
+        carry: _Carry,
+        flat: optimizers.Flattening,
+        samples: Any,
+        counts: tuple[jax.Array, ...],
+        scale: Number,
+    ) -> tuple[_Carry, Metrics]:
+        """One step, unless loss or gradient is not finite, the minibatch empty, or all is over."""
+        params = flat.unravel(carry.params)
+        value, gradient, metrics = self.gradients(params, samples, counts)
+        norm = optimizers.norm(gradient)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
+        stopped = carry.stopped
+        if self.stop is not None:
+            stopped = self.stop(masked.psum(metrics, self.axis_name))
+        take = finite & (sum(counts) > 0) & ~stopped
+        proposal, opt_state = self.optimizer.update(gradient, carry.opt_state, params)
+        after = jax.tree.map(
+            lambda p, u: jnp.where(take, (p + scale * u).astype(p.dtype), p),
+            carry.params,
+            flat.ravel(proposal),
+        )
+        opt_state = jax.tree.map(
+            lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state
+        )
+        metrics = {**metrics, "grad_norm": Mean(norm, jnp.ones_like(norm))}
+        # One non-finite step must not turn the pooled metrics into NaN: it counts as `skipped`.
+        metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
+        metrics["skipped"] = Mean((~finite).astype(jnp.float32), jnp.float32(1.0))
+        metrics["updates"] = Mean(take.astype(jnp.float32), jnp.float32(1.0))
+        return _Carry(after, opt_state, stopped), metrics
+
+
+def _unless_stopped(step: Callable[..., tuple[_Carry, Metrics]]) -> Callable[..., Any]:
+    """The step, which after the stop adds to no metric but `updates`: it is not taken."""
+
+    def guarded(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
+        no_metrics = jax.tree.map(
+            lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, carry, of_step)[1]
+        )
+        no_metrics["updates"] = Mean(jnp.float32(0.0), jnp.float32(1.0))
+        # The collectives inside are safe: `stopped` comes from pooled metrics and is equal on all
+        # devices.
+        return jax.lax.cond(
+            carry.stopped, lambda carry, of_step: (carry, no_metrics), step, carry, of_step
+        )
+
+    return guarded
 
 
 Surrogate = Callable[[Any, Any], Mean]

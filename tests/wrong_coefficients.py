@@ -234,8 +234,8 @@ WRONG = [
     Wrong(
         "every gradient step decays by itself",
         "updates",
-        "minibatch_step(carry, flat, rows_of(order), counts, scale)",
-        "minibatch_step(carry, flat, rows_of(order), counts, scale / num_minibatches)",
+        "step_of.take(carry, flat, rows_of(order), counts, scale)",
+        "step_of.take(carry, flat, rows_of(order), counts, scale / num_minibatches)",
         (
             "test_optimizers.py::test_step_sizes_rise_and_fall_with_iterations_and_not_with_gradient_steps[ppo]",
         ),

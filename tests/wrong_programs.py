@@ -113,8 +113,8 @@ WRONG = [
     Wrong(
         "denominators of the first minibatch for all",
         "updates",
-        "local_counts(params, rows_of(order))",
-        "local_counts(params, rows_of(orders[0]))",
+        "step_of.counts(params, rows_of(order))",
+        "step_of.counts(params, rows_of(orders[0]))",
         ("test_updates.py::test_each_step_divides_by_the_counts_of_its_own_minibatch",),
     ),
     Wrong(

@@ -83,15 +83,15 @@ WRONG = [
     Wrong(
         "rows that are read as whole groups are computed in parts",
         "updates",
-        "slots is not None and shorten is None and not in_order",
-        "slots is not None and shorten is None",
+        "self.slots is not None and self.shorten is None and not self.in_order",
+        "self.slots is not None and self.shorten is None",
         ("test_updates.py::test_a_core_computes_a_minibatch_in_parts_to_the_same_effect",),
     ),
     Wrong(
         "rows that are cut at the longest are computed in more parts",
         "updates",
-        "slots is not None and shorten is None and not in_order",
-        "slots is not None and not in_order",
+        "self.slots is not None and self.shorten is None and not self.in_order",
+        "self.slots is not None and not self.in_order",
         ("test_lengths.py::test_rows_that_are_cut_are_computed_in_no_more_parts",),
     ),
     Wrong(
