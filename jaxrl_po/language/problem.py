@@ -28,6 +28,7 @@ from jaxrl_po.language.mismatch import DTYPES, Sampler
 from jaxrl_po.language.networks import (
     AUTO,
     OLD_LOG_PROBS,
+    Networks,
     Sequences,
     make_networks,
     prompt_keys,
@@ -225,10 +226,6 @@ def make_problem(
     check_top_k(top_k, model)
     budget = check_budget(task, max_new_tokens)
 
-    def drawn_from(task: Task) -> Task:
-        return finite(task, prompt_set) if prompt_set else task
-
-    strata = drawn_from(task).strata
     check_lengths(task)
     if process_reward and not verify:
         raise ConfigError(
@@ -250,10 +247,59 @@ def make_problem(
         warm=warm,
     )
 
+    decoding = sampling.Decoding(budget, temperature, top_k, top_p)
+    collect = _make_collect(
+        task,
+        model,
+        networks,
+        decoding,
+        sampler,
+        group_size=group_size,
+        prompt_set=prompt_set,
+        verify=verify,
+        process_reward=process_reward,
+    )
+
+    def shorten(samples: Samples, steps: int) -> Samples:
+        tokens = samples.inputs.tokens[:, : task.prompt_length + steps]
+        cut = jax.tree.map(lambda x: x[:, :steps], samples._replace(inputs=None))
+        return cut._replace(inputs=samples.inputs._replace(tokens=tokens))
+
+    return Problem(
+        networks.init,
+        collect,
+        networks.apply,
+        rows,
+        _drawn_from(task, prompt_set).strata,
+        exact_sampler=networks.exact_sampler,
+        shorten=shorten if budget >= CUT else None,
+        grouped=networks.grouped,
+        staleness=sampler.staleness,
+    )
+
+
+def _drawn_from(task: Task, prompt_set: int) -> Task:
+    return finite(task, prompt_set) if prompt_set else task
+
+
+def _make_collect(
+    task: Task,
+    model: Transformer,
+    networks: Networks,
+    decoding: sampling.Decoding,
+    sampler: Sampler,
+    *,
+    group_size: int,
+    prompt_set: int,
+    verify: bool,
+    process_reward: bool,
+) -> Callable[..., tuple[CollectorState, Batch]]:
+    """`Problem.collect`: prompts, completions of each, and what they are worth."""
+
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
-        source = drawn_from(reading(task, params.frozen))
+        source = _drawn_from(reading(task, params.frozen), prompt_set)
         keys = prompt_keys(collector, key)
         prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
@@ -263,13 +309,13 @@ def make_problem(
             prompts.pad,
             keys[:, 1],
             group_size=group_size,
-            decoding=sampling.Decoding(budget, temperature, top_k, top_p),
+            decoding=decoding,
             eos=ends_of(task.tokenizer),
             noise=sampler.noise,
             pad_token=task.tokenizer.pad,
         )
         members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
-        position = jnp.arange(budget)[None, :]
+        position = jnp.arange(decoding.max_new_tokens)[None, :]
         mask = position < completions.length[:, None]
         is_last = position == completions.length[:, None] - 1
         metrics: Metrics = {}
@@ -298,7 +344,7 @@ def make_problem(
         problem = members.problem[1] if prompt_set else members.problem
         inputs = Sequences(tokens, members.pad, None if verify else problem)
         values = networks.value(params, inputs)
-        batch = Batch(
+        return collector, Batch(
             inputs=inputs,
             action=completions.tokens,
             log_prob=completions.log_prob,
@@ -314,24 +360,8 @@ def make_problem(
             sampler_log_prob=None if networks.exact_sampler else completions.log_prob,
             step_end=step_end,
         )
-        return collector, batch
 
-    def shorten(samples: Samples, steps: int) -> Samples:
-        tokens = samples.inputs.tokens[:, : task.prompt_length + steps]
-        cut = jax.tree.map(lambda x: x[:, :steps], samples._replace(inputs=None))
-        return cut._replace(inputs=samples.inputs._replace(tokens=tokens))
-
-    return Problem(
-        networks.init,
-        collect,
-        networks.apply,
-        rows,
-        strata,
-        exact_sampler=networks.exact_sampler,
-        shorten=shorten if budget >= CUT else None,
-        grouped=networks.grouped,
-        staleness=sampler.staleness,
-    )
+    return collect
 
 
 def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
