@@ -1,18 +1,22 @@
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
-from jaxrl_po.run.store import checkpoint
-from jaxrl_po.run.store.checkpoint import CheckpointError, Store
+from jaxrl_po.run.store import checkpoint, named_arrays
+from jaxrl_po.run.store.checkpoint import Store
+from jaxrl_po.run.store.named_arrays import CheckpointError
 
 
 class State(NamedTuple):
@@ -140,6 +144,10 @@ def garble_the_checksums(step):
     (step / "checksums.json").write_text("{")
 
 
+def empty_the_checksums(step):
+    (step / "checksums.json").write_text("{}")
+
+
 def remove_everything(step):
     shutil.rmtree(step / "default")
 
@@ -150,6 +158,7 @@ DAMAGES = [
     remove_a_file,
     empty_the_index,
     garble_the_checksums,
+    empty_the_checksums,
     remove_everything,
 ]
 
@@ -165,6 +174,26 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_is_used(saved, da
     assert capfd.readouterr().err == ""
 
 
+def test_files_that_a_viewer_or_a_file_system_leaves_behind_damage_nothing(saved):
+    for place in ("", "3", "3/default", "3/default/d"):
+        (saved / place / ".DS_Store").write_bytes(b"Bud1")
+        (saved / place / "@eaDir").mkdir()
+    iteration, loaded, told, left = load(saved)
+    assert (iteration, told, left) == (3, [], [2, 3])
+    assert bits(loaded) == bits(state(3)) == bits(checkpoint.peek(saved, state())[1])
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_dropped(saved, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(checkpoint.Path, "read_bytes", refuse)
+    with pytest.raises(OSError, match="Input/output error"):
+        load(saved)
+    monkeypatch.undo()
+    assert load(saved)[0] == 3
+
+
 def test_an_unfinished_checkpoint_is_not_used(saved):
     (saved / "3" / "checksums.json").unlink()
     iteration, _, told, _ = load(saved)
@@ -172,7 +201,8 @@ def test_an_unfinished_checkpoint_is_not_used(saved):
     assert told == [f"checkpoint {saved / '3'} is unfinished and dropped"]
 
 
-def test_peeking_finds_the_newest_intact_one_and_changes_nothing(saved):
+def test_peeking_finds_the_newest_intact_one_and_changes_nothing(saved, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # nor needs another place
     DAMAGES[0](saved / "3")
     (saved / "4").mkdir()  # another process has just begun it
     before = {path: path.stat().st_mtime_ns for path in saved.rglob("*")}
@@ -185,6 +215,31 @@ def test_peeking_finds_the_newest_intact_one_and_changes_nothing(saved):
         checkpoint.peek(saved, state()._replace(params={}))
     DAMAGES[0](saved / "2")
     assert checkpoint.peek(saved, state()) is None
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_checkpoint_that_its_writer_deletes_while_it_is_read_is_not_used(
+    saved, monkeypatch, raises
+):
+    """The writer goes on to the next one, which is read."""
+    restore, read = ocp.CheckpointManager.restore, []
+
+    def overtaken(self, iteration, args):
+        arrays = restore(self, iteration, args=args)
+        read.append(iteration)
+        if len(read) == 1:
+            shutil.rmtree(saved)
+            with Store(saved) as store:
+                store.save(4, state(4))
+            arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
+            if raises:
+                raise FileNotFoundError("gone")
+        return arrays
+
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", overtaken)
+    iteration, loaded = checkpoint.peek(saved, state())
+    assert (iteration, read) == (4, [3, 4])
+    assert bits(loaded) == bits(state(4))
 
 
 def test_if_all_are_damaged_nothing_is_removed(saved):
@@ -295,14 +350,6 @@ def test_another_number_of_devices(tmp_path):
 
 
 def test_zero_sizes_and_copies():
-    arrays = checkpoint.to_host(state(1))
+    arrays = named_arrays.to_host(state(1))
     assert not any(array.size == 0 for array in arrays.values())
-    assert bits(checkpoint.from_host(arrays, state())) == bits(state(1))
-
-
-def test_a_state_of_an_earlier_version_is_named():
-    old = {".actor.local.envs.number": np.zeros(2, np.int32), **checkpoint.to_host(state())}
-    with pytest.raises(
-        CheckpointError, match=r"of a version before 0\.2.*--init_from reads its policy"
-    ):
-        checkpoint.from_host(old, state())
+    assert bits(named_arrays.from_host(arrays, state())) == bits(state(1))

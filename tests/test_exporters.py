@@ -1,8 +1,10 @@
 """Lines of metrics on their way to other tools."""
 
 import math
+import resource
 import struct
 import sys
+import threading
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -105,6 +107,54 @@ def test_an_exporter_that_fails_is_told_and_the_run_goes_on():
             "and metrics.jsonl has every line"
         ),
     ]
+
+
+class Hanging:
+    """An exporter whose service does not answer."""
+
+    def __init__(self, what, until):
+        self._what, self._until = what, until
+
+    def write(self, row):
+        if self._what == "write":
+            self._until.wait(5)
+
+    def close(self):
+        if self._what == "close":
+            self._until.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("write", "answered for 0.1 s"), ("close", "finished within 0.1 s")]
+)
+def test_an_exporter_that_hangs_is_told_and_the_run_goes_on(monkeypatch, what, said):
+    monkeypatch.setattr(exporters, "PATIENCE", 0.1)
+    shown, until = Shown(), threading.Event()
+    with exporters.Exporting(shown, [Hanging(what, until)]) as reporter:
+        for row in ROWS:
+            reporter.update(row, 2.0)
+            until.wait(0.06)
+    until.set()
+    assert [step for step, _ in shown.rows] == [0, 8, 16]
+    [line] = shown.lines
+    assert line.startswith(f"Hanging has not {said}; the run continues without it")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_event_files_on_a_full_disk_end_no_run(tmp_path):
+    """More numbers than a file is buffered for, and a queue of tensorboardX holds."""
+    before, shown = resource.getrlimit(resource.RLIMIT_FSIZE), Shown()
+    many = {"step": 0} | {f"x{i}": float(i) for i in range(500)}
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+        with exporters.Exporting(shown, [exporters.TensorBoard(tmp_path)]) as reporter:
+            for _ in range(3):
+                reporter.update(many, 2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(shown.rows) == 3
+    [line] = shown.lines
+    assert line.startswith("TensorBoard failed with OSError: [Errno 27] File too large; the run")
 
 
 def test_a_missing_package_is_named_before_anything_starts():

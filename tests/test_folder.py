@@ -1,7 +1,12 @@
+import errno
 import json
+import os
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from jaxrl_po.run.experiment import earlier
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import folder
 
@@ -100,6 +105,75 @@ def test_overwriting_removes_the_run_and_nothing_else(used):
         assert sorted(path.name for path in used.iterdir()) == [".lock", "notes.txt"]
 
 
+def test_overwriting_removes_links_and_not_what_they_lead_to(used, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("scratch")
+    (elsewhere / "3").mkdir()
+    (used / "checkpoints").rmdir()
+    (used / "checkpoints").symlink_to(elsewhere)
+    (used / "tensorboard").symlink_to(elsewhere / "gone")
+    (used / "arms").mkdir()
+    (used / "arms" / "1").symlink_to(elsewhere)
+    with folder.claim(str(used), overwrite=True):
+        assert sorted(path.name for path in used.iterdir()) == [".lock", "notes.txt"]
+    assert list(elsewhere.iterdir()) == [elsewhere / "3"]
+
+
+def refusing(monkeypatch, what, name, number):
+    """The system refuses one call on the paths of a name."""
+    real = getattr(folder.Path, what)
+
+    def refuse(self, *args, **named):
+        if self.name == name:
+            raise OSError(number, os.strerror(number), str(self))
+        return real(self, *args, **named)
+
+    monkeypatch.setattr(folder.Path, what, refuse)
+
+
+def test_overwriting_empties_what_is_mounted(used, monkeypatch):
+    (used / "checkpoints" / "latest").mkdir()
+    (used / "checkpoints" / "latest" / "3").write_text("")
+    refusing(monkeypatch, "rmdir", "latest", errno.EBUSY)
+    with folder.claim(str(used), overwrite=True):
+        assert not (used / "config.json").exists()
+        assert not list((used / "checkpoints" / "latest").iterdir())
+
+
+def test_what_cannot_be_deleted_is_named_and_the_folder_is_still_that_of_a_run(used, monkeypatch):
+    (used / "checkpoints" / "3").write_text("")
+    refusing(monkeypatch, "unlink", "3", errno.EACCES)
+    with (
+        pytest.raises(
+            UsageError,
+            match=r"^--overwrite: \S+/checkpoints/3 cannot be deleted: Permission denied; other "
+            r"files of the run in \S+ may be deleted already$",
+        ),
+        folder.claim(str(used), overwrite=True),
+    ):
+        pass
+    assert folder.read_settings(used) == {"seed": 3}
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/best", "metrics.jsonl"])
+def test_a_link_that_leads_nowhere_is_named(used, tmp_path_factory, name):
+    """Its disk may not be mounted: nothing is to be overwritten."""
+    out = tmp_path_factory.mktemp("out") / "run"
+    (used / "checkpoints" / "best").mkdir()
+    shutil.copytree(used, out)
+    (out / name).rename(used / "away")
+    (out / name).symlink_to("/scratch/gone")
+    for resume in (True, False):
+        with pytest.raises(
+            UsageError, match=rf"^--out=\S+: {out / name} is a link to /scratch/gone, which"
+        ) as said:
+            inspect(out, resume=resume)
+        assert "--overwrite" not in str(said.value)
+    if name:
+        inspect(out, overwrite=True)
+        with pytest.raises(UsageError, match=rf"^--run={out}: {out / name} is a link to /scratch"):
+            earlier.maker([SimpleNamespace(name="none")], "run", str(out))
+
+
 def test_claiming_to_go_on_keeps_everything(used):
     with folder.claim(str(used), overwrite=False):
         assert (used / "metrics.jsonl").exists()
@@ -117,6 +191,28 @@ def test_two_runs_cannot_hold_one_folder(tmp_path):
         assert (tmp_path / "metrics.jsonl").read_text() == "kept"
     with folder.claim(str(tmp_path), overwrite=True):
         assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capsys, number):
+    monkeypatch.setattr(folder.fcntl, "flock", refusal(number))
+    with folder.claim(str(tmp_path), overwrite=False):
+        pass
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"note: --out={tmp_path} cannot be locked on its file system")
+    monkeypatch.setattr(folder.fcntl, "flock", refusal(errno.EIO))
+    with (
+        pytest.raises(UsageError, match=r"^--out=\S+ cannot be locked: Input/output error$"),
+        folder.claim(str(tmp_path), overwrite=False),
+    ):
+        pass
+
+
+def refusal(number):
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    return refuse
 
 
 @pytest.mark.parametrize(
@@ -157,7 +253,17 @@ def test_json_is_strict(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "config", ["null", "5", "[]", '{"resolved": []}', '{"env": null}', '{"init_from": 5}', "{bad"]
+    "config",
+    [
+        "null",
+        "5",
+        "[]",
+        '{"resolved": []}',
+        '{"resolved": {"code": 5}}',
+        '{"env": null}',
+        '{"init_from": 5}',
+        "{bad",
+    ],
 )
 def test_damaged_settings_are_named(used, config):
     (used / folder.CONFIG).write_text(config)

@@ -1,5 +1,6 @@
 """Sweeps: what they train, what they leave, how they go on, and what they refuse."""
 
+import errno
 import json
 import os
 import shutil
@@ -21,8 +22,9 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.experiment import control, search
 from jaxrl_po.run.experiment import flags as flags_lib
-from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.flags import RunError, UsageError
 from jaxrl_po.run.loop import vmapped
+from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
 
 SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
@@ -277,6 +279,26 @@ def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, monkeypatch, capsys)
         sweep.main([*SMALL, *RANGES, f"--out={tmp_path / 'sweep'}"])
     assert stop.value.code == 130
     assert f"continue with --out={tmp_path / 'sweep'} --resume" in capsys.readouterr().err
+
+
+def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, programs_run):
+    write, out = folder.write_json, tmp_path / "sweep"
+
+    def refuse(path, content):
+        if path.name == "sweep.json" and len(content) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    monkeypatch.setattr(folder, "write_json", refuse)
+    with pytest.raises(RunError) as said:
+        sweep.main([*SMALL, *RANGES, f"--out={out}"])
+    assert str(said.value) == (
+        f"{out}: No space left on device; free some space there, then continue with --out={out} "
+        "--resume: what is done is kept"
+    )
+    monkeypatch.setattr(folder, "write_json", write)
+    assert sweep.main([f"--out={out}", "--resume"]) == 0
+    assert len(programs_run) == 3  # the first was kept
 
 
 def test_programs_in_processes_find_what_one_process_finds_and_a_killed_one_is_named(

@@ -200,20 +200,6 @@ WRONG = [
         ("test_blocks.py::test_bfloat16_parameters_have_float32_moments_and_are_rounded_once",),
     ),
     Wrong(
-        "flat moments of an earlier version stay in its order",
-        "run.store.layouts",
-        "state[name] = _reordered(array, params)",
-        "state[name] = array",
-        ("test_layouts.py::test_a_state_with_blocks_apart_is_read",),
-    ),
-    Wrong(
-        "blocks of an earlier version are stacked in the order of their names",
-        "run.store.layouts",
-        "for number in sorted(layers)",
-        "for number in sorted(layers, key=str)",
-        ("test_layouts.py::test_a_state_with_blocks_apart_is_read",),
-    ),
-    Wrong(
         "a text without the tokens that the tokenizer adds",
         "run.data.prompts",
         "self.tokenizer.encode(row.prompt, special=True)",

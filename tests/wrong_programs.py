@@ -16,6 +16,7 @@ import wrong_regressions
 import wrong_rounding
 import wrong_samples
 import wrong_spaces
+import wrong_store
 import wrong_timings
 from wrong import Wrong
 
@@ -417,5 +418,6 @@ WRONG = [
     *wrong_pretrained.WRONG,
     *wrong_regressions.WRONG,
     *wrong_samples.WRONG,
+    *wrong_store.WRONG,
     *wrong_spaces.WRONG,
 ]

@@ -302,10 +302,9 @@ def carry_out(claim: Claim, options: Options) -> int:
                 "was stated before anything ran; choose another --out"
             )
     keep_programs(options.compilation_cache)
-    with folder.claim(options.out, overwrite=options.overwrite) as out:
+    with folder.claim(options.out, overwrite=options.overwrite) as out, interrupts.kept(out):
         folder.write_json(out / folder.CONFIG, said)
-        with interrupts.kept(out):
-            results = run(claim, out, options.devices)
+        results = run(claim, out, options.devices)
         outcomes = claims.judge(claim, results)
         text = claims.table(claim, results, outcomes)
         (out / "table.txt").write_text(text)

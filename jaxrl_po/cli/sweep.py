@@ -78,14 +78,15 @@ def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
     if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
         raise UsageError(
             f"--resume: --out={out} must hold a sweep of this version of jaxrl-po sweep; "
-            "choose another or --overwrite"
+            "choose another"
         )
     asked = Asked(**{name: stored[name] for name in Asked._fields})
-    if not all(isinstance(field, dict) for field in asked):
+    code = stored.get("resolved", {}).get(user_code.DIGESTS, {})
+    if not all(isinstance(field, dict) for field in (*asked, code)):
         raise UsageError(
-            f"--resume: {Path(out) / folder.CONFIG} is damaged; repair it, or start afresh with "
-            "--overwrite"
+            f"--resume: {Path(out) / folder.CONFIG} is damaged; repair it, or choose another --out"
         )
+    asked = asked._replace(flags=asked.flags | user_code.found(asked.flags, code, Path(out)))
     options = flags.parse([], {"": Options}, stored=asked.flags)[""]
     whole = flags.given(argv, {"": Options}, partial=True)
     whole |= user_code.absolute(whole)
@@ -285,20 +286,20 @@ def main(argv: Sequence[str]) -> int:
         else:
             with fresh_processes(1) as pool:
                 pool.submit(check, every, options, given).result()
-    with folder.claim(options.out, overwrite=options.overwrite) as out:
+    with folder.claim(options.out, overwrite=options.overwrite) as out, interrupts.kept(out):
         lasting = {
             name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
         }
-        folder.write_json(
-            out / folder.CONFIG, {"script": "sweep", **asked._replace(flags=lasting)._asdict()}
-        )
+        said = {"script": "sweep", **asked._replace(flags=lasting)._asdict()}
+        code = {user_code.DIGESTS: user_code.digests(lasting)}
+        folder.write_json(out / folder.CONFIG, said | {"resolved": code})
         path = out / "sweep.json"
         try:
             rows = json.loads(path.read_text()) if options.resume and path.exists() else []
             done = [row["flags"] for row in rows]
         except (KeyError, TypeError, ValueError):
             raise UsageError(
-                f"--resume: {path} is damaged; repair it, or start afresh with --overwrite"
+                f"--resume: {path} is damaged; repair it, or choose another --out"
             ) from None
         programs = dict(enumerate(groups.values(), 1))
         todo = {
@@ -306,7 +307,7 @@ def main(argv: Sequence[str]) -> int:
             for number, group in programs.items()
             if not all(combination in done for combination, _ in group)
         }
-        with flags.blame(sections), interrupts.kept(out):
+        with flags.blame(sections):
             for number, result in run_all(todo, options, given):
                 group = programs[number]
                 rows += [

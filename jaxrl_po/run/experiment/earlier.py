@@ -16,7 +16,7 @@ from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store import checkpoint, folder, provenance
-from jaxrl_po.run.store.checkpoint import CheckpointError
+from jaxrl_po.run.store.named_arrays import CheckpointError
 from jaxrl_po.types import TrainState
 
 CHECKPOINTS = ("best", "latest")
@@ -62,6 +62,7 @@ def maker(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[
         raise UsageError(f"{wanted}; it holds no {folder.CONFIG}") from None
     except ValueError:
         raise UsageError(f"--{flag}={run} holds a {folder.CONFIG} that is damaged") from None
+    folder.require_links(f"--{flag}={run}", Path(run))
     for script in scripts:
         if stored.get("script") == script.name:
             return script, stored
@@ -92,7 +93,10 @@ def state(
     options = records[""]
     for file in user_code.files(vars(options)):
         if not file.is_file():
-            raise UsageError(f"--{flag}={run} was made with {file}, which must be there again")
+            raise UsageError(
+                f"--{flag}={run} was made with {file}, which must be there again, "
+                "or unchanged in the current folder"
+            )
     one_device = Placement(options.seeds, 1, 1)
     with blame(flag, run):
         experiment = script.build(records, methods.ALGORITHMS[options.algorithm], one_device)

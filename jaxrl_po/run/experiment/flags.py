@@ -21,6 +21,7 @@ from absl import flags as absl_flags
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
+from jaxrl_po.run.store import failures
 
 Values = dict[str, Any]
 
@@ -414,8 +415,8 @@ def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
 def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Runs a script and exits with its status.
 
-    A `UsageError` is one line on stderr and status 2, a `RunError` or a `MemoryError` one line and
-    status 1.
+    A `UsageError` is one line on stderr and status 2, a `RunError`, a `MemoryError` or an `OSError`
+    one line and status 1.
     """
     try:
         status = main(sys.argv[1:])
@@ -423,4 +424,7 @@ def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
         name = "out of memory: " if isinstance(error, MemoryError) else ""
         print(f"error: {name}{' '.join(str(error).split())}", file=sys.stderr)
         status = 1 if isinstance(error, RunError | MemoryError) else 2
+    except OSError as error:
+        print(f"error: {failures.line(error)}", file=sys.stderr)
+        status = 1
     sys.exit(status)

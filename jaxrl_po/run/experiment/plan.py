@@ -125,6 +125,8 @@ def prepare(
         "log_every": log_every,
         "tuned": before.get("tuned", {}) if stored else found,
     }
+    if code := user_code.digests(settings):
+        sizes[user_code.DIGESTS] = code
     if options.deterministic:
         provenance.require_same(origin, before, options.out)
     if experiment.base:

@@ -19,8 +19,8 @@ from jaxrl_po.run.figures.plotting import Panel, Series
 from jaxrl_po.run.loop import programs, runner
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, folder, metrics, provenance
-from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.run.store.named_arrays import CheckpointError
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
 
 SCRIPT = "train"

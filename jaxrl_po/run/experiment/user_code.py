@@ -1,5 +1,6 @@
 """What a flag names as `file.py:name`: an environment, network, task or reward of one's own."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from jaxrl_po.run.data import scoring_worker
 from jaxrl_po.run.experiment.flags import UsageError
 
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
+DIGESTS = "code"  # entry of a run: what its files of code hold, by flag
 FOLDERS = ("init_from", "teacher", "task.train", "task.test")  # and files
 
 
@@ -69,6 +71,58 @@ def files(settings: Mapping[str, Any]) -> list[Path]:
     """
     named = [source for name in FLAGS for source in settings.get(name, "").split(",")]
     return [Path(source.rpartition(":")[0]) for source in named if is_source(source)]
+
+
+def digests(settings: Mapping[str, Any]) -> dict[str, str]:
+    """By flag, what is named in files of what content: as it would be if the files were moved."""
+    return {
+        name: ",".join(map(_digest, settings[name].split(",")))
+        for name in FLAGS
+        if is_source(settings.get(name, ""))
+    }
+
+
+def _digest(source: str) -> str:
+    place, _, name = source.rpartition(":")
+    if not is_source(source) or not os.path.isfile(place):
+        return source
+    return f"{hashlib.sha256(Path(place).read_bytes()).hexdigest()[:16]}:{name}"
+
+
+def found(settings: Mapping[str, Any], stored: Mapping[str, str], run: Path) -> dict[str, str]:
+    """The flags of a run whose files are gone, with the same files where they are now.
+
+    They are looked for below the current folder and those above the run, as after a project's
+    folder was renamed.
+
+    Args:
+      settings: flag name to value.
+      stored: `digests` when the run began.
+      run: its folder.
+
+    Raises:
+      ValueError: a flag names more or less than it did.
+    """
+
+    def now(source: str, digest: str) -> str:
+        place, _, name = source.rpartition(":")
+        if is_source(source) and not os.path.isfile(place):
+            parts = Path(place).parts[1:]
+            for base in (Path.cwd(), *run.absolute().parents):
+                for i in range(len(parts)):
+                    moved = f"{base.joinpath(*parts[i:])}:{name}"
+                    if _digest(moved) == digest:
+                        return moved
+        return source
+
+    return {
+        flag: ",".join(
+            now(*pair)
+            for pair in zip(settings[flag].split(","), stored[flag].split(","), strict=True)
+        )
+        for flag in FLAGS
+        if flag in stored and flag in settings
+    }
 
 
 def make(flag: str, source: str) -> Any:

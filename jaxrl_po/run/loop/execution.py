@@ -15,8 +15,8 @@ from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.progress import Progress
-from jaxrl_po.run.store import checkpoint, exporters, folder, metrics, summary
-from jaxrl_po.run.store.checkpoint import CheckpointError
+from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics, summary
+from jaxrl_po.run.store.named_arrays import CheckpointError
 
 
 def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
@@ -73,18 +73,13 @@ def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
 
 def broken_off(out: str, error: OSError) -> str:
     """One line on a run that a failed write ended: why, what is intact, and how to continue."""
-    why = (
-        str(error)
-        if isinstance(error, checkpoint.SaveError)
-        else f"--out={out}: {folder.reason(error)}"
-    )
-    newest = checkpoint.newest_intact(Path(out) / "checkpoints" / "latest")
+    newest = None
+    with contextlib.suppress(OSError):  # what is the matter with the folder may be so still
+        newest = checkpoint.newest_intact(Path(out) / "checkpoints" / "latest")
     if newest is None:
-        return f"{why}; nothing was saved yet, begin again with --overwrite where there is room"
-    return (
-        f"{why}; all up to iteration {newest} is intact in {out}: free some space there, then "
-        "--resume continues from it"
-    )
+        return failures.line(error, out, "--resume goes on from what is there, or begins again")
+    kept = f"--resume continues from iteration {newest}, which is intact in {out}"
+    return failures.line(error, out, kept)
 
 
 def exporters_of(plan: Plan, out: Path) -> list[exporters.Exporter]:
@@ -126,7 +121,7 @@ def train(plan: Plan, out: Path, progress: Progress) -> runner.Outcome | None:
             return None
         except CheckpointError as error:
             raise UsageError(
-                f"--resume: {error}; start afresh with --overwrite or another --out"
+                f"--resume: {error}; put back what was there, or choose another --out"
             ) from None
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_po.run.devices import processes
+from jaxrl_po.run.experiment.flags import RunError
+from jaxrl_po.run.store import failures
 
 NOTHING_NEW = b"\ninterrupted before the first iteration: nothing new to save\n"
 SHOW_CURSOR = b"\x1b[?25h"
@@ -54,7 +56,11 @@ def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[thr
 
 @contextlib.contextmanager
 def kept(out: Path) -> Iterator[None]:
-    """Ends a command that is interrupted with status 130, and says that it may be resumed."""
+    """Says that a command may be resumed that is interrupted, with status 130, or cannot write.
+
+    Raises:
+      RunError: one line on what cannot be written.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -63,3 +69,6 @@ def kept(out: Path) -> Iterator[None]:
             file=sys.stderr,
         )
         raise SystemExit(128 + signal.SIGINT) from None
+    except OSError as error:
+        then = f"continue with --out={out} --resume: what is done is kept"
+        raise RunError(failures.line(error, out, then)) from None

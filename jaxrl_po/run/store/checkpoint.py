@@ -12,33 +12,25 @@ processes.
 
 import contextlib
 import json
-import logging
+import os
 import shutil
-import tempfile
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.store import layouts
-from jaxrl_po.run.store.folder import reason
-from jaxrl_po.run.store.layouts import Arrays
+from jaxrl_po.run.store import failures
 from jaxrl_po.run.store.metrics import write_atomically
+from jaxrl_po.run.store.named_arrays import Arrays, CheckpointError, from_host, to_host
 from jaxrl_po.types import PyTree
 
 CHECKSUMS = "checksums.json"
 ITEM = "default"  # the folder that orbax gives to a single item
-
-
-class CheckpointError(Exception):
-    """Checkpoints exist, but none can be used."""
 
 
 class SaveError(OSError):
@@ -61,21 +53,9 @@ class Store:
     """
 
     def __init__(self, folder: Path, *, keep: int = 2):
-        # Orbax logs every failure at length; here each is reported in one line.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._folder = folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
-        process = jax.process_index()
-        options = ocp.CheckpointManagerOptions(
-            create=False,
-            read_only=not processes.is_writer(),
-            enable_async_checkpointing=False,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=process,  # each process on its own: orbax adds no barriers
-                active_processes={process},
-            ),
-        )
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        self._manager = _manager(self._folder, read_only=not processes.is_writer())
         self._keep = keep
         self._clear_unfinished()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -137,7 +117,7 @@ class Store:
                 self._manager.delete(each)
         except (OSError, ValueError) as error:  # tensorstore reports a full disk as a ValueError
             self._clear_unfinished()
-            raise SaveError(f"checkpoint {step} cannot be written: {reason(error)}") from error
+            raise SaveError(failures.code(error), failures.reason(error), str(step)) from error
 
     def _clear_unfinished(self) -> None:
         if processes.is_writer():
@@ -189,15 +169,31 @@ class Store:
         return newest
 
     def read(self, iteration: int) -> Arrays:
-        """The stored arrays of one checkpoint, by leaf path; see `layouts` for older ones."""
-        stored = self._manager.restore(iteration, args=ocp.args.StandardRestore())
-        return layouts.stacked(dict(stored))
+        """The stored arrays of one checkpoint, by leaf path."""
+        return dict(self._manager.restore(iteration, args=ocp.args.StandardRestore()))
 
     def close(self) -> None:
         """Waits until everything is written."""
         self._writer.shutdown()
         self._manager.close()
         self.wait_until_finished()
+
+
+def _manager(folder: Path, *, read_only: bool) -> ocp.CheckpointManager:
+    failures.silence_orbax()
+    process = jax.process_index()
+    return ocp.CheckpointManager(
+        folder,
+        options=ocp.CheckpointManagerOptions(
+            create=False,
+            read_only=read_only,
+            enable_async_checkpointing=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=process,  # each process on its own: orbax adds no barriers
+                active_processes={process},
+            ),
+        ),
+    )
 
 
 def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
@@ -247,101 +243,57 @@ def peek_policy(folder: Path, like: PyTree, *, seed_index: int) -> PyTree | None
 
 
 def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
-    for iteration in sorted(
-        (int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True
-    ):
-        # A copy, since the process that writes there may delete the checkpoint at any moment.
-        with tempfile.TemporaryDirectory() as copy:
-            with contextlib.suppress(OSError):
-                shutil.copytree(folder / str(iteration), Path(copy) / str(iteration))
-            if condition_of(Path(copy) / str(iteration)) == "intact":
-                with Store(Path(copy)) as store:
-                    return iteration, store.read(iteration)
+    tried: list[int] = []
+    # The process that writes there may delete a checkpoint that is being read: it has newer ones.
+    while (found := _steps_in(folder)) != tried:
+        for iteration in found:
+            step = folder / str(iteration)
+            if condition_of(step) != "intact":
+                continue
+            try:
+                with contextlib.closing(_manager(folder.absolute(), read_only=True)) as manager:
+                    arrays = dict(manager.restore(iteration, args=ocp.args.StandardRestore()))
+            except Exception:
+                if condition_of(step) == "intact":
+                    raise
+            else:
+                if condition_of(step) == "intact":
+                    return iteration, arrays
+        tried = found
     return None
 
 
 def newest_intact(folder: Path) -> int | None:
     """The iteration of the newest intact checkpoint of a folder, or None; nothing is changed."""
-    found = sorted(
-        (int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True
-    )
-    return next(
-        (iteration for iteration in found if condition_of(folder / str(iteration)) == "intact"),
-        None,
-    )
+    found = (each for each in _steps_in(folder) if condition_of(folder / str(each)) == "intact")
+    return next(found, None)
+
+
+def _steps_in(folder: Path) -> list[int]:
+    """Iterations that have a folder there, the newest first."""
+    names = os.listdir(folder) if folder.exists() else []
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
 def condition_of(step: Path) -> str:
-    """Whether the folder of one checkpoint is `intact`, `unfinished` or `damaged`."""
-    try:
-        expected = json.loads((step / CHECKSUMS).read_text())
-    except FileNotFoundError:
+    """Whether the folder of one checkpoint is `intact`, `unfinished` or `damaged`.
+
+    Only the files that its checksums list count: viewers and file systems leave others there.
+
+    Raises:
+      OSError: a file cannot be read now, which says nothing about what it holds.
+    """
+    if not (step / CHECKSUMS).exists():
         return "unfinished"
-    except (OSError, ValueError):
+    try:
+        listed = json.loads((step / CHECKSUMS).read_text()).items()
+        same = [zlib.crc32((step / ITEM / name).read_bytes()) == crc for name, crc in listed]
+    except (FileNotFoundError, ValueError, AttributeError):
         return "damaged"
-    return "intact" if checksums(step / ITEM) == expected else "damaged"
+    return "intact" if same and all(same) else "damaged"
 
 
 def checksums(folder: Path) -> dict[str, int]:
     """CRC-32 of each file below `folder`, by relative path; any single flipped bit changes it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
-
-
-def _named(tree: PyTree) -> dict[str, Any]:
-    return {
-        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _key_impl(leaf: Any) -> Any:
-    """The PRNG implementation of a key, or of a `jax.ShapeDtypeStruct` of one."""
-    impls: list[Any] = []
-    # `key_impl` takes no shapes, but sees the dtype of a traced key.
-    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), leaf)
-    return impls[0]
-
-
-def to_host(state: PyTree) -> Arrays:
-    """Leaf path to host array, for every leaf of non-zero size; copies, safe from donation."""
-    words = {
-        name: jax.random.key_data(leaf) if _is_key(leaf) else leaf
-        for name, leaf in _named(state).items()
-    }
-    return {name: processes.whole(leaf) for name, leaf in words.items() if leaf.size}
-
-
-def from_host(arrays: Arrays, like: PyTree) -> PyTree:
-    """The inverse of `to_host`, with the structure, dtypes and placement of `like`.
-
-    Raises:
-      CheckpointError: names a leaf that is missing, unexpected, or of another shape or dtype.
-    """
-    remaining = dict(arrays)
-    if any(name.startswith(".actor.") for name in remaining):
-        raise CheckpointError(
-            "the checkpoint is of a version before 0.2, whose states had other names: "
-            "--init_from reads its policy, and all else needs that version"
-        )
-
-    def restore(path: Any, leaf: Any) -> jax.Array:
-        name = jax.tree_util.keystr(path)
-        shape = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-        array = remaining.pop(name, None) if shape.size else np.zeros(shape.shape, shape.dtype)
-        if array is None or array.shape != shape.shape or array.dtype != shape.dtype:
-            stored = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise CheckpointError(
-                f"the checkpoint holds {stored} for {name}, where "
-                f"{shape.dtype}{list(shape.shape)} is wanted"
-            )
-        placed = processes.place(array, getattr(leaf, "sharding", None))
-        return jax.random.wrap_key_data(placed, impl=_key_impl(leaf)) if _is_key(leaf) else placed
-
-    state = jax.tree_util.tree_map_with_path(restore, like)
-    if remaining:
-        raise CheckpointError(f"the checkpoint holds {next(iter(remaining))}, which is not wanted")
-    return state

@@ -1,11 +1,14 @@
 """Export of metrics, besides `metrics.jsonl`: to TensorBoard and to Weights & Biases.
 
-Each needs an extra of the package.
+Each needs an extra of the package, and works in a thread of its own, so that no run waits for it.
 """
 
 import math
+import queue
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -13,6 +16,8 @@ from typing import Any, Protocol
 from jaxrl_po.run.loop.runner import Reporter
 from jaxrl_po.run.store.folder import WANDB_ID
 from jaxrl_po.run.store.metrics import Row, write_atomically
+
+PATIENCE = 60.0  # seconds for one line, and for what is left at the end
 
 
 class Exporter(Protocol):
@@ -61,13 +66,20 @@ class TensorBoard:
 
     def write(self, row: Row) -> None:
         """One line of metrics."""
-        import tensorboardX
+        # Not a `SummaryWriter`, whose queue is never emptied again after a failed write.
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         # Opened at the first line, whose step says from where on older events are obsolete.
         if self._writer is None:
-            self._writer = tensorboardX.SummaryWriter(str(self._folder), purge_step=row["step"])
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(self._folder / "events"))
+            begun = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Event(step=row["step"], session_log=begun))
         for name, value in scalars(row).items():
-            self._writer.add_scalar(name, value, row["step"])
+            said = summary.scalar(name, value)
+            self._writer.write_event(Event(wall_time=time.time(), step=row["step"], summary=said))
         self._writer.flush()
 
     def close(self) -> None:
@@ -119,10 +131,42 @@ class WeightsAndBiases:
             self._run.finish()
 
 
-class Exporting:
-    """A reporter that also passes each line to exporters.
+class _Sender(threading.Thread):
+    """Passes lines to an exporter, until it is given None or the exporter fails."""
 
-    An exporter that fails is reported once and not used again.
+    def __init__(self, exporter: Exporter):
+        super().__init__(daemon=True)
+        self.name, self.lines = type(exporter).__name__, queue.SimpleQueue[Row | None]()
+        self._exporter, self._error, self._begun = exporter, "", math.inf
+        self.start()
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            while (row := self.lines.get()) is not None:
+                self._begun = time.monotonic()
+                self._exporter.write(row)
+                self._begun = math.inf
+            self._exporter.close()
+        except BaseException as error:  # an exit, too, must not end the run
+            self._error = f"failed with {type(error).__name__}: {' '.join(str(error).split())}"
+
+    def trouble(self) -> str:
+        """What is the matter, or nothing."""
+        late = time.monotonic() - self._begun > PATIENCE
+        return self._error or f"has not answered for {PATIENCE:g} s" * late
+
+    def finish(self) -> str:
+        """Waits for the exporter to take what is left; returns what is the matter, or nothing."""
+        self.lines.put(None)
+        self.join(PATIENCE)
+        return self._error or f"has not finished within {PATIENCE:g} s" * self.is_alive()
+
+
+class Exporting:
+    """A reporter that also passes each line to exporters, and waits for them at its end only.
+
+    An exporter that fails, or hangs, is reported once and not used again.
 
     Args:
       reporter: shows progress.
@@ -130,7 +174,7 @@ class Exporting:
     """
 
     def __init__(self, reporter: Reporter, exporters: Sequence[Exporter]):
-        self._exporters = list(exporters)
+        self._senders = [_Sender(exporter) for exporter in exporters]
         self.report, self.phase, self._show = reporter.report, reporter.phase, reporter.update
 
     def __enter__(self) -> "Exporting":
@@ -142,21 +186,20 @@ class Exporting:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._each(lambda exporter: exporter.close())
+        for sender in self._senders:
+            self._is_well(sender, sender.finish())
 
     def update(self, row: Row, seconds_left: float) -> None:
         """One line of metrics."""
         self._show(row, seconds_left)
-        self._each(lambda exporter: exporter.write(row))
+        self._senders = [each for each in self._senders if self._is_well(each, each.trouble())]
+        for sender in self._senders:
+            sender.lines.put(row)
 
-    def _each(self, do: Callable[[Exporter], None]) -> None:
-        for exporter in tuple(self._exporters):
-            try:
-                do(exporter)
-            # Whatever goes wrong in an exporter must not end the run: `metrics.jsonl` has the line.
-            except Exception as error:
-                self._exporters.remove(exporter)
-                what = f"{type(exporter).__name__} failed with {type(error).__name__}: {error}"
-                self.report(
-                    f"{what}; the run continues without it, and metrics.jsonl has every line"
-                )
+    def _is_well(self, sender: _Sender, trouble: str) -> bool:
+        if trouble:
+            self.report(
+                f"{sender.name} {trouble}; the run continues without it, and metrics.jsonl has "
+                "every line"
+            )
+        return not trouble

@@ -3,38 +3,33 @@
 A run in it is resumed only with the settings it was started with.
 """
 
+import errno
 import fcntl
 import json
 import os
-import re
-import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import user_code
-from jaxrl_po.run.experiment.flags import UsageError, shown
+from jaxrl_po.run.experiment.flags import RunError, UsageError, shown
+from jaxrl_po.run.store.failures import is_full, line, reason
 from jaxrl_po.run.store.metrics import strict, write_atomically
 
 CONFIG = "config.json"
 WANDB_ID = "wandb_id"
+WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 ARTEFACTS = (
-    *(
-        CONFIG,
-        "metrics.jsonl",
-        "samples.jsonl",
-        "summary.json",
-        "curves.png",
-        "checkpoints",
-        "tensorboard",
-        WANDB_ID,
-    ),
+    *(CONFIG, "metrics.jsonl", "samples.jsonl", "summary.json", "curves.png"),
+    *("checkpoints", "tensorboard", WANDB_ID),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
     *("sweep.json", "sweep.png", "table.txt"),  # written by `sweep`
     *("arms", "verdict.json", "verdict.png"),  # written by `study`
 )
+LINKED = ("metrics.jsonl", "checkpoints", "checkpoints/latest", "checkpoints/best")
 # Flags of one start, which are not stored: a run that was started with --overwrite would otherwise
 # be deleted when it is resumed.
 OF_A_START = (
@@ -47,15 +42,8 @@ OF_A_START = (
     "coordinator_timeout",
 )
 MAY_DIFFER = (
-    "out",
-    "devices",
-    "mesh",
-    "shard_params",
-    "total_steps",
-    "compilation_cache",
-    "reward_timeout",
-    "tensorboard",
-    "wandb",
+    *("out", "devices", "mesh", "shard_params", "total_steps"),
+    *("compilation_cache", "reward_timeout", "tensorboard", "wandb"),
     *OF_A_START,
 )
 
@@ -81,6 +69,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
         raise UsageError("--resume and --overwrite exclude each other: give one of them")
     folder = Path(out)
     _require_name(out)
+    require_links(f"--out={out}", folder, () if overwrite else LINKED)
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir():
         raise UsageError(f"--out={out} must be a folder, but {ancestor} is a file")
@@ -104,7 +93,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
         ) from None
     except ValueError:
         raise UsageError(
-            f"--resume: {folder / CONFIG} is damaged; repair it, or start afresh with --overwrite"
+            f"--resume: {folder / CONFIG} is damaged; repair it, or choose another --out"
         ) from None
     return {name: value for name, value in stored.items() if name not in OF_A_START}
 
@@ -122,20 +111,35 @@ def _require_name(out: str) -> None:
         raise UsageError(f"--out={out} cannot be used: {error.strerror}") from None
 
 
+def require_links(flag: str, folder: Path, names: Sequence[str] = LINKED) -> None:
+    """Raises UsageError where a folder, or one of the names in it, is a link that leads nowhere.
+
+    What it stands for may lie on a disk that is not mounted now.
+    """
+    for path in (folder, *(folder / name for name in names)):
+        if path.is_symlink() and not os.path.exists(path):
+            raise UsageError(
+                f"{flag}: {path} is a link to {os.readlink(path)}, which is not there; mount that "
+                "disk, or mend the link"
+            )
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a run, its `config.json`.
+    """The settings of a run, its `config.json`; files of code that were moved are named anew.
 
     Raises:
       OSError: it cannot be read.
       ValueError: it is damaged.
     """
     stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if not isinstance(stored, dict) or not isinstance(stored.get("resolved", {}), dict):
+    resolved = stored.get("resolved", {}) if isinstance(stored, dict) else None
+    code = resolved.get(user_code.DIGESTS, {}) if isinstance(resolved, dict) else None
+    if not isinstance(code, dict):
         raise ValueError("no settings of a run")
     for name in (*user_code.FLAGS, *user_code.FOLDERS):
-        if not isinstance(stored.get(name, ""), str):
+        if not isinstance(stored.get(name, ""), str) or not isinstance(code.get(name, ""), str):
             raise ValueError(f"{name} is no text")
-    return stored
+    return stored | user_code.found(stored, code, folder)
 
 
 def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: str) -> None:
@@ -149,12 +153,17 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
     Raises:
       UsageError: names the first flag that differs.
     """
+    code = stored.get("resolved", {}).get(user_code.DIGESTS, {})
     for name, value in settings.items():
-        if name in stored and name not in MAY_DIFFER and strict(value) != stored[name]:
-            raise UsageError(
-                f"--{name}={shown(value)} must be {shown(stored[name])}, as in the run in "
-                f"{out} that is resumed; leave the flag out, or choose another --out"
-            )
+        if name not in stored or name in MAY_DIFFER or strict(value) == stored[name]:
+            continue
+        if name in code and user_code.digests({name: value}) == {name: code[name]}:
+            continue  # in a file that was moved
+        or_same = ", or the same in a file of the same content" * (name in code)
+        raise UsageError(
+            f"--{name}={shown(value)} must be {shown(stored[name])}, as in the run in {out} that "
+            f"is resumed{or_same}; leave the flag out, or choose another --out"
+        )
     if settings["total_steps"] < stored.get("total_steps", 0):
         raise UsageError(
             f"--total_steps={settings['total_steps']} must be at least "
@@ -174,7 +183,9 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
       overwrite: delete the files of an earlier run, and nothing else.
 
     Raises:
-      UsageError: it cannot be created or written, or another run has locked it.
+      UsageError: it cannot be created or written, an earlier run cannot be deleted, or another run
+        has locked it.
+      OSError: raised inside; where the system names no file, it names the folder.
     """
     folder = Path(out)
     if not processes.is_writer():
@@ -190,14 +201,55 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise UsageError(
                 f"--out={out} is in use by another run; wait for its end or choose another"
             ) from None
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise UsageError(f"--out={out} cannot be locked: {reason(error)}") from None
+            print(
+                f"note: --out={out} cannot be locked on its file system ({reason(error)}); let no "
+                "other run use it",
+                file=sys.stderr,
+            )
         if overwrite:  # under the lock, so never the files of a run that still writes
-            for path in (folder / name for name in ARTEFACTS):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        yield folder
+            _clear(folder)
+        try:
+            yield folder
+        except OSError as error:
+            error.filename = error.filename or str(folder)
+            raise
+
+
+def _clear(folder: Path) -> None:
+    """Deletes the files of an earlier run; the one that makes the folder that of a run goes last.
+
+    Raises:
+      UsageError: names what cannot be deleted.
+    """
+    try:
+        for name in reversed(ARTEFACTS):
+            _remove(folder / name)
+    except OSError as error:
+        raise UsageError(
+            f"--overwrite: {error.filename} cannot be deleted: {reason(error)}; other files of the "
+            f"run in {folder} may be deleted already"
+        ) from None
+
+
+def _remove(path: Path) -> None:
+    """Deletes a file, a link but not what it leads to, or a folder; one mounted is emptied."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    for each in path.iterdir():
+        _remove(each)
+    try:
+        path.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):  # mounted, or the parent of such
+            raise
 
 
 def require_file(out: str, suffix: str) -> Path:
@@ -224,27 +276,17 @@ def writing(path: Path) -> Iterator[None]:
 
     Raises:
       UsageError: names the file and what went wrong.
+      RunError: likewise, where the disk is full.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
+        if is_full(error):
+            raise RunError(line(error, path)) from None
         raise UsageError(
             f"--out={path} must be a file that can be written: {reason(error)}"
         ) from None
-
-
-def reason(error: Exception) -> str:
-    """The operating system's short message for an error of Python or tensorstore.
-
-    Example:
-      >>> reason(ValueError("OUT_OF_RANGE: Failed to write 9 bytes [os_error_code='27']"))
-      'File too large'
-    """
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code:
-        return os.strerror(int(code[1]))
-    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def write_json(path: Path, content: Any) -> None:

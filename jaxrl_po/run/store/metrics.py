@@ -278,7 +278,7 @@ def _row(line: bytes, place: str) -> Row:
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        raise UsageError(f"{place} is damaged: repair or remove it")
+        raise UsageError(f"{place} is damaged: repair or remove that line")
     return row
 
 

@@ -1,0 +1,73 @@
+"""What the system refuses, in one line: the file, why, and what helps."""
+
+import asyncio
+import errno
+import functools
+import logging
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def code(error: Exception) -> int | None:
+    """The number of an error of Python or tensorstore; None where the system gave none."""
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(found[1]) if found else getattr(error, "errno", None)
+
+
+def reason(error: Exception) -> str:
+    """The system's short message for an error of Python or tensorstore.
+
+    Example:
+      >>> reason(ValueError("OUT_OF_RANGE: Failed to write 9 bytes [os_error_code='27']"))
+      'File too large'
+    """
+    number = code(error)
+    return str(error) if number is None else os.strerror(number)
+
+
+def line(error: OSError, place: str | Path = "", then: str = "") -> str:
+    """One line on a failure.
+
+    Args:
+      error: its file is named; after a write it has none.
+      place: named instead.
+      then: what to do once that is mended.
+
+    Example:
+      >>> line(OSError(errno.ENOSPC, ""), "runs/a", "--resume continues")
+      'runs/a: No space left on device; free some space there, then --resume continues'
+      >>> line(PermissionError(errno.EACCES, "", "a.json"))
+      'a.json: Permission denied'
+    """
+    what = ": ".join(filter(None, [str(error.filename or place), reason(error)]))
+    advice = ", then ".join(filter(None, ["free some space there" * is_full(error), then]))
+    return "; ".join(filter(None, [what, advice]))
+
+
+def is_full(error: Exception) -> bool:
+    """Whether room would have helped."""
+    return code(error) in FULL
+
+
+def silence_orbax() -> None:
+    """Keeps what orbax and tensorstore say about a failed write, beside its exception, from stderr.
+
+    Orbax logs it, and closes its event loop while tensorstore still wants to tell it of each array.
+    """
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    tell = sys.unraisablehook
+    if not (isinstance(tell, functools.partial) and tell.func is _unless_of_a_loop):
+        sys.unraisablehook = functools.partial(_unless_of_a_loop, tell)
+        warnings.filterwarnings("ignore", r"coroutine '(\w+Handler|run_sync)\..*never awaited")
+
+
+def _unless_of_a_loop(tell: Any, what: Any) -> None:
+    closed = "Event loop is closed" in str(what.exc_value)
+    if not closed and what.object is not asyncio.BaseEventLoop.__del__:
+        tell(what)
