@@ -14,6 +14,7 @@ from scripts import everything
 
 from jaxrl_po.cli import launch
 from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store.metrics import read
 
 MAIN = {"control": launch.control, "language": launch.language}
@@ -170,7 +171,7 @@ def test_the_language_script_evaluates_samples_and_shows_some(runs):
 def test_a_run_that_was_stopped_resumed_and_extended_equals_the_uninterrupted_one(
     runs, tmp_path, monkeypatch, capsys
 ):
-    update = launch.Progress.update
+    update = Progress.update
 
     def stop(self, row, seconds_left):
         update(self, row, seconds_left)
@@ -181,7 +182,7 @@ def test_a_run_that_was_stopped_resumed_and_extended_equals_the_uninterrupted_on
     # Started with --overwrite, which is not a setting of the run: resuming must not take it over.
     begin = [*short, "--total_steps=256", "--deterministic", f"--out={tmp_path}", "--overwrite"]
     with monkeypatch.context() as patch:
-        patch.setattr(launch.Progress, "update", stop)
+        patch.setattr(Progress, "update", stop)
         assert launch.control(begin) == 0
     assert [row["iteration"] for row in read(tmp_path / "metrics.jsonl")] == [0, 2, 4]
     assert not (tmp_path / "summary.json").exists()

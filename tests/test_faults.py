@@ -39,6 +39,7 @@ from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.loop import runner
+from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, failures
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import SaveError, Store
@@ -97,14 +98,14 @@ def whole(tmp_path_factory):
 
 def at(monkeypatch, iteration, happens):
     """Calls a function once, between the line of an iteration and its checkpoint."""
-    update, pending = launch.Progress.update, [happens]
+    update, pending = Progress.update, [happens]
 
     def hook(self, row, seconds_left):
         update(self, row, seconds_left)
         if row["iteration"] == iteration and pending:
             pending.pop()()
 
-    monkeypatch.setattr(launch.Progress, "update", hook)
+    monkeypatch.setattr(Progress, "update", hook)
 
 
 @pytest.fixture
