@@ -1,5 +1,6 @@
 """The command line: `jaxrl-po COMMAND`, also `python -m jaxrl_po COMMAND`."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -59,8 +60,13 @@ def entry(*command: str) -> NoReturn:
     """
     # An exception inside an import of JAX would come out as another one.
     before = signal.signal(signal.SIGINT, _leave)
-    from jaxrl_po.run.experiment import flags
-
+    try:
+        from jaxrl_po.run.experiment import flags
+    except ValueError as error:  # of matplotlib, as it is imported
+        if "MPLBACKEND" not in os.environ:
+            raise
+        print(f"error: MPLBACKEND={os.environ['MPLBACKEND']}: {error}", file=sys.stderr)
+        sys.exit(2)
     signal.signal(signal.SIGINT, before)
     try:
         flags.entry(lambda argv: main([*command, *argv]))
@@ -70,7 +76,8 @@ def entry(*command: str) -> NoReturn:
 
 
 def _leave(number: int, frame: Any) -> None:
-    os.write(2, b"\ninterrupted: nothing was started\n")
+    with contextlib.suppress(OSError):  # nobody hears it
+        os.write(2, b"\ninterrupted: nothing was started\n")
     os._exit(128 + number)
 
 

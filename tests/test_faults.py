@@ -174,6 +174,40 @@ def test_a_folder_that_turns_read_only_is_told_with_what_is_left(
     assert everything(tmp_path) == whole
 
 
+def test_a_folder_that_is_moved_is_told(tmp_path, monkeypatch, capfd):
+    out, there = tmp_path / "run", tmp_path / "moved"
+
+    def move():
+        while not (out / "checkpoints" / "latest" / "0" / checkpoint.CHECKSUMS).exists():
+            time.sleep(0.001)
+        out.rename(there)
+
+    at(monkeypatch, 5, move)
+    assert main(out) == 1
+    [line] = capfd.readouterr().err.splitlines()
+    assert line == (
+        f"error: --out={out} was moved or removed meanwhile; --resume continues it where it is now"
+    )
+    assert not out.exists()
+    assert main(there, "--resume") == 0
+
+
+@pytest.mark.parametrize("goes_on", ["full", "closed"])
+def test_a_run_goes_on_without_its_output(tmp_path, monkeypatch, capfd, goes_on):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full" if goes_on == "full" else writing, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as left:
+            flags.entry(lambda _: main(tmp_path))
+    if goes_on == "full":
+        os.close(writing)
+    assert left.value.code == 0
+    assert (tmp_path / "summary.json").exists()
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("note: standard output: ")
+
+
 @pytest.mark.skipif(
     os.geteuid() == 0,
     reason="root may write everywhere; the tests beside this one hold for root as well",

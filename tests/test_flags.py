@@ -109,6 +109,11 @@ def test_bad_input_names_the_flag_and_what_would_be_right(argument, message):
     assert "\n" not in str(caught.value)
 
 
+def test_an_argument_that_is_no_text_is_named():
+    with pytest.raises(UsageError, match=r"^--out=x\?\? must be UTF-8$"):
+        flags.parse(["--out=x\udcff\udc80"], SECTIONS, partial=True)
+
+
 def test_a_missing_value_is_one_line():
     with pytest.raises(UsageError, match=r"--total_steps|total_steps") as caught:
         flags.parse(["--total_steps"], SECTIONS)

@@ -39,6 +39,54 @@ def test_a_folder_that_was_only_claimed_is_free(tmp_path):
     assert inspect(tmp_path, resume=True) == {}
 
 
+@pytest.fixture
+def begun(tmp_path):
+    """What an interrupt leaves while the programs compile."""
+    folder.write_json(tmp_path / "config.json", {"script": "control", "seed": 3})
+    (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").write_text('{"iterat')
+    (tmp_path / "wandb_id").write_text("1")
+    return tmp_path
+
+
+def test_a_run_that_was_only_begun_does_not_block_the_same_command(begun):
+    assert inspect(begun) == {}
+    assert inspect(begun, resume=True) == {"script": "control", "seed": 3}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out: (out / "notes.txt").touch(),
+        lambda out: (out / "checkpoints" / "latest" / "0").mkdir(),
+        lambda out: (out / "metrics.jsonl").write_text('{"iteration": 0}\n'),
+        lambda out: (out / "arms").mkdir() or (out / "arms" / "1.1.json").touch(),
+        lambda out: (out / "sweep.json").touch(),
+        lambda out: (out / "config.json").write_text('{"model_type": "llama"}'),
+        lambda out: (out / "config.json").write_text("{"),
+        lambda out: (out / "config.json").unlink(),
+        # On a disk that is not mounted, a checkpoint may be.
+        lambda out: (
+            shutil.rmtree(out / "checkpoints") or (out / "checkpoints").symlink_to(out / "away")
+        ),
+    ],
+)
+def test_what_may_be_more_than_a_beginning_blocks(begun, change):
+    change(begun)
+    with pytest.raises(UsageError, match="already holds files"):
+        inspect(begun)
+
+
+@pytest.mark.parametrize("out", ["link", "link/below"])
+def test_an_out_behind_such_a_link_is_refused(tmp_path, out):
+    (tmp_path / "link").symlink_to(tmp_path / "away")
+    message = f"{tmp_path / 'link'} is a link to {tmp_path / 'away'}, which is not there"
+    with pytest.raises(UsageError, match=message):
+        inspect(tmp_path / out)
+    with pytest.raises(UsageError, match=message):
+        folder.require_file(f"{tmp_path / out}.json" if "/" in out else str(tmp_path / out), "")
+
+
 def test_resuming_reads_the_config(used):
     assert inspect(used, resume=True) == {"seed": 3}
     assert inspect(used / "absent", resume=True) == {}

@@ -149,6 +149,20 @@ def test_an_interrupt_while_all_is_loaded_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted: nothing was started\n"
 
 
+def test_a_backend_of_matplotlib_that_is_not_there_is_named(tmp_path):
+    """In a process of its own, with as much of matplotlib as looks at it."""
+    (tmp_path / "matplotlib.py").write_text("raise ValueError('bogus is not a valid backend')")
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl_po", "plot"],
+        env={**os.environ, "MPLBACKEND": "bogus", "PYTHONPATH": f"{tmp_path}:{EXPERIMENTS.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: MPLBACKEND=bogus: bogus is not a valid backend\n"
+
+
 @pytest.mark.slow
 def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
     env, out = f"--env={files / 'mine.py'}:Corridor", files / "run"
@@ -445,6 +459,12 @@ def no_cache():
 def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path, monkeypatch, no_cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     compilation.keep_programs("")
+    assert jax.config.jax_compilation_cache_dir is None
+    with monkeypatch.context() as patch:  # as in a container, whose user is known to nobody
+        for name in ("XDG_CACHE_HOME", "HOME"):
+            patch.delenv(name)
+        patch.setattr(os, "getuid", lambda: 2**31 - 7)
+        compilation.keep_programs("auto")
     assert jax.config.jax_compilation_cache_dir is None
     compilation.keep_programs("auto")
     chosen = jax.config.jax_compilation_cache_dir

@@ -1,6 +1,9 @@
 """A step in two halves with a Python reward between them, against one program with a verifier."""
 
 import functools
+import os
+import signal
+import time
 from pathlib import Path
 
 import jax
@@ -116,8 +119,20 @@ def test_both_routes_come_to_the_same_parameters(tmp_path, scored):
             )
 
 
-def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored):
-    run(tmp_path, "exact", iterations=2)
+def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored, monkeypatch):
+    """A signal comes in the first of the two iterations of the first line."""
+
+    def interrupted(self, *given, **named):
+        if named["first"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+                time.sleep(0.001)
+        return score(self, *given, **named)
+
+    score = HostScore.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(HostScore, "__call__", interrupted)
+        assert run(tmp_path, "exact").iteration == 1
     outcome = run(tmp_path, "exact", resume=True)
     jax.tree.map(np.testing.assert_array_equal, words(outcome.state), words(scored[1].state))
     assert lines(tmp_path) == lines(scored[0])

@@ -7,13 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import pytest
 import toy_run
 from toy_run import Silent, bits, job, lines, run, toy
 
-from jaxrl_po.run.loop import runner
+from jaxrl_po.run.loop import interrupts, runner
+from jaxrl_po.run.loop.interrupts import SIGNALS
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
@@ -21,9 +23,65 @@ LEFT = "interrupted before the first iteration: nothing new to save"
 
 
 def test_handlers_are_put_back(tmp_path):
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(each) for each in SIGNALS]
     run(tmp_path, iterations=5)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_what_nohup_ignores_stays_so(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        outcome = run(tmp_path, Silent(lambda row: signal.raise_signal(signal.SIGHUP)))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not outcome.interrupted
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_that_is_resumed_says_so_and_leaves_what_computes(
+    tmp_path, monkeypatch, capfd, number
+):
+    computing, ended = threading.Event(), threading.Event()
+
+    def compute():
+        computing.set()
+        assert ended.wait(60)
+
+    def leave(status):
+        ended.set()
+        raise Left(status)
+
+    def interrupt():
+        assert computing.wait(60)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Left) as left, interrupts.kept(tmp_path, at_once=True):
+        interrupts.in_thread(compute)
+    thread.join()
+    assert left.value.args == (128 + number,)
+    assert f"continue with --out={tmp_path} --resume" in capfd.readouterr().err
+
+
+def test_a_process_that_is_started_does_not_hear_the_terminal():
+    with interrupts.starting():
+        assert {signal.SIGINT, signal.SIGHUP} <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_process_ends_with_the_one_that_started_it(monkeypatch):
+    alive, statuses, left = threading.Event(), [], threading.Event()
+    monkeypatch.setattr(
+        interrupts.multiprocessing, "parent_process", lambda: SimpleNamespace(join=alive.wait)
+    )
+    monkeypatch.setattr(os, "_exit", lambda status: statuses.append(status) or left.set())
+    interrupts.follow_parent()
+    assert not statuses
+    alive.set()
+    assert left.wait(60)
+    assert statuses == [1]
 
 
 def start(path, *flags):
@@ -60,10 +118,14 @@ def test_kill_at_any_moment_then_resume_equals_the_uninterrupted_run(tmp_path):
     assert final(path) == expected
 
 
-def test_interrupt_finishes_the_chunk_saves_and_says_so(tmp_path, capfd):
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
+def test_interrupt_finishes_the_iteration_saves_and_says_so(tmp_path, capfd, signals):
+    """A terminal that closes may send its signal twice: by its shell and by the system."""
+
     def interrupt(row):
         if row["iteration"] == 5:
-            signal.raise_signal(signal.SIGINT)
+            for each in signals:
+                signal.raise_signal(each)
 
     stopped = run(tmp_path, Silent(interrupt))
     assert "interrupt again to quit without saving" in capfd.readouterr().err

@@ -68,6 +68,9 @@ def test_bootstrap_of_a_point_without_values_is_nan():
 
 def test_lines_are_strict_json(tmp_path):
     path = tmp_path / "metrics.jsonl"
+    with pytest.raises(FileNotFoundError):  # of a folder that was moved
+        metrics.append(path, {"iteration": 0})
+    path.touch()
     metrics.append(
         path,
         {
@@ -99,6 +102,7 @@ def test_read_leaves_out_a_line_that_was_cut_off(tmp_path):
 
 def test_truncate_drops_later_lines_and_keeps_the_bytes_of_earlier_ones(tmp_path):
     path = tmp_path / "metrics.jsonl"
+    path.touch()
     for i in range(5):
         metrics.append(path, {"iteration": i, "x": 0.1 * i, "none": math.nan})
     before = path.read_bytes().splitlines(keepends=True)

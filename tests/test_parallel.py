@@ -206,3 +206,13 @@ def test_several_processes_use_all_devices(monkeypatch):
         match=r"devices must be all 8 of the 2 processes, got 6: let them divide the 6 seeds",
     ):
         parallel.choose("auto", num_seeds=6, num_rows=5, num_processes=2)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Unable to initialize"), AssertionError()])
+def test_a_backend_that_is_not_there_is_named(monkeypatch, error):
+    def count():
+        raise error
+
+    monkeypatch.setattr(jax, "device_count", count)
+    with pytest.raises(ConfigError, match=r"^JAX_PLATFORMS=.* must name backends that are .*: \w"):
+        parallel.choose("auto", num_seeds=1, num_rows=1)

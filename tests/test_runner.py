@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from types import SimpleNamespace
 
 import jax
@@ -10,9 +11,8 @@ import pytest
 from probes import one_piece
 from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 
-from jaxrl_po import backend
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.devices import memory
+from jaxrl_po.run.devices import memory, processes
 from jaxrl_po.run.loop import programs, runner
 from jaxrl_po.run.loop.runner import Diverged
 from jaxrl_po.run.store import metrics
@@ -284,31 +284,73 @@ def test_a_chunk_is_calls_of_its_program_of_some_seconds_each(monkeypatch, secon
 
     monkeypatch.setattr(programs, "SECONDS_OF_CALL", seconds)
     monkeypatch.setattr(programs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    chunk = programs.in_calls(program)
-    state, first = chunk(np.int32(0), np.int32(5), print)
-    state, second = chunk(state, np.int32(5), print)
-    assert state == 10
+    chunk, never = programs.in_calls(program), threading.Event()
+    state, first, _ = chunk(np.int32(0), np.int32(5), print, never)
+    state, second, count = chunk(state, np.int32(5), print, never)
+    assert (state, count) == (10, 5)
     assert asked == calls
     counts = np.concatenate([first["count"].total, second["count"].total])
     np.testing.assert_array_equal(counts, np.arange(10)[:, None])
     assert first["count"].count.shape == (5, 1)
 
 
-@pytest.mark.parametrize(
-    ("one_core_each", "processes", "cut"), [(True, 1, True), (False, 1, False), (True, 2, False)]
-)
-def test_a_chunk_is_cut_where_each_device_is_one_core(monkeypatch, one_core_each, processes, cut):
-    """Several processes would have to agree on how long a call is."""
-    asked = []
-    monkeypatch.setattr(programs, "in_calls", lambda program: asked.append(program) or program)
-    monkeypatch.setattr(backend, "one_core_each", lambda: one_core_each)
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    programs.compile_programs(job())
-    assert len(asked) == cut
+def test_processes_agree_on_how_long_a_call_is_and_on_when_they_stop(monkeypatch):
+    """Another process is slower, and hears a signal at its second call."""
+    asked, heard = [], [False, False, True]
+
+    def program(state, n):
+        asked.append(int(n))
+        return state + n, {}
+
+    monkeypatch.setattr(processes, "gather", lambda size: [size, 2])
+    monkeypatch.setattr(processes, "any_of", lambda flag: heard.pop(0))
+    _, _, count = programs.in_calls(program)(np.int32(0), 9, print, threading.Event())
+    assert (asked, count) == ([1, 2, 2], 5)
+
+
+def interrupted_after(calls, monkeypatch):
+    """A signal within a chunk, after that many of its calls of one iteration."""
+    asked, stopping = [], threading.Event()
+
+    def any_of(flag):
+        if threading.current_thread() is not threading.main_thread():
+            asked.append(flag)
+            if len(asked) == calls:
+                os.kill(os.getpid(), signal.SIGTERM)
+                while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+                    stopping.wait(0.001)
+                return True
+        return flag
+
+    monkeypatch.setattr(processes, "any_of", any_of)
+    monkeypatch.setattr(programs, "SECONDS_OF_CALL", 0.0)
+
+
+@pytest.mark.parametrize("calls", [2, 11])
+def test_a_run_that_was_stopped_within_a_chunk_equals_one_that_was_not(
+    tmp_path, whole, monkeypatch, calls
+):
+    with monkeypatch.context() as patch:
+        interrupted_after(calls, patch)
+        stopped = run(tmp_path, Silent())
+    assert stopped.interrupted
+    assert stopped.iteration % 5  # in the middle
+    assert read(tmp_path / "metrics.jsonl")[-1]["iteration"] == stopped.iteration // 5 * 5
+    with monkeypatch.context() as patch:  # once more, in the same chunk
+        interrupted_after(1, patch)
+        assert run(tmp_path, resume=True).iteration == stopped.iteration + 1
+    outcome = run(tmp_path, resume=True)
+    assert lines(tmp_path) == lines(whole[0])
+    assert bits(outcome.state) == bits(whole[1].state)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"loss": [[[1.0]], [[1.0]]]}'])
+def test_what_was_set_aside_of_other_iterations_is_left(tmp_path, content):
+    (tmp_path / "aside").write_text(content)
+    assert runner.read_aside(tmp_path / "aside", 2) == {}
 
 
 def test_calls_of_one_iteration_change_no_number(monkeypatch, tmp_path, whole):
-    monkeypatch.setattr(backend, "one_core_each", lambda: True)
     monkeypatch.setattr(programs, "SECONDS_OF_CALL", 0.0)
     outcome = run(tmp_path)
     assert lines(tmp_path) == lines(whole[0])

@@ -8,6 +8,7 @@ import signal
 import time
 from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from finished import SWEEP
 from probes import one_piece
+from scripts import finish, start
 from toy_run import start_of
 
 from jaxrl_po.cli import sweep
@@ -270,15 +272,52 @@ def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypat
         assert seen[-1] == want
 
 
-def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, monkeypatch, capsys):
-    def leave(*arguments):
-        raise KeyboardInterrupt
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_processes_of_a_sweep_end_with_it(tmp_path, number):
+    """However it ends; and it says how it goes on, where it can."""
+    out, trained = tmp_path / "sweep", [flag for flag in SMALL if "total_steps" not in flag]
+    with start(
+        *("sweep", *trained, *RANGES, "--total_steps=25600000", "--processes=2", f"--out={out}")
+    ) as process:
+        while not (out / "config.json").exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while len(started := children.read_text().split()) < 2:
+            time.sleep(0.1)
+        time.sleep(10.0)
+        process.send_signal(number)
+        _, _, errors = finish(process)
+    if number == signal.SIGTERM:
+        assert process.returncode == 128 + number
+        assert errors.strip() == (
+            f"interrupted: what is done is kept; continue with --out={out} --resume"
+        )
+    deadline = time.monotonic() + 60.0
+    while any(Path(f"/proc/{child}").exists() for child in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
-    monkeypatch.setattr(sweep, "run", leave)
+
+def test_a_signal_ends_a_sweep_and_its_processes(tmp_path, monkeypatch, capfd):
+    """What waits for the first program is told; the processes are not waited for."""
+    killed = []
+    child = SimpleNamespace(kill=lambda: killed.append(True))
+    monkeypatch.setattr(sweep.multiprocessing, "active_children", lambda: [child])
+    monkeypatch.setattr(sweep, "check", lambda *_: None)
+    monkeypatch.setattr(
+        futures, "as_completed", lambda _: iter(lambda: signal.raise_signal(signal.SIGTERM), 0)
+    )
+    monkeypatch.setattr(futures.ProcessPoolExecutor, "submit", lambda *_: futures.Future())
+    monkeypatch.setattr(sweep, "run", None)
+    out = tmp_path / "sweep"
+    monkeypatch.setattr(futures.Future, "result", lambda _: None)
     with pytest.raises(SystemExit) as stop:
-        sweep.main([*SMALL, *RANGES, f"--out={tmp_path / 'sweep'}"])
-    assert stop.value.code == 130
-    assert f"continue with --out={tmp_path / 'sweep'} --resume" in capsys.readouterr().err
+        sweep.main([*SMALL, *RANGES, "--processes=2", f"--out={out}"])
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert f"continue with --out={out} --resume" in capfd.readouterr().err
+    assert killed == [True]
 
 
 def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, programs_run):
@@ -304,10 +343,10 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
 def test_programs_in_processes_find_what_one_process_finds_and_a_killed_one_is_named(
     tmp_path, monkeypatch
 ):
-    spawn = sweep.fresh_processes
+    spawn = sweep.Processes
     monkeypatch.setattr(
         sweep,
-        "fresh_processes",
+        "Processes",
         # What only checks the flags is not the subject, and a process takes seconds to start.
         lambda count: futures.ThreadPoolExecutor() if count == 1 else spawn(count),
     )

@@ -55,9 +55,46 @@ WRONG = [
     Wrong(
         "processes disagree on how many iterations a call has",
         "run.loop.programs",
-        "if jax.process_count() == 1 and backend.one_core_each():",
-        "if backend.one_core_each():",
-        ("test_runner.py::test_a_chunk_is_cut_where_each_device_is_one_core",),
+        "min(processes.gather(max(1, int(SECONDS_OF_CALL * done / took))))",
+        "max(1, int(SECONDS_OF_CALL * done / took))",
+        ("test_runner.py::test_processes_agree_on_how_long_a_call_is_and_on_when_they_stop",),
+    ),
+    Wrong(
+        "the line of a chunk that was cut holds only what came after",
+        "run.loop.runner",
+        "aside = read_aside(",
+        "_ = read_aside(",
+        ("test_runner.py::test_a_run_that_was_stopped_within_a_chunk_equals_one_that_was_not",),
+    ),
+    Wrong(
+        "what was set aside before is lost when the chunk is cut again",
+        "run.loop.runner",
+        "write_aside(folder / ASIDE, aside)",
+        "write_aside(folder / ASIDE, means)",
+        ("test_runner.py::test_a_run_that_was_stopped_within_a_chunk_equals_one_that_was_not",),
+    ),
+    Wrong(
+        "a signal waits for the end of a chunk that is scored",
+        "run.loop.programs",
+        """                break
+            state, batch = sample(state)""",
+        """                pass
+            state, batch = sample(state)""",
+        ("test_halves.py::test_resumed_with_a_reward_in_python_equals_uninterrupted",),
+    ),
+    Wrong(
+        "a second hangup ends the run unsaved",
+        "run.loop.interrupts",
+        "signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL",
+        "signal.SIG_DFL",
+        ("test_interrupts.py::test_interrupt_finishes_the_iteration_saves_and_says_so",),
+    ),
+    Wrong(
+        "checkpoints on a disk that is not mounted count as none",
+        "run.store.folder",
+        " or any(path.is_symlink() for path in held.values())",
+        "",
+        ("test_folder.py::test_what_may_be_more_than_a_beginning_blocks",),
     ),
     Wrong(
         "what compiling freed stays with the process",

@@ -13,6 +13,7 @@ import json
 import runpy
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -120,7 +121,8 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
 
     def tick() -> float:
         nonlocal state
-        seconds, (state, row) = comparison.clock(compiled.chunk, state, np.int32(1), print)
+        given = state, np.int32(1), print, threading.Event()
+        seconds, (state, row, _) = comparison.clock(compiled.chunk, *given)
         rows.append({name: float(np.asarray(mean.metric())[0, 0]) for name, mean in row.items()})
         return seconds
 

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import io
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,10 +82,10 @@ class Watch(Progress):
 def bare(job: programs.Job, compiled: programs.Programs) -> Took:
     """The chunks alone, each given the state of the previous one; only the last is read."""
     state = jax.block_until_ready(compiled.init(job.keys))
-    iteration, begun = 0, now()
+    iteration, begun, never = 0, now(), threading.Event()
     while iteration < job.iterations:
         end = job.boundary(iteration)
-        state, _ = compiled.chunk(state, np.int32(end - iteration), print)
+        state, *_ = compiled.chunk(state, np.int32(end - iteration), print, never)
         iteration = end
     jax.block_until_ready(state)
     return since(begun)

@@ -122,10 +122,6 @@ def main(argv: Sequence[str]) -> int:
     script, records = earlier.read_any(SCRIPTS, "run", options.run)
     path = folder.require_file(options.out or str(Path(options.run) / "evaluation.json"), ".json")
     title, iteration, size, scores = evaluate(options, script, records)
-    print(
-        f"{title}, {options.checkpoint} checkpoint (iteration {iteration}), {size}, {options.run}"
-    )
-    print(table(scores), end="")
     lists = {name: values.tolist() for name, values in scores.items()}
     with folder.writing(path):
         folder.write_json(
@@ -137,5 +133,9 @@ def main(argv: Sequence[str]) -> int:
                 **lists,
             },
         )
+    print(
+        f"{title}, {options.checkpoint} checkpoint (iteration {iteration}), {size}, {options.run}"
+    )
+    print(table(scores), end="")
     print(f"see {path}")
     return 0

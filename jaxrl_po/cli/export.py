@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     if options is None:
         return 0
     script, records = earlier.read_any([language.SCRIPT], "run", options.run)
+    folder.require_name(options.out)
     out = Path(options.out)
     if not options.out or out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UsageError(f"--out={options.out} must be a folder that is new or empty")

@@ -302,9 +302,12 @@ def carry_out(claim: Claim, options: Options) -> int:
                 "was stated before anything ran; choose another --out"
             )
     keep_programs(options.compilation_cache)
-    with folder.claim(options.out, overwrite=options.overwrite) as out, interrupts.kept(out):
+    with (
+        folder.claim(options.out, overwrite=options.overwrite) as out,
+        interrupts.kept(out, at_once=True),
+    ):
         folder.write_json(out / folder.CONFIG, said)
-        results = run(claim, out, options.devices)
+        results = interrupts.in_thread(run, claim, out, options.devices)
         outcomes = claims.judge(claim, results)
         text = claims.table(claim, results, outcomes)
         (out / "table.txt").write_text(text)

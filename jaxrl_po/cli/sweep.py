@@ -12,9 +12,10 @@ alone), `table.txt` and `sweep.png` to `--out`, and prints the flags of the best
 files in `jaxrl_po/run/experiment/configs/` were found in this way.
 """
 
+import contextlib
 import json
 import multiprocessing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -190,7 +191,7 @@ def require_actions(curves: vmapped.Curves) -> None:
 
 def run_all(
     groups: Mapping[int, Group], options: Options, given: Collection[str]
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Generator[tuple[int, dict[str, Any]]]:
     """Trains the programs, in this process or several at a time in their own.
 
     Yields:
@@ -201,9 +202,9 @@ def run_all(
     """
     if options.processes == 1:
         for number, group in groups.items():
-            yield number, run(group, options, given)
+            yield number, interrupts.in_thread(run, group, options, given)
         return
-    with fresh_processes(options.processes) as pool:
+    with Processes(options.processes) as pool:
         started = {
             pool.submit(run, group, options, given): number for number, group in groups.items()
         }
@@ -215,19 +216,33 @@ def run_all(
                 f"--processes={options.processes}: a process of the sweep was killed, "
                 "perhaps because memory ran out; continue with --resume and a smaller number"
             ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
-def fresh_processes(count: int) -> futures.ProcessPoolExecutor:
-    """Spawned processes, each for one task.
+class Processes(futures.ProcessPoolExecutor):
+    """Spawned processes, each for one task; an error ends them, and so does that of this process.
 
     A spawned process has no backend yet, so it can set up its own devices, and it frees their
     memory when it ends.
     """
-    return futures.ProcessPoolExecutor(
-        count, multiprocessing.get_context("spawn"), max_tasks_per_child=1
-    )
+
+    def __init__(self, count: int):
+        super().__init__(
+            count,
+            multiprocessing.get_context("spawn"),
+            interrupts.follow_parent,
+            max_tasks_per_child=1,
+        )
+
+    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
+        """Has a process make a call."""
+        with interrupts.starting():
+            return super().submit(function, *given, **named)
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None:
+            for process in multiprocessing.active_children():
+                process.kill()
+        self.shutdown(cancel_futures=kind is not None)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -284,9 +299,12 @@ def main(argv: Sequence[str]) -> int:
         if options.processes == 1:
             check(every, options, given)
         else:
-            with fresh_processes(1) as pool:
+            with Processes(1) as pool:
                 pool.submit(check, every, options, given).result()
-    with folder.claim(options.out, overwrite=options.overwrite) as out, interrupts.kept(out):
+    with (
+        folder.claim(options.out, overwrite=options.overwrite) as out,
+        interrupts.kept(out, at_once=options.processes == 1),
+    ):
         lasting = {
             name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
         }
@@ -307,8 +325,11 @@ def main(argv: Sequence[str]) -> int:
             for number, group in programs.items()
             if not all(combination in done for combination, _ in group)
         }
-        with flags.blame(sections):
-            for number, result in run_all(todo, options, given):
+        with (
+            flags.blame(sections),
+            contextlib.closing(run_all(todo, options, given)) as results,
+        ):
+            for number, result in results:
                 group = programs[number]
                 rows += [
                     {"flags": combination, **result, "scores": scores}

@@ -190,7 +190,7 @@ def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) 
 def serve(pipe: Connection) -> None:
     """Answers requests until the pipe is closed."""
     # Ctrl-C reaches every process of the terminal, but the run still needs this one for its chunk.
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     start = json.loads(pipe.recv_bytes())
     sys.path[:] = start["path"]

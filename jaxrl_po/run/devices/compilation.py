@@ -1,5 +1,6 @@
 """How programs are compiled, and where they are kept from one run to the next."""
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -66,8 +67,9 @@ def keep_programs(folder: str) -> None:
     """
     if not folder or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
-    place = default_folder() if folder == AUTO else Path(folder)
-    jax.config.update("jax_compilation_cache_dir", str(place))
+    with contextlib.suppress(RuntimeError):  # a user without a home has no cache
+        place = default_folder() if folder == AUTO else Path(folder)
+        jax.config.update("jax_compilation_cache_dir", str(place))
 
 
 def default_folder() -> Path:

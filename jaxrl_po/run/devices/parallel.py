@@ -217,10 +217,7 @@ def _parse_devices(devices: str | int) -> int | None:
 
 
 def _available(wanted: int | None, num_processes: int) -> int:
-    """Devices of the default backend in all processes.
-
-    A CPU is first split into as many devices as `wanted`, or into one per core.
-    """
+    """See `device_count`; a CPU is split into as many devices as `wanted`, or into one per core."""
     if wanted and num_processes and wanted % num_processes:
         raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
     with contextlib.suppress(RuntimeError):  # the backend is already running: use it as it is
@@ -228,7 +225,23 @@ def _available(wanted: int | None, num_processes: int) -> int:
             "jax_num_cpu_devices",
             wanted // num_processes if wanted and num_processes else backend.cores(),
         )
-    return jax.device_count()
+    return device_count()
+
+
+def device_count() -> int:
+    """Devices of the default backend in all processes.
+
+    Raises:
+      ConfigError: the backend for which the environment asks is not there.
+    """
+    try:
+        return jax.device_count()
+    except (RuntimeError, AssertionError) as error:  # the latter where no plugin has that name
+        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"JAX_PLATFORMS={platforms} must name backends that are installed and have a device, "
+            f"such as cpu: {str(error) or 'there is none'}"
+        ) from None
 
 
 SEEDS = P("seed")

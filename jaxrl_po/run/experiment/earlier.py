@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, methods, plan, user_code
 from jaxrl_po.run.experiment.flags import UsageError
@@ -97,6 +98,7 @@ def state(
                 f"--{flag}={run} was made with {file}, which must be there again, "
                 "or unchanged in the current folder"
             )
+    parallel.device_count()
     one_device = Placement(options.seeds, 1, 1)
     with blame(flag, run):
         experiment = script.build(records, methods.ALGORITHMS[options.algorithm], one_device)

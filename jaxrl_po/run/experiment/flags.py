@@ -21,6 +21,7 @@ from absl import flags as absl_flags
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, NoEffectError
+from jaxrl_po.run.loop import streams
 from jaxrl_po.run.store import failures
 
 Values = dict[str, Any]
@@ -148,6 +149,7 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
       >>> given(["--problem.num_envs=3"], {"problem": Settings}), given([], {"problem": Settings})
       ({'problem.num_envs': 3}, {})
     """
+    require_unicode(argv)
     values = absl_flags.FlagValues()
     types: dict[str, type] = {}
     for prefix, record in sections.items():
@@ -157,6 +159,15 @@ def given(argv: Sequence[str], sections: Mapping[str, type], *, partial: bool = 
             _DEFINE[types[name]](name, default, field.metadata["doc"], flag_values=values)
     _absorb(values, argv, types, partial)
     return {name: values[name].value for name in types if values[name].present}
+
+
+def require_unicode(words: Iterable[str]) -> None:
+    """Raises UsageError for an argument that is no UTF-8: it could not be written down."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{word.encode(errors='replace').decode()} must be UTF-8") from None
 
 
 def _checked(record: type, fields: Values, assumed: Values) -> Any:
@@ -416,8 +427,9 @@ def entry(main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Runs a script and exits with its status.
 
     A `UsageError` is one line on stderr and status 2, a `RunError`, a `MemoryError` or an `OSError`
-    one line and status 1.
+    one line and status 1. Neither needs somebody who reads them.
     """
+    streams.guard()
     try:
         status = main(sys.argv[1:])
     except (UsageError, ConfigError, RunError, MemoryError) as error:

@@ -82,7 +82,7 @@ def train(
       eval_every: lines between evaluations.
 
     Returns:
-      `Trained`. A first SIGINT ends the run after the current line, saved; before the first
+      `Trained`. A first SIGINT ends the run after the current iteration, saved; before the first
       iteration it is a KeyboardInterrupt.
 
     Raises:

@@ -74,8 +74,13 @@ def carry_out(script: Script, plan: "Plan") -> runner.Outcome | None:
 def broken_off(out: str, error: OSError) -> str:
     """One line on a run that a failed write ended: why, what is intact, and how to continue."""
     newest = None
-    with contextlib.suppress(OSError):  # what is the matter with the folder may be so still
+    try:
+        (Path(out) / folder.CONFIG).stat()
         newest = checkpoint.newest_intact(Path(out) / "checkpoints" / "latest")
+    except FileNotFoundError:
+        return f"--out={out} was moved or removed meanwhile; --resume continues it where it is now"
+    except OSError:
+        pass  # what is the matter with the folder may be so still
     if newest is None:
         return failures.line(error, out, "--resume goes on from what is there, or begins again")
     kept = f"--resume continues from iteration {newest}, which is intact in {out}"

@@ -1,74 +1,136 @@
-"""SIGINT and SIGTERM: a run ends after its chunk, saved; before the first one, at once."""
+"""Signals: a run ends after its iteration, saved; before the first one, at once."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment.flags import RunError
+from jaxrl_po.run.loop import streams
 from jaxrl_po.run.store import failures
 
-NOTHING_NEW = b"\ninterrupted before the first iteration: nothing new to save\n"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+IGNORED = signal.SIGHUP, signal.SIG_IGN  # as `nohup` has it
+FROM_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)  # they reach every process that it started
+NOTHING_NEW = "\ninterrupted before the first iteration: nothing new to save\n"
 SHOW_CURSOR = b"\x1b[?25h"
-SAVING = b"\nfinishing this chunk, then saving; interrupt again to quit without saving\n"
+SAVING = "\nfinishing this iteration, then saving; interrupt again to quit without saving\n"
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    heard = [each for each in SIGNALS if (each, signal.getsignal(each)) != IGNORED]
+    before = {each: signal.signal(each, handler) for each in heard}
+    try:
+        yield
+    finally:
+        for each, was in before.items():
+            signal.signal(each, was)
 
 
 @contextlib.contextmanager
 def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[threading.Event]:
-    """Sets the event on SIGINT or SIGTERM; a second one finds the system's own handler.
+    """Sets the event on one of `SIGNALS`; a second one finds the system's own handler.
 
     Before `started`, while programs compile and the state is initialised, there is nothing to save:
     a single process then ends immediately (`leave_early`), or a signal is a KeyboardInterrupt; of
     several, all end together.
     """
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may set handlers
-        return
 
     def hear(number: int, frame: Any) -> None:
         if not started.is_set() and not processes.several():
             if not leave_early:
                 raise KeyboardInterrupt
-            # Printing is not safe in a handler, and a compiler in another thread cannot be ended.
-            for stream in (1, 2):
-                if os.isatty(stream):
-                    os.write(stream, SHOW_CURSOR)  # the progress bar hides it
-            os.write(2, NOTHING_NEW)
-            os._exit(128 + number)
+            streams.say(NOTHING_NEW)  # printing is not safe in a handler
+            _leave(128 + number)
         stop.set()
-        for each in handlers:
-            signal.signal(each, signal.SIG_DFL)
-        os.write(2, SAVING if started.is_set() else NOTHING_NEW)
+        for each in SIGNALS:  # a terminal that closes may send its signal twice
+            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
+        streams.say(SAVING if started.is_set() else NOTHING_NEW)
 
-    handlers = {each: signal.signal(each, hear) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _handled(hear), streams.outlived():
         yield stop
-    finally:
-        for each, before in handlers.items():
-            signal.signal(each, before)
 
 
 @contextlib.contextmanager
-def kept(out: Path) -> Iterator[None]:
-    """Says that a command may be resumed that is interrupted, with status 130, or cannot write.
+def kept(out: Path, *, at_once: bool) -> Iterator[None]:
+    """Ends a command at a signal, whose status tells which, and says that it may be resumed.
+
+    Args:
+      out: its folder.
+      at_once: with what it computes in another thread; else as an exit, which ends its processes.
 
     Raises:
       RunError: one line on what cannot be written.
     """
+
+    def leave(number: int, frame: Any) -> None:
+        streams.say(f"\ninterrupted: what is done is kept; continue with --out={out} --resume\n")
+        if at_once:
+            _leave(128 + number)
+        raise SystemExit(128 + number)
+
     try:
-        yield
-    except KeyboardInterrupt:
-        print(
-            f"interrupted: what is done is kept; continue with --out={out} --resume",
-            file=sys.stderr,
-        )
-        raise SystemExit(128 + signal.SIGINT) from None
+        with _handled(leave), streams.outlived():
+            yield
     except OSError as error:
         then = f"continue with --out={out} --resume: what is done is kept"
         raise RunError(failures.line(error, out, then)) from None
+
+
+def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call in another thread: this one hears signals meanwhile."""
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        return result_of(worker.submit(function, *arguments))
+
+
+def result_of(call: Future[Any]) -> Any:
+    """The result of a call in another thread, once it is there.
+
+    It is awaited in parts: a signal that comes just before a wait begins does not end it.
+    """
+    while not wait([call], timeout=0.2).done:
+        pass
+    return call.result()
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends the process, with what it computes or compiles in another thread."""
+    for stream in (1, 2):
+        if os.isatty(stream):
+            with contextlib.suppress(OSError):  # a terminal that was closed
+                os.write(stream, SHOW_CURSOR)  # the progress bar hides it
+    os._exit(status)
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Inside, processes are started that do not hear a terminal: this one answers for all."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_A_TERMINAL)  # which they inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def follow_parent() -> None:
+    """Ends this process with the one that started it, however that ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    streams.guard()
+    threading.Thread(target=follow, daemon=True).start()

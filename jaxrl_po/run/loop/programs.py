@@ -5,6 +5,7 @@ rollouts on the host before it.
 """
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -13,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import backend
-from jaxrl_po.run.devices import memory
+from jaxrl_po.run.devices import memory, processes
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.devices.memory import Memory
 from jaxrl_po.run.host.vector_envs import PoolError
@@ -167,8 +167,8 @@ class Programs(NamedTuple):
     Attributes:
       init: keys to state; with a warm start, keys and its parameters to state.
       warm: with `begin` and `advance`, which donates its fit; None without a warm start.
-      chunk: `(state, n, report) -> (state, metrics)` runs n iterations; only the first n entries of
-        the metrics `[log_every, S]` are valid. The state is donated.
+      chunk: `(state, n, report, stop) -> (state, metrics, count)` runs n iterations, or fewer once
+        the event `stop` is set, but at least one; metrics `[count, S]`. The state is donated.
       evaluate: state to a dict of `[S]`.
       describe: state to the arrays that `Examples.render` reads.
       like: shapes, dtypes and shardings of the state.
@@ -204,7 +204,9 @@ def _with_reward(batch: Batch) -> Batch:
     return batch._replace(reward=batch.log_prob)
 
 
-Chunk = Callable[[TrainState, Any, Callable[[str], None]], tuple[TrainState, Metrics]]
+Chunk = Callable[
+    [TrainState, Any, Callable[[str], None], threading.Event], tuple[TrainState, Metrics, int]
+]
 
 
 def compile_programs(job: Job) -> Programs:
@@ -285,17 +287,14 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
         chunk, like, np.int32(0), donate_argnums=0, out_shardings=(placed, job.replicated)
     )
     peak = memory.measure(program, like)
-    # Several processes would have to agree on the number of calls.
-    if jax.process_count() == 1 and backend.one_core_each():
-        return in_calls(program), peak
-    return lambda state, n, report: program(state, n), peak
+    return in_calls(program), peak
 
 
 def in_calls(program: Any) -> Chunk:
-    """A chunk as calls of its program, of some seconds each.
+    """A chunk as calls of its program, of some seconds each: between two it can be stopped.
 
-    Where each device is one core, XLA keeps 2.4 KB of most matrix products until the call ends: up
-    to 18 MB a second.
+    And where each device is one core, XLA keeps 2.4 KB of most matrix products until the call ends:
+    up to 18 MB a second.
 
     Args:
       program: `(state, n) -> (state, metrics)`, of which only the first n entries are valid.
@@ -303,8 +302,8 @@ def in_calls(program: Any) -> Chunk:
     size = 1  # iterations of a call, until one was timed
 
     def chunk(
-        state: TrainState, n: Any, report: Callable[[str], None]
-    ) -> tuple[TrainState, Metrics]:
+        state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
+    ) -> tuple[TrainState, Metrics, int]:
         nonlocal size
         begun, done, rows = time.perf_counter(), 0, list[Metrics]()
         while done < n:
@@ -312,9 +311,11 @@ def in_calls(program: Any) -> Chunk:
             state, row = jax.block_until_ready(program(state, np.int32(now)))
             rows.append(jax.tree.map(lambda x, now=now: np.asarray(x)[:now], row))
             done += now
+            if done == n or processes.any_of(stop.is_set()):
+                break
             took = max(time.perf_counter() - begun, 1e-9)  # a clock may jump
-            size = max(1, int(SECONDS_OF_CALL * done / took))
-        return state, jax.tree.map(lambda *each: np.concatenate(each), *rows)
+            size = min(processes.gather(max(1, int(SECONDS_OF_CALL * done / took))))
+        return state, jax.tree.map(lambda *each: np.concatenate(each), *rows), done
 
     return chunk
 
@@ -332,16 +333,18 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
     )
 
     def chunk(
-        state: TrainState, n: Any, report: Callable[[str], None]
-    ) -> tuple[TrainState, Metrics]:
+        state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
+    ) -> tuple[TrainState, Metrics, int]:
         begun, rows = int(np.max(state.step)), []
         for i in range(n):
+            if i and processes.any_of(stop.is_set()):
+                break
             state, batch = sample(state)
             batch, of_score = give(batch, first=begun + i == 0, report=report)
             # At once with the next one, sums over CPU devices can wait for each other for ever.
             state, row = jax.block_until_ready(update(state, batch))
             rows.append({**row, **of_score})
-        return state, stacked(rows)
+        return state, stacked(rows), len(rows)
 
     peaks = [memory.measure(program, like) for program in (sample, update)]
     return chunk, max(peaks, key=lambda each: each.peak or 0)
@@ -379,10 +382,12 @@ def compile_with_rollouts(
     rollouts.compile(like)
 
     def chunk(
-        state: TrainState, n: Any, report: Callable[[str], None]
-    ) -> tuple[TrainState, Metrics]:
+        state: TrainState, n: Any, report: Callable[[str], None], stop: threading.Event
+    ) -> tuple[TrainState, Metrics, int]:
         rows = list[Metrics]()
-        for _ in range(n):
+        for i in range(n):
+            if i and processes.any_of(stop.is_set()):
+                break
             begun = time.perf_counter()
             try:
                 state, recording = rollouts.record(state, report)
@@ -390,7 +395,7 @@ def compile_with_rollouts(
                 raise RolloutsFailed(error, state, rows) from error
             state, row = jax.block_until_ready(program(state, recording))
             rows.append({**row, **rollouts.metrics(time.perf_counter() - begun)})
-        return state, stacked(rows)
+        return state, stacked(rows), len(rows)
 
     return chunk, memory.measure(program, like)
 

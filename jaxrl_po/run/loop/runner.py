@@ -1,10 +1,13 @@
 """The training loop: run a chunk, write its line of metrics, save a checkpoint, until done.
 
 Chunks end at multiples of `log_every`, and a shorter one is the same program with a smaller count.
-When to evaluate and save depends on the iteration alone, never on the clock. So a run that was
-killed and resumed equals an uninterrupted one, bit for bit.
+When to evaluate and save depends on the iteration alone, never on the clock; the metrics of a chunk
+that a signal cuts are set aside for its line. So a run that was killed or interrupted, and resumed,
+equals an uninterrupted one, bit for bit.
 """
 
+import contextlib
+import json
 import math
 import signal
 import threading
@@ -26,16 +29,16 @@ from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import programs as programs_lib
 from jaxrl_po.run.loop import supervised
 from jaxrl_po.run.loop.doubts import SIGNAL, Doubts, first_above_zero
-from jaxrl_po.run.loop.interrupts import hear_signals
+from jaxrl_po.run.loop.interrupts import hear_signals, result_of
 from jaxrl_po.run.loop.programs import Job, RolloutsFailed
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.types import PyTree, TrainState
+from jaxrl_po.types import Metrics, PyTree, TrainState
 
 SKIPPED = "skipped"
 NO_ACTION = "frac_no_action"
-METRICS, EXAMPLES = "metrics.jsonl", "samples.jsonl"
+METRICS, EXAMPLES, ASIDE = "metrics.jsonl", "samples.jsonl", ".chunk.json"
 
 
 class Diverged(Exception):
@@ -65,7 +68,7 @@ class Outcome(NamedTuple):
     Attributes:
       state: the final training state.
       iteration: iterations done.
-      interrupted: whether SIGINT or SIGTERM ended it early.
+      interrupted: whether a signal ended it early.
       idle: whether it ended early for lack of a learning signal, see `Job.idle_patience`.
     """
 
@@ -82,9 +85,9 @@ def run(
 
     A line of metrics, and the best checkpoint if it is the best so far, are on disk before the
     latest checkpoint of the same iteration. A resumed run loads the newest intact checkpoint, drops
-    the lines after it and writes them again. SIGINT or SIGTERM ends the run after the current
-    chunk, saved; a second one kills it. With several processes, all compute and the first one
-    writes; a signal to any of them ends all.
+    the lines after it and writes them again. SIGINT, SIGTERM or SIGHUP ends the run after the
+    current iteration or within 5 seconds, whichever is longer, saved; a second one kills it. With
+    several processes, all compute and the first one writes; a signal to any of them ends all.
 
     Args:
       job: see `Job`.
@@ -108,14 +111,16 @@ def run(
     with (
         Store(folder / "checkpoints" / "latest", keep=2) as latest,
         Store(folder / "checkpoints" / "best", keep=1) as best,
-        ThreadPoolExecutor(max_workers=1) as worker,
+        contextlib.ExitStack() as stack,
         hear_signals(started := threading.Event(), leave_early=leave_early) as stop,
     ):
+        worker = ThreadPoolExecutor(max_workers=1)
+        stack.callback(worker.shutdown, wait=False)  # an interrupt does not wait for the compiler
 
         def wait_for(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
             """The result of a call and its seconds, run in a thread: this one handles signals."""
             begun = time.perf_counter()
-            result = worker.submit(lambda: jax.block_until_ready(function(*args))).result()
+            result = result_of(worker.submit(lambda: jax.block_until_ready(function(*args))))
             return result, max(time.perf_counter() - begun, 0.0)  # a clock may jump
 
         def leave_if_interrupted() -> None:
@@ -142,11 +147,12 @@ def run(
         like = without_frozen(programs.like)
         saved = latest.load(like, report=reporter.report) if resume else None
         done = saved[0] if saved else -1
+        rows = metrics_lib.read(folder / METRICS)
         # A line whose evaluation failed is written again, with its evaluation.
-        failed_line = _without_evaluation(job, metrics_lib.read(folder / METRICS), done)
+        failed_line = _without_evaluation(job, rows, done)
         # Together, and before any process shortens the file: evaluations are.
         again = processes.any_of(bool(failed_line))
-        if resume and saved is None and metrics_lib.read(folder / METRICS):
+        if resume and saved is None and rows:
             reporter.report(
                 "no checkpoint is left to resume from: the run starts again at iteration 0"
             )
@@ -187,6 +193,7 @@ def run(
                 best.save(iteration, without_frozen(state))
             return row
 
+        aside: Metrics = {}  # of the chunk that is under way
         streak = np.zeros(job.num_seeds, np.int64)
         if saved is None:
             start: PyTree = job.start
@@ -213,6 +220,8 @@ def run(
             latest.save(0, without_frozen(state), after=best)
         else:
             iteration, state = saved[0], with_frozen(saved[1], job)
+            lines = [row["iteration"] for row in rows if row["iteration"] <= iteration]
+            aside = read_aside(folder / ASIDE, iteration - max(lines, default=iteration))
             started.set()
             kept = iteration
             reporter.report(
@@ -231,16 +240,18 @@ def run(
         while unfinished():
             end, chunk_begun = job.boundary(iteration), time.perf_counter()
             try:
-                (state, buffer), seconds = wait_for(
-                    programs.chunk, state, np.int32(end - iteration), reporter.report
+                (state, buffer, count), seconds = wait_for(
+                    programs.chunk, state, np.int32(end - iteration), reporter.report, stop
                 )
+                end = iteration + count
             except RolloutsFailed as failed:
                 failure, state, end = failed.error, failed.state, iteration + len(failed.rows)
                 if end == iteration:
                     break
                 buffer = programs_lib.stacked(failed.rows)
                 seconds = max(time.perf_counter() - chunk_begun, 0.0)
-            means = jax.tree.map(lambda x, n=end - iteration: np.asarray(x)[:n], buffer)
+            means = jax.tree.map(np.asarray, buffer)
+            aside = joined(aside, means)
             streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
             rate = (
                 (end - iteration) * job.steps_per_iteration * job.num_seeds / seconds
@@ -248,16 +259,20 @@ def run(
                 else math.nan
             )
             fields = {
-                **metrics_lib.by_seed(metrics_lib.pool(means)),
+                **metrics_lib.by_seed(metrics_lib.pool(aside)),
                 "time/seconds": seconds,
                 "time/steps_per_second": rate,
             }
-            idle = log.idle(end, fields) >= job.idle_patience
-            due = failure is None and (idle or job.due(end, job.eval_every))
-            row = record(end, state, fields, evaluated=due)
-            reporter.update(
-                row, max(time.perf_counter() - begun, 0.0) / (end - first) * (job.iterations - end)
-            )
+            row = metrics_lib.by_seed(metrics_lib.pool(means))
+            if end == job.boundary(iteration) or failure is not None:
+                idle = log.idle(end, fields) >= job.idle_patience
+                due = failure is None and (idle or job.due(end, job.eval_every))
+                row = record(end, state, fields, evaluated=due)
+                each = max(time.perf_counter() - begun, 0.0) / (end - first)
+                reporter.update(row, each * (job.iterations - end))
+                aside = {}
+            elif processes.is_writer():
+                write_aside(folder / ASIDE, aside)
             for doubt in doubts.about(iteration, means, row):
                 reporter.report(doubt)
             if stuck is not None:
@@ -287,6 +302,32 @@ def run(
         if failure is not None:
             raise type(failure)(f"{failure}; saved at iteration {kept}") from failure
     return Outcome(state, iteration, iteration < job.iterations and not idle, idle)
+
+
+def write_aside(path: Path, means: Metrics) -> None:
+    """Keeps the metrics of a chunk that was cut, leaves `[n, S]`."""
+    content = {name: [mean.total.tolist(), mean.count.tolist()] for name, mean in means.items()}
+    metrics_lib.write_atomically(path, json.dumps(content))
+
+
+def read_aside(path: Path, count: int) -> Metrics:
+    """What was kept of the last `count` iterations; empty for none, or where it is of others."""
+    if not count:
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    leaves: dict[str, list[Any]] = {name: list(map(np.array, x)) for name, x in content.items()}
+    means = {name: Mean(*each) for name, each in leaves.items()}
+    return means if all(len(mean.count) == count for mean in means.values()) else {}
+
+
+def joined(before: Metrics, after: Metrics) -> Metrics:
+    """Metrics of iterations and of those that followed; without the former if they are others."""
+    if before.keys() != after.keys():
+        return after
+    return jax.tree.map(lambda *each: np.concatenate(each), before, after)
 
 
 def _without_evaluation(job: Job, rows: Sequence[Row], iteration: int) -> Row:

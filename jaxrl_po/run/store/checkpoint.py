@@ -105,6 +105,7 @@ class Store:
             first.result()  # raises if that save failed, so this one is not written either
         step = self._folder / str(iteration)
         try:
+            self._folder.stat()  # orbax would make one that was moved again
             if iteration in self._manager.all_steps():
                 self._manager.delete(iteration)
             self._manager.save(iteration, args=ocp.args.StandardSave(arrays), force=True)

@@ -23,13 +23,18 @@ CONFIG = "config.json"
 WANDB_ID = "wandb_id"
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 ARTEFACTS = (
-    *(CONFIG, "metrics.jsonl", "samples.jsonl", "summary.json", "curves.png"),
+    *(CONFIG, "metrics.jsonl", "samples.jsonl", ".chunk.json", "summary.json", "curves.png"),
     *("checkpoints", "tensorboard", WANDB_ID),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
     *("sweep.json", "sweep.png", "table.txt"),  # written by `sweep`
     *("arms", "verdict.json", "verdict.png"),  # written by `study`
 )
 LINKED = ("metrics.jsonl", "checkpoints", "checkpoints/latest", "checkpoints/best")
+# What a run may leave that ended before its first line.
+BEGINNING = {
+    *(CONFIG, "metrics.jsonl", "samples.jsonl"),
+    *("checkpoints", "tensorboard", WANDB_ID, "arms"),
+}
 # Flags of one start, which are not stored: a run that was started with --overwrite would otherwise
 # be deleted when it is resumed.
 OF_A_START = (
@@ -68,7 +73,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other: give one of them")
     folder = Path(out)
-    _require_name(out)
+    require_name(out)
     require_links(f"--out={out}", folder, () if overwrite else LINKED)
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir():
@@ -77,6 +82,7 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
         raise UsageError(f"--out={out} must be a folder that can be written; {ancestor} cannot")
     # Hidden files do not count: the lock and temporary files are among them.
     used = folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
+    used = used and (resume or not _only_begun(folder))
     if used and not (resume or overwrite):
         raise UsageError(
             f"--out={out} already holds files; add --resume to continue a run, "
@@ -98,8 +104,24 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     return {name: value for name, value in stored.items() if name not in OF_A_START}
 
 
-def _require_name(out: str) -> None:
-    """Raises UsageError where `--out` begins with `~`, or is a name that no file can have."""
+def _only_begun(folder: Path) -> bool:
+    """Whether it holds nothing but a run that ended before its first line and checkpoint."""
+    held = {path.name: path for path in folder.iterdir() if not path.name.startswith(".")}
+    if not held.keys() <= BEGINNING or any(path.is_symlink() for path in held.values()):
+        return False
+    try:
+        ours = "script" in read_settings(folder)
+    except (OSError, ValueError):
+        return False
+    begun = "metrics.jsonl" in held and b"\n" in held["metrics.jsonl"].read_bytes()
+    return ours and not begun and not any((*folder.glob("checkpoints/*/*"), *folder.glob("arms/*")))
+
+
+def require_name(out: str) -> None:
+    """Raises UsageError where `--out` begins with `~`, or is a name that no file can have.
+
+    Or it leads through a link to what is not there, such as a disk that is not mounted.
+    """
     if out.startswith("~"):
         raise UsageError(
             f"--out={out} must not begin with ~, which a shell expands only in a word "
@@ -109,6 +131,9 @@ def _require_name(out: str) -> None:
         Path(out).exists()  # raises where a name is too long
     except OSError as error:
         raise UsageError(f"--out={out} cannot be used: {error.strerror}") from None
+    for link in (Path(out), *Path(out).absolute().parents):
+        if link.is_symlink() and not link.exists():
+            raise UsageError(f"--out={out}: {_leads_nowhere(link)}")
 
 
 def require_links(flag: str, folder: Path, names: Sequence[str] = LINKED) -> None:
@@ -118,10 +143,14 @@ def require_links(flag: str, folder: Path, names: Sequence[str] = LINKED) -> Non
     """
     for path in (folder, *(folder / name for name in names)):
         if path.is_symlink() and not os.path.exists(path):
-            raise UsageError(
-                f"{flag}: {path} is a link to {os.readlink(path)}, which is not there; mount that "
-                "disk, or mend the link"
-            )
+            raise UsageError(f"{flag}: {_leads_nowhere(path)}")
+
+
+def _leads_nowhere(link: Path) -> str:
+    return (
+        f"{link} is a link to {os.readlink(link)}, which is not there; mount that disk, or mend "
+        "the link"
+    )
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -259,7 +288,7 @@ def require_file(out: str, suffix: str) -> Path:
       UsageError: another suffix, a folder, or a file that cannot be written.
     """
     path = Path(out)
-    _require_name(out)
+    require_name(out)
     ancestor = next(each for each in path.absolute().parents if each.exists())
     if path.suffix.lower() != suffix or path.is_dir():
         raise UsageError(f"--out={out} must be a file whose name ends in {suffix}")

@@ -248,9 +248,11 @@ def strict(value: Any) -> Any:
 def append(path: Path, *rows: Row) -> None:
     """Appends a line per row and waits until they are on disk.
 
-    So a checkpoint that is saved afterwards is never newer than its lines.
+    So a checkpoint that is saved afterwards is never newer than its lines. The file is not made: it
+    is gone if the folder was moved.
     """
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("r+", encoding="utf-8") as file:
+        file.seek(0, os.SEEK_END)
         file.write("".join(json.dumps(strict(row), allow_nan=False) + "\n" for row in rows))
         file.flush()
         os.fsync(file.fileno())

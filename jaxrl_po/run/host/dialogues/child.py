@@ -32,7 +32,11 @@ def serve(pipe: Connection, make: Callable[[], Any], limit: float) -> None:
       limit: of each call of a method, seconds.
     """
     os.setsid()  # what a tool starts is ended with it
-    for each in (signal.SIGINT, signal.SIGTERM):  # the worker's own would be inherited
+    for each in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # the worker's own would be inherited
         signal.signal(each, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, _interrupt)
     held: list[Any] = []

@@ -205,7 +205,7 @@ def inquire(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
 def serve(pipe: Connection) -> None:
     """Answers requests until the pipe is closed."""
     # Ctrl-C reaches every process of the terminal, but the run still needs this one for its chunk.
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):  # where the system has a lower limit
