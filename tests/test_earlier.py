@@ -128,6 +128,7 @@ def fake_run(folder, scores, score="greedy_return", **settings):
         {"iteration": i, "step": 10 * i, score: x, "entropy": zeros}
         for i, x in enumerate((zeros, scores))
     ]
+    (folder / "metrics.jsonl").touch()
     append(folder / "metrics.jsonl", *lines)
     return str(folder)
 
@@ -325,6 +326,7 @@ def page(tmp_path):
         "resolved": {"device": "1 × cpu"},
     }
     (tmp_path / "b" / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "b" / "samples.jsonl").touch()
     append(
         tmp_path / "b" / "samples.jsonl",
         *(

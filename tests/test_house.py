@@ -4,15 +4,15 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 20_900,
-    "shell code": 9_700,
+    "library code": 21_700,
+    "shell code": 10_300,
     "experiments code": 4_920,
-    "shell import pairs": 305,
-    "functions above 70 lines of code": 20,
+    "shell import pairs": 325,
+    "functions above 70 lines of code": 17,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 2,
     "ppo's closure, files": 17,
-    "ppo's closure, code": 2_020,
+    "ppo's closure, code": 2_030,
     "public without a docstring": 0,
     "README lines": 150,
 }
