@@ -69,8 +69,8 @@ WRONG = [
     Wrong(
         "what was set aside before is lost when the chunk is cut again",
         "run.loop.runner",
-        "write_aside(folder / ASIDE, aside)",
-        "write_aside(folder / ASIDE, means)",
+        "write_aside(self.folder / ASIDE, self.aside)",
+        "write_aside(self.folder / ASIDE, means)",
         ("test_runner.py::test_a_run_that_was_stopped_within_a_chunk_equals_one_that_was_not",),
     ),
     Wrong(

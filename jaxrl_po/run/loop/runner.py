@@ -128,180 +128,254 @@ def run(
             if processes.any_of(stop.is_set()):
                 raise SystemExit(128 + signal.SIGINT)
 
-        if resume and max(latest.iterations(), default=-1) >= job.iterations:
-            like = jax.eval_shape(job.learner.init, job.start)
-            finished = latest.load(without_frozen(like), report=reporter.report)
-            rows = metrics_lib.read(folder / METRICS)
-            done = finished[0] if finished is not None else -1
-            again = processes.any_of(bool(_without_evaluation(job, rows, done)))
-            if finished is not None and done >= job.iterations and not again:
-                reporter.report(
-                    f"nothing left to do: iteration {finished[0]} "
-                    f"(step {finished[0] * job.steps_per_iteration:,}) is reached"
-                )
-                return Outcome(with_frozen(finished[1], job), finished[0], False)
-
+        done = _already_done(job, folder, latest, reporter) if resume else None
+        if done is not None:
+            return done
         reporter.phase("compiling")
         programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
         reporter.report("; ".join(filter(None, [job.where, programs.memory.describe()])))
         like = without_frozen(programs.like)
         saved = latest.load(like, report=reporter.report) if resume else None
-        done = saved[0] if saved else -1
-        rows = metrics_lib.read(folder / METRICS)
-        # A line whose evaluation failed is written again, with its evaluation.
-        failed_line = _without_evaluation(job, rows, done)
-        # Together, and before any process shortens the file: evaluations are.
-        again = processes.any_of(bool(failed_line))
-        if resume and saved is None and rows:
-            reporter.report(
-                "no checkpoint is left to resume from: the run starts again at iteration 0"
-            )
-        log = Log(folder / METRICS, job.score, after=done - again)
-        if job.examples is not None and processes.is_writer():
-            metrics_lib.truncate(folder / EXAMPLES, done)
-
-        failure: PoolError | RewardError | None = None
-
-        def evaluation(place: Row, state: TrainState) -> Row:
-            """The fields of an evaluation; writes its examples, unless either of them fails."""
-            fields: Row = {}
-            if programs.evaluate is not None:
-                values, seconds = wait_for(programs.evaluate, state)
-                fields = {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
-            if job.examples is not None:
-                arrays, _ = wait_for(programs.describe, state)
-                if processes.is_writer():
-                    examples = job.examples.render(jax.device_get(arrays))
-                    metrics_lib.append(
-                        folder / EXAMPLES, *({**place, **example} for example in examples)
-                    )
-            return fields
-
-        def record(iteration: int, state: TrainState, fields: Row, *, evaluated: bool) -> Row:
-            """Writes the line of `iteration`; saves the state as the best one if it is."""
-            nonlocal failure
-            place = {"iteration": iteration, "step": iteration * job.steps_per_iteration}
-            # Twice: first in the line, and not overwritten by a metric of the same name.
-            row = {**place, **fields, **place}
-            try:
-                row |= evaluation(place, state) if evaluated else {}
-            except (PoolError, RewardError) as error:
-                failure = error  # the line is written without its evaluation
-            row["time/compile_seconds"] = compile_seconds
-            # Never saved while all updates of some seed are being skipped: it is not a good state.
-            if log.write(row) and not streak.any():
-                best.save(iteration, without_frozen(state))
-            return row
-
-        aside: Metrics = {}  # of the chunk that is under way
-        streak = np.zeros(job.num_seeds, np.int64)
+        run = _Run(job, folder, reporter, programs, wait_for, latest, best)
+        run.held["time/compile_seconds"] = compile_seconds
+        rows, failed_line = run.open_files(-1 if saved is None else saved[0], resume=resume)
         if saved is None:
-            start: PyTree = job.start
-            if programs.warm is not None:
-                fitted = supervised.run(
-                    programs.warm,
-                    job.start,
-                    wait_for,
-                    reporter.phase,
-                    leave_if_interrupted,
-                    given=job.given,
-                )
-                start = job.start, fitted
-            reporter.phase("initialising")
-            state, _ = wait_for(programs.init, start)
-            del start  # the state holds its own copy of the parameters
+            state = run.initial_state(leave_if_interrupted)
             leave_if_interrupted()
             started.set()
-            iteration = kept = 0
-            held = {
-                f"memory/{name}_bytes": value for name, value in programs.memory._asdict().items()
-            }
-            reporter.update(record(0, state, held, evaluated=True), math.inf)
-            latest.save(0, without_frozen(state), after=best)
+            run.begin(state)
         else:
-            iteration, state = saved[0], with_frozen(saved[1], job)
-            lines = [row["iteration"] for row in rows if row["iteration"] <= iteration]
-            aside = read_aside(folder / ASIDE, iteration - max(lines, default=iteration))
             started.set()
-            kept = iteration
-            reporter.report(
-                f"resuming at iteration {iteration} (step {iteration * job.steps_per_iteration:,})"
-            )
-            if again:
-                record(iteration, state, failed_line, evaluated=True)
+            run.go_on(*saved, rows, failed_line)
+        run.train(stop)
+    return Outcome(
+        run.state, run.iteration, run.iteration < job.iterations and not run.idle, run.idle
+    )
 
-        doubts = Doubts(on_host=job.rollouts is not None)
-        first, begun, idle = iteration, time.perf_counter(), False
+
+def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
+    """How a run ended that has nothing left to do; None for any other. Compiles nothing."""
+    if max(latest.iterations(), default=-1) < job.iterations:
+        return None
+    like = jax.eval_shape(job.learner.init, job.start)
+    finished = latest.load(without_frozen(like), report=reporter.report)
+    done = finished[0] if finished is not None else -1
+    rows = metrics_lib.read(folder / METRICS)
+    again = processes.any_of(bool(_without_evaluation(job, rows, done)))
+    if finished is None or done < job.iterations or again:
+        return None
+    reporter.report(
+        f"nothing left to do: iteration {done} (step {done * job.steps_per_iteration:,}) is reached"
+    )
+    return Outcome(with_frozen(finished[1], job), done, False)
+
+
+class _Run:
+    """A run under way: its programs, its files, and how far it is; see `run`."""
+
+    def __init__(
+        self,
+        job: Job,
+        folder: Path,
+        reporter: Reporter,
+        programs: programs_lib.Programs,
+        wait_for: Callable[..., tuple[Any, float]],
+        latest: Store,
+        best: Store,
+    ):
+        self.job, self.folder, self.reporter, self.programs = job, folder, reporter, programs
+        self.wait_for, self.latest, self.best = wait_for, latest, best
+        self.state: TrainState
+        self.log: Log
+        self.iteration = self.kept = 0
+        self.idle = False
+        self.failure: PoolError | RewardError | None = None
+        self.aside: Metrics = {}  # of the chunk that is under way
+        self.held: Row = {}  # fields of every line
+        self.streak = np.zeros(job.num_seeds, np.int64)
+        self.stuck: tuple[int, int] | None = None
+        self.doubts = Doubts(on_host=job.rollouts is not None)
+
+    def open_files(self, done: int, *, resume: bool) -> tuple[list[Row], Row]:
+        """Drops the lines after iteration `done`; returns all, and one that lacks its evaluation.
+
+        That line is dropped too, and written again with its evaluation.
+        """
+        rows = metrics_lib.read(self.folder / METRICS)
+        failed_line = _without_evaluation(self.job, rows, done)
+        # Together, and before any process shortens the file: evaluations are.
+        again = processes.any_of(bool(failed_line))
+        if resume and done < 0 and rows:
+            self.reporter.report(
+                "no checkpoint is left to resume from: the run starts again at iteration 0"
+            )
+        self.log = Log(self.folder / METRICS, self.job.score, after=done - again)
+        if self.job.examples is not None and processes.is_writer():
+            metrics_lib.truncate(self.folder / EXAMPLES, done)
+        return rows, failed_line
+
+    def initial_state(self, leave_if_interrupted: Callable[[], None]) -> TrainState:
+        """The state before the first iteration, after a warm start if there is one."""
+        start: PyTree = self.job.start
+        if self.programs.warm is not None:
+            fitted = supervised.run(
+                self.programs.warm,
+                self.job.start,
+                self.wait_for,
+                self.reporter.phase,
+                leave_if_interrupted,
+                given=self.job.given,
+            )
+            start = self.job.start, fitted
+        self.reporter.phase("initialising")
+        state: TrainState = self.wait_for(self.programs.init, start)[0]
+        return state  # which holds its own copy of the parameters
+
+    def begin(self, state: TrainState) -> None:
+        """Writes the line and the checkpoint of iteration 0."""
+        self.state = state
+        memory = self.programs.memory._asdict().items()
+        held = {f"memory/{name}_bytes": value for name, value in memory}
+        self.reporter.update(self.record(0, held, evaluated=True), math.inf)
+        self.save()
+
+    def go_on(
+        self, iteration: int, saved: TrainState, rows: Sequence[Row], failed_line: Row
+    ) -> None:
+        """Goes on from a checkpoint; writes its line again if it lacks its evaluation."""
+        self.state = with_frozen(saved, self.job)
+        self.iteration = self.kept = iteration
+        lines = [row["iteration"] for row in rows if row["iteration"] <= iteration]
+        self.aside = read_aside(self.folder / ASIDE, iteration - max(lines, default=iteration))
+        self.reporter.report(
+            f"resuming at iteration {iteration} (step {iteration * self.job.steps_per_iteration:,})"
+        )
+        if processes.any_of(bool(failed_line)):
+            self.record(iteration, failed_line, evaluated=True)
+
+    def train(self, stop: threading.Event) -> None:
+        """Runs chunks until all is done, a signal comes, or something fails."""
+        first, begun = self.iteration, time.perf_counter()
 
         def unfinished() -> bool:
-            ended = idle or failure is not None or iteration >= job.iterations
+            ended = self.idle or self.failure is not None or self.iteration >= self.job.iterations
             return not ended and not processes.any_of(stop.is_set())
 
         while unfinished():
-            end, chunk_begun = job.boundary(iteration), time.perf_counter()
-            try:
-                (state, buffer, count), seconds = wait_for(
-                    programs.chunk, state, np.int32(end - iteration), reporter.report, stop
-                )
-                end = iteration + count
-            except RolloutsFailed as failed:
-                failure, state, end = failed.error, failed.state, iteration + len(failed.rows)
-                if end == iteration:
-                    break
-                buffer = programs_lib.stacked(failed.rows)
-                seconds = max(time.perf_counter() - chunk_begun, 0.0)
-            means = jax.tree.map(np.asarray, buffer)
-            aside = joined(aside, means)
-            streak, stuck = extend_streaks(streak, means.get(SKIPPED), job.patience)
-            rate = (
-                (end - iteration) * job.steps_per_iteration * job.num_seeds / seconds
-                if seconds
-                else math.nan
+            before = self.iteration
+            row, means = self.chunk(stop)
+            if means is None:
+                break
+            if row:
+                each = max(time.perf_counter() - begun, 0.0) / (self.iteration - first)
+                self.reporter.update(row, each * (self.job.iterations - self.iteration))
+            seen = row or metrics_lib.by_seed(metrics_lib.pool(means))
+            for doubt in self.doubts.about(before, means, seen):
+                self.reporter.report(doubt)
+            self.require_sound(before, means)
+            if self.job.due(self.iteration, self.job.checkpoint_every) and not self.streak.any():
+                self.save()
+        if self.kept != self.iteration and not self.streak.any():
+            self.save()
+        if self.failure is not None:
+            raise type(self.failure)(
+                f"{self.failure}; saved at iteration {self.kept}"
+            ) from self.failure
+
+    def chunk(self, stop: threading.Event) -> tuple[Row, Metrics | None]:
+        """Trains to the next line, or until a signal or a failure.
+
+        Returns:
+          The line, empty where the chunk was cut; and the metrics `[n, S]` of its n iterations,
+          None where n is 0.
+        """
+        begun, done = time.perf_counter(), self.iteration
+        end = boundary = self.job.boundary(done)
+        try:
+            (self.state, buffer, count), seconds = self.wait_for(
+                self.programs.chunk, self.state, np.int32(end - done), self.reporter.report, stop
             )
-            fields = {
-                **metrics_lib.by_seed(metrics_lib.pool(aside)),
-                "time/seconds": seconds,
-                "time/steps_per_second": rate,
-            }
-            row = metrics_lib.by_seed(metrics_lib.pool(means))
-            if end == job.boundary(iteration) or failure is not None:
-                idle = log.idle(end, fields) >= job.idle_patience
-                due = failure is None and (idle or job.due(end, job.eval_every))
-                row = record(end, state, fields, evaluated=due)
-                each = max(time.perf_counter() - begun, 0.0) / (end - first)
-                reporter.update(row, each * (job.iterations - end))
-                aside = {}
-            elif processes.is_writer():
-                write_aside(folder / ASIDE, aside)
-            for doubt in doubts.about(iteration, means, row):
-                reporter.report(doubt)
-            if stuck is not None:
-                where = iteration + stuck[0] + 1
-                raise Diverged(
-                    f"seed {stuck[1]}: loss or gradient was not finite in any update of the "
-                    f"{job.patience} iterations up to iteration {where} (step "
-                    f"{where * job.steps_per_iteration:,}); the last good checkpoint, of "
-                    f"iteration {kept}, stays in {folder / 'checkpoints'}"
+            end = done + count
+        except RolloutsFailed as failed:
+            self.failure, self.state = failed.error, failed.state
+            end = done + len(failed.rows)
+            if end == done:
+                return {}, None
+            buffer = programs_lib.stacked(failed.rows)
+            seconds = max(time.perf_counter() - begun, 0.0)
+        means: Metrics = jax.tree.map(np.asarray, buffer)
+        self.aside = joined(self.aside, means)
+        self.iteration = end
+        self.streak, self.stuck = extend_streaks(self.streak, means.get(SKIPPED), self.job.patience)
+        if end < boundary and self.failure is None:
+            if processes.is_writer():
+                write_aside(self.folder / ASIDE, self.aside)
+            return {}, means
+        steps = (end - done) * self.job.steps_per_iteration * self.job.num_seeds
+        fields = {
+            **metrics_lib.by_seed(metrics_lib.pool(self.aside)),
+            "time/seconds": seconds,
+            "time/steps_per_second": steps / seconds if seconds else math.nan,
+        }
+        self.idle = self.log.idle(end, fields) >= self.job.idle_patience
+        due = self.failure is None and (self.idle or self.job.due(end, self.job.eval_every))
+        self.aside = {}
+        return self.record(end, fields, evaluated=due), means
+
+    def record(self, iteration: int, fields: Row, *, evaluated: bool) -> Row:
+        """Writes the line of `iteration`; saves the state as the best one if it is."""
+        place = {"iteration": iteration, "step": iteration * self.job.steps_per_iteration}
+        # Twice: first in the line, and not overwritten by a metric of the same name.
+        row = {**place, **fields, **place}
+        try:
+            row |= self.evaluation(place) if evaluated else {}
+        except (PoolError, RewardError) as error:
+            self.failure = error  # the line is written without its evaluation
+        row |= self.held
+        # Never saved while all updates of some seed are being skipped: it is not a good state.
+        if self.log.write(row) and not self.streak.any():
+            self.best.save(iteration, without_frozen(self.state))
+        return row
+
+    def evaluation(self, place: Row) -> Row:
+        """The fields of an evaluation; writes its examples, unless either of them fails."""
+        fields: Row = {}
+        if self.programs.evaluate is not None:
+            values, seconds = self.wait_for(self.programs.evaluate, self.state)
+            fields = {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
+        if self.job.examples is not None:
+            arrays, _ = self.wait_for(self.programs.describe, self.state)
+            if processes.is_writer():
+                examples = self.job.examples.render(jax.device_get(arrays))
+                metrics_lib.append(
+                    self.folder / EXAMPLES, *({**place, **example} for example in examples)
                 )
-            if (found := first_above_zero(means.get(NO_ACTION))) is not None:
-                where = iteration + found[0] + 1
-                raise NoAction(
-                    f"seed {found[1]}: no action was legal in some state of iteration {where} "
-                    f"(step {where * job.steps_per_iteration:,}): the action_mask of the "
-                    f"environment must allow one in every state that is not the last of an "
-                    f"episode; the checkpoint of iteration {kept} stays in "
-                    f"{folder / 'checkpoints'}"
-                )
-            iteration = end
-            if job.due(iteration, job.checkpoint_every) and not streak.any():
-                latest.save(iteration, without_frozen(state), after=best)
-                kept = iteration
-        if kept != iteration and not streak.any():
-            latest.save(iteration, without_frozen(state), after=best)
-            kept = iteration
-        if failure is not None:
-            raise type(failure)(f"{failure}; saved at iteration {kept}") from failure
-    return Outcome(state, iteration, iteration < job.iterations and not idle, idle)
+        return fields
+
+    def save(self) -> None:
+        """Saves the state as the latest one."""
+        self.latest.save(self.iteration, without_frozen(self.state), after=self.best)
+        self.kept = self.iteration
+
+    def require_sound(self, before: int, means: Metrics) -> None:
+        """Raises Diverged or NoAction for what the iterations after `before` show; see `run`."""
+        if self.stuck is not None:
+            where = before + self.stuck[0] + 1
+            raise Diverged(
+                f"seed {self.stuck[1]}: loss or gradient was not finite in any update of the "
+                f"{self.job.patience} iterations up to iteration {where} (step "
+                f"{where * self.job.steps_per_iteration:,}); the last good checkpoint, of "
+                f"iteration {self.kept}, stays in {self.folder / 'checkpoints'}"
+            )
+        if (found := first_above_zero(means.get(NO_ACTION))) is not None:
+            where = before + found[0] + 1
+            raise NoAction(
+                f"seed {found[1]}: no action was legal in some state of iteration {where} "
+                f"(step {where * self.job.steps_per_iteration:,}): the action_mask of the "
+                f"environment must allow one in every state that is not the last of an "
+                f"episode; the checkpoint of iteration {self.kept} stays in "
+                f"{self.folder / 'checkpoints'}"
+            )
 
 
 def write_aside(path: Path, means: Metrics) -> None:
