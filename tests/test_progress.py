@@ -10,7 +10,10 @@ ROW = {"step": 1_500, "episode_return/iqm": 42.25, "time/steps_per_second": 250_
 
 def test_plain_lines_where_there_is_no_terminal(capsys):
     with Progress(
-        "ppo on X", 20_000, unit="steps", watch=("episode_return", "greedy_return")
+        "ppo on X",
+        20_000,
+        unit="steps",
+        watch=("episode_return", "greedy_return", "episode_return"),
     ) as progress:
         progress.phase("compiling")
         progress.update(ROW, 75.0)

@@ -39,7 +39,8 @@ class Progress:
         num_seeds: int = 1,
         quiet: bool = False,
     ):
-        self._title, self._total, self._unit, self._watch = title, total_steps, unit, watch
+        self._title, self._total, self._unit = title, total_steps, unit
+        self._watch = list(dict.fromkeys(watch))
         self._num_seeds = num_seeds
         self._shown: dict[str, float] = {}
         self._phase = "", 0.0  # the last one reported, and when
