@@ -31,6 +31,50 @@ def nan(completions, **columns):
     return [float("nan"), float("inf"), *[1.0] * (len(completions) - 2)]
 
 
+def huge(completions, **columns):
+    return [10**400, *[1.0] * (len(completions) - 1)]
+
+
+def empties(completions, **columns):
+    """Empties what it was given, and may return numbers and flags of NumPy."""
+    import numpy as np
+
+    scores = [np.float32(1.0), True, np.True_, np.int8(1)]
+    completions.clear()
+    return scores
+
+
+def scalar(completions, **columns):
+    import numpy as np
+
+    return np.float64(1.0)
+
+
+def abstains(prompts, completions, **columns):
+    """Judges no completion `31`, nor a prompt with a 9."""
+    rows = zip(prompts, completions, strict=True)
+    return [None if "9" in prompt or text == "31" else 1.0 for prompt, text in rows]
+
+
+def strict(prompts, completions, **columns):
+    """As `exact`, of the prompts without a 9."""
+    right = exact(prompts, completions)
+    return [None if "9" in p else score for p, score in zip(prompts, right, strict=True)]
+
+
+def lazily(completions, **columns):
+    for completion in completions:
+        yield float(eval(completion))
+
+
+def rude(completions, **columns):
+    class Rude(Exception):
+        def __str__(self):
+            raise ValueError
+
+    raise Rude
+
+
 def short(completions, **columns):
     return [1.0] * (len(completions) - 1)
 

@@ -4,6 +4,7 @@ import functools
 import itertools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -480,6 +481,49 @@ def test_a_pair_of_reset_and_step_is_a_dialogue():
     np.testing.assert_array_equal(
         batch.score, np.asarray(batch.reward).sum(axis=1).reshape(batch.score.shape)
     )
+
+
+def wide():
+    """One that counts and answers in the widest integers and floats that there are."""
+    narrow = parrot(turns=2, budget=2, reply_length=2, heard=lambda n, first: n)
+
+    def respond(*given):
+        state, reply, reward, done = narrow.respond(*given)
+        state, reply = jax.tree.map(lambda x: x.astype(int), (state, reply))
+        return state, reply, jnp.asarray(reward, float), done
+
+    return narrow._replace(respond=respond, demonstrate=lambda state, key: 2 + jnp.arange(2))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        wide,
+        dialogues.mastermind,
+        dialogues.higher_lower,
+        dialogues.calculator,
+        functools.partial(language.tasks.multiplication, 1),
+    ],
+)
+def test_programs_fit_together_with_64_bits(make):
+    """Traced alone: warm start, a step that gives the types it takes, an evaluation."""
+    with jax.enable_x64(True):
+        task = make()
+        model = MODEL.clone(vocabulary=task.tokenizer.size)
+        of_task = isinstance(task, language.Task)
+        factory = language.make_problem if of_task else dialogues.make_problem
+        warm = language.WarmStart(steps=2, accuracy=0.5, batch_size=2)
+        given = {"num_prompts": 2, "group_size": 2, "warm": warm}
+        learner = grpo.make(grpo.Config(), factory(task, model, **given))
+        state = jax.eval_shape(learner.init, jax.random.key(0))
+        chex.assert_trees_all_equal_dtypes(state, jax.eval_shape(learner.step, state)[0])
+        kind = language if of_task else dialogues
+        evaluate = kind.make_evaluate(task, model, num_prompts=2)
+        jax.eval_shape(evaluate, state.params, state.collector, jax.random.key(0))
+        if of_task:
+            scored = grpo.make(grpo.Config(), language.make_problem(task, model, verify=False))
+            state = jax.eval_shape(scored.init, jax.random.key(0))
+            assert jax.eval_shape(scored.sample, state)[1].score.dtype == jnp.float32
 
 
 def wrong(name, change):

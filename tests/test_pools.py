@@ -55,12 +55,72 @@ def test_classes_need_not_begin_at_zero():
 SPACES = gymnasium.spaces
 
 
+class Strict(gymnasium.Env):
+    """Takes what its space of actions contains, and observes what its space of those says."""
+
+    observation_space, action_space = SEEN, BOX
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), repr(action)
+        return self.observation_space.sample(), float(np.sum(action)), False, False, {}
+
+
+gymnasium.register("Strict-v0", entry_point=Strict)
+
+
+@pytest.mark.parametrize(
+    ("acts", "low"),
+    [
+        (SPACES.Box(np.array([-0.1, 0.3]), np.array([0.1, 0.7]), dtype=np.float64), 0.2),
+        (SPACES.Box(-0.1, np.inf, (2,), np.float64), -0.2),
+        (SPACES.Box(-0.1, 0.1, (1,), np.float16), -0.1),
+        (SPACES.MultiDiscrete([3, 2], start=[-1, 0]), -1.0),
+    ],
+)
+def test_actions_are_cast_to_the_space_and_stay_within_its_own_bounds(acts, low, monkeypatch):
+    """In float32, 0.1 is beyond 0.1."""
+    monkeypatch.setattr(Strict, "action_space", acts)
+    where = vector_envs.find("gymnasium:Strict-v0")
+    of = where.spaces.action
+    least = np.full((2, *of.shape), -9.0 if where.spaces.action_size else 0, of.dtype)
+    played = np.asarray(jax.vmap(where.spaces.to_action)(least))
+    camera = filming.Camera(gymnasium.make("Strict-v0"), 1)
+    for pool, actions in (where.open([1, 2]), played), (camera, played[:1]):
+        pool.reset()
+        np.testing.assert_allclose(pool.step(actions).reward, low, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        SPACES.Box(-3, 2**40, (3,), np.int64),
+        SPACES.MultiBinary([3, 2]),
+        SPACES.MultiDiscrete([3, 2, 9], start=[-1, 0, 4]),
+        SPACES.Box(0, 1, (2,), np.bool_),
+    ],
+)
+def test_whole_numbers_and_flags_are_observed_as_numbers(seen, monkeypatch):
+    monkeypatch.setattr(Strict, "observation_space", seen)
+    where = vector_envs.find("gymnasium:Strict-v0")
+    settings = control.Settings(num_envs=2, num_steps=2)
+    problem = control.recorded_from_settings(where.spaces, settings)
+    begun = rollouts.HostProblem(where, problem, 2, 2, 1).open(0, [0])
+    assert begun.recording().observation.shape == (1, 2, 3, *seen.shape)
+    observed = where.open([1, 2]).reset().astype(where.dtype)
+    assert where.spaces.observe(observed).dtype == where.spaces.observation.dtype == np.float32
+    np.testing.assert_array_equal(where.spaces.observe(observed), observed)
+
+
 @pytest.mark.parametrize(
     ("observations", "actions"),
     [
         (SEEN, SPACES.MultiBinary(4)),
         (SEEN, SPACES.Box(0, 255, (2,), np.uint8)),
-        (SPACES.MultiBinary(4), BOX),
+        (SPACES.Text(4), BOX),
         (SPACES.Dict({"action_mask": SEEN}), BOX),
     ],
 )

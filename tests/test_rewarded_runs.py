@@ -175,7 +175,7 @@ def late(completions, **columns):
         evaluations = len(count.read_text()) + 1 if count.exists() else 1
         count.write_text("x" * evaluations)
         assert evaluations != {fails}, "not this time"
-    return [0.5 * (len(text) % 2) for text in completions]
+    return [None, *(0.5 * (len(text) % 2) for text in completions[1:])]
 """
 
 

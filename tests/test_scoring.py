@@ -1,5 +1,6 @@
 """Rewards from Python functions, and every way in which one can fail."""
 
+import sys
 from pathlib import Path
 
 import jax
@@ -8,6 +9,8 @@ import pytest
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.evaluation import Answers
+from jaxrl_po.run.data import rewarding, scoring_worker
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError, Worker
 from jaxrl_po.types import Batch
 
@@ -70,7 +73,7 @@ def score(*rewards, first=False, seeds=1, told=None, columns=None, **options):
 
 
 def test_scores_weights_and_the_last_token():
-    batch, means = score(of("exact", 2.0), of("digits", 0.5), seeds=2)
+    batch, means = score(of("exact", 2.0), of("digits", 0.5), of("empties", 0.0), seeds=2)
     np.testing.assert_array_equal(batch.score, [[[1, 0], [1, 0]]] * 2)
     np.testing.assert_allclose(batch.reward.sum(axis=2), [[2.5, 0.5, 2.5, 0.0]] * 2)
     np.testing.assert_array_equal(
@@ -79,7 +82,8 @@ def test_scores_weights_and_the_last_token():
     assert batch.reward.dtype == batch.score.dtype == np.float32
     values = {name: float(mean.value()[1]) for name, mean in means.items()}
     told = {"accuracy": 0.5, "wrong_length": 3.0, "dead_groups": 0.0, "reward_failures": 0.0}
-    assert values == {"reward/exact": 0.5, "reward/digits": 0.75, "reward": 1.375, **told}
+    told |= {"reward/digits": 0.75, "reward/empties": 1.0}
+    assert values == {"reward/exact": 0.5, "reward": 1.375, **told}
 
 
 def test_the_accuracy_is_the_one_that_is_named():
@@ -108,6 +112,10 @@ FAILURES = {
     "hangs": "did not return within 0.5 s",
     "runs_text": "tried to run text as code",
     "nan": "returned nan for 2 of 4 completions",
+    "huge": "returned inf for 1 of 4 completions",
+    "scalar": "returned float64 where a list of 4 numbers is wanted",
+    "lazily": "tried to run text as code",
+    "rude": "raised Rude: (it has no message)",
 }
 
 
@@ -121,7 +129,7 @@ def test_failures_score_0_are_counted_and_told_once(name):
             batch, means = give(batch_of(PROMPTS, COMPLETIONS), first=False, report=told.append)
         with pytest.raises(RewardError, match=f"reward_functions.py:{name} .*first batch"):
             give(batch_of(PROMPTS, COMPLETIONS), first=True, report=told.append)
-    failed = [1, 1, 0, 0] if name == "nan" else [1, 1, 1, 1]
+    failed = {"nan": [1, 1, 0, 0], "huge": [1, 0, 0, 0]}.get(name, [1, 1, 1, 1])
     kept = 1.0 - np.array(failed, np.float32)
     np.testing.assert_array_equal(batch.score.ravel(), kept)
     # The other reward stays.
@@ -156,6 +164,88 @@ def test_what_stands_in_the_data_set_may_run(tmp_path):
             Reward(f"{path}:{name}"), columns=lambda problem: {"answer": ["1 + 1"] * 4}, told=told
         )
         assert float(means["reward_failures"].value()[0]) == failed, told
+
+
+def test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls(tmp_path, monkeypatch):
+    """They make functions and classes by `exec`: scipy and attrs, jinja2 each template."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "maker.py").write_text(
+        "exec('def f(x): return print(x) or x')\n"
+        "def made():\n    exec('class Made: one = float(1)')\n    return locals()['Made'].one\n"
+        "def value(text):\n    return eval(text)\n"
+        "def of_tree(text):\n    import ast\n"
+        "    return eval(compile(ast.parse(text, mode='eval'), '<tree>', 'eval'))\n"
+    )
+    (tmp_path / "own.py").write_text(
+        "import timeit\n"
+        "def own(completions, **columns):\n"
+        "    import maker\n    return [maker.made() for _ in completions]\n"
+        "def changed(completions, **columns):\n"
+        "    import maker\n    return [maker.value(c.replace('^', '**')) for c in completions]\n"
+        "def tree(completions, **columns):\n"
+        "    import maker\n    return [maker.of_tree(c) for c in completions]\n"
+        "def timed(completions, **columns):\n"
+        "    return [0 * timeit.timeit(c, number=1) for c in completions]\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
+    guard = scoring_worker.Guard()
+    for name, completion, why in (
+        ("own", "print(f(x))", ""),
+        ("changed", "1 + 2^0 * len('a')", "tried to run text"),
+        ("changed", "(len#\n('a'))^2", "tried to run text"),
+        ("changed", "(len)('a')", "tried to run text"),
+        ("tree", "len('a')", "tried to run text"),
+        ("timed", "import antigravity", "tried to run text"),
+    ):
+        function = scoring_worker.load(f"{tmp_path}/own.py:{name}")
+        reply = scoring_worker.answer(function, guard, {"completions": [completion]})
+        assert reply.get("error", "")[:17] == why, (completion, reply)
+    for name in ("own", "maker"):
+        del sys.modules[name]
+
+
+def test_what_no_function_judges_takes_no_part():
+    told = []
+    batch, means = score(of("abstains", 2.0), told=told, seeds=2)
+    assert batch.mask.any(axis=2).tolist() == [[True, False, False, False]] * 2
+    # The mean of the others, so that the group's is theirs.
+    np.testing.assert_array_equal(batch.score, [[[1, 1], [0, 0]]] * 2)
+    np.testing.assert_array_equal(batch.reward.sum(axis=2), [[2, 2, 0, 0]] * 2)
+    values = {name: float(mean.value()[1]) for name, mean in means.items()}
+    told_of = {"accuracy": 1.0, "reward/abstains": 1.0, "reward": 2.0, "reward_failures": 0.0}
+    assert values == {"dead_groups": 1.0, "wrong_length": 0.0, **told_of}
+    assert len(told) == 1
+    assert "no reward function judges 6 of 8 completions" in told[0]
+    # Another function judges them, and the failed ones: these count 0.
+    both, means = score(of("abstains", 2.0), of("exact"), told=told)
+    assert both.mask.any(axis=2).all()
+    np.testing.assert_array_equal(both.score, [[[1, 0], [1, 0]]])
+    np.testing.assert_array_equal(both.reward.sum(axis=2), [[3, 0, 1, 0]])
+    assert float(means["reward/abstains"].value()[0]) == 1.0
+
+
+def test_an_evaluation_is_of_what_is_judged():
+    """The first prompt is right, the second wrong, and nobody judges the others."""
+    batch = batch_of(PROMPTS, ["30", "3", "81", "81"], seeds=2)
+    length = batch.mask.sum(axis=2)[..., None]
+    answers = Answers(
+        prompt=batch.inputs.tokens[..., :4],
+        pad=batch.inputs.pad,
+        problem=batch.inputs.problem,
+        tokens=batch.action[:, :, None],
+        length=length,
+        ended=length > 0,
+        score=np.zeros(length.shape, np.float32),
+        expected=batch.action,
+    )
+    with HostScore([of("abstains"), of("exact")], TASK, accuracy="abstains") as give:
+        both = rewarding.judged(give, {"greedy": jax.tree.map(lambda x: x[0], answers)})
+    assert both["greedy"].score.tolist() == [[1.0], [1.0], [1.0], [1.0]]
+    with HostScore([of("strict")], TASK) as give:
+        found = rewarding.measure(give, {"greedy": answers, "sampled": answers})
+    for name in ("greedy_accuracy", "avg@1", "pass@1"):
+        assert np.asarray(found[name]).mean(axis=1).tolist() == [0.5, 0.5], name
 
 
 def test_a_worker_that_was_ended_works_again():

@@ -192,11 +192,11 @@ def test_what_a_model_wrote_is_no_data():
     class Asked:
         refused = False
 
-        def call(self, function, given, columns):
-            self.given = given
+        def call(self, function, given, written):
+            self.given, self.written = given, written
             return [0.0]
 
     asked = Asked()
     request = {"completions": ["a"], "messages": [[{"content": "b"}]], "answer": ["c"]}
     assert scoring_worker.answer(print, asked, request) == {"scores": [0.0]}
-    assert asked.given == {"c"}
+    assert (asked.given, asked.written) == (["c"], ["a", "b"])

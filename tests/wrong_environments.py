@@ -1,9 +1,9 @@
-"""Wrong programs of dialogues on the host."""
+"""Wrong programs of dialogues and rewards on the host."""
 
 from wrong import Wrong
 
 HALVES = "test_halves_of_dialogues.py::test_the_halves_give_the_batch_of_the_one_program"
-ENVIRONMENTS, TOOLS = "test_environments.py::", "test_tools.py::"
+ENVIRONMENTS, TOOLS, SCORING = "test_environments.py::", "test_tools.py::", "test_scoring.py::"
 
 WRONG = [
     Wrong(
@@ -68,5 +68,26 @@ WRONG = [
         'WRITTEN = ("completions", "messages")',
         'WRITTEN = ("completions",)',
         (TOOLS + "test_what_a_model_wrote_is_no_data",),
+    ),
+    Wrong(
+        "with 64 bits, an answer of a dialogue is wider than what it replaces",
+        "language.conversation",
+        "like(answered, turn)",
+        "answered",
+        ("test_dialogues.py::test_programs_fit_together_with_64_bits",),
+    ),
+    Wrong(
+        "a package may run what a completion calls",
+        "run.data.scoring_worker",
+        "return self._written.isdisjoint(deeds(text))",
+        "return True",
+        (SCORING + "test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls",),
+    ),
+    Wrong(
+        "what no reward function judges is trained on",
+        "language.problem",
+        "if absent.any():\n        given",
+        "if False:\n        given",
+        (SCORING + "test_what_no_function_judges_takes_no_part",),
     ),
 ]

@@ -92,8 +92,8 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
 
     Args:
       name: of the environment, for messages.
-      observation_space: discrete (`n`, and `start` if not 0), a box (`low`, `high`, `shape`), or a
-        dictionary or tuple of such (`spaces`).
+      observation_space: discrete (`n`, and `start` if not 0), a box (`low`, `high`, `shape`),
+        flags (`n`, `shape`), several classes (`nvec`), or a dictionary or tuple of such (`spaces`).
       action_space: discrete, several discrete choices (`nvec`) or a box.
 
     Raises:
@@ -201,10 +201,10 @@ def _reader(name: str, space: Any, inside: bool = False) -> Callable[[Any], PyTr
 def _leaf_reader(name: str, space: Any) -> Callable[[Any], jax.Array]:
     classes = int(space.n) if is_discrete(space) else 0
     first = int(getattr(space, "start", 0)) if classes else 0
-    if not classes and not hasattr(space, "low"):
+    if not any(hasattr(space, kind) for kind in ("low", "n", "nvec")):
         raise ConfigError(
-            f"env {name}: observations must be boxes or discrete, or dictionaries or tuples of "
-            f"these, got {type(space).__name__}"
+            f"env {name}: observations must be boxes, discrete, flags or several classes, or "
+            f"dictionaries or tuples of these, got {type(space).__name__}"
         )
 
     image = not classes and is_image(space)

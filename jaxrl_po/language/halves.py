@@ -80,7 +80,7 @@ def begin(
         logits=logits,
         cache=cache,
         keys=keys,
-        log_prob=jnp.zeros((rows, columns)),
+        log_prob=jnp.zeros((rows, columns), logits.dtype),
         sampled=no,
         message_end=no,
     )

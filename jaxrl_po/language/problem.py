@@ -319,7 +319,7 @@ def _make_collect(
         mask = position < completions.length[:, None]
         is_last = position == completions.length[:, None] - 1
         metrics: Metrics = {}
-        score, reward = jnp.zeros(mask.shape[0]), None
+        score, reward = jnp.zeros(mask.shape[0], jnp.float32), None
         if verify:
             score = jax.vmap(source.score)(members.problem, completions.tokens)
             metrics["accuracy"] = masked.total(score)
@@ -370,16 +370,31 @@ def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
     Args:
       batch: see `make_problem`; leaves may have further leading axes, `[…, B, T]`.
       score: `[…, B]`, raw outcome of each completion, which decides whether a group is informative.
-      reward: `[…, B]`, reward units.
+      reward: `[…, B]`, reward units. NaN, here and in `score`, for a completion that takes no part:
+        it is masked, and in the statistics of its group it is the mean of the others.
     """
+    absent = np.isnan(np.asarray(reward, np.float32))
+    score, reward = (_of_groups(x, batch.score.shape) for x in (score, reward))
     at_end = np.where(
-        np.asarray(batch.terminated), np.asarray(reward, np.float32)[..., None], np.float32(0.0)
+        np.asarray(batch.terminated), reward.reshape(absent.shape)[..., None], np.float32(0.0)
     )
-    given: Any = {
-        "score": np.asarray(score, np.float32).reshape(batch.score.shape),
-        "reward": at_end,
-    }
+    given: Any = {"score": score, "reward": at_end}
+    if absent.any():
+        given["mask"] = np.asarray(batch.mask) & ~absent[..., None]
     return batch._replace(**given)
+
+
+def _of_groups(x: Any, shape: tuple[int, ...]) -> Any:
+    """Values by group `[…, P, G]`, where NaN the mean of the others in the group, or 0 without."""
+    x = np.asarray(x, np.float32).reshape(shape)
+    absent = np.isnan(x)
+    if not absent.any():
+        return x
+    # From the lowest one on, so that the mean of equal values is exactly theirs.
+    low = np.min(np.where(absent, np.inf, x), axis=-1, keepdims=True)
+    low = np.where(np.isinf(low), np.float32(0.0), low)
+    count = np.maximum(np.sum(~absent, axis=-1, keepdims=True, dtype=np.float32), 1.0)
+    return np.where(absent, low + np.nansum(x - low, axis=-1, keepdims=True) / count, x)
 
 
 def rows(samples: Samples) -> Samples:

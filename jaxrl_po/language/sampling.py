@@ -270,7 +270,7 @@ def generate(
         logits=logits,
         cache=filled,
         tokens=jnp.full((rows, decoding.max_new_tokens), pad_token, jnp.int32),
-        log_prob=jnp.zeros((rows, decoding.max_new_tokens)),
+        log_prob=jnp.zeros((rows, decoding.max_new_tokens), logits.dtype),
         length=jnp.zeros(rows, jnp.int32),
         ended=jnp.zeros(rows, bool),
         matched=ends.begin(rows),

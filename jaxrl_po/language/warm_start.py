@@ -180,7 +180,8 @@ def advance(model: Transformer, task: AnyTask, settings: WarmStart, fit: Fit, do
         params, opt_state = jax.lax.fori_loop(done, end, step, (fit.params, begun))
         accuracy = fit.accuracy
         if settings.accuracy < 1.0:
-            accuracy = greedy_accuracy(model, params, task, jax.random.fold_in(measure_key, end))
+            measured = greedy_accuracy(model, params, task, jax.random.fold_in(measure_key, end))
+            accuracy = measured.astype(fit.accuracy.dtype)
         return Fit(params, opt_state, fit.key, accuracy)
 
     if settings.accuracy == 1.0:

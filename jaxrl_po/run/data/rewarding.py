@@ -118,11 +118,21 @@ def judged(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[
 
 
 def measure(rewarded: scoring.HostScore, answers: Mapping[str, Answers]) -> dict[str, Any]:
-    """The metrics of an evaluation, `[S, P]`, from answers with the leading axis `[S]`."""
+    """The metrics of an evaluation, `[S, P]`, from answers with the leading axis `[S]`.
+
+    A prompt whose answers no function judges has the mean of the others.
+    """
     seeds = range(len(next(iter(answers.values())).length))
     scored = [judged(rewarded, jax.tree.map(lambda x, i=i: x[i], dict(answers))) for i in seeds]
     stacked = jax.tree.map(lambda *each: np.stack(each), *scored)
-    return language.evaluation.measure(stacked)
+    absent = np.any([np.isnan(each.score).any(axis=-1) for each in stacked.values()], axis=0)
+
+    def filled(value: Any) -> Any:
+        judged = np.ma.array(value, mask=absent).mean(axis=1, keepdims=True)
+        return np.where(absent, np.ma.filled(judged, np.nan), value)
+
+    measured = language.evaluation.measure(stacked)
+    return {name: filled(value) for name, value in measured.items()} if absent.any() else measured
 
 
 def with_reward_model(

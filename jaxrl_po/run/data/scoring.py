@@ -5,6 +5,7 @@ its time limit; a thread could not be. Like in TRL's GRPOTrainer, a function is 
 arguments (prompts, completions, columns of the task) and returns a number per completion.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from jaxrl_po.run.data import scoring_worker, workers
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.types import Batch, Metrics, PyTree
 
-FAILURES = "reward_failures"
+FAILURES, ABSENT = "reward_failures", ""  # the second is a key of what was reported
 
 Columns = Mapping[str, Sequence[Any]]
 """Name to a list with one JSON value per completion."""
@@ -57,7 +58,7 @@ class Scores(NamedTuple):
     """The result of one call of a function.
 
     Attributes:
-      values: `[B]`, 0 where it failed.
+      values: `[B]`, 0 where it failed, NaN where it judges nothing (it returned None).
       failed: `[B]`, bool.
       why: reason of the failure, or empty.
     """
@@ -71,8 +72,8 @@ class Scored(NamedTuple):
     """What the functions make of completions, `[S, B]`.
 
     Attributes:
-      raw: raw scores.
-      reward: weighted sum.
+      raw: raw scores; NaN where no function judges, as in the others.
+      reward: weighted sum over those that judge.
       measures: name to what is logged as its mean.
     """
 
@@ -124,8 +125,10 @@ class Worker:
         reply = {"error": why} if why else self._process.receive(begun + self._timeout, late)
         if "error" in reply:
             return Scores(np.zeros(count, np.float32), np.ones(count, bool), reply["error"])
-        values = np.array(reply["scores"], np.float32)
-        failed = ~np.isfinite(values)
+        absent = np.array([score is None for score in reply["scores"]], bool)
+        with np.errstate(over="ignore"):
+            values = np.array(reply["scores"], np.float64).astype(np.float32)
+        failed = ~np.isfinite(values) & ~absent
         why = (
             f"returned {values[failed][0]} for {failed.sum()} of {count} completions"
             if failed.any()
@@ -148,7 +151,8 @@ class HostScore:
 
     Where a function fails (it raises, exceeds its time limit, or returns something other than a
     finite number per completion), the score is 0. On the first batch of a run, a failure is an
-    error instead.
+    error instead. Where it returns None for a completion, it does not judge it: the others do, and
+    where none does, the completion takes no part; see `language.give_reward`.
 
     Args:
       rewards: at least one, with different names.
@@ -242,7 +246,7 @@ class HostScore:
         scored = self.score(columns, action.shape[1], first=first, report=report)
         means = {"accuracy": scored.raw, **scored.measures}
         if batch.score.shape[2] > 1:
-            means["dead_groups"] = np.ptp(scored.raw.reshape(batch.score.shape), axis=2) == 0.0
+            means["dead_groups"] = _equal(scored.raw.reshape(batch.score.shape))
         metrics = {name: _mean(values) for name, values in means.items()}
         metrics["wrong_length"] = _mean(mask.sum(axis=2), scored.raw == 0)
         return give_reward(batch, scored.raw, scored.reward), metrics
@@ -277,17 +281,30 @@ class HostScore:
                     self._report(
                         f"reward function {reward.source} {scores.why}", reward.name, first, report
                     )
-        scored = {
-            reward.name: np.stack([scores[i].values for scores in by_seed])
-            for i, reward in enumerate(self._rewards)
-        }
+        values = np.stack([[scores.values for scores in each] for each in by_seed], axis=1)
         failed = np.stack([np.any([scores.failed for scores in each], axis=0) for each in by_seed])
-        total = np.sum(
-            [np.float32(reward.weight) * scored[reward.name] for reward in self._rewards], axis=0
-        )
+        absent = np.isnan(values).all(axis=0)
+        if absent.any() and ABSENT not in self._reported:
+            self._reported.add(ABSENT)
+            report(
+                f"no reward function judges {absent.sum()} of {absent.size} completions: each "
+                "returned None for them; they take no part"
+            )
+        weights = np.array([reward.weight for reward in self._rewards], np.float32)
+        summed = np.nansum(weights[:, None, None] * values, axis=0, dtype=np.float32)
+        total = np.where(absent, np.float32(np.nan), summed)
+        by_name = dict(zip([reward.name for reward in self._rewards], values, strict=True))
         measures = {"reward": total, FAILURES: failed}
-        measures |= {f"reward/{name}": values for name, values in scored.items()}
-        return Scored(scored[self._accuracy], total, measures)
+        measures |= {f"reward/{name}": each for name, each in by_name.items()}
+        ranked = [by_name[reward.name] for reward, _ in self._ranked]
+        raw = functools.reduce(lambda a, b: np.where(np.isnan(a), b, a), ranked)
+        return Scored(raw, total, measures)
+
+    @property
+    def _ranked(self) -> list[tuple[Reward, Worker]]:
+        """The functions with their workers, the one of the raw score before the others."""
+        pairs = zip(self._rewards, self._workers, strict=True)
+        return sorted(pairs, key=lambda pair: pair[0].name != self._accuracy)
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -297,8 +314,10 @@ class HostScore:
     def judge(self, answers: Answers) -> Answers:
         """The answers of one seed, scored by the function of the raw score; 0 where that fails.
 
+        Those that it does not judge are scored by the other functions, in order; NaN by none.
+
         Raises:
-          RewardError: it failed for all of them.
+          RewardError: a function failed for all of them.
         """
         host: Any = jax.tree.map(np.asarray, answers)
         count, samples, budget = host.tokens.shape
@@ -310,12 +329,15 @@ class HostScore:
             np.arange(budget) < host.length.reshape(-1, 1),
             repeated.problem,
         )
-        worker = self._workers[[each.name for each in self._rewards].index(self._accuracy)]
-        worker.ask(columns, count * samples)
-        scores = worker.take()
-        if scores.failed.all():
-            raise RewardError(f"reward={self._accuracy} {scores.why} in an evaluation")
-        scored: Answers = host._replace(score=scores.values.reshape(count, samples))
+        values = np.full(count * samples, np.nan, np.float32)
+        for reward, worker in self._ranked:
+            if np.isnan(values).any():
+                worker.ask(columns, count * samples)
+                scores = worker.take()
+                if scores.failed.all():
+                    raise RewardError(f"reward={reward.name} {scores.why} in an evaluation")
+                values = np.where(np.isnan(values), scores.values, values)
+        scored: Answers = host._replace(score=values.reshape(count, samples))
         return scored
 
     def _read(
@@ -384,9 +406,15 @@ def check(rewards: Sequence[Reward], accuracy: str, timeout: float) -> None:
         raise ConfigError(f"reward_timeout must be above 0 s, got {timeout}")
 
 
+def _equal(score: Floats) -> Floats:
+    """Whether the scores of each group `[S, P, G]` are equal; NaN where none is judged."""
+    spread = np.fmax.reduce(score, axis=-1) - np.fmin.reduce(score, axis=-1)
+    return np.where(np.isnan(spread), spread, spread == 0.0)
+
+
 def _mean(values: npt.NDArray[Any], counted: npt.NDArray[np.bool_] | None = None) -> Mean:
-    """The mean of each seed, from `[S, B]`, over the values that are counted."""
-    counted = np.ones(values.shape, bool) if counted is None else counted
+    """The mean of each seed, from `[S, B]`, over the values that are counted: all but NaN."""
+    counted = ~np.isnan(values) if counted is None else counted
     mean: Any = Mean
     total = np.where(counted, values, 0).sum(axis=1, dtype=np.float32)
     return mean(total, counted.sum(axis=1, dtype=np.float32))

@@ -9,27 +9,41 @@ import faulthandler
 import importlib
 import importlib.util
 import json
+import math
 import os
+import re
 import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 LIBRARY = sysconfig.get_path("stdlib")
 # What a model has written, or was told in between; the other columns are data.
 WRITTEN = ("completions", "messages")
+GAP = r"(?:\s|\\|#.*\n)*"
+# What a call names, or a call of what an expression gives, a decorator, an import, a class.
+DEEDS = re.compile(
+    rf"(?<!def )\b[^\W\d]\w*(?={GAP}\()|[)\]](?={GAP}\()|@|\b(?:import|class)\b{GAP}\w+"
+)
 GRACE = 10.0  # seconds past the time limit after which a worker that was not killed ends itself
+
+
+class ResultError(Exception):
+    """A function returned something that is no list of scores."""
 
 
 class Guard:
     """Refuses `eval` and `exec` of text, except text of the data set, while a function runs.
 
-    What the standard library compiles stays allowed: imports, named tuples, data classes. A refusal
-    is recorded even if the function catches its exception.
+    Code of the standard library and of installed packages may compile text, as named tuples, data
+    classes and templates do, and so may a module while it is imported. But they may compile nothing
+    that calls, imports or defines what a completion does, so that what a model writes does nothing.
+    A refusal is recorded even if the function catches its exception.
 
     Args:
       harmless: `harmless(text, file) -> bool`, further text that a file may compile, for a function
@@ -39,44 +53,78 @@ class Guard:
     def __init__(self, harmless: Callable[[str, str], bool] | None = None) -> None:
         self._harmless = harmless
         self._given: frozenset[str] | None = None
-        self._untrusted: set[str] = set()
+        self._written: set[str] = set()
+        self._untrusted: set[str | None] = set()
         self.refused = False
         sys.addaudithook(self._hear)
 
     def call(
-        self, function: Callable[..., Any], given: frozenset[str], columns: dict[str, Any]
+        self, function: Callable[[], Any], given: Iterable[str], written: Iterable[str]
     ) -> Any:
-        """`function(**columns)` under guard; `given` holds the texts that may be run."""
-        self._given, self.refused = given, False
+        """`function()` under guard.
+
+        Args:
+          function: what to call.
+          given: texts that may be run.
+          written: texts of a model, which may not.
+        """
+        self._written = {deed for text in written for deed in deeds(text)}
+        self._given, self.refused = frozenset(given), False
         self._untrusted.clear()
         try:
-            return function(**columns)
+            return function()
         finally:
             self._given = None
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         # `eval` or `exec` of text raises two events: `compile` with the text, `exec` with the code,
-        # which names the file that the text was said to be in.
+        # which names the file that the text was said to be in; the name of a tree's is not heard.
         if self._given is None:
             return
         if event == "compile":
             source, filename = args
             text = source.decode(errors="replace") if isinstance(source, bytes) else source
-            caller = sys._getframe(1).f_code.co_filename
-            if text in self._given or _is_library(caller):
-                return
-            if self._harmless is None or not self._harmless(text, caller):
-                self._untrusted.add(str(filename))
-        elif event == "exec" and args[0].co_filename in self._untrusted:
+            if text not in self._given and not self._trusts(text, sys._getframe(1)):
+                self._untrusted.add(filename and str(filename))
+        elif event == "exec" and self._untrusted & {args[0].co_filename, None}:
             self.refused = self._harmless is None
             raise PermissionError("a reward function must not run text as code")
 
+    def _trusts(self, text: Any, frame: FrameType) -> bool:
+        """Whether a call may compile a text, or a syntax tree, whose text was heard before."""
+        file = frame.f_code.co_filename
+        outer: FrameType | None = frame
+        while outer and outer.f_code is not Guard.call.__code__:
+            if outer.f_code.co_filename.startswith("<frozen importlib"):
+                return True  # a module is imported, which knows of no completion
+            outer = outer.f_back
+        if self._harmless is not None and not _is_library(file):
+            return isinstance(text, str) and self._harmless(text, file)
+        if not (_is_library(file) or _is_installed(file)):
+            return False
+        if not isinstance(text, str):
+            return not self._untrusted
+        return self._written.isdisjoint(deeds(text))
+
+
+def deeds(text: str) -> set[str]:
+    r"""What a text calls, imports and defines, if it is code.
+
+    Example:
+      >>> sorted(deeds("import os\ndef f(x): return len (x)")), sorted(deeds("x**2 + 2*x"))
+      (['import os', 'len'], [])
+    """
+    return {" ".join(re.findall(r"\w+", found)) or found for found in DEEDS.findall(text)}
+
 
 def _is_library(filename: str) -> bool:
-    """Whether code is of the standard library, which compiles files and text of its own."""
-    return filename.startswith("<frozen ") or (
-        filename.startswith(LIBRARY) and "site-packages" not in filename
-    )
+    """Whether code is of the standard library."""
+    return filename.startswith(LIBRARY) and not _is_installed(filename)
+
+
+def _is_installed(filename: str) -> bool:
+    """Whether code is of an installed package."""
+    return "site-packages" in filename or "dist-packages" in filename
 
 
 def load(source: str) -> Callable[..., Any]:
@@ -118,7 +166,11 @@ def describe(error: BaseException) -> str:
     ]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{where}"
+    try:
+        said = " ".join(str(error).split())
+    except Exception:  # code of the user's own too
+        said = "(it has no message)"
+    return f"{type(error).__name__}: {said}{where}"
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -130,50 +182,58 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(item)
 
 
-def numbers(result: Any, count: int) -> list[float]:
-    """The result of a reward function as `count` floats; NaN stays.
+def numbers(result: Any, count: int) -> list[float | None]:
+    """The result of a reward function as `count` floats; None and NaN stay, and 10⁴⁰⁰ is infinite.
 
     Raises:
-      TypeError, ValueError: it is not that many numbers.
+      ResultError: it is not that many numbers.
 
     Example:
-      >>> numbers((1, True, 0.5), 3)
-      [1.0, 1.0, 0.5]
+      >>> numbers((1, True, None), 3)
+      [1.0, 1.0, None]
     """
+    wanted = f"where a list of {count} numbers is wanted"
     if isinstance(result, str | bytes | dict | set | frozenset):
-        raise TypeError(
-            f"returned {type(result).__name__} where a list of {count} numbers is wanted"
-        )
+        raise ResultError(f"returned {type(result).__name__} {wanted}")
     try:
-        values = list(result)
+        values = iter(result)
     except TypeError:
-        raise TypeError(
-            f"returned {type(result).__name__} where a list of {count} numbers is wanted"
-        ) from None
-    if len(values) != count:
-        raise ValueError(f"returned {len(values)} numbers for {count} completions")
-    for value in values:
-        if value is None or isinstance(value, str | bytes):
-            raise TypeError(f"returned {value!r} where a number is wanted")
+        raise ResultError(f"returned {type(result).__name__} {wanted}") from None
+    scores = [number(value) for value in values]
+    if len(scores) != count:
+        raise ResultError(f"returned {len(scores)} numbers for {count} completions")
+    return scores
+
+
+def number(value: Any) -> float | None:
+    """One score; see `numbers`."""
+    if value is None:
+        return None
+    if isinstance(value, str | bytes):
+        raise ResultError(f"returned {value!r} where a number is wanted")
     try:
-        return [float(value) for value in values]
+        return float(value)
+    except OverflowError:
+        return math.inf
     except (TypeError, ValueError):
-        raise TypeError(
-            f"returned a list of {type(values[0]).__name__} where numbers are wanted"
-        ) from None
+        raise ResultError(f"returned {type(value).__name__} where a number is wanted") from None
 
 
 def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) -> dict[str, Any]:
     """The reply to one call: `{"scores": [...]}` or `{"error": text}`."""
-    completions = request["completions"]
-    given = frozenset(
-        text for name, column in request.items() if name not in WRITTEN for text in texts(column)
+    count = len(request["completions"])  # now: the function may change the list
+    given, written = (
+        list(texts([column for name, column in request.items() if (name in WRITTEN) == wrote]))
+        for wrote in (False, True)
     )
     try:
-        result = guard.call(function, given, request)
+        # Within the guard, since a generator runs when it is read.
+        scores = guard.call(lambda: numbers(function(**request), count), given, written)
+        reply = {"scores": scores}
+    except ResultError as error:
+        reply = {"error": str(error)}
     except BaseException as error:
-        if not guard.refused:
-            return {"error": f"raised {describe(error)}"}
+        reply = {"error": f"raised {describe(error)}"}
     if guard.refused:
         return {
             "error": (
@@ -181,10 +241,7 @@ def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) 
                 "is scored"
             )
         }
-    try:
-        return {"scores": numbers(result, len(completions))}
-    except (TypeError, ValueError) as error:
-        return {"error": str(error)}
+    return reply
 
 
 def serve(pipe: Connection) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_po.control import recorded
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.figures.rendering import Episode, Frame
-from jaxrl_po.run.host.vector_envs import Array, Source, Stepped, quiet
+from jaxrl_po.run.host.vector_envs import Array, Source, Stepped, playable, quiet
 from jaxrl_po.types import Problem, TrainState
 
 
@@ -49,7 +49,7 @@ class Camera:
 
     def step(self, action: Array) -> Stepped:
         """See `pools.Pool`."""
-        observation, *others = self._env.step(action[0])[:4]
+        observation, *others = self._env.step(playable(self._env.action_space)(action)[0])[:4]
         return Stepped(np.asarray(observation)[None], *(np.asarray(x)[None] for x in others))
 
     def picture(self) -> Frame:

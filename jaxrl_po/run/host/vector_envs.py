@@ -152,7 +152,7 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
             seen, acts = spec.gymnasium_observation_space, spec.gymnasium_action_space
     except (TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"--env_params for {name}: {' '.join(str(error).split())}") from None
-    spaces = _spaces(name, seen, acts)
+    spaces, play = _spaces(name, seen, acts), playable(acts)
     shape = spaces.observation.shape
     channels_first = len(shape) == 3 and is_image(seen) and shape[0] < shape[2]
     if channels_first:
@@ -178,7 +178,7 @@ def _envpool(name: str, inner: str, arguments: dict[str, Any]) -> Source:
                 return observe(pool.reset()[0])
 
         def step(action: Array) -> Stepped:
-            observation, reward, terminated, truncated, _ = pool.step(action)
+            observation, reward, terminated, truncated, _ = pool.step(play(action))
             return Stepped(observe(observation), reward, terminated, truncated)
 
         return Pool(reset, step, pool.close)
@@ -225,7 +225,8 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
         seen = one.single_observation_space
         registered = one.spec and one.spec.max_episode_steps
         limit = _limit(arguments.get("max_episode_steps", registered))
-        spaces = _spaces(name, seen, one.single_action_space)
+        acts = one.single_action_space
+        spaces, play = _spaces(name, seen, acts), playable(acts)
     finally:
         one.close()
 
@@ -233,11 +234,21 @@ def _gymnasium(name: str, inner: str, arguments: dict[str, Any]) -> Source:
         envs = make(len(seeds))
         return Pool(
             lambda: envs.reset(seed=list(seeds))[0],
-            lambda action: Stepped(*envs.step(action)[:4]),
+            lambda action: Stepped(*envs.step(play(action))[:4]),
             envs.close,
         )
 
     return Source(name, spaces, _dtype(seen), limit, arguments, named(name, open_pool))
+
+
+def playable(space: Any) -> Callable[[Array], Array]:
+    """Actions `[N, …]` as a space of gymnasium holds them: in its dtype, and in a box its bounds.
+
+    The policy's are float32, in which a bound such as 0.1 is rounded to one outside the box.
+    """
+    if not hasattr(space, "low"):
+        return lambda action: action.astype(space.dtype)
+    return lambda action: np.clip(action.astype(space.dtype), space.low, space.high)
 
 
 def named(name: str, open_pool: Callable[[Sequence[int]], Pool]) -> Callable[..., Pool]:

@@ -205,9 +205,13 @@ class ToolPartner:
         if self._rewarded is not None:
             raw, total, further = self._scored(self._rewarded, first, report)
             alive = np.array([bool(t and not t.dead and not t.failure) for t in talks])
-            score = reward if self._offer.reward else np.where(alive, raw, np.float32(0.0))
-            reward = reward + np.where(alive, total, np.float32(0.0))
-            measures |= {name: _mean(values, held) for name, values in further.items()}
+            raw, total = (np.where(alive, np.nan_to_num(x), np.float32(0.0)) for x in (raw, total))
+            score = reward if self._offer.reward else raw
+            reward = reward + total
+            measures |= {
+                name: _mean(np.nan_to_num(values), held & ~np.isnan(values))
+                for name, values in further.items()
+            }
         self._blame([talk for talk in talks if talk], first, report)
         return Outcome(
             reward.astype(np.float32),
