@@ -13,7 +13,8 @@ from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices import memory, processes
-from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.log import Log, extend_streaks, read_aside
 from jaxrl_po.run.loop.runner import Diverged
 from jaxrl_po.run.store import metrics
 from jaxrl_po.run.store.checkpoint import Store
@@ -156,15 +157,13 @@ def test_a_streak_runs_on_from_chunk_to_chunk():
     bad = Mean(np.array([[1.0, 1.0]]), np.array([[1.0, 2.0]]))
     streak, stuck = np.zeros(2, np.int64), None
     for _ in range(3):
-        streak, stuck = runner.extend_streaks(streak, bad, patience=3)
+        streak, stuck = extend_streaks(streak, bad, patience=3)
     assert streak.tolist() == [3, 0]
     assert stuck == (0, 0)
 
 
 def test_nothing_tried_is_not_a_skip():
-    streak, _ = runner.extend_streaks(
-        np.array([5]), Mean(np.zeros((1, 1)), np.zeros((1, 1))), patience=9
-    )
+    streak, _ = extend_streaks(np.array([5]), Mean(np.zeros((1, 1)), np.zeros((1, 1))), patience=9)
     assert streak.tolist() == [0]
 
 
@@ -258,14 +257,14 @@ def test_one_program_serves_every_chunk_and_every_length(tmp_path):
 
 
 def test_a_line_without_a_number_of_some_seed_is_not_the_best(tmp_path):
-    log = runner.Log(tmp_path / "metrics.jsonl", "score", after=0)
+    log = Log(tmp_path / "metrics.jsonl", "score", after=0)
     scores = ([90.0, 92.0], [100.0, np.nan], [95.0, 96.0])
     best = [
         log.write({"iteration": i, **metrics.by_seed({"score": values})})
         for i, values in enumerate(scores)
     ]
     assert best == [True, False, True]
-    again = runner.Log(tmp_path / "metrics.jsonl", "score", after=2)
+    again = Log(tmp_path / "metrics.jsonl", "score", after=2)
     assert not again.write({"iteration": 3, **metrics.by_seed({"score": [95.0, 95.5]})})
 
 
@@ -347,7 +346,7 @@ def test_a_run_that_was_stopped_within_a_chunk_equals_one_that_was_not(
 @pytest.mark.parametrize("content", ["", "{}", '{"loss": [[[1.0]], [[1.0]]]}'])
 def test_what_was_set_aside_of_other_iterations_is_left(tmp_path, content):
     (tmp_path / "aside").write_text(content)
-    assert runner.read_aside(tmp_path / "aside", 2) == {}
+    assert read_aside(tmp_path / "aside", 2) == {}
 
 
 def test_calls_of_one_iteration_change_no_number(monkeypatch, tmp_path, whole):

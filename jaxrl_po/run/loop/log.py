@@ -1,0 +1,119 @@
+"""The lines of metrics of a run, what they tell of it, and those of a chunk that was cut."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jaxrl_po.masked import Mean
+from jaxrl_po.run.devices import processes
+from jaxrl_po.run.loop.doubts import SIGNAL
+from jaxrl_po.run.store import metrics as metrics_lib
+from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import Metrics
+
+
+def write_aside(path: Path, means: Metrics) -> None:
+    """Keeps the metrics of a chunk that was cut, leaves `[n, S]`."""
+    content = {name: [mean.total.tolist(), mean.count.tolist()] for name, mean in means.items()}
+    metrics_lib.write_atomically(path, json.dumps(content))
+
+
+def read_aside(path: Path, count: int) -> Metrics:
+    """What was kept of the last `count` iterations; empty for none, or where it is of others."""
+    if not count:
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    leaves: dict[str, list[Any]] = {name: list(map(np.array, x)) for name, x in content.items()}
+    means = {name: Mean(*each) for name, each in leaves.items()}
+    return means if all(len(mean.count) == count for mean in means.values()) else {}
+
+
+def joined(before: Metrics, after: Metrics) -> Metrics:
+    """Metrics of iterations and of those that followed; without the former if they are others."""
+    if before.keys() != after.keys():
+        return after
+    return jax.tree.map(lambda *each: np.concatenate(each), before, after)
+
+
+class Log:
+    """The file of metrics, its best score, and its last iteration with a learning signal.
+
+    Args:
+      path: of the file.
+      score: the evaluated quantity whose mean over seeds is the score; empty for none.
+      after: the iteration after which lines are dropped.
+    """
+
+    def __init__(self, path: Path, score: str, *, after: int):
+        self._path, self._score = path, score
+        self._best, self._signalled = -math.inf, 0
+        rows = (
+            metrics_lib.truncate(path, after) if processes.is_writer() else metrics_lib.read(path)
+        )
+        for row in rows:
+            if row["iteration"] <= after:
+                self._follow(row)
+
+    def idle(self, iteration: int, fields: Row) -> int:
+        """Consecutive iterations, up to this one, without a learning signal in any seed."""
+        signal = fields.get(SIGNAL)
+        return (
+            0
+            if signal is None or np.any(np.asarray(signal, np.float64) > 0)
+            else iteration - self._signalled
+        )
+
+    def write(self, row: Row) -> bool:
+        """Appends a line; returns whether its score is the best so far."""
+        if processes.is_writer():
+            metrics_lib.append(self._path, row)
+        return self._follow(row)
+
+    def _follow(self, row: Row) -> bool:
+        score = row.get(f"{self._score}/mean")
+        # Not where a seed has no number, which the mean over seeds leaves out.
+        whole = np.isfinite(np.asarray(row.get(self._score, ()), np.float64)).all()
+        improved = bool(score is not None and whole and score > self._best)
+        if score is not None and improved:
+            self._best = float(score)
+        if self.idle(row["iteration"], row) == 0:
+            self._signalled = row["iteration"]
+        return improved
+
+
+def extend_streaks(
+    streak: npt.NDArray[np.int64], skipped: Mean | None, patience: int
+) -> tuple[npt.NDArray[np.int64], tuple[int, int] | None]:
+    """Counts consecutive iterations in which every update was skipped.
+
+    Args:
+      streak: `[S]`, the counts so far.
+      skipped: `[n, S]`, updates skipped (total) among those tried (count) in n further iterations;
+        None if the learner does not report it.
+      patience: the count to look for.
+
+    Returns:
+      The counts after the n iterations, and `(index of the iteration, seed)` where one first
+      reached `patience`, or None.
+
+    Example:
+      >>> both = Mean(np.array([[4.0, 0.0], [4.0, 1.0]]), np.array([[4.0, 4.0], [4.0, 4.0]]))
+      >>> counts, stuck = extend_streaks(np.array([1, 1]), both, patience=3)
+      >>> counts.tolist(), stuck
+      ([3, 0], (1, 0))
+    """
+    stuck = None
+    if skipped is not None:
+        for i, bad in enumerate((skipped.count > 0) & (skipped.total >= skipped.count)):
+            streak = np.where(bad, streak + 1, 0)
+            if stuck is None and streak.max() >= patience:
+                stuck = (i, int(streak.argmax()))
+    return streak, stuck
