@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
-from jaxrl_po.language.pretrained.text import ChatTemplate
+from jaxrl_po.language.pretrained.templates import ChatTemplate
 
 SAID = [{"role": "user", "content": "é"}]
 

@@ -14,7 +14,7 @@ from folders import TOOLS_TEMPLATE, write_tools
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import text, tools
-from jaxrl_po.language.pretrained.text import ChatTemplate
+from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.run.data import scoring_worker
 from jaxrl_po.run.host.dialogues import child, schemas, truncation
 

@@ -18,14 +18,14 @@ WRONG = [
     ),
     Wrong(
         "a template without tools takes the branch of tools",
-        "language.pretrained.text",
+        "language.pretrained.templates",
         '{"tools": None, "documents": None, **self.special',
         "{**self.special",
         ("test_templates.py::test_what_a_template_is_given",),
     ),
     Wrong(
         "a special token that is not there is an empty text",
-        "language.pretrained.text",
+        "language.pretrained.templates",
         "undefined=Missing,",
         "",
         ("test_templates.py::test_a_special_token_that_is_not_there_is_an_error",),
@@ -117,7 +117,7 @@ WRONG = [
     ),
     Wrong(
         "a template may reach objects of Python",
-        "language.pretrained.text",
+        "language.pretrained.templates",
         "environment = ImmutableSandboxedEnvironment(",
         "environment = jinja2.Environment(",
         ("test_pretrained.py::test_templates_cannot_reach_out_and_their_errors_are_named",),
@@ -160,8 +160,8 @@ WRONG = [
     Wrong(
         "PAD is the EOS of demonstrations",
         "language.pretrained.text",
-        "if token not in (None, ends[0])",
-        "if token is not None",
+        "if i not in (None, ends[0]) and",
+        "if i is not None and",
         ("test_pretrained.py::test_pad_is_never_the_eos_of_a_demonstration[settings0-ends0-0]",),
     ),
     Wrong(
@@ -359,8 +359,8 @@ WRONG = [
     Wrong(
         "a loaded policy reads a text without BOS",
         "run.experiment.policies",
-        "return ids if ids[:1] == whole[:1] else whole",
-        "return ids",
+        "return tokenizer.encode(prompt, special=True)",
+        "return tokenizer.encode(prompt)",
         (f"{INPUT}::test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none",),
     ),
 ]

@@ -74,9 +74,8 @@ def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Com
     torch, theirs = importlib.import_module("torch"), _theirs(folder)
     loaded = pretrained.load(folder)
     tokenizer = loaded.tokenizer
-    usual = np.setdiff1d(
-        np.arange(tokenizer.rules.get_vocab_size()), [tokenizer.pad, *tokenizer.ends]
-    )
+    known = np.arange(min(tokenizer.rules.get_vocab_size(), tokenizer.size))
+    usual = np.setdiff1d(known, [tokenizer.pad, *tokenizer.ends])
     tokens = np.random.default_rng(seed).choice(usual, size=(ROWS, length)).astype(np.int32)
     pad = np.array([0, length // 4], np.int32)
     seen = np.arange(length)[None] >= pad[:, None]

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import architectures, text, weights
 from jaxrl_po.language.pretrained.architectures import FAMILIES
-from jaxrl_po.language.pretrained.text import ChatTemplate, TextTokenizer
+from jaxrl_po.language.pretrained.templates import ChatTemplate
+from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 

@@ -1,10 +1,8 @@
-"""The tokenizer and the chat template of a pretrained model."""
+"""The tokenizer of a pretrained model, and the files that tokenizer and chat template are in."""
 
-import datetime
-import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,113 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.pretrained.templates import SPECIAL, ChatTemplate
 from jaxrl_po.language.stopping import Stops, make_stops
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 CONTEXT = "max_position_embeddings"  # in config.json: the longest text, tokens
 GENERATION, CONFIG = "generation_config.json", "config.json"
 SPECIAL_MAP = "special_tokens_map.json"
-SPECIAL = re.compile("[a-z_]+_token")  # names of special tokens, such as `eos_token`
-
-
-class ChatTemplate(NamedTuple):
-    """Messages to the text of a prompt, by a template in Jinja.
-
-    Attributes:
-      source: of the template.
-      special: names such as `eos_token` to the text of a special token.
-    """
-
-    source: str
-    special: Mapping[str, str]
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        **arguments: Any,
-    ) -> str:
-        """The text, which begins the assistant's answer unless told otherwise.
-
-        Args:
-          messages: each with `role` and `content`.
-          add_generation_prompt: end with what opens an answer.
-          **arguments: others of the template, such as `enable_thinking`. Without them `tools` and
-            `documents` are None, as in `transformers`.
-
-        Raises:
-          ConfigError: the template is not valid, refuses the messages, or writes a special token
-            that the tokenizer does not have.
-        """
-        import jinja2
-
-        given: dict[str, Any] = {"tools": None, "documents": None, **self.special, **arguments}
-        try:
-            text: str = _compiled(self.source).render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **given
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise ConfigError(f"chat template: {error}") from None
-        return text
-
-
-@functools.lru_cache(maxsize=8)
-def _compiled(source: str) -> Any:
-    return _environment().from_string(source)
-
-
-def _environment() -> Any:
-    """Jinja as `transformers` sets it up: templates can neither change objects nor reach files."""
-    import jinja2
-    import jinja2.ext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks what an assistant says, which does not change the text."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    class Missing(jinja2.Undefined):
-        """Empty where it is written, but for a special token, which no text may lose."""
-
-        def __str__(self) -> str:
-            if SPECIAL.fullmatch(self._undefined_name or ""):
-                self._fail_with_undefined_error()
-            return super().__str__()
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[Generation, "jinja2.ext.loopcontrols"],
-        undefined=Missing,
-    )
-    environment.filters["tojson"] = tojson  # Jinja's own escapes HTML
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment
+# Classes of tokenizers, or families where none is named, that follow `add_bos_token`.
+FLAGGED = re.compile("(code_?)?llama|gemma", re.IGNORECASE)
 
 
 class TextTokenizer(NamedTuple):
@@ -147,9 +47,23 @@ class TextTokenizer(NamedTuple):
         return self.ends[0]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of `text`; with `special` the tokenizer adds its own, such as BOS."""
-        ids: list[int] = self.rules.encode(text, add_special_tokens=special).ids
+        """Ids of `text`; with `special` the tokenizer adds its own, such as BOS, once.
+
+        Raises:
+          ConfigError: a token is outside the vocabulary of the model.
+        """
+        found = self.rules.encode(text, add_special_tokens=special)
+        ids: list[int] = found.ids[1:] if _is_doubled(found) else found.ids
+        if ids and (largest := max(ids)) >= self.size:
+            raise ConfigError(
+                f"the token {self.rules.id_to_token(largest)!r} must be left out: its id is "
+                f"{largest}, and the vocabulary of the model has {self.size}"
+            )
         return ids
+
+    def begins(self, text: str) -> bool:
+        """Whether `text` begins with what the tokenizer adds before any, such as BOS."""
+        return _is_doubled(self.rules.encode(text))
 
     def decode(self, tokens: list[int], *, pad: str = "") -> str:
         """Text up to the first end, without special tokens; PAD is one, and `pad` unused."""
@@ -166,6 +80,11 @@ class TextTokenizer(NamedTuple):
         return texts
 
 
+def _is_doubled(found: Any) -> bool:
+    """Whether the tokenizer has added what the text begins with."""
+    return found.special_tokens_mask[:2] == [1, 0] and found.ids[0] == found.ids[1]
+
+
 def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTemplate | None]:
     """The tokenizer of a folder and its chat template, None without one.
 
@@ -174,19 +93,21 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
       vocabulary: V of the model.
 
     Raises:
-      ConfigError: no tokenizer, one with ids outside the vocabulary, or one without an EOS.
+      ConfigError: no tokenizer, one with ids outside the vocabulary (other than of added tokens,
+        of which only a use is refused), one without an EOS, or files that contradict each other.
     """
     from tokenizers import Tokenizer
 
     if not (folder / TOKENIZER).exists():
         raise ConfigError(f"{folder} must hold {TOKENIZER}")
     try:
-        rules = Tokenizer.from_file(str(folder / TOKENIZER))
+        rules = Tokenizer.from_str((folder / TOKENIZER).read_text(encoding="utf-8-sig"))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"{folder / TOKENIZER} must be a tokenizer: {error}") from None
     rules.no_padding()
     rules.no_truncation()
-    largest = max(rules.get_vocab(with_added_tokens=True).values())
+    added = rules.get_added_tokens_decoder()
+    largest = max(i for i in rules.get_vocab().values() if i < vocabulary or i not in added)
     if largest >= vocabulary:
         raise ConfigError(
             f"{folder / TOKENIZER} must have ids below {vocabulary}, the vocabulary of the model, "
@@ -199,28 +120,80 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
         for name, token in named.items()
         if SPECIAL.fullmatch(name) and _is_text(token)
     }
+    _follow_flags(folder, rules, settings, special)
     source = _template(folder, settings)
     template = None if source is None else ChatTemplate(source, special)
-    ends = _ends(folder, rules, special)
+    ends = _ends(folder, rules, special, vocabulary)
     if template is not None:
         ends = _turn_end_first(ends, template, rules)
     # A demonstration ends with the first end, from which PAD must be told.
     pads = (rules.token_to_id(special.get("pad_token", "")), *ends, *range(len(ends) + 1))
-    pad = next(token for token in pads if token not in (None, ends[0]))
+    pad = next(i for i in pads if i not in (None, ends[0]) and i < vocabulary)
     tokenizer = TextTokenizer(
         rules, vocabulary, pad, ends, settings, _stops(folder, rules, vocabulary)
     )
     return tokenizer, template
 
 
-def _ends(folder: Path, rules: Any, special: Mapping[str, str]) -> tuple[int, ...]:
+def _follow_flags(
+    folder: Path, rules: Any, settings: Mapping[str, Any], special: Mapping[str, str]
+) -> None:
+    """Makes a tokenizer of Llama or Gemma add what `add_bos_token` and `add_eos_token` say.
+
+    `transformers` 4 does so whatever `tokenizer.json` says; version 5 goes by the latter, and so do
+    other classes. Hence both must agree where both speak.
+
+    Raises:
+      ConfigError: they do not, or there is no such token.
+    """
+    from tokenizers import processors
+
+    kind = settings.get("tokenizer_class")
+    kind = kind or read_json(folder / CONFIG, optional=True).get("model_type")
+    if not (FLAGGED.match(str(kind)) and {"add_bos_token", "add_eos_token"} & settings.keys()):
+        return
+
+    def added(name: str, default: bool) -> list[str]:
+        token = special.get(name, "")
+        if not settings.get(f"add_{name}", default):
+            return []
+        if rules.token_to_id(token) is None:
+            raise ConfigError(
+                f"{folder / SETTINGS}: add_{name} must be false or left out, or {name} one of "
+                f"{TOKENIZER}, got {token!r}"
+            )
+        return [token]
+
+    before, after = added("bos_token", True), added("eos_token", False)
+    bare, whole = (rules.encode("a", add_special_tokens=more).tokens for more in (False, True))
+    if whole == (wanted := [*before, *bare, *after]):
+        return
+    if whole != bare or "TemplateProcessing" in str(rules.post_processor):
+        raise ConfigError(
+            f"{folder / SETTINGS}: add_bos_token and add_eos_token must agree with post_processor "
+            f"of {TOKENIZER}: they make {wanted} of 'a', and it {whole}"
+        )
+    rules.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        special_tokens=[(token, rules.token_to_id(token)) for token in {*before, *after}],
+    )
+
+
+def _ends(folder: Path, rules: Any, special: Mapping[str, str], vocabulary: int) -> tuple[int, ...]:
     """Ids of which each ends a completion, from the first file that names any."""
     for name in (GENERATION, CONFIG):
-        ends = read_json(folder / name, optional=True).get("eos_token_id")
-        if ends is not None:
-            return tuple(ends) if isinstance(ends, list) else (ends,)
+        given = read_json(folder / name, optional=True).get("eos_token_id")
+        if given in (None, [], -1):
+            continue
+        ends = given if isinstance(given, list) else [given]
+        if not all(type(end) is int and 0 <= end < vocabulary for end in ends):
+            raise ConfigError(
+                f"{folder / name}: eos_token_id must be one id or a list of ids below "
+                f"{vocabulary}, the vocabulary of the model, got {json.dumps(given)}"
+            )
+        return tuple(dict.fromkeys(ends))
     end = rules.token_to_id(special.get("eos_token", ""))
-    if end is None:
+    if end is None or end >= vocabulary:
         raise ConfigError(
             f"{folder} must name a token that ends a text: eos_token_id in {GENERATION} or "
             f"{CONFIG}, or eos_token in {SETTINGS}"
@@ -278,7 +251,7 @@ def _unicode_to_byte() -> dict[str, int]:
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     if (folder / TEMPLATE).exists():
-        return (folder / TEMPLATE).read_text()
+        return _read(folder / TEMPLATE)
     source = settings.get("chat_template")
     if isinstance(source, list):
         source = {each["name"]: each["template"] for each in source}.get("default")
@@ -304,21 +277,29 @@ def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTempla
     stops = {} if tokenizer.stops is None else {"stop_strings": list(tokenizer.stops.strings)}
     write_json(folder / GENERATION, {"eos_token_id": list(tokenizer.ends)} | stops)
     if template is not None:
-        (folder / TEMPLATE).write_text(template.source)
+        (folder / TEMPLATE).write_text(template.source, encoding="utf-8")
+
+
+def _read(path: Path) -> str:
+    """The text of a file that a user brings, with or without a byte order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} must be UTF-8: {error}") from None
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """The content of a JSON file, empty where it may be missing and is.
 
     Raises:
-      ConfigError: it is missing or not a JSON object.
+      ConfigError: it is missing, or not a JSON object in UTF-8.
     """
     if not path.exists():
         if optional:
             return {}
         raise ConfigError(f"{path.parent} must hold {path.name}")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(_read(path))
     except ValueError as error:
         raise ConfigError(f"{path} must be JSON: {error}") from None
     if not isinstance(content, dict):
@@ -328,4 +309,4 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

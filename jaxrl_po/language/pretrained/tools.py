@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.pretrained.text import ChatTemplate, TextTokenizer
+from jaxrl_po.language.pretrained.templates import ChatTemplate
+from jaxrl_po.language.pretrained.text import TextTokenizer
 
 Tool = Mapping[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -39,6 +40,7 @@ class Tools(NamedTuple):
       names: of the tools.
       opening: tag before the JSON of a call.
       closing: tag after it.
+      foreign: texts of tokens outside the vocabulary of the model.
     """
 
     tokenizer: TextTokenizer
@@ -46,6 +48,7 @@ class Tools(NamedTuple):
     names: tuple[str, ...]
     opening: str
     closing: str
+    foreign: tuple[str, ...] = ()
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a prompt, which begins the assistant's message.
@@ -142,14 +145,16 @@ def read(
         template.render, **given, tools=list(tools) or None
     )
     names = tuple(tool["function"]["name"] for tool in tools)
+    added = tokenizer.rules.get_added_tokens_decoder()
+    foreign = tuple(token.content for i, token in added.items() if i >= tokenizer.size)
     if not tools:
-        return Tools(tokenizer, render, (), "", "")
+        return Tools(tokenizer, render, (), "", "", foreign)
     bare = render(_dialogue(()), add_generation_prompt=False)
     for name in names:
         if name not in bare:
             raise ConfigError(f"chat template: it does not show the tool {name}: it has no tools")
     opening, closing = _tags(render(_dialogue(PROBES), add_generation_prompt=False))
-    found = Tools(tokenizer, render, names, opening, closing)
+    found = Tools(tokenizer, render, names, opening, closing, foreign)
     result = {"role": TOOL, "name": names[0], "content": PROBES[0]}
     if PROBES[0] not in render([*_dialogue(names[:1]), result]):
         raise ConfigError("chat template: it does not show the results of tools")

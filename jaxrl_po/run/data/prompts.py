@@ -3,6 +3,7 @@
 import bisect
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import ChatTemplate, TextTokenizer
+from jaxrl_po.language.pretrained.tools import ASSISTANT
 from jaxrl_po.language.tasks import Example, Task, table
 from jaxrl_po.language.tokenizer import AnyTokenizer, make_tokenizer
 from jaxrl_po.types import PyTree
@@ -18,6 +20,7 @@ from jaxrl_po.types import PyTree
 PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
 # Argument names of a reward function that are not columns of the file.
 TAKEN = ("prompts", "completions", "completion_ids")
+TWICE = "a prompt begins with what the tokenizer adds, such as BOS: it is not written twice"
 
 
 class Text(NamedTuple):
@@ -38,20 +41,28 @@ class Text(NamedTuple):
     def encode(self, row: "Row") -> tuple[int, ...]:
         """The ids of a row's prompt: that of its messages by the template, or its text.
 
+        Messages that end with the assistant's are continued.
+
         Raises:
-          ConfigError: there is no template, or it refuses the messages.
+          ConfigError: there is no template, it refuses the messages, or a token is not the model's.
         """
         messages = row.columns.get(MESSAGES)
-        if messages is None:
-            return tuple(self.tokenizer.encode(row.prompt, special=True))
-        if self.template is None:
-            raise ConfigError(f"{row.place}: {MESSAGES} need a model with a chat template")
         try:
-            text = self.template.render(messages, **self.arguments)
+            if messages is None:
+                if self.tokenizer.begins(row.prompt):
+                    warnings.warn(TWICE, stacklevel=2)
+                return tuple(self.tokenizer.encode(row.prompt, special=True))
+            if self.template is None:
+                raise ConfigError(f"{MESSAGES} need a model with a chat template")
+            continued = {"continue_final_message": messages[-1]["role"] == ASSISTANT}
+            # The template writes BOS, where the model has one.
+            return tuple(
+                self.tokenizer.encode(
+                    self.template.render(messages, **continued | dict(self.arguments))
+                )
+            )
         except ConfigError as error:
             raise ConfigError(f"{row.place}: {error}") from None
-        # The template has written BOS, where the model has one.
-        return tuple(self.tokenizer.encode(text))
 
 
 class Row(NamedTuple):
@@ -97,7 +108,8 @@ def read_jsonl(path: str, *, answers: bool = True) -> list[Row]:
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            rows.append(_parse(line, f"{path} line {number}", answers))
+            # Files that were joined may have byte order marks inside.
+            rows.append(_parse(line.removeprefix("\ufeff"), f"{path} line {number}", answers))
             if rows[-1].columns.keys() != rows[0].columns.keys():
                 odd = min(rows[-1].columns.keys() ^ rows[0].columns.keys())
                 raise ConfigError(

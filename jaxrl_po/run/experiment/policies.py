@@ -172,15 +172,13 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
 
 
 def _encode(tokenizer: AnyTokenizer, prompt: str) -> list[int]:
-    """Ids with what a pretrained model's tokenizer adds to any text, BOS, once.
+    """Ids with what a pretrained model's tokenizer adds to any text, such as BOS.
 
     A chat template has written it already.
     """
-    ids = tokenizer.encode(prompt)
-    if not isinstance(tokenizer, TextTokenizer):
-        return ids
-    whole = tokenizer.encode(prompt, special=True)
-    return ids if ids[:1] == whole[:1] else whole
+    if isinstance(tokenizer, TextTokenizer):
+        return tokenizer.encode(prompt, special=True)
+    return tokenizer.encode(prompt)
 
 
 def _left_padded(

@@ -8,7 +8,7 @@ from jaxrl_po import config, language
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, POSITIVE, ConfigError, number, static
 from jaxrl_po.language.pretrained import tools as tools_lib
-from jaxrl_po.language.pretrained.tools import TOOL, USER, Tools
+from jaxrl_po.language.pretrained.tools import ASSISTANT, TOOL, USER, Tools
 from jaxrl_po.run.data import prompts, rewarding, tables
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
@@ -143,7 +143,8 @@ def read_rows(records: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The columns of each prompt of the task, in its order; the messages are `prompt`, as in TRL.
 
     Raises:
-      UsageError: messages without one of the user, to which a reset could add.
+      UsageError: messages without one of the user, to which a reset could add, or that end with
+        the assistant's.
     """
     task = records["task"]
     parts = tables.read_rows(
@@ -157,6 +158,11 @@ def read_rows(records: Mapping[str, Any]) -> list[dict[str, Any]]:
         ]
         if not any(message["role"] == USER for message in messages):
             raise UsageError(f"--task.train: {row.place}: {prompts.MESSAGES} must have a user's")
+        if messages[-1]["role"] == ASSISTANT:
+            raise UsageError(
+                f"--task.train: {row.place}: {prompts.MESSAGES} must not end with the assistant's, "
+                "whose dialogue an environment begins"
+            )
         found.append(columns | {prompts.PROMPT: messages})
     return found
 

@@ -22,6 +22,8 @@ def fit(
 ) -> tuple[list[int], bool]:
     """Ids of at most `limit` tokens where texts can be cut so far, and whether they were cut.
 
+    `?` stands for a token that the model does not have, as an environment may say anything.
+
     Args:
       written: texts to the ids of all that is read.
       texts: may be cut at their ends, the longest one first.
@@ -29,6 +31,8 @@ def fit(
       tools: whose tokenizer is used.
     """
     texts = list(texts)
+    for token in tools.foreign:
+        texts = [text.replace(token, "?") for text in texts]
     ids, cut = written(texts), False
     while len(ids) > limit and any(texts):
         longest = max(range(len(texts)), key=lambda i: len(texts[i]))

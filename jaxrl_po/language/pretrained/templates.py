@@ -1,0 +1,124 @@
+"""The chat template of a pretrained model."""
+
+import datetime
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxrl_po.config import ConfigError
+
+SPECIAL = re.compile("[a-z_]+_token")  # names of special tokens, such as `eos_token`
+CUT = "CONTINUE_FINAL_MESSAGE_TAG "  # its space shows whether a template trims messages
+
+
+class ChatTemplate(NamedTuple):
+    """Messages to the text of a prompt, by a template in Jinja.
+
+    Attributes:
+      source: of the template.
+      special: names such as `eos_token` to the text of a special token.
+    """
+
+    source: str
+    special: Mapping[str, str]
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **arguments: Any,
+    ) -> str:
+        """The text, which begins the assistant's answer unless told otherwise.
+
+        Args:
+          messages: each with `role` and `content`.
+          add_generation_prompt: end with what opens an answer.
+          continue_final_message: end with the last message instead, without what closes it.
+          **arguments: others of the template, such as `enable_thinking`. Without them `tools` and
+            `documents` are None, as in `transformers`.
+
+        Raises:
+          ConfigError: the template is not valid, refuses the messages, writes a special token
+            that the tokenizer does not have, or does not show a last message to continue.
+        """
+        import jinja2
+
+        given: dict[str, Any] = {"tools": None, "documents": None, **self.special, **arguments}
+        last = messages[-1]["content"] if continue_final_message else ""
+        if continue_final_message:
+            messages = [*messages[:-1], {**messages[-1], "content": last + CUT}]
+            add_generation_prompt = False
+        try:
+            text: str = _compiled(self.source).render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **given
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ConfigError(f"chat template: {error}") from None
+        if not continue_final_message:
+            return text
+        shown, tag, rest = text.rpartition(CUT.strip())
+        if not tag or last.strip() not in text:
+            raise ConfigError("chat template: it does not show the last message as it stands")
+        return shown if rest.startswith(" ") else shown.rstrip()
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(source: str) -> Any:
+    return _environment().from_string(source)
+
+
+def _environment() -> Any:
+    """Jinja as `transformers` sets it up: templates can neither change objects nor reach files."""
+    import jinja2
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}` marks what an assistant says, which does not change the text."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    class Missing(jinja2.Undefined):
+        """Empty where it is written, but for a special token, which no text may lose."""
+
+        def __str__(self) -> str:
+            if SPECIAL.fullmatch(self._undefined_name or ""):
+                self._fail_with_undefined_error()
+            return super().__str__()
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, "jinja2.ext.loopcontrols"],
+        undefined=Missing,
+    )
+    environment.filters["tojson"] = tojson  # Jinja's own escapes HTML
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
