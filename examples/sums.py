@@ -66,7 +66,7 @@ def main() -> None:
     rows = problems()
     for name, part in (("train", rows[:1400]), ("test", rows[1400:])):
         text = "".join(json.dumps(row) + "\n" for row in part)
-        (out / f"{name}.jsonl").write_text(text)
+        (out / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
     rules = train_tokenizer(rows)
     pad, end = (rules.token_to_id(token) for token in (PAD, END))

@@ -363,4 +363,25 @@ WRONG = [
         "return tokenizer.encode(prompt)",
         (f"{INPUT}::test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none",),
     ),
+    Wrong(
+        "a second BOS is written",
+        "language.pretrained.text",
+        "found.ids[1:] if _is_doubled(found) else found.ids",
+        "found.ids",
+        ("test_special_tokens.py::test_bos_is_not_written_twice_and_said_once",),
+    ),
+    Wrong(
+        "every tokenizer follows add_bos_token",
+        "language.pretrained.text",
+        "if not (FLAGGED.match(str(kind)) and",
+        "if not (",
+        ("test_special_tokens.py::test_what_a_tokenizer_adds_is_what_transformers_adds",),
+    ),
+    Wrong(
+        "a message that is continued is closed first",
+        "language.pretrained.templates",
+        "shown, tag, rest = text.rpartition(CUT.strip())",
+        "shown, tag, rest = text.replace(CUT, ''), CUT, ''",
+        ("test_special_tokens.py::test_messages_that_end_with_the_assistant_are_continued",),
+    ),
 ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import control as control_experiment
-from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment import flags, models
 from jaxrl_po.run.experiment import language as language_experiment
 from jaxrl_po.run.experiment.plan import prepare, sections_of
 from jaxrl_po.run.experiment.script import Script
@@ -62,4 +62,5 @@ def control(argv: Sequence[str]) -> int:
 
 def language(argv: Sequence[str]) -> int:
     """`jaxrl-po language`; returns its exit status."""
+    models.require_effect(argv, language_experiment.Options)
     return main(language_experiment.SCRIPT, argv)

@@ -235,7 +235,7 @@ def tune(runs: Runs, found: dict[float, float], keep: Callable[[], None]) -> tup
 
 def tune_and_train(runs: Runs, path: Path) -> Tuned:
     """An arm in a setting, tuned and trained, but for what the file already holds."""
-    stored = json.loads(path.read_text()) if path.exists() else {"tuning": []}
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"tuning": []}
     found = {value: -np.inf if mean is None else mean for value, mean in stored["tuning"]}
 
     def keep(**more: Any) -> None:
@@ -247,7 +247,7 @@ def tune_and_train(runs: Runs, path: Path) -> Tuned:
         curves = runs.train([value], runs.seeds, REPORTED)[0]
         keep(value=value, inside=inside, curves={name: x.tolist() for name, x in curves.items()})
         jax.clear_caches()
-        stored = json.loads(path.read_text())
+        stored = json.loads(path.read_text(encoding="utf-8"))
     curves = {name: np.array(x, np.float64) for name, x in stored["curves"].items()}
     return Tuned(stored["value"], stored["inside"], curves)
 
@@ -310,7 +310,7 @@ def carry_out(claim: Claim, options: Options) -> int:
         results = interrupts.in_thread(run, claim, out, options.devices)
         outcomes = claims.judge(claim, results)
         text = claims.table(claim, results, outcomes)
-        (out / "table.txt").write_text(text)
+        (out / "table.txt").write_text(text, encoding="utf-8")
         folder.write_json(
             out / "verdict.json",
             {

@@ -313,7 +313,11 @@ def main(argv: Sequence[str]) -> int:
         folder.write_json(out / folder.CONFIG, said | {"resolved": code})
         path = out / "sweep.json"
         try:
-            rows = json.loads(path.read_text()) if options.resume and path.exists() else []
+            rows = (
+                json.loads(path.read_text(encoding="utf-8"))
+                if options.resume and path.exists()
+                else []
+            )
             done = [row["flags"] for row in rows]
         except (KeyError, TypeError, ValueError):
             raise UsageError(
@@ -345,7 +349,7 @@ def main(argv: Sequence[str]) -> int:
                     flush=True,
                 )
         text = search.table(rows)
-        (out / "table.txt").write_text(text)
+        (out / "table.txt").write_text(text, encoding="utf-8")
         print(text, end="")
         records = asked.records(rows[0]["flags"], sections)
         best = flags.flatten(plan.settle(control.SCRIPT, records, given)[0])

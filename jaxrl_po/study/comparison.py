@@ -96,7 +96,7 @@ def run_from_one(
 
 def read(out: Path, name: str) -> Result:
     """The results of the run of this name, from its folder."""
-    summary = json.loads((out / name / "summary.json").read_text())
+    summary = json.loads((out / name / "summary.json").read_text(encoding="utf-8"))
     return Result(name, metrics.read(out / name / "metrics.jsonl"), summary)
 
 
@@ -116,7 +116,7 @@ def panel(
 def leave(out: Path, name: str, panels: Sequence[Panel], heading: str, table: str) -> None:
     """Writes the figure `<name>.png` and `table.txt`; prints the table under its heading."""
     path = out / f"{name}.png"
-    (out / "table.txt").write_text(table)
+    (out / "table.txt").write_text(table, encoding="utf-8")
     with plotting.beside(path):
         plotting.save(panels, path)
     print(heading, table, sep="\n", end="")

@@ -164,11 +164,11 @@ def main(argv: Sequence[str]) -> int:
     if place and options.tiny:
         raise UsageError("--tiny has no figures for a page: leave --page out")
     if place:
-        page.put(place.read_text() if place.exists() else "", "")
+        page.put(place.read_text(encoding="utf-8") if place.exists() else "", "")
     given = libraries.interpreters(options.pythons)
     out.mkdir(parents=True, exist_ok=True)
     store = out / "bench.json"
-    stored = json.loads(store.read_text()) if store.exists() else {}
+    stored = json.loads(store.read_text(encoding="utf-8")) if store.exists() else {}
     circumstances = {
         "tiny": options.tiny,
         "processor": provenance.processor(),
@@ -193,13 +193,15 @@ def main(argv: Sequence[str]) -> int:
     text = page.table(listed, results)
     if options.tiny:
         text = f"Measured with --tiny: no figure counts.\n\n{text}"
-    (out / "bench.md").write_text(text)
+    (out / "bench.md").write_text(text, encoding="utf-8")
     measured = [row for row in listed if row.name in results and not results[row.name]["failed"]]
     for beside in [out, *([place.parent] if place else [])] if measured else []:
         page.draw(measured, results, beside / "bench.png")
     if place:
         picture = "\n![How many times as fast as its peers](bench.png)\n" if measured else ""
-        place.write_text(page.put(place.read_text(), text + picture))
+        place.write_text(
+            page.put(place.read_text(encoding="utf-8"), text + picture), encoding="utf-8"
+        )
     print(text, end="")
     return 0
 

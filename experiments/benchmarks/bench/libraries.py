@@ -81,12 +81,14 @@ def install(environment: str) -> Path:
     wanted = BENCHMARKS / "peers" / f"{environment}.txt"
     place = ENVIRONMENTS / environment
     python, done = place / "bin" / "python", place / "installed.txt"
-    if not (done.exists() and done.read_text() == wanted.read_text()):
+    if not (
+        done.exists() and done.read_text(encoding="utf-8") == wanted.read_text(encoding="utf-8")
+    ):
         print(f"making the environment {place}", flush=True)
         comparison.output_of([sys.executable, "-m", "venv", "--clear", place])
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         comparison.output_of([*pip, "--requirement", wanted])
-        done.write_text(wanted.read_text())
+        done.write_text(wanted.read_text(encoding="utf-8"), encoding="utf-8")
     return python
 
 

@@ -259,7 +259,7 @@ def serve(pipe: Connection) -> None:
     ours = start["source"].startswith("jaxrl_po.")
     guard = Guard(vars(sys.modules[function.__module__]).get("harmless") if ours else None)
     pipe.send_bytes(b"{}")
-    with Path(os.devnull).open("w") as nowhere:
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         while True:
             request = json.loads(pipe.recv_bytes())
             # A watchdog: if the run was killed, it can no longer kill a call that hangs.

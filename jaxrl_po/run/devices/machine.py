@@ -29,7 +29,7 @@ class Clock(NamedTuple):
 def clock(stat: Path = STAT) -> Clock | None:
     """The processor time until now; None where the system does not report it."""
     try:
-        lines = [line.split() for line in stat.read_text().splitlines()]
+        lines = [line.split() for line in stat.read_text(encoding="utf-8").splitlines()]
         allowed = {f"cpu{i}" for i in os.sched_getaffinity(0)}
     except (OSError, AttributeError):
         return None

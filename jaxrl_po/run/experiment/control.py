@@ -152,7 +152,7 @@ def tuned(options: Options) -> Mapping[str, Any]:
         or not path.exists()
     ):
         return {}
-    flags_of_sweep: dict[str, Any] = json.loads(path.read_text())["flags"]
+    flags_of_sweep: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["flags"]
     if options.policy or options.critic:  # what was found for other networks does not apply
         return {k: v for k, v in flags_of_sweep.items() if not k.startswith("network.")}
     return flags_of_sweep

@@ -287,7 +287,7 @@ def condition_of(step: Path) -> str:
     if not (step / CHECKSUMS).exists():
         return "unfinished"
     try:
-        listed = json.loads((step / CHECKSUMS).read_text()).items()
+        listed = json.loads((step / CHECKSUMS).read_text(encoding="utf-8")).items()
         same = [zlib.crc32((step / ITEM / name).read_bytes()) == crc for name, crc in listed]
     except (FileNotFoundError, ValueError, AttributeError):
         return "damaged"

@@ -123,7 +123,7 @@ class WeightsAndBiases:
 
         if not self._id.exists():
             write_atomically(self._id, secrets.token_hex(8))
-        return wandb.init(**self._start, id=self._id.read_text())
+        return wandb.init(**self._start, id=self._id.read_text(encoding="utf-8"))
 
     def close(self) -> None:
         """Waits until everything is sent or saved."""

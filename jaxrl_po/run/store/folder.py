@@ -222,7 +222,7 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / ".lock").open("w", encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"--out={out} must be a folder that can be written: {error.strerror}"
