@@ -25,7 +25,7 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.experiment import control, search
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment.flags import RunError, UsageError
-from jaxrl_po.run.loop import vmapped
+from jaxrl_po.run.loop import interrupts, vmapped
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
 
@@ -304,7 +304,7 @@ def test_a_signal_ends_a_sweep_and_its_processes(tmp_path, monkeypatch, capfd):
     """What waits for the first program is told; the processes are not waited for."""
     killed = []
     child = SimpleNamespace(kill=lambda: killed.append(True))
-    monkeypatch.setattr(sweep.multiprocessing, "active_children", lambda: [child])
+    monkeypatch.setattr(interrupts.multiprocessing, "active_children", lambda: [child])
     monkeypatch.setattr(sweep, "check", lambda *_: None)
     monkeypatch.setattr(
         futures, "as_completed", lambda _: iter(lambda: signal.raise_signal(signal.SIGTERM), 0)
@@ -343,9 +343,9 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
 def test_programs_in_processes_find_what_one_process_finds_and_a_killed_one_is_named(
     tmp_path, monkeypatch
 ):
-    spawn = sweep.Processes
+    spawn = interrupts.Processes
     monkeypatch.setattr(
-        sweep,
+        interrupts,
         "Processes",
         # What only checks the flags is not the subject, and a process takes seconds to start.
         lambda count: futures.ThreadPoolExecutor() if count == 1 else spawn(count),

@@ -14,8 +14,7 @@ files in `jaxrl_po/run/experiment/configs/` were found in this way.
 
 import contextlib
 import json
-import multiprocessing
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -37,6 +36,8 @@ from jaxrl_po.run.loop.vmapped import Training
 from jaxrl_po.run.store import folder, metrics
 
 ALONE = Placement(1, 1, 1)
+
+
 OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every", "patience", "idle_patience")
 
 
@@ -204,7 +205,7 @@ def run_all(
         for number, group in groups.items():
             yield number, interrupts.in_thread(run, group, options, given)
         return
-    with Processes(options.processes) as pool:
+    with interrupts.Processes(options.processes) as pool:
         started = {
             pool.submit(run, group, options, given): number for number, group in groups.items()
         }
@@ -216,33 +217,6 @@ def run_all(
                 f"--processes={options.processes}: a process of the sweep was killed, "
                 "perhaps because memory ran out; continue with --resume and a smaller number"
             ) from None
-
-
-class Processes(futures.ProcessPoolExecutor):
-    """Spawned processes, each for one task; an error ends them, and so does that of this process.
-
-    A spawned process has no backend yet, so it can set up its own devices, and it frees their
-    memory when it ends.
-    """
-
-    def __init__(self, count: int):
-        super().__init__(
-            count,
-            multiprocessing.get_context("spawn"),
-            interrupts.follow_parent,
-            max_tasks_per_child=1,
-        )
-
-    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
-        """Has a process make a call."""
-        with interrupts.starting():
-            return super().submit(function, *given, **named)
-
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        if kind is not None:
-            for process in multiprocessing.active_children():
-                process.kill()
-        self.shutdown(cancel_futures=kind is not None)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -299,7 +273,7 @@ def main(argv: Sequence[str]) -> int:
         if options.processes == 1:
             check(every, options, given)
         else:
-            with Processes(1) as pool:
+            with interrupts.Processes(1) as pool:
                 pool.submit(check, every, options, given).result()
     with (
         folder.claim(options.out, overwrite=options.overwrite) as out,

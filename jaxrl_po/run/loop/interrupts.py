@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -134,3 +135,30 @@ def follow_parent() -> None:
 
     streams.guard()
     threading.Thread(target=follow, daemon=True).start()
+
+
+class Processes(futures.ProcessPoolExecutor):
+    """Spawned processes, each for one task; an error ends them, and so does that of this process.
+
+    A spawned process has no backend yet, so it can set up its own devices, and it frees their
+    memory when it ends.
+    """
+
+    def __init__(self, count: int):
+        super().__init__(
+            count,
+            multiprocessing.get_context("spawn"),
+            follow_parent,
+            max_tasks_per_child=1,
+        )
+
+    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
+        """Has a process make a call."""
+        with starting():
+            return super().submit(function, *given, **named)
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None:
+            for process in multiprocessing.active_children():
+                process.kill()
+        self.shutdown(cancel_futures=kind is not None)
