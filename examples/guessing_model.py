@@ -79,7 +79,9 @@ def main() -> None:
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     rows = [{"prompt": QUESTION, "secret": i % 16, "game": i} for i in range(400)]
-    (out / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (out / "prompts.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
 
     drawn, template = random.Random(0), pretrained.ChatTemplate(TEMPLATE, {"eos_token": END})
     tools = [schema_of(Guessing().guess, "guess")]

@@ -237,7 +237,7 @@ def test_bad_input_is_one_line_before_anything_compiles(
     assert "\n" not in str(found.value)
 
 
-def test_a_template_without_tools_and_rows_without_a_user_are_one_line(place, tmp_path):
+def test_a_template_without_tools_and_rows_that_no_user_ends_are_one_line(place, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(place / "model", folder)
     (folder / "chat_template.jinja").write_text(families.TEMPLATE)
@@ -250,11 +250,15 @@ def test_a_template_without_tools_and_rows_without_a_user_are_one_line(place, tm
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(UsageError, match="must have a chat template, which writes the tools"):
         launch.language(flags)
-    rows = [{"messages": [{"role": "system", "content": f"w{i}"}], "secret": 0} for i in range(9)]
-    write_rows(tmp_path / "rows.jsonl", rows)
     flags = arguments(place, tmp_path / "out", few, f"--task.train={tmp_path / 'rows.jsonl'}")
-    with pytest.raises(UsageError, match=r"rows.jsonl line \d+: messages must have a user's"):
-        launch.language(flags)
+    for roles, said in ((["system"], "have a user's"), (["user", "assistant"], "not end with the")):
+        rows = [
+            {"messages": [{"role": role, "content": f"w{i}"} for role in roles], "secret": 0}
+            for i in range(9)
+        ]
+        write_rows(tmp_path / "rows.jsonl", rows)
+        with pytest.raises(UsageError, match=rf"rows.jsonl line \d+: messages must {said}"):
+            launch.language(flags)
 
 
 @pytest.mark.slow

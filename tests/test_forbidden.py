@@ -55,6 +55,38 @@ def test_what_gymnax_forgets_is_declared_and_what_breaks_an_installation_is_not(
     }
 
 
+def unencoded(source):
+    """Calls that read or write text in the encoding of whatever locale there is.
+
+    >>> unencoded("open(p); p.open('a'); p.read_text(); run(c, text=True)")
+    ['open(p)', "p.open('a')", 'p.read_text()', 'run(c, text=True)']
+    >>> unencoded("open(p, 'rb'); p.open(encoding='utf-8'); pool.open(seeds); f(text=text)")
+    []
+    """
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and is_unencoded(node)
+    ]
+
+
+def is_unencoded(call):
+    name = ast.unparse(call.func).rsplit(".", 1)[-1]
+    given = {each.arg: ast.unparse(each.value) for each in call.keywords}
+    words = [each.value for each in call.args if isinstance(each, ast.Constant)]
+    if "encoding" in given or "b" in given.get("mode", "".join(map(str, words[-1:]))):
+        return False
+    if name in ("open", "fdopen"):  # others open environments
+        return isinstance(call.func, ast.Name) or not call.args or bool(words)
+    return name in ("read_text", "write_text") or given.get("text") == "True"
+
+
+def test_text_is_utf8_whatever_the_locale():
+    rooms = [path for room in ("experiments", "examples") for path in (ROOT / room).rglob("*.py")]
+    found = {path.name: unencoded(path.read_text(encoding="utf-8")) for path in [*SOURCES, *rooms]}
+    assert {name: calls for name, calls in found.items() if calls} == {}
+
+
 def ignored(source):
     """Keyword arguments that their function deletes: nobody can know that they have no effect.
 

@@ -1,158 +1,220 @@
-"""Special tokens, ends and files of text as models and users bring them."""
+"""What a tokenizer adds to a text, what ends one, and files as other programs write them."""
 
+import codecs
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import families
 import pytest
 from families import tokenizers
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import text
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.run.data import prompts
+from jaxrl_po.run.experiment import policies
 
-UNK, END, PAD, BOS = range(4)
-SIZE = 97
+WORDS = 97
+NAMED = {"bos_token": "<bos>", "eos_token": "<end>"}
+BOS, NOTHING, LLAMA = "<bos> $A", "$A", "LlamaTokenizerFast"
 
 
 @pytest.fixture
 def folder(tmp_path):
     families.write_tokenizer(tmp_path)
-    (tmp_path / "generation_config.json").unlink()
-    (tmp_path / "config.json").write_text("{}")
     return tmp_path
 
 
-def change(path, **settings):
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+def change(path, **changed):
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(stored | changed), encoding="utf-8")
 
 
-def flags(folder, **settings):
-    change(folder / text.SETTINGS, **{"bos_token": "<bos>"} | settings)
-
-
-def read(folder):
-    return text.read_tokenizer(folder, SIZE)[0]
-
-
-def adds_bos(folder):
+def adding(folder, single):
+    """Makes `tokenizer.json` add what a template says."""
     rules = tokenizers.Tokenizer.from_file(str(folder / text.TOKENIZER))
     rules.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+        single=single, special_tokens=[("<bos>", 3), ("<end>", 1)]
     )
     rules.save(str(folder / text.TOKENIZER))
 
 
+def read(folder):
+    return text.read_tokenizer(folder, WORDS)[0]
+
+
 @pytest.mark.parametrize(
-    ("settings", "ids"),
+    ("kind", "flags", "single", "ids"),
     [
-        ({"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True}, [BOS, 8]),
-        ({"tokenizer_class": "GemmaTokenizer", "add_eos_token": True}, [BOS, 8, END]),
-        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, [8]),
-        # Other classes go by tokenizer.json alone.
-        ({"tokenizer_class": "Qwen2Tokenizer", "add_bos_token": True}, [8]),
-        ({"add_bos_token": True}, [8]),
+        (LLAMA, {"add_bos_token": True}, "", [3, 4]),
+        (LLAMA, {"add_bos_token": False, "add_eos_token": True}, "", [4, 1]),
+        (LLAMA, {"add_eos_token": True}, "", [3, 4, 1]),
+        (LLAMA, {"add_eos_token": None}, BOS, [3, 4]),
+        ("GemmaTokenizer", {"add_bos_token": True, "add_eos_token": False}, BOS, [3, 4]),
+        (LLAMA, {}, "", [4]),
+        (LLAMA, {}, BOS, [3, 4]),
+        (None, {"add_bos_token": True}, "", [3, 4]),
+        ("PreTrainedTokenizerFast", {"add_bos_token": False}, BOS, [3, 4]),
+        ("Qwen2Tokenizer", {"add_bos_token": True}, "", [4]),
     ],
 )
-def test_what_a_tokenizer_adds_is_what_transformers_adds(folder, settings, ids):
-    flags(folder, **settings)
-    tokenizer = read(folder)
-    assert tokenizer.encode("w8", special=True) == ids
-    assert tokenizer.encode("w8") == [8]
-
-
-def test_flags_that_contradict_the_rules_are_refused(folder):
-    flags(folder, tokenizer_class="LlamaTokenizerFast", add_bos_token=False)
-    adds_bos(folder)
-    with pytest.raises(ConfigError, match=r"tokenizer_config.json: add_bos_token and add_eos_"):
-        read(folder)
-    flags(folder, add_bos_token=True)
-    assert read(folder).encode("w8", special=True) == [BOS, 8]
-    flags(folder, bos_token="<s>", add_bos_token=True)
-    with pytest.raises(ConfigError, match=r"add_bos_token must be false or left out, or bos_token"):
-        read(folder)
-
-
-def test_bos_is_not_written_twice_and_said_once(folder):
-    adds_bos(folder)
-    tokenizer = read(folder)
-    assert tokenizer.encode("<bos> w8", special=True) == [BOS, 8]
-    assert tokenizer.encode("w8 <bos>", special=True) == [BOS, 8, BOS]
-    chosen = prompts.Text(tokenizer, None, {})
-    with pytest.warns(UserWarning, match="it is not written twice"):
-        assert chosen.encode(prompts.Row({"prompt": "<bos> w8"}, "here")) == (BOS, 8)
-    assert chosen.encode(prompts.Row({"prompt": "w8"}, "here")) == (BOS, 8)
-
-
-TRIMS = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}</s>{% endfor %}"
-KEEPS = TRIMS.replace(" | trim", "") + "{% if add_generation_prompt %}[assistant]{% endif %}"
+def test_flags_add_tokens_as_in_transformers(folder, kind, flags, single, ids):
+    if single:
+        adding(folder, single)
+    change(folder / text.SETTINGS, tokenizer_class=kind, **NAMED, **flags)
+    change(folder / text.CONFIG, model_type="llama")
+    assert read(folder).encode("w4", special=True) == ids
+    assert read(folder).encode("w4") == [4]
+    text.write_tokenizer(folder, read(folder), None)
+    assert read(folder).encode("w4", special=True) == ids
 
 
 @pytest.mark.parametrize(
-    ("source", "said", "written"),
-    [(TRIMS, "4 is ", "4 is"), (KEEPS, "4 is ", "4 is "), (KEEPS, "4", "4")],
+    ("flags", "single", "message"),
+    [
+        ({"add_bos_token": False}, BOS, r"make \['<unk>'\] of 'a', and it \['<bos>', '<unk>'\]"),
+        ({"add_bos_token": True}, NOTHING, r"make \['<bos>', '<unk>'\] of 'a', and it"),
+        ({"add_eos_token": True}, BOS, "must agree with post_processor of tokenizer.json"),
+        ({"add_bos_token": True, "bos_token": None}, "", "or bos_token one of tokenizer.json"),
+        ({"add_eos_token": True, "eos_token": "w"}, "", "or eos_token one of .*, got 'w'"),
+    ],
 )
-def test_messages_that_end_with_the_assistant_are_continued(source, said, written):
-    messages = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": said}]
-    template = ChatTemplate(source, {})
-    shown = template.render(messages, continue_final_message=True)
-    assert shown == f"[user]2+2</s>[assistant]{written}"
-    asked = template.render(messages[:1])
-    assert asked == "[user]2+2</s>" + "[assistant]" * (source == KEEPS)
-
-
-def test_a_template_that_hides_the_last_message_is_refused():
-    with pytest.raises(ConfigError, match="chat template: it does not show the last message"):
-        ChatTemplate("{{ messages[0].content }}", {}).render(
-            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
-            continue_final_message=True,
-        )
-
-
-@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-@pytest.mark.parametrize("absent", [[], None, -1])
-def test_ends_that_are_none_are_absent(folder, file, absent):
-    (folder / file).write_text(json.dumps({"eos_token_id": absent}))
-    assert read(folder).ends == (END,)
-
-
-@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-@pytest.mark.parametrize("wrong", [[1, None], "</s>", SIZE, [1, -1], True, 1.0])
-def test_ends_that_are_none_of_the_vocabulary_are_refused(folder, file, wrong):
-    (folder / file).write_text(json.dumps({"eos_token_id": wrong}))
-    with pytest.raises(ConfigError, match=rf"{file}: eos_token_id must be one id or a list of ids"):
+def test_flags_that_contradict_the_tokenizer_are_refused(folder, flags, single, message):
+    if single:
+        adding(folder, single)
+    change(folder / text.SETTINGS, **{"tokenizer_class": LLAMA, **NAMED, **flags})
+    with pytest.raises(ConfigError, match=rf"tokenizer_config.json: add_\w+ .*{message}"):
         read(folder)
 
 
-def test_an_added_token_beyond_the_vocabulary_is_refused_only_where_it_is_used(folder):
-    rules = tokenizers.Tokenizer.from_file(str(folder / text.TOKENIZER))
-    rules.add_special_tokens([tokenizers.AddedToken("<image>", special=True)])
-    rules.save(str(folder / text.TOKENIZER))
+def test_a_prompt_that_begins_with_bos_gets_no_second(folder):
+    adding(folder, "<bos> $A <end>")
     tokenizer = read(folder)
-    assert tokenizer.encode("w8") == [8]
-    with pytest.raises(ConfigError, match=rf"'<image>' must be left out: its id is {SIZE}"):
-        tokenizer.encode("w8 <image>")
+    reader = prompts.Text(tokenizer, None)
+    for said, ids in (("<bos> w4 w4", (3, 4, 4, 1)), ("<bos>", (3, 1))):
+        with pytest.warns(UserWarning, match="begins with what the tokenizer adds, such as BOS"):
+            assert reader.encode(prompts.Row({"prompt": said}, "")) == ids
+        assert policies._encode(tokenizer, said) == [*ids]
+    assert reader.encode(prompts.Row({"prompt": "w4 w4"}, "")) == (3, 4, 4, 1)
+    adding(folder, "$A <end>")  # which begins with nothing that could stand twice
+    assert policies._encode(read(folder), "w4 w4") == [4, 4, 1]
 
 
-@pytest.mark.parametrize("ends", ["\n", "\r\n"])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_files_may_begin_with_a_mark_and_end_lines_as_windows_does(tmp_path, mark, ends):
-    folder = families.write(tmp_path / "model", "qwen2")
-    for name in ("config.json", text.SETTINGS, text.TOKENIZER, text.TEMPLATE):
-        content = mark + (folder / name).read_text(encoding="utf-8").replace("\n", ends)
-        (folder / name).write_bytes(content.encode())
-    loaded = pretrained.load(folder)
-    assert loaded.tokenizer.encode("w8") == [8]
-    assert loaded.chat_template.source.replace("\r\n", "\n") == families.TEMPLATE
-    rows = [json.dumps({"prompt": "é", "answer": "w9"}, ensure_ascii=False)] * 2
-    (tmp_path / "rows.jsonl").write_bytes((mark + f"{ends}{mark}".join(rows) + ends).encode())
-    read_rows = prompts.read_jsonl(str(tmp_path / "rows.jsonl"))
-    assert [row.columns for row in read_rows] == [{"prompt": "é", "answer": "w9"}] * 2
+SAID = [{"role": "user", "content": "w4"}, {"role": "assistant", "content": "w5 w6 "}]
+KEEPS = "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
 
 
-@pytest.mark.parametrize("name", ["config.json", text.SETTINGS, text.TEMPLATE])
-def test_a_file_in_another_encoding_is_named(folder, name):
-    (folder / name).write_bytes('{"a": "é"}'.encode("latin-1"))
-    with pytest.raises(ConfigError, match=f"{name} must be UTF-8"):
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (KEEPS, "user: w4<end>assistant: w5 w6 "),
+        (KEEPS.replace("m.content", "m.content | trim"), "user: w4<end>assistant: w5 w6"),
+        (KEEPS + "{% if add_generation_prompt %}new{% endif %}", "user: w4<end>assistant: w5 w6 "),
+    ],
+)
+def test_a_last_message_of_the_assistant_is_continued(folder, template, expected):
+    found = ChatTemplate(template, {}).render(SAID, continue_final_message=True)
+    assert found == expected
+    row = prompts.Row({"messages": SAID}, "rows.jsonl line 3")
+    reader = prompts.Text(read(folder), ChatTemplate(template, {}))
+    assert reader.encode(row) == tuple(read(folder).encode(expected))
+
+
+@pytest.mark.parametrize("content", ["m.content[:5]", "m.content.split('w5')[-1]", "''"])
+def test_a_last_message_that_is_not_shown_whole_is_refused(folder, content):
+    template = ChatTemplate(KEEPS.replace("m.content", content), {})
+    row = prompts.Row({"messages": SAID}, "rows.jsonl line 3")
+    with pytest.raises(ConfigError, match=r"^rows.jsonl line 3: chat template: it does not show"):
+        prompts.Text(read(folder), template).encode(row)
+
+
+@pytest.mark.parametrize("name", [text.GENERATION, text.CONFIG])
+@pytest.mark.parametrize(
+    ("given", "ends"), [([], (1,)), (None, (1,)), (-1, (1,)), (2, (2,)), ([5, 1, 5], (5, 1))]
+)
+def test_ends_that_are_absent_are_looked_for_elsewhere(folder, name, given, ends):
+    (folder / text.GENERATION).unlink()
+    (folder / text.TEMPLATE).unlink()
+    change(folder / name, eos_token_id=given)
+    assert read(folder).ends == ends
+
+
+@pytest.mark.parametrize("name", [text.GENERATION, text.CONFIG])
+@pytest.mark.parametrize("given", [[1, None], "</s>", WORDS, [1, WORDS], -2, [-1], True, 1.5, {}])
+def test_ends_that_are_no_ids_are_refused(folder, name, given):
+    (folder / text.GENERATION).unlink()
+    change(folder / name, eos_token_id=given)
+    with pytest.raises(ConfigError, match=rf"{name}: eos_token_id must be one id or a list .* 97"):
+        read(folder)
+
+
+def test_only_a_use_of_a_token_outside_the_vocabulary_is_refused(folder):
+    rules = tokenizers.Tokenizer.from_file(str(folder / text.TOKENIZER))
+    rules.add_special_tokens(["<image>"])
+    rules.save(str(folder / text.TOKENIZER))
+    change(folder / text.SETTINGS, pad_token="<image>")
+    tokenizer = read(folder)
+    assert tokenizer.encode("w4 w5") == [4, 5]
+    assert tokenizer.pad < tokenizer.size == WORDS
+    row = prompts.Row({"prompt": "w4 <image>"}, "rows.jsonl line 2")
+    with pytest.raises(ConfigError, match=r"^rows.jsonl line 2: the token '<image>' must be left"):
+        prompts.Text(tokenizer, None).encode(row)
+    (folder / text.GENERATION).unlink()
+    change(folder / text.SETTINGS, eos_token="<image>")
+    with pytest.raises(ConfigError, match="must name a token that ends a text"):
+        read(folder)
+
+
+READ = """
+import sys
+from pathlib import Path
+from jaxrl_po.language.pretrained import text
+from jaxrl_po.run.experiment import models
+from jaxrl_po.run.data import prompts
+folder = Path(sys.argv[1])
+tokenizer, template = text.read_tokenizer(folder, 97)
+reader = prompts.Text(tokenizer, template)
+for row in prompts.read_jsonl(str(folder / "rows.jsonl")):
+    print(ascii(row.columns["answer"]), reader.encode(row))
+print(ascii(template.source), models.root(str(folder)) == str(folder))
+text.write_tokenizer(folder, tokenizer, template)
+"""
+
+
+def test_files_are_utf8_with_or_without_a_mark_whatever_the_locale(folder):
+    """Byte order marks, also where files were joined, and lines that end as on Windows."""
+    rows = [{"prompt": "w4 w5", "answer": "é"}, {"prompt": "w6", "answer": "ü"}]
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    (folder / text.TEMPLATE).write_text("é\n{{ messages }}", encoding="utf-8")
+    (folder / "rows.jsonl").write_text("\ufeff".join(lines), encoding="utf-8")
+    change(folder / text.CONFIG, model_type="llama", note="é")
+    change(folder / text.SETTINGS, note="é")
+    for path in folder.iterdir():
+        content = path.read_bytes().replace(b"\n", b"\r\n")
+        path.write_bytes(codecs.BOM_UTF8 + content)
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    found = subprocess.run(
+        [sys.executable, "-c", READ, str(folder)],
+        env=environment | {"PYTHONPATH": str(Path(text.__file__).parents[3])},
+        capture_output=True,
+        check=False,
+        encoding="utf-8",
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines() == [
+        r"'\xe9' (4, 5)",
+        r"'\xfc' (6,)",
+        r"'\xe9\n{{ messages }}' True",
+    ]
+    assert (folder / text.TEMPLATE).read_bytes() == "é\n{{ messages }}".encode()
+
+
+@pytest.mark.parametrize("name", [text.SETTINGS, text.TEMPLATE, text.TOKENIZER])
+def test_another_encoding_is_named(folder, name):
+    path = folder / name
+    path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16"))
+    with pytest.raises(ConfigError, match=rf"{name} must be .*'utf-8' codec can't decode"):
         read(folder)

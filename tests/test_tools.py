@@ -10,6 +10,7 @@ from pathlib import Path
 
 import golden_tools
 import pytest
+from families import tokenizers
 from folders import TOOLS_TEMPLATE, write_tools
 
 from jaxrl_po.config import ConfigError
@@ -146,6 +147,24 @@ def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
     ids, cut = truncation.fit(written, ["go", words], 6, found)
     assert (found.tokenizer.decode(ids), cut) == ("user: go right low high low", True)
     assert truncation.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
+
+
+def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
+    folder = write_tools(tmp_path) / "model"
+    rules = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rules.add_special_tokens(["<image>"])
+    rules.save(str(folder / "tokenizer.json"))
+    tokenizer, template = text.read_tokenizer(folder, 22)
+    lacking = tools.read(template, tokenizer, ())
+    assert (lacking.foreign, found.foreign) == (("<image>",), ())
+
+    def written(texts):
+        return tokenizer.encode(" ".join(texts))
+
+    said = ["low <image>", "high"]
+    assert truncation.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
+    with pytest.raises(ConfigError, match="'<image>' must be left out: its id is 22"):
+        written(said)
 
 
 def test_what_a_method_returns_becomes_text():

@@ -7,6 +7,13 @@ ENVIRONMENTS, TOOLS, SCORING = "test_environments.py::", "test_tools.py::", "tes
 
 WRONG = [
     Wrong(
+        "an environment that names a token that the model lacks ends the run",
+        "run.host.dialogues.truncation",
+        "for token in tools.foreign:",
+        "for token in ():",
+        (f"{TOOLS}test_an_environment_may_name_a_token_that_the_model_lacks",),
+    ),
+    Wrong(
         "rows that wait are fed another token",
         "language.halves",
         "start = rows.prompt_length + length - count",

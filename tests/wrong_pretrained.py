@@ -10,6 +10,48 @@ KERNELS = "test_kernels.py::test_"
 
 WRONG = [
     Wrong(
+        "a flag of the tokenizer wins over what tokenizer.json adds",
+        "language.pretrained.text",
+        'if whole != bare or "TemplateProcessing" in str(rules.post_processor):',
+        "if False:",
+        ("test_special_tokens.py::test_flags_that_contradict_the_tokenizer_are_refused",),
+    ),
+    Wrong(
+        "flags of the tokenizer are read without their defaults",
+        "language.pretrained.text",
+        'added("bos_token", True), added("eos_token", False)',
+        'added("bos_token", False), added("eos_token", False)',
+        ("test_special_tokens.py::test_flags_add_tokens_as_in_transformers",),
+    ),
+    Wrong(
+        "BOS stands twice before a prompt that begins with it",
+        "language.pretrained.text",
+        "found.ids[1:] if _is_doubled(found) else found.ids",
+        "found.ids",
+        ("test_special_tokens.py::test_a_prompt_that_begins_with_bos_gets_no_second",),
+    ),
+    Wrong(
+        "an answer is begun behind a message of the assistant's own",
+        "run.data.prompts",
+        'messages[-1]["role"] == ASSISTANT',
+        "False",
+        ("test_special_tokens.py::test_a_last_message_of_the_assistant_is_continued",),
+    ),
+    Wrong(
+        "a message that a template trims keeps what stands before its end",
+        "language.pretrained.templates",
+        'shown if rest.startswith(" ") else shown.rstrip()',
+        "shown",
+        ("test_special_tokens.py::test_a_last_message_of_the_assistant_is_continued",),
+    ),
+    Wrong(
+        "an end beyond the vocabulary never comes",
+        "language.pretrained.text",
+        "type(end) is int and 0 <= end < vocabulary",
+        "type(end) is int and 0 <= end",
+        ("test_special_tokens.py::test_ends_that_are_no_ids_are_refused",),
+    ),
+    Wrong(
         "the newer spelling of RoPE is read and the older one ignored",
         "language.pretrained.architectures",
         "given = [spelling for spelling in spellings if spelling]",
@@ -368,20 +410,20 @@ WRONG = [
         "language.pretrained.text",
         "found.ids[1:] if _is_doubled(found) else found.ids",
         "found.ids",
-        ("test_special_tokens.py::test_bos_is_not_written_twice_and_said_once",),
+        ("test_special_tokens.py::test_a_prompt_that_begins_with_bos_gets_no_second",),
     ),
     Wrong(
         "every tokenizer follows add_bos_token",
         "language.pretrained.text",
         "if not (FLAGGED.match(str(kind)) and",
         "if not (",
-        ("test_special_tokens.py::test_what_a_tokenizer_adds_is_what_transformers_adds",),
+        ("test_special_tokens.py::test_flags_add_tokens_as_in_transformers",),
     ),
     Wrong(
         "a message that is continued is closed first",
         "language.pretrained.templates",
         "shown, tag, rest = text.rpartition(CUT.strip())",
         "shown, tag, rest = text.replace(CUT, ''), CUT, ''",
-        ("test_special_tokens.py::test_messages_that_end_with_the_assistant_are_continued",),
+        ("test_special_tokens.py::test_a_last_message_of_the_assistant_is_continued",),
     ),
 ]

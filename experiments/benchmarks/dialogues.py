@@ -93,7 +93,9 @@ def write_model(folder: Path, options: Options, template: str) -> None:
         for game in range(4)
         for code in GAME["CODES"]
     ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rows.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
 
 
 def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], list[Any]]:
@@ -144,6 +146,7 @@ def of_trl(options: Options, folder: Path) -> tuple[Callable[[], float], list[An
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -172,6 +175,7 @@ def measure(options: Options) -> dict[str, Any]:
                 [options.trl_python, PEERS / "trl_dialogues.py", "--template"],
                 capture_output=True,
                 text=True,
+                encoding="utf-8",
                 check=True,
             ).stdout
         write_model(folder, options, template)

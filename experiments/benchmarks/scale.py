@@ -350,7 +350,7 @@ def main(argv: Sequence[str]) -> int:
         folder.write_json(
             out / "scale.json", {"options": dataclasses.asdict(options), "rows": rows}
         )
-        (out / "scale.md").write_text(table(rows, options))
+        (out / "scale.md").write_text(table(rows, options), encoding="utf-8")
     print(table(rows, options), end="")
     return 0
 

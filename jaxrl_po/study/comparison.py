@@ -229,6 +229,7 @@ def output_of(command: Sequence[object], timeout: float | None = None) -> str:
             check=True,
             capture_output=True,
             text=True,
+            encoding="utf-8",
             env=environment,
             timeout=timeout,
         ).stdout

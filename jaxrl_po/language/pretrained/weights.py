@@ -67,7 +67,7 @@ def _files(folder: Path) -> dict[str, Path]:
     """Name of each tensor to its file, by the index; empty where there is one file."""
     if (folder / INDEX).exists():
         try:
-            names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            names = json.loads((folder / INDEX).read_text(encoding="utf-8-sig"))["weight_map"]
             files = {name: folder / file for name, file in names.items()}
         except (ValueError, KeyError, AttributeError):
             raise ConfigError(f"{folder / INDEX} must be JSON with a weight_map") from None

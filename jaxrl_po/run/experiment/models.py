@@ -75,7 +75,7 @@ def root(init_from: str) -> str:
             f"pretrained model; it holds no {folder.CONFIG}"
         )
     try:
-        stored = dict(json.loads(path.read_text(encoding="utf-8")))
+        stored = dict(json.loads(path.read_text(encoding="utf-8-sig")))
     except (TypeError, ValueError):
         raise UserCodeError(
             f"--init_from={init_from} holds a {folder.CONFIG} that is damaged"

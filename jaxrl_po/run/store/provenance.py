@@ -127,7 +127,13 @@ def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(package), *arguments]
         return subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=20, env=environment
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=20,
+            env=environment,
         ).stdout.strip()
 
     try:
