@@ -323,7 +323,7 @@ def test_unknown_spaces_are_named():
         def observation_space(self, params=None):
             return gymnax.environments.spaces.Space()
 
-    with pytest.raises(ConfigError, match="observations must be boxes or discrete"):
+    with pytest.raises(ConfigError, match="observations must be boxes, discrete, flags"):
         control.adapt(Structured())
 
 

@@ -22,6 +22,14 @@ from jaxrl_po.run.store.metrics import read
 LEFT = "interrupted before the first iteration: nothing new to save"
 
 
+@pytest.fixture(autouse=True)
+def hangups_are_heard():
+    """Also where the tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_handlers_are_put_back(tmp_path):
     before = [signal.getsignal(each) for each in SIGNALS]
     run(tmp_path, iterations=5)
