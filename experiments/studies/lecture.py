@@ -107,7 +107,7 @@ def one_step(config: Any) -> Any:
         "value_epochs": 1,
         "value_minibatches": 1,
     }
-    own = ("learning_rate", "max_grad_norm")
+    own = ("learning_rate", "max_grad_norm", "optimizer_epsilon")
     changes: dict[str, Any] = {name: value for name, value in plain.items() if name in vars(config)}
     changes |= {name: vars(type(config)())[name] for name in own if name in vars(config)}
     if isinstance(config, npg.Config):
@@ -180,8 +180,10 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
     records = earlier.read(language.SCRIPT, "out", str(out / result.name))
     options, problem, config = records[""], records["problem"], records["config"]
     algorithm = methods.ALGORITHMS[options.algorithm]
-    learner = language.build(records, algorithm, Placement(1, 1, 1)).learner
-    state = jax.eval_shape(learner.init, jax.random.key(0))
+    experiment = language.build(records, algorithm, Placement(1, 1, 1))
+    key = jax.random.key(0)
+    start = key if experiment.given is None else (key, experiment.given)
+    state = jax.eval_shape(experiment.learner.init, start)
     models = {
         "policy": state.params.policy,
         "critic": state.params.value,
