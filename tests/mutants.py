@@ -23,10 +23,10 @@ from typing import NamedTuple
 from impostors import ROOT, Impostor, finished, path_of, prepare, start
 
 TESTS = {
-    "masked": ("test_masked", "test_advantages"),
+    "masked": ("test_masked", "test_advantages", "test_rounding"),
     "divergences": ("test_divergences", "test_identities"),
     "losses": ("test_losses", "test_identities"),
-    "advantages": ("test_advantages",),
+    "advantages": ("test_advantages", "test_rounding"),
     "trust_region": ("test_trust_region", "test_fisher"),
 }
 PATIENCE = 5.0

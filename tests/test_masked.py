@@ -206,3 +206,28 @@ def test_equal_to_numpy_under_any_mask(rows):
         (value, mean, std), (chosen.mean(), chosen.mean(), chosen.std()), rtol=1e-4, atol=1e-3
     )
     np.testing.assert_allclose(gradient, mask / max(mask.sum(), 1), rtol=1e-6)
+
+
+def test_sums_to_go_hold_what_decides_whether_two_are_equal():
+    sums = masked.sums_to_go(jnp.array([[1.5, 0.0, -2.0, 4.0]]))
+    assert sums.value.tolist() == [[3.5, 2.0, 2.0, 4.0]]
+    assert sums.error.tolist() == [[0.0] * 4]
+    assert sums.size.tolist() == [[7.5, 6.0, 6.0, 4.0]]
+    assert sums.terms.tolist() == [[3, 2, 2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("values", "valid", "differ"),
+    [
+        ([2.0, 2.0, 9.0], [True, True, False], False),
+        ([-9.0, 2.0, 2.0], [False, True, True], False),
+        ([2.0, 2.0, 9.0], [True, True, True], True),
+        # Not by more than sums of their own size may err.
+        ([1e-3, 1e-3 + 1e-7, 0.0], [True, True, False], True),
+        ([1e-3, 1e-3 + 1e-10, 0.0], [True, True, False], False),
+    ],
+)
+def test_sums_differ_among_the_members_that_there_are(values, valid, differ):
+    x = jnp.array(values)
+    sums = masked.Sums(x, jnp.zeros(3), jnp.abs(x), jnp.full(3, 2))
+    assert bool(masked.sums_differ(sums, 2, jnp.array(valid))) == differ
