@@ -54,6 +54,14 @@ def test_a_run_that_was_only_begun_does_not_block_the_same_command(begun):
     assert inspect(begun, resume=True) == {"script": "control", "seed": 3}
 
 
+def empty_mount(out):
+    """On a disk that is not mounted now, a checkpoint may be."""
+    away = out.with_name(f"{out.name}-away")
+    away.mkdir()
+    shutil.rmtree(out / "checkpoints")
+    (out / "checkpoints").symlink_to(away)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -65,15 +73,12 @@ def test_a_run_that_was_only_begun_does_not_block_the_same_command(begun):
         lambda out: (out / "config.json").write_text('{"model_type": "llama"}'),
         lambda out: (out / "config.json").write_text("{"),
         lambda out: (out / "config.json").unlink(),
-        # On a disk that is not mounted, a checkpoint may be.
-        lambda out: (
-            shutil.rmtree(out / "checkpoints") or (out / "checkpoints").symlink_to(out / "away")
-        ),
+        empty_mount,
     ],
 )
 def test_what_may_be_more_than_a_beginning_blocks(begun, change):
     change(begun)
-    with pytest.raises(UsageError, match=r"already holds files|is a link to"):
+    with pytest.raises(UsageError, match="already holds files"):
         inspect(begun)
 
 
