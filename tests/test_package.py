@@ -21,8 +21,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SMOKE = """
 import importlib, pkgutil
 import gymnax, jax, jaxrl_po
+# Without what needs an extra, and a script that forbids imports.
+LEFT_OUT = ("mathematics", "reasoning", "scoring_worker", "adapters")
 for module in pkgutil.walk_packages(jaxrl_po.__path__, "jaxrl_po."):
-    if module.name not in ("jaxrl_po.run.data.reasoning", "jaxrl_po.run.data.scoring_worker"):
+    if not {*LEFT_OUT} & {*module.name.split(".")}:
         importlib.import_module(module.name)
 from jaxrl_po import control, language
 from jaxrl_po.algorithms import grpo, ppo, trpo
