@@ -133,6 +133,7 @@ def test_interrupt_finishes_the_iteration_saves_and_says_so(tmp_path, capfd, sig
     def interrupt(row):
         if row["iteration"] == 5:
             for each in signals:
+                assert signal.getsignal(each) is not signal.SIG_DFL  # which would end the tests
                 signal.raise_signal(each)
 
     stopped = run(tmp_path, Silent(interrupt))
