@@ -1,4 +1,4 @@
-"""What a run says once, while it goes on, of numbers that hide something."""
+"""Warnings about misleading metrics, each reported once per run."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ class Doubts:
             yield (
                 f"iteration {iteration + silent + 1} taught nothing: all members of a group scored "
                 f"alike, in every group of every seed; metrics.jsonl counts in {SIGNAL} what "
-                "teaches, and this is said once"
+                "teaches, and this is reported once"
             )
         held_out, seen = (
             np.array(row.get(name, []), np.float64) for name in ("greedy_accuracy", "accuracy")
@@ -54,7 +54,7 @@ class Doubts:
                 yield (
                     f"seed {lost[0]}: held-out greedy accuracy 0, though {seen[lost[0]]:.2g} in "
                     "training: held-out prompts may be of another kind; samples.jsonl has what is "
-                    "written, and this is said once"
+                    "written, and this is reported once"
                 )
 
     def _is_new(self, what: str | int) -> bool:
