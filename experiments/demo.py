@@ -21,7 +21,6 @@ from jaxrl_po.config import static
 from jaxrl_po.run.experiment import control, flags, language
 from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.loop import execution
 from jaxrl_po.run.store import metrics
 from jaxrl_po.study import comparison
 from jaxrl_po.study.comparison import Result
@@ -184,7 +183,14 @@ def main(argv: Sequence[str]) -> int:
         comparison.run_each(part.main, {part.name: part.arguments}, (), out)[0] for part in PARTS
     ]
     curves = [
-        execution.panel(part.script, part.title, result.rows, part.target)
+        plotting.Panel(
+            result.rows,
+            part.script.curves,
+            part.title,
+            f"{part.script.unit}, each seed",
+            part.script.y_label,
+            part.target,
+        )
         for part, result in zip(PARTS, results, strict=True)
     ]
     plotting.save(curves[:2], out / "demo.png")

@@ -75,7 +75,7 @@ SCRIPT = Script(
     rows=lambda records: 16,
     steps=lambda records: 10,
     shards_params=lambda options: False,
-    build=lambda records, algorithm, placement: assembly.Experiment(
+    build=lambda records, algorithm, placement: assembly.Setup(
         walk(), lambda params, collector, key: {"greedy_return": params.policy[1]}, "greedy_return"
     ),
     title=lambda records: "a walk",
@@ -403,7 +403,7 @@ def test_a_clock_that_jumps_spoils_no_number_and_no_line(
 
 def poisoned(learner, evaluate):
     """The script with another learner, of one seed."""
-    return SCRIPT._replace(build=lambda *_: assembly.Experiment(learner, evaluate, "greedy_return"))
+    return SCRIPT._replace(build=lambda *_: assembly.Setup(learner, evaluate, "greedy_return"))
 
 
 def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_path, capfd):

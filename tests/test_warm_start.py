@@ -18,6 +18,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.language import warm_start
 from jaxrl_po.language.warm_start import BETWEEN
 from jaxrl_po.run.experiment import flags, plan
+from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.loop import programs, supervised
 from jaxrl_po.run.loop.progress import clock
@@ -45,8 +46,7 @@ STEPS = 2 * BETWEEN + 5
 
 def job(out, *arguments):
     given = [*SMALL, *arguments, f"--out={out}"]
-    options = flags.parse(given, {"": script.Options}, partial=True)[""]
-    return plan.prepare(script.SCRIPT, given, options, lambda settings: None).job
+    return plan.prepare(script.SCRIPT, Experiment.parse(script.SCRIPT, given).settings).job
 
 
 def wait_for(function, *arguments):

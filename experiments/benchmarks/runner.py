@@ -105,9 +105,8 @@ def whole(job: programs.Job, title: str) -> Took:
 def measure(options: Options) -> dict[str, Any]:
     """Medians of both, measured in alternation, and the overhead of the runner."""
     with tempfile.TemporaryDirectory() as folder:
-        asked = [f"--seeds={options.seeds}", f"--devices={options.devices}", f"--out={folder}/none"]
-        given = flags.parse(asked, {"": control.Options})[""]
-        prepared = prepare(control.SCRIPT, asked, given, lambda settings: None)
+        given = {"seeds": options.seeds, "devices": options.devices, "out": f"{folder}/none"}
+        prepared = prepare(control.SCRIPT, given)
     job = dataclasses.replace(
         prepared.job, iterations=options.lines * prepared.job.log_every, evaluate=None
     )

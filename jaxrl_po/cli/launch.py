@@ -1,15 +1,15 @@
-"""What the training commands share: from flags to a run."""
+"""What the training commands share: from arguments to an experiment, and its exit status."""
 
 import sys
 from collections.abc import Sequence
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import control as control_experiment
-from jaxrl_po.run.experiment import flags, models
+from jaxrl_po.run.experiment import execution, flags, training
 from jaxrl_po.run.experiment import language as language_experiment
+from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.plan import prepare, sections_of
 from jaxrl_po.run.experiment.script import Script
-from jaxrl_po.run.loop.execution import broken_off, carry_out
 
 
 def main(script: Script, argv: Sequence[str]) -> int:
@@ -22,12 +22,10 @@ def main(script: Script, argv: Sequence[str]) -> int:
       UsageError: invalid flags, before anything is compiled or the folder is changed; or later, a
         resumed run none of whose checkpoints can be used.
     """
-    if {"--help", "-help", "-h"} & set(argv):
-        options = flags.parse(
-            [a for a in argv if a.lstrip("-") not in ("h", "help")],
-            {"": script.options},
-            partial=True,
-        )[""]
+    asks = {"--help", "-help", "-h"} & set(argv)
+    words = [word for word in argv if word.lstrip("-") not in ("h", "help")] if asks else argv
+    options = flags.parse(words, {"": script.options}, partial=True)[""]
+    if asks:
         sections = sections_of(script, options)
         print(
             flags.usage(
@@ -35,24 +33,18 @@ def main(script: Script, argv: Sequence[str]) -> int:
             )
         )
         return 0
-
-    options = flags.parse(argv, {"": script.options}, partial=True)[""]
-    if options.distributed:
-        processes.start(
-            coordinator=options.coordinator,
-            num_processes=options.num_processes,
-            process_id=options.process_id,
-            timeout=options.coordinator_timeout,
-        )
+    training.join(options)
     with processes.together() as require_same:
-        plan = prepare(script, argv, options, require_same)
-    options = plan.records[""]
+        plan = prepare(script, Experiment.parse(script, argv).settings, require_same)
     try:
-        outcome = carry_out(script, plan)
-    except OSError as error:
-        print(f"error: {broken_off(options.out, error)}", file=sys.stderr)
+        execution.carry_out(plan, leave_early=True)
+    except execution.FAILURES as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
-    return 1 if outcome is None else 0
+    except OSError as error:
+        print(f"error: {execution.broken_off(options.out, error)}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def control(argv: Sequence[str]) -> int:
@@ -62,5 +54,4 @@ def control(argv: Sequence[str]) -> int:
 
 def language(argv: Sequence[str]) -> int:
     """`jaxrl-po language`; returns its exit status."""
-    models.require_effect(argv, language_experiment.Options)
     return main(language_experiment.SCRIPT, argv)

@@ -6,7 +6,7 @@ its own, and then trained on others: both in one program, compiled once. `table.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +103,6 @@ def check(claim: Claim) -> None:
                 plan.parse(language.SCRIPT, first(claim, setting), {})
 
 
-def written(values: Mapping[str, Any]) -> list[str]:
-    """Flags as arguments.
-
-    Example:
-      >>> written({"task": "addition", "config.use_reference": False})
-      ['--task=addition', '--config.use_reference=false']
-    """
-    return [f"--{name}={flags.shown(value)}" for name, value in values.items()]
-
-
 def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
     """Raises UsageError for flags that do not parse, or that ask for what a study cannot train."""
     for value in arm.values:
@@ -135,7 +125,7 @@ def settled(
 ) -> tuple[dict[str, Any], int]:
     """All records of an arm in a setting, and the iterations of a run."""
     asked = {**claim.flags, **claim.settings[setting], **arm.flags, arm.tuned: value}
-    given = [*written(asked), *start]
+    given = [*flags.written(asked), *start]
     records = plan.parse(claim.script, given, {})
     names = flags.given(given, plan.sections_of(claim.script, records[""]))
     return plan.settle(claim.script, records, names)
@@ -273,7 +263,7 @@ def first(claim: Claim, setting: str) -> list[str]:
     """Flags of the initial policy of a setting, which no method has trained."""
     shared = {**claim.flags, **claim.settings[setting], "seeds": 1, "total_steps": 0}
     of_methods = [name for name in shared if name == "algorithm" or name.startswith("config.")]
-    return written(
+    return flags.written(
         {name: shared[name] for name in shared if name not in of_methods} | dict(claim.warm_start)
     )
 

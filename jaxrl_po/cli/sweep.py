@@ -121,7 +121,7 @@ class Built(NamedTuple):
     placement: Placement
     group: Group
     iterations: int
-    experiment: assembly.Experiment
+    experiment: assembly.Setup
 
 
 def build(group: Group, options: Options, given: Collection[str]) -> Built:

@@ -1,4 +1,4 @@
-"""From the experiment that a script builds, of one seed, to the job over all seeds and devices."""
+"""From the setup that a script builds, of one seed, to the job over all seeds and devices."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from jaxrl_po.run.loop.supervised import Warm, shared
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, PyTree, TrainState
 
 
-class Experiment(NamedTuple):
+class Setup(NamedTuple):
     """What a script builds from its flags.
 
     Attributes:
@@ -65,7 +65,7 @@ class Experiment(NamedTuple):
 
 
 def make_job(
-    experiment: Experiment,
+    setup: Setup,
     options: Options,
     placement: Placement,
     *,
@@ -73,12 +73,12 @@ def make_job(
     steps_per_iteration: int,
     log_every: int,
 ) -> programs.Job:
-    """The experiment over all seeds and devices."""
+    """The setup over all seeds and devices."""
     # The evaluation key is the same at every evaluation and for every seed.
     training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
-    learner, warm = over_all(experiment, placement)
+    learner, warm = over_all(setup, placement)
 
-    measure, judge = experiment.evaluate, experiment.judge or dict
+    measure, judge = setup.evaluate, setup.judge or dict
 
     def evaluate(state: TrainState) -> dict[str, jax.Array]:
         assert measure is not None
@@ -87,7 +87,7 @@ def make_job(
             in_axes=(STATE_AXES,),
         )
         values = parallel.spread(each, placement, (parallel.whole_state_spec(),))(state)
-        return values if experiment.judge is not None else of_seeds(values)
+        return values if setup.judge is not None else of_seeds(values)
 
     def of_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -98,10 +98,10 @@ def make_job(
         assert rollouts is not None
         return {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
 
-    host = experiment.host
+    host = setup.host
     rollouts = None if host is None else host.open(options.seed, range(options.seeds))
     in_program = None if measure is None else evaluate
-    examples = experiment.examples and of_first_seed(experiment.examples, evaluation_key)
+    examples = setup.examples and of_first_seed(setup.examples, evaluation_key)
     replicated = parallel.replicated(placement) if processes.several() else None
     seeds = jax.numpy.arange(options.seeds)
     return programs.Job(
@@ -117,11 +117,11 @@ def make_job(
         patience=options.patience,
         idle_patience=options.idle_patience,
         rollouts=rollouts,
-        rewarded=experiment.rewarded if rollouts is None else None,
+        rewarded=setup.rewarded if rollouts is None else None,
         evaluate=in_program if rollouts is None else evaluate_on_host,
-        judge=experiment.judge and (lambda values: of_seeds(judge(jax.device_get(values)))),
-        score=experiment.score,
-        given=experiment.given,
+        judge=setup.judge and (lambda values: of_seeds(judge(jax.device_get(values)))),
+        score=setup.score,
+        given=setup.given,
         examples=examples if rollouts is None else rollouts.examples,
         where=placement.describe(),
         replicated=replicated,
@@ -129,17 +129,17 @@ def make_job(
     )
 
 
-def over_all(experiment: Experiment, placement: Placement) -> tuple[Learner, Warm | None]:
+def over_all(setup: Setup, placement: Placement) -> tuple[Learner, Warm | None]:
     """The learner and its warm start over all seeds and devices."""
     over: Callable[..., Learner]
     each: Callable[..., Callable[..., Any]]
-    if (axes := experiment.axes) is not None and placement.cuts_params:
+    if (axes := setup.axes) is not None and placement.cuts_params:
         over = functools.partial(sharding.over_mesh, placement=placement, axes=axes)
         each = functools.partial(sharding.each_seed, placement=placement, axes=axes)
     else:
         over = functools.partial(parallel.over_devices, placement=placement)
         each = functools.partial(parallel.each_seed, placement=placement)
-    learner, warm, given = experiment.learner, experiment.warm, experiment.given
+    learner, warm, given = setup.learner, setup.warm, setup.given
     start: Any = 0 if given is None else (0, None)
     if warm is not None:
         warm = warm._replace(

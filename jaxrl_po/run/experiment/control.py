@@ -270,7 +270,7 @@ def greedy(evaluate: Evaluate) -> Evaluate:
     }
 
 
-def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Experiment:
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
     """The experiment: the method on the environment."""
     options, settings = records[""], records["problem"]
     for name in ("overlong_filtering", "soft_overlong"):
@@ -314,7 +314,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             settings.num_steps,
             options.eval_episodes,
         )
-        return assembly.Experiment(
+        return assembly.Setup(
             learner, evaluate=None, score="greedy_return", host=host, learner_of=learner_of
         )
     evaluate = control.make_evaluate(built.env, built.problem, num_episodes=options.eval_episodes)
@@ -324,7 +324,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             f"starting states are drawn every {environment.reset_interval} steps where they were "
             'used, and where needed, not in each step (--env_params={"reset_interval": 1})',
         )
-    return assembly.Experiment(
+    return assembly.Setup(
         learner, greedy(evaluate), score="greedy_return", notes=notes, learner_of=learner_of
     )
 

@@ -74,7 +74,7 @@ def maker(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[
 
 def state(
     script: Script, records: Mapping[str, Any], flag: str, run: str, kind: str
-) -> tuple[assembly.Experiment, int, TrainState]:
+) -> tuple[assembly.Setup, int, TrainState]:
     """The experiment of a run and its newest intact checkpoint of a kind, on one device.
 
     Args:

@@ -119,7 +119,20 @@ def parse(
       Traceback (most recent call last):
       jaxrl_po...UsageError: --problem.env is not a flag; did you mean --problem.envs?
     """
-    asked = given(argv, sections, partial=partial)
+    return fill(given(argv, sections, partial=partial), sections, stored=stored, defaults=defaults)
+
+
+def fill(
+    asked: Mapping[str, Any],
+    sections: Mapping[str, type],
+    *,
+    stored: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The records of the flags that are given, by name, and of the values of all others.
+
+    See `parse`.
+    """
     records = {}
     for prefix, record in sections.items():
         fields: Values = {}
@@ -373,6 +386,16 @@ def describe(field: dataclasses.Field[Any]) -> str:
         admits = f"in {within}"
     notes = "; ".join(note for note in (metadata["unit"], admits) if note)
     return metadata["doc"] + (f" ({notes})" if notes else "")
+
+
+def written(values: Mapping[str, Any]) -> list[str]:
+    """Flags as arguments.
+
+    Example:
+      >>> written({"task": "addition", "config.use_reference": False})
+      ['--task=addition', '--config.use_reference=false']
+    """
+    return [f"--{name}={shown(value)}" for name, value in values.items()]
 
 
 def shown(value: Any) -> str:

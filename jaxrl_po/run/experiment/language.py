@@ -126,7 +126,7 @@ def problem_settings(records: Mapping[str, Any], task: AnyTask) -> Any:
     return dataclasses.replace(settings, max_new_tokens=budget)
 
 
-def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Experiment:
+def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
     """The experiment: the method on the task, with a policy and, if it needs one, a critic."""
     options = records[""]
     start = models.start(SCRIPT, records, answers=not rewarding.functions(options))
@@ -211,7 +211,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         )
 
     if hosted is not None:
-        return assembly.Experiment(
+        return assembly.Setup(
             make(None),
             evaluate=None,
             score="greedy_accuracy",
@@ -232,7 +232,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         render = lambda answers: plain(rewarding.judged(scores, answers))  # noqa: E731
     sizes = {"num_prompts": options.eval_prompts or None, "num_samples": options.eval_samples}
     seen = task if isinstance(task, Dialogue) else selecting(task)
-    return assembly.Experiment(
+    return assembly.Setup(
         learner=make(records["warm_start"]),
         evaluate=measure(seen, **sizes),
         test=measure(task, **sizes),

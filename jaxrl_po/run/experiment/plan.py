@@ -2,18 +2,22 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.data.scoring import HostScore
+from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
+from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, extras, flags, user_code
-from jaxrl_po.run.experiment.assembly import Experiment
+from jaxrl_po.run.experiment.assembly import Setup
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import programs
-from jaxrl_po.run.store import folder, metrics, provenance
+from jaxrl_po.run.store import exporters, folder, metrics, provenance
 
 DECAY = "config.decay_iterations"
 
@@ -23,68 +27,80 @@ PER_PROCESS = ("out", "coordinator", "process_id")
 
 
 class Plan(NamedTuple):
-    """A run, fully checked.
+    """A run, fully checked; nothing is compiled or written.
 
     Attributes:
-      records: prefix to record.
-      experiment: of one seed.
-      job: over all seeds and devices.
       title: for display.
-      resolved: values that the flags left open, and `provenance.describe`.
-      changes: differences in provenance since the last start of the resumed run.
+      options: of the run as a whole.
+      settings: the content of `config.json`.
+      job: over all seeds and devices.
+      unit: name of a step, plural.
+      curves: metrics to show while it runs, after the score, and to draw, with their labels.
+      y_label: of the curves.
+      notes: lines that are shown before the run.
+      initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
+      rewarded: scores on the host, to be closed; None if there are none.
     """
 
-    records: dict[str, Any]
-    experiment: Experiment
-    job: programs.Job
     title: str
-    resolved: dict[str, Any]
-    changes: list[str]
+    options: Options
+    settings: dict[str, Any]
+    job: programs.Job
+    unit: str
+    curves: Sequence[Series]
+    y_label: str
+    notes: Sequence[str] = ()
+    initial: str = ""
+    rewarded: HostScore | None = None
+
+    def exporters(self, out: Path) -> list[exporters.Exporter]:
+        """The exporters that the flags ask for; only the first process exports."""
+        found = list[exporters.Exporter]()
+        if self.options.tensorboard and processes.is_writer():
+            found.append(exporters.TensorBoard(out / "tensorboard"))
+        if self.options.wandb and processes.is_writer():
+            config = {
+                name: value
+                for name, value in self.settings.items()
+                if name not in ("script", "resolved")
+            }
+            found.append(exporters.WeightsAndBiases(self.options.wandb, out, self.title, config))
+        return found
 
 
 def prepare(
     script: Script,
-    argv: Sequence[str],
-    options: Options,
-    require_same: Callable[[Mapping[str, Any]], None],
+    given: Mapping[str, Any],
+    require_same: Callable[[Mapping[str, Any]], None] = lambda settings: None,
 ) -> Plan:
-    """Reads all flags, chooses the placement and builds the job; nothing is compiled or written.
+    """Checks all settings, chooses the placement and builds the job.
 
     Args:
       script: see `Script`.
-      argv: its arguments.
-      options: those of the run as a whole, from the arguments alone.
+      given: flag name to value, of the flags given.
       require_same: see `processes.together`.
+
+    Raises:
+      UsageError: settings that cannot work, or not with the run in the folder.
     """
-    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    if stored.get("script", script.name) != script.name:
-        raise UsageError(
-            f"--resume: --out={options.out} holds a run of jaxrl-po {stored['script']}, not "
-            f"of jaxrl-po {script.name}"
-        )
-    provenance.require_readable(stored.get("resolved", {}), options.out)
-    stored |= user_code.absolute(stored)
-    records = parse(script, argv, stored)
-    options = records[""]
+    before = stored(script, flags.fill(given, {"": script.options})[""])
+    records = fill(script, given, before)
+    options, sections = records[""], sections_of(script, records[""])
     keep_programs(options.compilation_cache)
     if options.deterministic:
         provenance.ask_for_determinism()
-    sections = sections_of(script, options)
-    settings, given = flags.flatten(records), flags.given(argv, sections)
+    settings = flags.flatten(records)
     # All processes must see the same folder, so whether it holds a run is compared too.
-    holds = f"{options.out} ({'with a run' if stored else 'without a run'})"
+    holds = f"{options.out} ({'with a run' if before else 'without a run'})"
     require_same(
         {"out": holds, **{name: settings[name] for name in settings if name not in PER_PROCESS}}
     )
     # Given flags first: the error names the cause, not a default that differs as a consequence.
     given_first = {name: settings[name] for name in given} | settings
-    folder.require_same(given_first, stored, options.out)
-
-    if options.tensorboard:
-        extras.require("tensorboard", "tensorboardX", "tensorboard")
-    if options.wandb:
-        extras.require("wandb", "wandb", "wandb")
-    title = f"{script.title(records)}, {metrics.counted(options.seeds, 'seeds')}"
+    folder.require_same(given_first, before, options.out)
+    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
+        if getattr(options, flag):
+            extras.require(flag, package, flag)
     with flags.blame(sections):
         placement = parallel.choose(
             options.devices,
@@ -94,57 +110,127 @@ def prepare(
             shard_params=script.shards_params(options),
             num_processes=options.num_processes if options.distributed else 1,
         )
-        records, iterations = settle(script, records, settings if stored else given)
-        experiment = script.build(records, ALGORITHMS[options.algorithm], placement)
-        if placement.cuts_params and experiment.axes is None:
+        records, iterations = settle(script, records, settings if before else given)
+        setup = script.build(records, ALGORITHMS[options.algorithm], placement)
+        if placement.cuts_params and setup.axes is None:
             raise UsageError(
                 f"--mesh={options.mesh}: model is for jaxrl-po language; the networks of "
                 f"jaxrl-po {script.name} are not sharded"
             )
-        log_every = (
-            stored.get("resolved", {}).get("log_every")
-            or options.log_every
-            or max(1, iterations // LINES)
-        )
         job = assembly.make_job(
-            experiment,
+            setup,
             options,
             placement,
             iterations=iterations,
             steps_per_iteration=script.steps(records),
-            log_every=log_every,
+            log_every=before.get("resolved", {}).get("log_every")
+            or options.log_every
+            or max(1, iterations // LINES),
         )
         programs.check(job)
 
+    earlier = before.get("resolved", {})
+    tuned = {name: value for name, value in script.tuned(options).items() if name not in given}
+    tuned = earlier.get("tuned", {}) if before else tuned
+    resolved, changes = _resolve(setup, job, placement, options, settings, earlier)
+    lasting = {
+        name: value
+        for name, value in flags.flatten(records).items()
+        if name not in folder.OF_A_START
+    }
+    return Plan(
+        f"{script.title(records)}, {metrics.counted(options.seeds, 'seeds')}",
+        options,
+        {"script": script.name, **lasting, "resolved": {"tuned": tuned, **resolved}},
+        job,
+        script.unit,
+        script.curves,
+        script.y_label,
+        _notes(setup, job, options, tuned, changes),
+        setup.initial,
+        setup.rewarded,
+    )
+
+
+def _resolve(
+    setup: Setup,
+    job: programs.Job,
+    placement: Placement,
+    options: Options,
+    settings: Mapping[str, Any],
+    earlier: Mapping[str, Any],
+) -> tuple[dict[str, Any], list[str]]:
+    """Values that the flags left open, and what changed since the last start of a resumed run."""
     origin = provenance.describe(placement.describe(), user_code.files(settings))
-    before = stored.get("resolved", {})
-    found = {name: value for name, value in script.tuned(options).items() if name not in given}
-    sizes = {
-        "iterations": iterations,
+    resolved: dict[str, Any] = {
+        "iterations": job.iterations,
         "steps_per_iteration": job.steps_per_iteration,
-        "log_every": log_every,
-        "tuned": before.get("tuned", {}) if stored else found,
+        "log_every": job.log_every,
     }
     if code := user_code.digests(settings):
-        sizes[user_code.DIGESTS] = code
+        resolved[user_code.DIGESTS] = code
     if options.deterministic:
-        provenance.require_same(origin, before, options.out)
-    if experiment.base:
-        provenance.require_base(experiment.base, before, f"--resume: --out={options.out}")
-        sizes[provenance.BASE] = experiment.base
-    if experiment.prompts:
-        provenance.require_prompts(experiment.prompts, before, f"--resume: --out={options.out}")
-        sizes[provenance.PROMPTS] = experiment.prompts
-    resolved = sizes | provenance.go_on(origin, before)
-    return Plan(records, experiment, job, title, resolved, provenance.differences(origin, before))
+        provenance.require_same(origin, earlier, options.out)
+    if setup.base:
+        provenance.require_base(setup.base, earlier, f"--resume: --out={options.out}")
+        resolved[provenance.BASE] = setup.base
+    if setup.prompts:
+        provenance.require_prompts(setup.prompts, earlier, f"--resume: --out={options.out}")
+        resolved[provenance.PROMPTS] = setup.prompts
+    return resolved | provenance.go_on(origin, earlier), provenance.differences(origin, earlier)
+
+
+def _notes(
+    setup: Setup,
+    job: programs.Job,
+    options: Options,
+    tuned: Mapping[str, Any],
+    changes: Sequence[str],
+) -> list[str]:
+    """What is said before the run."""
+    notes, done = list[str](), job.iterations * job.steps_per_iteration
+    if tuned:
+        shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
+        notes.append(f"with tuned settings, which flags may replace: {shown}")
+    if options.total_steps != done:
+        notes.append(
+            f"--total_steps: {options.total_steps:,} becomes {done:,}: a whole number of iterations"
+        )
+    notes += setup.notes
+    if changes:
+        notes.append(
+            f"resumes in a changed environment, so the last digits may differ: {'; '.join(changes)}"
+        )
+    return notes
+
+
+def stored(script: Script, options: Options) -> dict[str, Any]:
+    """The settings of the run that is resumed; empty for a new one.
+
+    Raises:
+      UsageError: the folder cannot be used, or holds a run of another script or a later version.
+    """
+    found = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    if found.get("script", script.name) != script.name:
+        raise UsageError(
+            f"--resume: --out={options.out} holds a run of jaxrl-po {found['script']}, not "
+            f"of jaxrl-po {script.name}"
+        )
+    provenance.require_readable(found.get("resolved", {}), options.out)
+    return found | user_code.absolute(found)
 
 
 def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Prefix to record, from arguments and, for flags not given, an earlier `config.json`."""
     options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
-    records = flags.parse(
-        argv, sections_of(script, options), stored=stored, defaults=script.defaults(options)
-    )
+    return fill(script, flags.given(argv, sections_of(script, options)), stored)
+
+
+def fill(script: Script, given: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Prefix to record, from flags by name and, for those not given, an earlier `config.json`."""
+    options = flags.fill(given, {"": script.options}, stored=stored)[""]
+    sections, defaults = sections_of(script, options), script.defaults(options)
+    records = flags.fill(given, sections, stored=stored, defaults=defaults)
     return {prefix: _with_absolute(prefix, record) for prefix, record in records.items()}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment.assembly import Experiment
+from jaxrl_po.run.experiment.assembly import Setup
 from jaxrl_po.run.figures import plotting
 
 
@@ -21,7 +21,7 @@ class Script(NamedTuple):
       rows: records to the rows (environments or prompts) of one seed.
       steps: records to the environment steps (or completions) of one iteration of one seed.
       shards_params: options to whether parameters are sharded over the data devices.
-      build: `(records, algorithm, placement) -> Experiment`; raises ConfigError or UsageError.
+      build: `(records, algorithm, placement) -> Setup`; raises ConfigError or UsageError.
       title: records to a title: algorithm and environment or task.
       unit: name of a step, plural.
       curves: metrics to draw, with their labels.
@@ -37,7 +37,7 @@ class Script(NamedTuple):
     rows: Callable[[Mapping[str, Any]], int]
     steps: Callable[[Mapping[str, Any]], int]
     shards_params: Callable[[Any], bool]
-    build: Callable[[Mapping[str, Any], Any, Placement], Experiment]
+    build: Callable[[Mapping[str, Any], Any, Placement], Setup]
     title: Callable[[Mapping[str, Any]], str]
     unit: str
     curves: tuple[plotting.Series, ...]

@@ -35,9 +35,7 @@ class Asked(NamedTuple):
 
     def records(self, combination: Combination, sections: Mapping[str, type]) -> dict[str, Any]:
         """The records of one combination."""
-        written = [
-            f"--{name}={flags.shown(value)}" for name, value in (self.flags | combination).items()
-        ]
+        written = flags.written(self.flags | combination)
         return flags.parse(written, sections, defaults=self.tuned)
 
 

@@ -1,10 +1,8 @@
-"""`train`: a learner of one's own with the runner's progress, checkpoints, pictures and resume."""
+"""`train` and `resume`: experiments, and learners of one's own with all that commands have."""
 
-import contextlib
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, overload
 
 import jax
 
@@ -12,40 +10,29 @@ from jaxrl_po import config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.experiment import assembly, flags
+from jaxrl_po.run.experiment.execution import Trained, carry_out
+from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import LINES, Options
-from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.figures.plotting import Panel, Series
+from jaxrl_po.run.experiment.plan import Plan, prepare
+from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import programs, runner
-from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, folder, metrics, provenance
-from jaxrl_po.run.store.metrics import Row
 from jaxrl_po.run.store.named_arrays import CheckpointError
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Learner
 
 SCRIPT = "train"
 SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]
 
 
-class Trained(NamedTuple):
-    """What `train` leaves.
-
-    Attributes:
-      state: the final state; leaves lead with the seeds, but for what is frozen.
-      rows: the lines of `metrics.jsonl`, a list of one number for each seed under each name.
-      folder: where they lie, or None.
-      interrupted: whether a signal ended it early.
-    """
-
-    state: TrainState
-    rows: list[Row]
-    folder: Path | None
-    interrupted: bool
+@overload
+def train(what: Experiment) -> Trained: ...
 
 
+@overload
 def train(
-    learner: Learner,
+    what: Learner,
     iterations: int,
     *,
     seeds: int = 1,
@@ -59,13 +46,18 @@ def train(
     overwrite: bool = False,
     log_every: int = 0,
     eval_every: int = 5,
-) -> Trained:
-    """Trains a learner of one's own as the commands train theirs, all seeds side by side.
+) -> Trained: ...
+
+
+def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Trained:
+    """Carries out an experiment, or trains a learner of one's own in the same way.
+
+    All seeds are vmapped, and sharded over the devices that they divide among.
 
     Args:
-      learner: of one seed.
+      what: an `Experiment`, which has no further arguments; or a learner of one seed.
       iterations: in all, a resumed run's earlier ones included.
-      seeds: runs side by side, vmapped and sharded over the devices they divide among.
+      seeds: the number of runs.
       seed: base seed, from which those of all runs follow.
       steps_per_iteration: environment steps (or completions) of one iteration of one seed.
       evaluate: `(params, collector, key) -> {name: array}` of one seed, whose means are logged;
@@ -101,70 +93,129 @@ def train(
       >>> trained.rows[-1]["iteration"], len(trained.rows[-1]["entropy"])
       (2, 2)
     """
+    with flags.as_arguments():
+        if not isinstance(what, Experiment):
+            return carry_out(plan_of(what, *arguments, **options))
+        if arguments or options:
+            raise ConfigError(
+                f"{next(iter(options), 'iterations')} must be left out beside an Experiment, "
+                "which has its own"
+            )
+        script = SCRIPTS[what.script]
+        join(flags.fill(what.settings, {"": script.options})[""])
+        with processes.together() as require_same:
+            plan = prepare(script, what.settings, require_same)
+        return carry_out(plan)
+
+
+def resume(out: str | Path, **more: Any) -> Trained:
+    """Goes on with the run of an `Experiment` or a command in a folder.
+
+    Args:
+      out: the folder.
+      more: keywords of `Experiment` that may change, such as `total_steps`, which may grow.
+
+    Raises:
+      ConfigError: it holds no such run, or another value must stay as it was.
+    """
+    with flags.as_arguments():
+        experiment = of_folder(str(out), **more)
+    return train(experiment)
+
+
+def join(options: Options) -> None:
+    """Joins the processes of a distributed run, before anything is computed."""
+    if options.distributed:
+        processes.start(
+            coordinator=options.coordinator,
+            num_processes=options.num_processes,
+            process_id=options.process_id,
+            timeout=options.coordinator_timeout,
+        )
+
+
+def plan_of(
+    learner: Learner,
+    iterations: int,
+    *,
+    seeds: int = 1,
+    seed: int = 0,
+    steps_per_iteration: int = 1,
+    evaluate: Evaluate | None = None,
+    score: str = "",
+    watch: Sequence[str] = (),
+    out: str | Path = "",
+    resume: bool = False,
+    overwrite: bool = False,
+    log_every: int = 0,
+    eval_every: int = 5,
+) -> Plan:
+    """The plan of a learner of one's own; see `train`."""
     if iterations not in NON_NEGATIVE:
         raise ConfigError(f"iterations must lie in {NON_NEGATIVE}, got {iterations}")
     if steps_per_iteration not in COUNT:
         raise ConfigError(f"steps_per_iteration must lie in {COUNT}, got {steps_per_iteration}")
-    options = Options(seeds=seeds, seed=seed, log_every=log_every, eval_every=eval_every)
+    if score and evaluate is None:
+        raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
+    if processes.several():
+        raise ConfigError("a learner is trained in one process; an Experiment has distributed=True")
+    total = iterations * steps_per_iteration
+    options = Options(
+        seeds=seeds,
+        seed=seed,
+        total_steps=total,
+        log_every=log_every,
+        eval_every=eval_every,
+        out=str(out),
+        resume=resume,
+        overwrite=overwrite,
+    )
     config.check(options)
+    stored = folder.inspect(str(out), resume=resume, overwrite=overwrite) if out else {}
+    before = stored.get("resolved", {})
+    if stored.get("script", SCRIPT) != SCRIPT:
+        raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
+    provenance.require_readable(before, str(out))
+    least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
+    if iterations < least:
+        raise ConfigError(
+            f"iterations must be at least {least}, those of the run in out={out} that is "
+            f"resumed, got {iterations}: they may only grow"
+        )
     settings = {
         "seeds": seeds,
         "seed": seed,
         "steps_per_iteration": steps_per_iteration,
-        "log_every": log_every,
+        "log_every": log_every or stored.get("log_every") or max(1, iterations // LINES),
         "eval_every": eval_every,
-        "total_steps": iterations * steps_per_iteration,
+        "total_steps": total,
     }
-    if score and evaluate is None:
-        raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
-    if processes.several():
-        raise ConfigError("train runs in one process; the commands have --distributed")
-    with flags.as_arguments():
-        stored = folder.inspect(str(out), resume=resume, overwrite=overwrite) if out else {}
-        before = stored.get("resolved", {})
-        if stored.get("script", SCRIPT) != SCRIPT:
-            raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
-        provenance.require_readable(before, str(out))
-        least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
-        if iterations < least:
-            raise ConfigError(
-                f"iterations must be at least {least}, those of the run in out={out} that is "
-                f"resumed, got {iterations}: they may only grow"
-            )
-        settings["log_every"] = log_every or stored.get("log_every") or max(1, iterations // LINES)
-        folder.require_same(settings, stored, str(out))
-        placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
-        job = assembly.make_job(
-            assembly.Experiment(learner, evaluate, score),
-            options,
-            placement,
-            iterations=iterations,
-            steps_per_iteration=steps_per_iteration,
-            log_every=settings["log_every"],
-        )
-        shown = choose_metrics(job, score, watch)
-        now = provenance.describe(placement.describe())
-        if out:
-            now["program"] = provenance.program(learner)
-        if stored:
-            require_same_learner(job, now, before, Path(out))
-        with _place(out, overwrite) as place:
-            origin = provenance.go_on(now, before)
-            content = {"script": SCRIPT, **settings, "resolved": origin}
-            folder.write_json(place / folder.CONFIG, content)
-            total = iterations * steps_per_iteration
-            unit = "iterations" if steps_per_iteration == 1 else "steps"
-            with Progress("training", total, unit=unit, watch=shown, num_seeds=seeds) as progress:
-                outcome = runner.run(job, place, progress, resume=resume)
-            rows = metrics.read(place / runner.METRICS)
-            if out:
-                series = [Series(name, metrics.label(name)) for name in shown]
-                units = {metrics.unit(name) for name in shown}
-                y_label = metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units))
-                panel = Panel(rows, series, "training", f"{unit}, each seed", y_label)
-                with plotting.beside(place / "curves.png"):
-                    plotting.save([panel], place / "curves.png")
-    return Trained(outcome.state, rows, Path(out) if out else None, outcome.interrupted)
+    folder.require_same(settings, stored, str(out))
+    placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
+    job = assembly.make_job(
+        assembly.Setup(learner, evaluate, score),
+        options,
+        placement,
+        iterations=iterations,
+        steps_per_iteration=steps_per_iteration,
+        log_every=settings["log_every"],
+    )
+    shown = choose_metrics(job, score, watch)
+    now = provenance.describe(placement.describe())
+    if out:
+        now["program"] = provenance.program(learner)
+    if stored:
+        require_same_learner(job, now, before, Path(out))
+    units = {metrics.unit(name) for name in shown}
+    return Plan(
+        title="training",
+        options=options,
+        settings={"script": SCRIPT, **settings, "resolved": provenance.go_on(now, before)},
+        job=job,
+        unit="iterations" if steps_per_iteration == 1 else "steps",
+        curves=[Series(name, metrics.label(name)) for name in shown],
+        y_label=metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units)),
+    )
 
 
 def require_same_learner(
@@ -215,14 +266,3 @@ def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[
             raise ConfigError(f"watch must name metrics of the learner ({known}), got {name!r}")
     chosen = watch or [name for name in SUCCESS if name in logged]
     return list(dict.fromkeys([*filter(None, [score]), *chosen]))
-
-
-@contextlib.contextmanager
-def _place(out: str | Path, overwrite: bool) -> Iterator[Path]:
-    """The folder of the run, or one that goes with it."""
-    if out:
-        with folder.claim(str(out), overwrite=overwrite) as place:
-            yield place
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            yield Path(scratch)

@@ -97,7 +97,7 @@ class Job:
       learner: over stacked seeds: `init(keys [S])`; leaves of the state and of each metric lead
         with `[S]`.
       keys: `[S]`, typed, one per seed.
-      given: what all seeds begin with, see `jobs.Experiment`; None for nothing.
+      given: what all seeds begin with, see `assembly.Setup`; None for nothing.
       iterations: total number of iterations.
       steps_per_iteration: environment steps (or completions) of one iteration of one seed.
       log_every: iterations per chunk; each chunk makes one line of metrics.

@@ -82,7 +82,7 @@ def keys(base_seed: int, num_seeds: int, num_settings: int) -> tuple[jax.Array, 
 
 
 Measure = Callable[..., Mapping[str, jax.Array]]
-"""As `Experiment.evaluate`."""
+"""As `Setup.evaluate`."""
 
 
 def compile_program(
@@ -98,7 +98,7 @@ def compile_program(
       measure: evaluates one run.
       configs: leaves `[N]`.
       keys: `[N]`.
-      given: see `Experiment.given`.
+      given: see `Setup.given`.
 
     Returns:
       `(configs, keys, evaluation_key) -> {name: [N, E]}`, and the seconds of compiling.

@@ -1,0 +1,83 @@
+"""`Experiment`: what is to be run, as data."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Self
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run.experiment import control, flags, language, models, plan
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.store import folder
+
+SCRIPTS = {script.name: script for script in (control.SCRIPT, language.SCRIPT)}
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Experiment:
+    """What is to be run: method, problem, seeds, placement, evaluation, budget and folder, as data.
+
+    Its keywords are the flags of `jaxrl-po language` where one of them is among these alone, such
+    as `task`, and otherwise those of `jaxrl-po control`; flags with a dot stand in `over`. Making
+    one computes nothing and starts no backend.
+
+    Attributes:
+      script: `control` or `language`.
+      settings: flag name to value, of the flags given.
+
+    Raises:
+      ConfigError: an unknown keyword, or a value of the wrong type or out of its range; names it.
+
+    Example:
+      >>> Experiment(env="Pendulum-v1", seeds=4, over={"config.gamma": 0.9}, out="runs/pendulum")
+      Experiment('control', env=Pendulum-v1, seeds=4, out=runs/pendulum, config.gamma=0.9)
+    """
+
+    script: str
+    settings: Mapping[str, Any]
+
+    def __init__(self, *, over: Mapping[str, Any] = MappingProxyType({}), **flags_: Any):
+        if {"env", "task"} <= flags_.keys():
+            raise ConfigError("env must be left out beside task: an experiment has one of them")
+        own = {field.name for field in dataclasses.fields(language.Options)}
+        shared = {field.name for field in dataclasses.fields(control.Options)}
+        script = SCRIPTS["language" if flags_.keys() & own - shared else "control"]
+        with flags.as_arguments():
+            self._read(script, flags.written({**flags_, **over}))
+
+    @classmethod
+    def parse(cls, script: Script, argv: Sequence[str]) -> Self:
+        """The experiment of a command's arguments; raises UsageError."""
+        made = object.__new__(cls)
+        made._read(script, argv)
+        return made
+
+    def _read(self, script: Script, argv: Sequence[str]) -> None:
+        if script is language.SCRIPT:
+            models.require_effect(argv, language.Options)
+        options = flags.parse(argv, {"": script.options}, partial=True)[""]
+        stored = plan.stored(script, options) if options.resume else {}
+        if options.resume:  # the method of the run that is resumed decides which flags there are
+            options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
+        settings = flags.given(argv, plan.sections_of(script, options))
+        plan.fill(script, settings, stored)
+        object.__setattr__(self, "script", script.name)
+        object.__setattr__(self, "settings", MappingProxyType(settings))
+
+    def __repr__(self) -> str:
+        given = (f"{name}={flags.shown(value)}" for name, value in self.settings.items())
+        return f"Experiment({', '.join([repr(self.script), *given])})"
+
+
+def of_folder(out: str, **more: Any) -> Experiment:
+    """The experiment that goes on with the run in a folder.
+
+    Raises:
+      UsageError: it holds no run of a command.
+    """
+    stored = folder.inspect(out, resume=True, overwrite=False)
+    if stored.get("script") not in SCRIPTS:
+        raise UsageError(f"--out={out} must hold a run of jaxrl-po {' or '.join(SCRIPTS)}")
+    argv = flags.written({"out": out, "resume": True, **more})
+    return Experiment.parse(SCRIPTS[stored["script"]], argv)
