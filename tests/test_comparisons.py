@@ -10,8 +10,8 @@ import pytest
 from benchmarks import suites
 
 from jaxrl_po import control as control_lib
-from jaxrl_po.cli import launch, sweep
-from jaxrl_po.run.experiment import control, methods
+from jaxrl_po.cli import launch
+from jaxrl_po.run.experiment import control, methods, plan
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.suites import SUITES, is_suite, make
@@ -112,7 +112,7 @@ def test_tuned_settings_are_valid(path):
         [f"--algorithm={path.parent.name}", f"--env={env}"], {"": control.Options}
     )[""]
     assert control.tuned_file(options) == path
-    sections = {**sweep.plan.sections_of(control.SCRIPT, options)}
+    sections = {**plan.sections_of(control.SCRIPT, options)}
     records = flags_lib.parse(
         [f"--{name}={flags_lib.shown(value)}" for name, value in saved["flags"].items()], sections
     )

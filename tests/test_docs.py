@@ -18,8 +18,8 @@ import jax
 import pytest
 
 from jaxrl_po import __main__ as command_line
-from jaxrl_po.cli import evaluate, export, parity, plot, render, report, study, sweep
-from jaxrl_po.run.experiment import control, flags, language, methods, plan, tasks
+from jaxrl_po.cli import evaluate, export, parity, plot, render, report, study
+from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping, tasks
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -112,7 +112,7 @@ def flags_of():
     found = {
         f"jaxrl-po {name}": training_flags(globals()[name]) for name in ("control", "language")
     }
-    found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweep.Options)
+    found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweeping.Options)
     for command in (evaluate, export, parity, plot, render, report, study):
         found[f"jaxrl-po {command.__name__.rpartition('.')[2]}"] = fields_of(command.Options)
     for path in SCRIPTS:

@@ -23,7 +23,7 @@ from jaxrl_po.cli import evaluate, launch, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.run.devices import compilation
-from jaxrl_po.run.experiment import flags, user_code
+from jaxrl_po.run.experiment import flags, sweeping, user_code
 from jaxrl_po.run.experiment.flags import UsageError
 
 CORRIDOR = '''
@@ -480,8 +480,8 @@ def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path, monkeypatch,
 
 def test_a_sweep_keeps_its_programs_as_well(tmp_path, monkeypatch):
     kept = []
-    monkeypatch.setattr(sweep, "keep_programs", kept.append)
-    monkeypatch.setattr(sweep, "run", lambda *_: 1 / 0)
+    monkeypatch.setattr(sweeping, "keep_programs", kept.append)
+    monkeypatch.setattr(sweeping, "run", lambda *_: 1 / 0)
     arguments = ["--config.gamma=0.9,0.95", f"--compilation_cache={tmp_path / 'cache'}"]
     with pytest.raises(ZeroDivisionError):
         sweep.main([*arguments, f"--out={tmp_path / 'sweep'}"])

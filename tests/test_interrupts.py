@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -66,30 +65,11 @@ def test_a_command_that_is_resumed_says_so_and_leaves_what_computes(
     monkeypatch.setattr(os, "_exit", leave)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(Left) as left, interrupts.kept(tmp_path, at_once=True):
+    with pytest.raises(Left) as left, interrupts.kept(tmp_path):
         interrupts.in_thread(compute)
     thread.join()
     assert left.value.args == (128 + number,)
     assert f"continue with --out={tmp_path} --resume" in capfd.readouterr().err
-
-
-def test_a_process_that_is_started_does_not_hear_the_terminal():
-    with interrupts.starting():
-        assert {signal.SIGINT, signal.SIGHUP} <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_a_process_ends_with_the_one_that_started_it(monkeypatch):
-    alive, statuses, left = threading.Event(), [], threading.Event()
-    monkeypatch.setattr(
-        interrupts.multiprocessing, "parent_process", lambda: SimpleNamespace(join=alive.wait)
-    )
-    monkeypatch.setattr(os, "_exit", lambda status: statuses.append(status) or left.set())
-    interrupts.follow_parent()
-    assert not statuses
-    alive.set()
-    assert left.wait(60)
-    assert statuses == [1]
 
 
 def start(path, *flags):

@@ -148,7 +148,7 @@ class Tried:
 
     def __init__(self, best, values=(1.0, 2.0, 4.0)):
         self.claim = about((Comparison("a", "b", 0.0),))
-        self.arm, self.tuning_seeds, self.asked = Arm({}, RATE, values), 1, []
+        self.arm, self.seeds, self.asked = Arm({}, RATE, values), (1, 1), []
         self.best = best
 
     def train(self, values, seeds, base_seed):

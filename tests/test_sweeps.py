@@ -4,30 +4,31 @@ import errno
 import json
 import os
 import shutil
-import signal
-import time
-from concurrent import futures
-from pathlib import Path
-from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from finished import SWEEP
 from probes import one_piece
-from scripts import finish, start
 from toy_run import start_of
 
+from jaxrl_po import config, run
 from jaxrl_po.cli import sweep
+from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.devices import parallel
-from jaxrl_po.run.experiment import control, search
+from jaxrl_po.run.experiment import assembly, control, plan, search, sweeping, vmapped
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment.flags import RunError, UsageError
-from jaxrl_po.run.loop import interrupts, vmapped
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
+
+
+@config.record
+class Stride:
+    """The settings of a walk."""
+
+    stride: float = config.number(1.0, "its step")
+
 
 SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
 
@@ -91,14 +92,8 @@ def test_sweep_leaves_a_table_and_a_picture_and_goes_on(tmp_path, capsys, monkey
     assert json.loads((tmp_path / "configs" / "ppo" / "CartPole-v1.json").read_text()) == saved
 
 
-def scored(group, options, given):
-    """A program without training: a larger step size scores better; one of many seeds is killed."""
-    width = group[0]["network"].width
-    if options.seeds == 3 and width == 8:
-        path = Path(options.out) / "sweep.json"
-        while not path.exists() or '"4"' not in path.read_text():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGKILL)
+def scored(group, options, *_):
+    """A program without training: a larger step size scores better."""
     scores = [[[float(each["config"].learning_rate)] * 3] * options.seeds for each in group]
     return {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
 
@@ -107,7 +102,7 @@ def scored(group, options, given):
 def programs_run(monkeypatch):
     """The groups that a sweep trains, without training."""
     trained = []
-    monkeypatch.setattr(sweep, "run", lambda *of: trained.append(of[0]) or scored(*of))
+    monkeypatch.setattr(sweeping, "run", lambda *of: trained.append(of[0]) or scored(*of))
     return trained
 
 
@@ -119,7 +114,7 @@ def swept(tmp_path_factory):
     """A finished sweep, without training."""
     out = tmp_path_factory.mktemp("swept") / "sweep"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "run", scored)
+        patch.setattr(sweeping, "run", scored)
         assert sweep.main([*SMALL, *RANGES, f"--out={out}"]) == 0
     return out
 
@@ -130,7 +125,7 @@ def swept(tmp_path_factory):
         [],
         ["--seeds=2", "--config.learning_rate=0.01,0.001"],  # unchanged, spelled differently
         ["--seed=0", "--config.gamma=0.99"],  # unchanged, the default
-        ["--network.width=8,4", "--processes=1", "--devices=auto", "--nosave"],
+        ["--network.width=8,4", "--devices=auto", "--nosave"],
     ],
 )
 def test_a_sweep_that_is_resumed_is_the_one_that_was_begun(
@@ -207,7 +202,7 @@ def test_what_is_best_can_be_given_and_saved(tmp_path, programs_run, monkeypatch
     best = next(
         line for line in capsys.readouterr().out.splitlines() if line.startswith("best:")
     ).split()[1:]
-    sections = sweep.plan.sections_of(control.SCRIPT, control.Options())
+    sections = plan.sections_of(control.SCRIPT, control.Options())
     records = flags_lib.parse(best, sections)
     assert records["config"].early_stop
     assert records["config"].target_kl in (0.5, 0.25)
@@ -233,25 +228,6 @@ def test_sweep_compares_like_with_like(tmp_path, finished):
     assert both["1e-3"] == one != both["1e-2"]
 
 
-@pytest.mark.slow
-def test_programs_in_processes_find_what_one_process_finds(tmp_path, monkeypatch):
-    # A process sets its own compilation cache; that of the tests comes from the environment.
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
-    arguments = [*SMALL, "--config.learning_rate=1e-4", "--network.width=4,8"]
-    found = []
-    for processes in (1, 2):
-        out = tmp_path / str(processes)
-        assert sweep.main([*arguments, f"--processes={processes}", f"--out={out}"]) == 0
-        found.append(
-            {
-                row["flags"]["network.width"]: row["scores"]
-                for row in json.loads((out / "sweep.json").read_text())
-            }
-        )
-    assert found[0] == found[1]
-    assert len(found[0]) == 2
-
-
 def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypatch):
     """The tuned one was found for another number of steps."""
     seen = []
@@ -270,54 +246,6 @@ def test_a_sweep_trains_with_the_decay_that_a_run_would_have(tmp_path, monkeypat
         with pytest.raises(UsageError, match="enough"):
             sweep.main([*flags, *further, f"--out={tmp_path}"])
         assert seen[-1] == want
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_processes_of_a_sweep_end_with_it(tmp_path, number):
-    """However it ends; and it says how it goes on, where it can."""
-    out, trained = tmp_path / "sweep", [flag for flag in SMALL if "total_steps" not in flag]
-    with start(
-        *("sweep", *trained, *RANGES, "--total_steps=25600000", "--processes=2", f"--out={out}")
-    ) as process:
-        while not (out / "config.json").exists():
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.1)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while len(started := children.read_text().split()) < 2:
-            time.sleep(0.1)
-        time.sleep(10.0)
-        process.send_signal(number)
-        _, _, errors = finish(process)
-    if number == signal.SIGTERM:
-        assert process.returncode == 128 + number
-        assert errors.strip() == (
-            f"interrupted: what is done is kept; continue with --out={out} --resume"
-        )
-    deadline = time.monotonic() + 60.0
-    while any(Path(f"/proc/{child}").exists() for child in started):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def test_a_signal_ends_a_sweep_and_its_processes(tmp_path, monkeypatch, capfd):
-    """What waits for the first program is told; the processes are not waited for."""
-    killed = []
-    child = SimpleNamespace(kill=lambda: killed.append(True))
-    monkeypatch.setattr(interrupts.multiprocessing, "active_children", lambda: [child])
-    monkeypatch.setattr(sweep, "check", lambda *_: None)
-    monkeypatch.setattr(
-        futures, "as_completed", lambda _: iter(lambda: signal.raise_signal(signal.SIGTERM), 0)
-    )
-    monkeypatch.setattr(futures.ProcessPoolExecutor, "submit", lambda *_: futures.Future())
-    monkeypatch.setattr(sweep, "run", None)
-    out = tmp_path / "sweep"
-    monkeypatch.setattr(futures.Future, "result", lambda _: None)
-    with pytest.raises(SystemExit) as stop:
-        sweep.main([*SMALL, *RANGES, "--processes=2", f"--out={out}"])
-    assert stop.value.code == 128 + signal.SIGTERM
-    assert f"continue with --out={out} --resume" in capfd.readouterr().err
-    assert killed == [True]
 
 
 def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, programs_run):
@@ -340,31 +268,6 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
     assert len(programs_run) == 3  # the first was kept
 
 
-def test_programs_in_processes_find_what_one_process_finds_and_a_killed_one_is_named(
-    tmp_path, monkeypatch
-):
-    spawn = interrupts.Processes
-    monkeypatch.setattr(
-        interrupts,
-        "Processes",
-        # What only checks the flags is not the subject, and a process takes seconds to start.
-        lambda count: futures.ThreadPoolExecutor() if count == 1 else spawn(count),
-    )
-    monkeypatch.setattr(sweep, "run", scored)
-    arguments = [*SMALL, "--seeds=3", "--config.learning_rate=1e-4", "--network.width=4,8"]
-    out = f"--out={tmp_path / 'sweep'}"
-    with pytest.raises(UsageError, match=r"^--processes=2: a process of the sweep was killed"):
-        sweep.main([*arguments, "--processes=2", out])
-    (row,) = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
-    assert (row["flags"]["network.width"], row["scores"]) == ("4", [[1e-4] * 3] * 3)
-    # The number of parallel processes belongs to the start, not to the sweep.
-    trained = []
-    monkeypatch.setattr(sweep, "run", lambda group, *_: trained.append(group) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        sweep.main([out, "--resume"])
-    assert [group[0]["network"].width for group in trained] == [8]
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -377,7 +280,13 @@ def test_programs_in_processes_find_what_one_process_finds_and_a_killed_one_is_n
         (["--total_steps=1"], "--total_steps=1 must be 0 or at least 32"),
         (["--devices=99"], "--devices must be at most"),
         (["--critic=nowhere.py:A"], "there is no file"),
-        pytest.param(["--env=CartPole-v2", "--processes=2"], "CartPole-v1", marks=pytest.mark.slow),
+        (["--draws=3"], "--draws=3 must be at least 1 with a flag that has a distribution"),
+        (["--config.gamma=uniform(0,1)"], "--draws=0 must be at least 1 with a flag that has"),
+        (
+            ["--draws=3", "--config.gamma=log_uniform(0,1)"],
+            r"--config.gamma=log_uniform\(0,1\) must be log_uniform\(low,high\) with 0 < low",
+        ),
+        (["--draws=3", "--config.gamma=uniform(3,4)"], "--config.gamma must lie in"),
     ],
 )
 def test_bad_sweeps_are_named_and_touch_nothing(tmp_path, arguments, match):
@@ -404,14 +313,8 @@ def test_a_damaged_table_is_named(tmp_path, swept, rows):
         sweep.main([f"--out={out}", "--resume"])
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_runs_are_trained_from_one_evaluation_to_the_next(monkeypatch, devices):
+def test_runs_are_trained_from_one_evaluation_to_the_next(tmp_path):
     """Seven iterations of walks that differ in their step, evaluated three times."""
-    called, call = [], jax.stages.Compiled.__call__
-
-    def recorded(program, *arguments):
-        called.append(program)
-        return call(program, *arguments)
 
     def learner(stride):
         def step(state):
@@ -426,14 +329,63 @@ def test_runs_are_trained_from_one_evaluation_to_the_next(monkeypatch, devices):
 
         return one_piece(init, step)
 
-    def measure(params, collector, key):
-        return {"score": params.policy + params.frozen}
+    setup = assembly.Setup(
+        learner(1.0),
+        lambda params, collector, key: {"score": params.policy + params.frozen},
+        "score",
+        learner_of=lambda settings: learner(settings.stride),
+    )
+    rows = vmapped.train(
+        setup,
+        [Stride(stride=float(stride)) for stride in range(4)],
+        control.Options(seeds=2, devices="2"),
+        tmp_path / "run",
+        "walks",
+        iterations=7,
+        steps_per_iteration=10,
+        evaluations=3,
+    )
+    curves = vmapped.curves(rows)
+    assert [row["step"] for row in rows] == [30, 60, 70]
+    strides = np.repeat(np.arange(4), 2)
+    np.testing.assert_allclose(curves["score"], np.outer(strides, [3, 6, 7]) + 1)
+    np.testing.assert_allclose(curves["size"], np.outer(strides, [2, 5, 7]))
 
-    strides, keys = jnp.arange(4.0), jax.random.split(jax.random.key(0), 4)
-    training = vmapped.Training(learner, parallel.Placement(4, devices, 1), 7, 3)
-    monkeypatch.setattr(jax.stages.Compiled, "__call__", recorded)
-    done = vmapped.train_in_program(training, measure, strides, keys, keys[0])
-    np.testing.assert_allclose(done.curves["score"], np.outer(np.arange(4), [2, 4, 7]) + 1)
-    np.testing.assert_allclose(done.curves["size"], np.outer(np.arange(4), [1.5, 3.5, 6.0]))
-    assert len(called) == 4  # the beginning, and three stretches of one program
-    assert len(set(map(id, called))) == 2
+
+def test_draws_follow_from_the_seed_and_lie_where_they_must():
+    asked = search.Asked(
+        {},
+        {"config.gamma": ["0.9", "0.99"]},
+        {"config.learning_rate": "log_uniform(1e-5,1e-1)", "network.width": "choice(4,8)"},
+        {},
+    )
+    found = search.combinations(asked, 200, 3)
+    assert found == search.combinations(asked, 200, 3) != search.combinations(asked, 200, 4)
+    assert len(found) == 400
+    rates = np.array([float(each["config.learning_rate"]) for each in found[:200]])
+    assert rates.min() >= 1e-5
+    assert rates.max() <= 1e-1
+    # Half of them below the geometric mean.
+    assert 70 <= np.sum(rates < 1e-3) <= 130
+    assert {each["network.width"] for each in found} == {"4", "8"}
+    assert [each["config.learning_rate"] for each in found[200:]] == [
+        each["config.learning_rate"] for each in found[:200]
+    ]
+
+
+def test_a_sweep_from_python_draws_and_names_the_best(tmp_path, programs_run):
+    experiment = run.Experiment(env="CartPole-v1", seeds=2, total_steps=256, out=tmp_path / "a")
+    rates = {"config.learning_rate": "log_uniform(1e-5, 1e-2)"}
+    swept = run.sweep(
+        experiment, over=rates | {"network.width": [4, 8]}, draws=3, **{"problem.num_envs": 2}
+    )
+    assert len(swept.rows) == 6
+    assert len(programs_run) == 2  # one for each width
+    best = max(float(row["flags"]["config.learning_rate"]) for row in swept.rows)
+    assert swept.best["config.learning_rate"] == best
+    assert swept.best["problem.num_envs"] == 2
+    assert (swept.folder / "sweep.png").exists()
+    with pytest.raises(ConfigError, match=r"^evaluation is not a flag; did you mean evaluations"):
+        run.sweep(experiment, over=rates, evaluation=3, out=tmp_path / "b")
+    with pytest.raises(ConfigError, match=r"^config.learning_rate=uniform\(0,1\) must be log_u"):
+        run.sweep(experiment, over={"config.learning_rate": "uniform(0,1)"}, draws=3, resume=True)

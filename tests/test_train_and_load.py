@@ -303,7 +303,7 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
 
 
 @pytest.mark.parametrize(
-    "keywords, message",
+    ("keywords", "message"),
     [
         ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s is not a flag; did you mean seeds\?"),
         ({"seeds": 2.5}, r"^seeds must be an integer, got '2.5'"),

@@ -17,9 +17,9 @@ from jaxrl_po import language
 from jaxrl_po.cli import launch
 from jaxrl_po.language import warm_start
 from jaxrl_po.language.warm_start import BETWEEN
-from jaxrl_po.run.experiment import flags, plan
-from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import plan
+from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.loop import programs, supervised
 from jaxrl_po.run.loop.progress import clock
 from jaxrl_po.run.store.metrics import read

@@ -56,8 +56,8 @@ WRONG = [
     Wrong(
         "what is reported was tuned on",
         "cli.study",
-        "curves = runs.train(asked, runs.tuning_seeds, TUNING)",
-        "curves = runs.train(asked, runs.tuning_seeds, REPORTED)",
+        "curves = runs.train(asked, runs.seeds[1], TUNING)",
+        "curves = runs.train(asked, runs.seeds[1], REPORTED)",
         (f"{HERE}test_a_sweep_goes_on_beyond_its_edge",),
     ),
     Wrong(

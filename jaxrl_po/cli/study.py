@@ -5,10 +5,12 @@ its own, and then trained on others: both in one program, compiled once. `table.
 `verdict.png` hold the result; what is done is kept, and `--resume` continues.
 """
 
+import dataclasses
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,11 +22,12 @@ from jaxrl_po.run.data.rewarding import VERIFIER
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import control, flags, language, methods, plan, user_code
+from jaxrl_po.run.experiment import control, flags, language, methods, plan, user_code, vmapped
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import AUTO
+from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.loop import interrupts, vmapped
+from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.store import folder
 from jaxrl_po.study import claims, comparison
 from jaxrl_po.study.claims import Arm, Claim, Tuned
@@ -131,59 +134,57 @@ def settled(
     return plan.settle(claim.script, records, names)
 
 
-class Runs:
-    """The runs of an arm in a setting: one program, compiled when it is first needed."""
+class Runs(NamedTuple):
+    """The runs of an arm in a setting.
 
-    def __init__(self, claim: Claim, setting: str, name: str, start: Sequence[str], devices: str):
-        self.claim, self.setting, self.name = claim, setting, name
-        self.arm, self.start, self.devices = claim.arms[name], start, devices
-        values = len(self.arm.values)
-        self.seeds, self.tuning_seeds = claim.seeds_of(setting, values)
-        self.count = max(self.seeds, values * self.tuning_seeds)
-        self._program: Any = None
+    Attributes:
+      claim: the claim.
+      setting: its name.
+      name: of the arm.
+      start: flags of the initial policy.
+      devices: see `Options`.
+    """
 
-    def train(self, values: Sequence[float], seeds: int, base_seed: int) -> list[vmapped.Curves]:
+    claim: Claim
+    setting: str
+    name: str
+    start: Sequence[str]
+    devices: str
+
+    @property
+    def arm(self) -> Arm:
+        """What is tuned."""
+        return self.claim.arms[self.name]
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """See `Claim.seeds_of`."""
+        return self.claim.seeds_of(self.setting, len(self.arm.values))
+
+    def train(self, values: Sequence[float], seeds: int, base_seed: int) -> list[Curves]:
         """Curves for each value, `[S, E]`."""
         asked = [settled(self.claim, self.setting, self.arm, each, self.start) for each in values]
         records, iterations = [each for each, _ in asked], asked[0][1]
         algorithm = methods.ALGORITHMS[records[0][""].algorithm]
-        experiment = self.claim.script.build(records[0], algorithm, ALONE)
-        configs = vmapped.configs([each["config"] for each in records], seeds)
-        keys, key = vmapped.keys(base_seed, seeds, len(values))
-
-        assert experiment.learner_of is not None
-        count = self.count if experiment.host is None else len(keys)
-        placement = parallel.choose(self.devices, num_seeds=count, num_rows=1)
-        training = vmapped.Training(
-            experiment.learner_of,
-            placement,
-            iterations,
-            self.claim.evaluations,
+        options = dataclasses.replace(
+            records[0][""], seeds=seeds, seed=base_seed, devices=self.devices, mesh=""
         )
-        if experiment.host is not None:
-            done = vmapped.train_on_host(
-                training, experiment.host, configs, keys, base_seed=base_seed, num_seeds=seeds
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = vmapped.train(
+                self.claim.script.build(records[0], algorithm, ALONE),
+                [each["config"] for each in records],
+                options,
+                Path(scratch),
+                f"{self.setting}, {self.name}",
+                iterations=iterations,
+                steps_per_iteration=1,
+                evaluations=self.claim.evaluations,
             )
-            return divided(done.curves, len(values), seeds)
-        # Runs that fill up the program, so that tuning and what is reported share it.
-        rest = self.count - len(keys)
-        filled = jax.tree.map(
-            lambda x: jax.numpy.concatenate([x, jax.numpy.repeat(x[-1:], rest, axis=0)]),
-            (configs, keys),
-        )
-        if self._program is None:
-            assert experiment.evaluate is not None
-            self._program, _ = vmapped.compile_program(
-                training, experiment.evaluate, *filled, given=experiment.given
-            )
-        return divided(self._program(*filled, key), len(values), seeds)
-
-
-def divided(curves: vmapped.Curves, values: int, seeds: int) -> list[vmapped.Curves]:
-    """The curves of each value; runs that filled up the program are dropped."""
-    return [
-        {name: x[i * seeds : (i + 1) * seeds] for name, x in curves.items()} for i in range(values)
-    ]
+        curves = vmapped.curves(rows)
+        return [
+            {name: x[i * seeds : (i + 1) * seeds] for name, x in curves.items()}
+            for i in range(len(values))
+        ]
 
 
 def beyond(edge: Sequence[float], count: int) -> list[float]:
@@ -209,7 +210,7 @@ def tune(runs: Runs, found: dict[float, float], keep: Callable[[], None]) -> tup
     extended = len(set(found) - set(asked)) // len(asked)  # by the study that is resumed
     for _ in range(extended, 1 + EXTENSIONS):
         if not set(asked) <= set(found):
-            curves = runs.train(asked, runs.tuning_seeds, TUNING)
+            curves = runs.train(asked, runs.seeds[1], TUNING)
             found |= {
                 value: float(np.mean(np.nan_to_num(claim.objective(each), nan=-np.inf)))
                 for value, each in zip(asked, curves, strict=True)
@@ -234,7 +235,7 @@ def tune_and_train(runs: Runs, path: Path) -> Tuned:
 
     if "curves" not in stored:
         value, inside = tune(runs, found, keep)
-        curves = runs.train([value], runs.seeds, REPORTED)[0]
+        curves = runs.train([value], runs.seeds[0], REPORTED)[0]
         keep(value=value, inside=inside, curves={name: x.tolist() for name, x in curves.items()})
         jax.clear_caches()
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -294,7 +295,7 @@ def carry_out(claim: Claim, options: Options) -> int:
     keep_programs(options.compilation_cache)
     with (
         folder.claim(options.out, overwrite=options.overwrite) as out,
-        interrupts.kept(out, at_once=True),
+        interrupts.kept(out),
     ):
         folder.write_json(out / folder.CONFIG, said)
         results = interrupts.in_thread(run, claim, out, options.devices)

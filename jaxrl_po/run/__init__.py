@@ -1,7 +1,7 @@
 """The impure part: devices, files, processes, progress, plots, and the commands that a user starts.
 
 From Python: `run.train` carries out an `Experiment` or trains a learner of one's own, `run.resume`
-goes on with a run, and `run.load` gives its policy.
+goes on with a run, `run.load` gives its policy, and `run.sweep` searches hyperparameters.
 """
 
 from jaxrl_po.run.experiment.execution import Trained as Trained
@@ -9,5 +9,6 @@ from jaxrl_po.run.experiment.experiment import Experiment as Experiment
 from jaxrl_po.run.experiment.policies import ControlPolicy as ControlPolicy
 from jaxrl_po.run.experiment.policies import LanguagePolicy as LanguagePolicy
 from jaxrl_po.run.experiment.policies import load as load
+from jaxrl_po.run.experiment.sweeping import sweep as sweep
 from jaxrl_po.run.experiment.training import resume as resume
 from jaxrl_po.run.experiment.training import train as train

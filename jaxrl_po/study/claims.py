@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures.plotting import Difference
-from jaxrl_po.run.loop.vmapped import Curves
 from jaxrl_po.run.store import metrics
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told here"

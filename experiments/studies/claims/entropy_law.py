@@ -11,7 +11,7 @@ import small
 
 from jaxrl_po.cli import study
 from jaxrl_po.run.experiment import flags, language
-from jaxrl_po.run.loop.vmapped import Curves
+from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.study import claims
 from jaxrl_po.study.claims import Arm, Claim, Comparison, Scores
 

@@ -1,11 +1,13 @@
 """From the setup that a script builds, of one seed, to the job over all seeds and devices."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from jaxrl_po import config
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes, sharding
 from jaxrl_po.run.devices.parallel import Placement
@@ -72,10 +74,20 @@ def make_job(
     iterations: int,
     steps_per_iteration: int,
     log_every: int,
+    settings: Sequence[Any] = (),
 ) -> programs.Job:
-    """The setup over all seeds and devices."""
+    """The setup over all seeds and devices.
+
+    With C `settings` of the method, which differ in numbers alone, it is that over C·S runs, the S
+    seeds of the first setting first.
+    """
     # The evaluation key is the same at every evaluation and for every seed.
     training_key, evaluation_key = jax.random.split(jax.random.key(options.seed))
+    runs = options.seeds * max(1, len(settings))
+    if settings:
+        assert setup.learner_of is not None
+        learner = with_settings(setup.learner_of, alone=setup.given is None)
+        setup = setup._replace(learner=learner)
     learner, warm = over_all(setup, placement)
 
     measure, judge = setup.evaluate, setup.judge or dict
@@ -90,25 +102,27 @@ def make_job(
         return values if setup.judge is not None else of_seeds(values)
 
     def of_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: value.reshape(options.seeds, -1).mean(axis=1) for name, value in values.items()
-        }
+        return {name: value.reshape(runs, -1).mean(axis=1) for name, value in values.items()}
 
     def evaluate_on_host(state: TrainState) -> dict[str, Any]:
         assert rollouts is not None
         return {name: value.mean(axis=1) for name, value in rollouts.evaluate(state).items()}
 
     host = setup.host
-    rollouts = None if host is None else host.open(options.seed, range(options.seeds))
+    of_each = list(range(options.seeds)) * max(1, len(settings))
+    rollouts = None if host is None else host.open(options.seed, of_each)
     in_program = None if measure is None else evaluate
     examples = setup.examples and of_first_seed(setup.examples, evaluation_key)
     replicated = parallel.replicated(placement) if processes.several() else None
-    seeds = jax.numpy.arange(options.seeds)
+    keys: PyTree = jax.jit(
+        jax.vmap(jax.random.fold_in, in_axes=(None, 0)), out_shardings=replicated
+    )(training_key, jnp.array(of_each))
+    if settings:
+        each = [config.as_arrays(setting) for setting in settings for _ in range(options.seeds)]
+        keys = keys, jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
     return programs.Job(
         learner=Learner(jax.jit(learner.init), jax.jit(learner.sample), jax.jit(learner.update)),
-        keys=jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), out_shardings=replicated)(
-            training_key, seeds
-        ),
+        keys=keys,
         iterations=iterations,
         steps_per_iteration=steps_per_iteration,
         log_every=log_every,
@@ -127,6 +141,32 @@ def make_job(
         replicated=replicated,
         warm=warm,
     )
+
+
+def with_settings(learner_of: Callable[[Any], Learner], *, alone: bool) -> Learner:
+    """The learner of one seed whose settings are data of its state, so that they can be vmapped.
+
+    Its `init` takes `(key, settings)`, and with `alone` false also what all seeds begin with, see
+    `Setup.given`. They stand in `opt_state`.
+    """
+
+    def init(start: PyTree) -> TrainState:
+        own, given = (start, None) if alone else start
+        key, settings = own
+        of_key: Any = key if alone else (key, given)
+        state = learner_of(settings).init(of_key)
+        return state._replace(opt_state=(settings, state.opt_state))
+
+    def inside(function: str) -> Callable[..., Any]:
+        def call(state: TrainState, *batch: Any) -> tuple[TrainState, Any]:
+            settings, own = state.opt_state
+            of_state = getattr(learner_of(settings), function)
+            after, out = of_state(state._replace(opt_state=own), *batch)
+            return after._replace(opt_state=(settings, after.opt_state)), out
+
+        return call
+
+    return Learner(init, inside("sample"), inside("update"))
 
 
 def over_all(setup: Setup, placement: Placement) -> tuple[Learner, Warm | None]:

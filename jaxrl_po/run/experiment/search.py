@@ -1,8 +1,9 @@
-"""The grid of a sweep: combinations of settings, those that share a program, and their scores."""
+"""What a sweep searches: a grid and random draws, what shares a program, and the scores."""
 
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import metrics
 
 Combination = dict[str, str]
-OF_A_START = ("resume", "overwrite", "processes")
+OF_A_START = ("resume", "overwrite")
 SWEPT = ("config.", "problem.", "network.")  # flags that may have several values
+DRAW = re.compile(r"(log_uniform|uniform|choice)\((.+)\)")
 MAY_DIFFER = ("out", "devices", "mesh", "compilation_cache", "save", *OF_A_START)
 
 
@@ -25,12 +27,14 @@ class Asked(NamedTuple):
     Attributes:
       flags: name to value, of the flags with one value.
       swept: name to values, as written, of the flags with several.
+      drawn: name to distribution, as written, of the flags that are drawn.
       tuned: the defaults of `jaxrl-po control` when the sweep began; stored, since `--save` changes
         them.
     """
 
     flags: dict[str, Any]
     swept: dict[str, list[str]]
+    drawn: dict[str, str]
     tuned: Mapping[str, Any]
 
     def records(self, combination: Combination, sections: Mapping[str, type]) -> dict[str, Any]:
@@ -39,32 +43,73 @@ class Asked(NamedTuple):
         return flags.parse(written, sections, defaults=self.tuned)
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """The arguments without the swept flags, and the values of the swept flags.
+def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
+    """The arguments without the flags that are searched; the values of a grid; distributions.
 
     Example:
-      >>> split(["--seeds=2", "--config.gamma=0.9,0.99"])
-      (['--seeds=2'], {'config.gamma': ['0.9', '0.99']})
+      >>> split(["--seeds=2", "--config.gamma=0.9,0.99", "--config.learning_rate=uniform(0,1)"])
+      (['--seeds=2'], {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
     """
-    swept: dict[str, list[str]] = {}
-    kept = []
+    kept, swept, drawn = list[str](), dict[str, list[str]](), dict[str, str]()
     for argument in argv:
-        name, equals, value = argument.lstrip("-").partition("=")
-        if equals and "," in value and name.startswith(SWEPT):
+        name, _, value = argument.lstrip("-").partition("=")
+        if name.startswith(SWEPT) and DRAW.fullmatch(value):
+            drawn[name] = value.replace(" ", "")
+        elif name.startswith(SWEPT) and "," in value:
             swept[name] = value.split(",")
         else:
             kept.append(argument)
-    return kept, swept
+    return kept, swept, drawn
 
 
-def combinations(swept: Mapping[str, Sequence[str]]) -> list[Combination]:
-    """All combinations of the values; a single empty one if nothing is swept.
+def combinations(asked: Asked, draws: int, seed: int) -> list[Combination]:
+    """All combinations of the values of the grid, each with all draws.
+
+    Args:
+      asked: see `Asked`.
+      draws: the number of draws of all flags that are drawn, together.
+      seed: from which they follow.
+
+    Raises:
+      UsageError: a distribution that is none.
 
     Example:
-      >>> combinations({"config.gamma": ["0.9", "0.99"]})
+      >>> combinations(Asked({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
       [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}]
     """
-    return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    grid = [
+        dict(zip(asked.swept, values, strict=True))
+        for values in itertools.product(*asked.swept.values())
+    ]
+    generator = np.random.default_rng(seed)
+    columns = {name: draw(name, written, draws, generator) for name, written in asked.drawn.items()}
+    rows: list[Combination] = [{}]
+    if columns:
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [each | row for each in grid for row in rows]
+
+
+def draw(name: str, written: str, count: int, generator: np.random.Generator) -> list[str]:
+    """Values from `uniform(a,b)`, `log_uniform(a,b)` with 0 < a < b, or `choice(a,b,…)`."""
+    found = DRAW.fullmatch(written)
+    assert found is not None
+    kind, values = found[1], found[2].split(",")
+    if kind == "choice":
+        return [values[i] for i in generator.integers(len(values), size=count)]
+    try:
+        low, high = map(float, values)
+        if not (low < high and (low > 0 or kind == "uniform")):
+            raise ValueError
+    except ValueError:
+        positive = "0 < " * (kind == "log_uniform")
+        raise UsageError(
+            f"--{name}={written} must be {kind}(low,high) with {positive}low < high"
+        ) from None
+    if kind == "uniform":
+        drawn = generator.uniform(low, high, count)
+    else:
+        drawn = np.exp(generator.uniform(np.log(low), np.log(high), count))
+    return [f"{value:.4g}" for value in drawn]
 
 
 def refuse_differences(

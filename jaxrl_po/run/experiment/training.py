@@ -27,7 +27,8 @@ Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.A
 
 
 @overload
-def train(what: Experiment) -> Trained: ...
+def train(what: Experiment) -> Trained:
+    """Carries out an experiment."""
 
 
 @overload
@@ -46,7 +47,8 @@ def train(
     overwrite: bool = False,
     log_every: int = 0,
     eval_every: int = 5,
-) -> Trained: ...
+) -> Trained:
+    """Trains a learner of one's own."""
 
 
 def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Trained:

@@ -1,12 +1,10 @@
 """Signals: a run ends after its iteration, saved; before the first one, at once."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +16,6 @@ from jaxrl_po.run.store import failures
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 IGNORED = signal.SIGHUP, signal.SIG_IGN  # as `nohup` has it
-FROM_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)  # they reach every process that it started
 NOTHING_NEW = "\ninterrupted before the first iteration: nothing new to save\n"
 SHOW_CURSOR = b"\x1b[?25h"
 SAVING = "\nfinishing this iteration, then saving; interrupt again to quit without saving\n"
@@ -64,12 +61,11 @@ def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[thr
 
 
 @contextlib.contextmanager
-def kept(out: Path, *, at_once: bool) -> Iterator[None]:
-    """Ends a command at a signal, whose status tells which, and says that it may be resumed.
+def kept(out: Path) -> Iterator[None]:
+    """Ends the process at a signal, whose status tells which, and says that it may be resumed.
 
     Args:
       out: its folder.
-      at_once: with what it computes in another thread; else as an exit, which ends its processes.
 
     Raises:
       RunError: one line on what cannot be written.
@@ -77,9 +73,7 @@ def kept(out: Path, *, at_once: bool) -> Iterator[None]:
 
     def leave(number: int, frame: Any) -> None:
         streams.say(f"\ninterrupted: what is done is kept; continue with --out={out} --resume\n")
-        if at_once:
-            _leave(128 + number)
-        raise SystemExit(128 + number)
+        _leave(128 + number)
 
     try:
         with _handled(leave), streams.outlived():
@@ -112,53 +106,3 @@ def _leave(status: int) -> NoReturn:
             with contextlib.suppress(OSError):  # a terminal that was closed
                 os.write(stream, SHOW_CURSOR)  # the progress bar hides it
     os._exit(status)
-
-
-@contextlib.contextmanager
-def starting() -> Iterator[None]:
-    """Inside, processes are started that do not hear a terminal: this one answers for all."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_A_TERMINAL)  # which they inherit
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def follow_parent() -> None:
-    """Ends this process with the one that started it, however that ends."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    streams.guard()
-    threading.Thread(target=follow, daemon=True).start()
-
-
-class Processes(futures.ProcessPoolExecutor):
-    """Spawned processes, each for one task; an error ends them, and so does that of this process.
-
-    A spawned process has no backend yet, so it can set up its own devices, and it frees their
-    memory when it ends.
-    """
-
-    def __init__(self, count: int):
-        super().__init__(
-            count,
-            multiprocessing.get_context("spawn"),
-            follow_parent,
-            max_tasks_per_child=1,
-        )
-
-    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
-        """Has a process make a call."""
-        with starting():
-            return super().submit(function, *given, **named)
-
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        if kind is not None:
-            for process in multiprocessing.active_children():
-                process.kill()
-        self.shutdown(cancel_futures=kind is not None)

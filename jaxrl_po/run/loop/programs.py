@@ -96,7 +96,7 @@ class Job:
     Attributes:
       learner: over stacked seeds: `init(keys [S])`; leaves of the state and of each metric lead
         with `[S]`.
-      keys: `[S]`, typed, one per seed.
+      keys: what `init` takes of each seed: typed keys `[S]`, or these and settings `[S]`.
       given: what all seeds begin with, see `assembly.Setup`; None for nothing.
       iterations: total number of iterations.
       steps_per_iteration: environment steps (or completions) of one iteration of one seed.
@@ -150,7 +150,7 @@ class Job:
     @property
     def num_seeds(self) -> int:
         """The number of seeds, S."""
-        return len(self.keys)
+        return len(jax.tree.leaves(self.keys)[0])
 
     def boundary(self, iteration: int) -> int:
         """The iteration at which the chunk that begins at `iteration` ends."""

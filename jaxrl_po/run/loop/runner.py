@@ -22,6 +22,7 @@ import numpy as np
 from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import programs as programs_lib
 from jaxrl_po.run.loop import supervised
@@ -43,11 +44,11 @@ NO_ACTION = "frac_no_action"
 METRICS, EXAMPLES, ASIDE = "metrics.jsonl", "samples.jsonl", ".chunk.json"
 
 
-class Diverged(Exception):
+class Diverged(RunError):
     """Loss or gradient stayed non-finite; the message names the seed and the iteration."""
 
 
-class NoAction(Exception):
+class NoAction(RunError):
     """No action was legal in some state; the message names the seed and the iteration."""
 
 

@@ -1,0 +1,344 @@
+"""Sweeps: a grid or random draws of hyperparameters, each on several seeds, and the best of them.
+
+Combinations that differ in numbers of the method alone train vmapped, as one program.
+"""
+
+import json
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, NON_NEGATIVE, static
+from jaxrl_po.run.devices import parallel
+from jaxrl_po.run.devices.compilation import keep_programs
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import (
+    assembly,
+    control,
+    flags,
+    methods,
+    plan,
+    search,
+    user_code,
+    vmapped,
+)
+from jaxrl_po.run.experiment.experiment import Experiment
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.search import OF_A_START, Asked, Combination
+from jaxrl_po.run.figures import plotting
+from jaxrl_po.run.loop import interrupts
+from jaxrl_po.run.store import folder, metrics
+
+ALONE = Placement(1, 1, 1)
+PROGRAMS = "programs"  # folder of their runs
+OF_ONE_RUN = ("log_every", "eval_every", "checkpoint_every", "patience", "idle_patience")
+OF_A_RUN_ALONE = ("distributed", "tensorboard", "wandb", "deterministic")
+
+Group = Sequence[Mapping[str, Any]]  # records of the combinations that share one program
+
+
+@config.record
+class Options(control.Options):
+    """The sweep as a whole."""
+
+    evaluations: int = static(
+        10,
+        "greedy evaluations of each run, at most; the score is the mean of the last three",
+        within=COUNT,
+    )
+    draws: int = static(
+        0,
+        "combinations that are drawn of the flags with a distribution, such as "
+        "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(a,b) or choice(a,b,c)",
+        within=NON_NEGATIVE,
+    )
+    save: bool = static(False, "write the best flags to jaxrl_po/run/experiment/configs/")
+
+
+class Swept(NamedTuple):
+    """What a sweep leaves.
+
+    Attributes:
+      rows: one for each combination, best first: `flags`, `steps` `[E]` and `scores` `[S, E]`.
+      best: flag name to value of the best one, of all flags that were set or tuned.
+      folder: with `sweep.json`, `table.txt` and `sweep.png`.
+    """
+
+    rows: list[dict[str, Any]]
+    best: dict[str, Any]
+    folder: Path
+
+
+def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) -> Swept:
+    """Searches hyperparameters of an experiment in control.
+
+    Args:
+      experiment: with the folder `out` and the number of seeds of each combination.
+      over: flag with a dot to a list of values, or to a distribution of `draws` values as text.
+      options: `evaluations`, `draws`, and keywords of `Experiment`.
+
+    Raises:
+      ConfigError: names the argument that cannot work, before anything is trained.
+
+    Example:
+      >>> rates = {"config.learning_rate": "log_uniform(1e-5, 1e-2)"}
+      >>> sweep(Experiment(env="CartPole-v1", out="runs/a"), over=rates, draws=32)  # doctest: +SKIP
+    """
+    searched = {
+        name: values if isinstance(values, str) else ",".join(map(flags.shown, values))
+        for name, values in over.items()
+    }
+    with flags.as_arguments():
+        if experiment.script != control.SCRIPT.name:
+            raise UsageError("experiment must be one in control")
+        return carry_out(flags.written({**experiment.settings, **options, **searched}))
+
+
+def carry_out(argv: Sequence[str]) -> Swept:
+    """Carries out the sweep of a command's arguments, or goes on with it.
+
+    Raises:
+      UsageError: before anything is trained or an earlier sweep is overwritten.
+      RunError: the folder can no longer be written.
+      NoAction, PoolError: see `runner.run`.
+    """
+    options = flags.parse(argv, {"": Options}, partial=True)[""]
+    stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
+    asked = resumed(argv, stored, options.out) if stored else read(argv, options)
+    options = flags.parse([], {"": Options}, stored=asked.flags)[""]
+    refuse(options, asked)
+    keep_programs(options.compilation_cache)
+    sections = sections_of(options)
+    groups: dict[str, list[tuple[Combination, dict[str, Any]]]] = {}
+    for combination in search.combinations(asked, options.draws, options.seed):
+        records = asked.records(combination, sections)
+        groups.setdefault(search.static_part(records), []).append((combination, records))
+    given = frozenset([*asked.flags, *asked.swept, *asked.drawn])
+    with flags.blame(sections):
+        for group in groups.values():
+            check([records for _, records in group], options, given)
+    with (
+        folder.claim(options.out, overwrite=options.overwrite) as out,
+        interrupts.kept(out),
+        flags.blame(sections),
+    ):
+        lasting = {
+            name: value for name, value in asked.flags.items() if name not in ("out", *OF_A_START)
+        }
+        said = {"script": "sweep", **asked._replace(flags=lasting)._asdict()}
+        code = {user_code.DIGESTS: user_code.digests(lasting)}
+        folder.write_json(out / folder.CONFIG, said | {"resolved": code})
+        rows = done(out / "sweep.json") if options.resume else []
+        for number, group in enumerate(groups.values(), 1):
+            if any(combination not in [row["flags"] for row in rows] for combination, _ in group):
+                title = f"program {number} of {len(groups)}"
+                place = out / PROGRAMS / str(number)
+                result = interrupts.in_thread(
+                    run, [records for _, records in group], options, given, place, title
+                )
+                rows += [
+                    {"flags": combination, **result, "scores": scores}
+                    for (combination, _), scores in zip(group, result["scores"], strict=True)
+                ]
+                rows.sort(key=lambda row: -search.final(row["scores"]).mean())
+                folder.write_json(out / "sweep.json", rows)
+                shutil.rmtree(place / "checkpoints", ignore_errors=True)
+                print(
+                    f"{title}: {metrics.counted(len(group), 'settings')} × "
+                    f"{metrics.counted(options.seeds, 'seeds')}, {result['steps'][-1]:,} steps "
+                    f"each, {result['seconds']:.0f} s",
+                    flush=True,
+                )
+        (out / "table.txt").write_text(search.table(rows), encoding="utf-8")
+        scores = [(row["flags"], search.final(row["scores"])) for row in rows]
+        with plotting.beside(out / "sweep.png"):
+            plotting.save_sweep(scores, f"final {metrics.axis('greedy_return')}", out / "sweep.png")
+        records = asked.records(rows[0]["flags"], sections)
+        best = flags.flatten(plan.settle(control.SCRIPT, records, given)[0])
+        tunable = [name for name in asked.flags if name.startswith(search.SWEPT)]
+        names = dict.fromkeys([*asked.tuned, *tunable, *asked.swept, *asked.drawn])
+        chosen = {name: best[name] for name in names if name in best}
+        if options.save:
+            save(options, asked, chosen, rows[0])
+    return Swept(rows, chosen, out)
+
+
+def read(argv: Sequence[str], options: Options) -> Asked:
+    """The sweep that the arguments ask for."""
+    kept, swept, drawn = search.split(argv)
+    single = flags.given(kept, sections_of(options))
+    return Asked(single | user_code.absolute(single), swept, drawn, control.defaults(options))
+
+
+def resumed(argv: Sequence[str], stored: Mapping[str, Any], out: str) -> Asked:
+    """The sweep stored in a folder; arguments may omit its flags but not contradict them.
+
+    Args:
+      argv: arguments.
+      stored: the `config.json` of the sweep.
+      out: the value of `--out`.
+
+    Raises:
+      UsageError: names the flags that differ, with both values.
+    """
+    if stored.get("script") != "sweep" or not set(Asked._fields) <= set(stored):
+        raise UsageError(
+            f"--resume: --out={out} must hold a sweep of this version of jaxrl-po sweep; "
+            "choose another"
+        )
+    asked = Asked(**{name: stored[name] for name in Asked._fields})
+    code = stored.get("resolved", {}).get(user_code.DIGESTS, {})
+    if not all(isinstance(field, dict) for field in (*asked, code)):
+        raise UsageError(
+            f"--resume: {Path(out) / folder.CONFIG} is damaged; repair it, or choose another --out"
+        )
+    asked = asked._replace(flags=asked.flags | user_code.found(asked.flags, code, Path(out)))
+    options = flags.parse([], {"": Options}, stored=asked.flags)[""]
+    whole = flags.given(argv, {"": Options}, partial=True)
+    whole |= user_code.absolute(whole)
+    search.refuse_differences(whole, [flags.flatten({"": options})], out)
+    sections = sections_of(options)
+    kept, swept, drawn = search.split(argv)
+    single = flags.given(kept, sections)
+    single |= user_code.absolute(single)
+    several = {
+        name: [flags.given([f"--{name}={value}"], sections)[name] for value in values]
+        for name, values in swept.items()
+    }
+    search.refuse_differences(drawn, [dict.fromkeys(drawn, "left out") | asked.drawn], out)
+    search.refuse_differences(
+        single | several,
+        [
+            flags.flatten(asked.records(each, sections))
+            for each in search.combinations(asked, options.draws, options.seed)
+        ],
+        out,
+    )
+    return asked._replace(
+        flags=asked.flags
+        | {name: value for name, value in single.items() if name in search.MAY_DIFFER}
+    )
+
+
+def refuse(options: Options, asked: Asked) -> None:
+    """Raises UsageError for flags that a sweep cannot have, or that have no effect in it."""
+    for name in OF_A_RUN_ALONE:
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name} is for jaxrl-po control and jaxrl-po language: a sweep runs in one "
+                "process, and writes sweep.json"
+            )
+    for name in OF_ONE_RUN:
+        if name in asked.flags:
+            raise UsageError(
+                f"--{name} must be left out: a sweep has --evaluations, and keeps whole runs"
+            )
+    if bool(options.draws) != bool(asked.drawn):
+        raise UsageError(
+            f"--draws={options.draws} must be at least 1 with a flag that has a distribution, "
+            "such as --config.learning_rate=log_uniform(1e-5,1e-2), and left out without one"
+        )
+    if not options.total_steps:
+        raise UsageError("--total_steps=0 must be at least the steps of an iteration in a sweep")
+    if options.save and user_code.is_source(options.env):
+        raise UsageError(
+            f"--save must be left out with --env={options.env}: the tuned flags of an environment "
+            "of one's own are not looked up; sweep.json and the last line show them"
+        )
+
+
+def check(group: Group, options: Options, given: Collection[str]) -> None:
+    """Raises the error of the first combination whose settings are wrong."""
+    placement = parallel.choose(
+        options.devices, num_seeds=len(group) * options.seeds, num_rows=1, mesh=options.mesh
+    )
+    if placement.cuts_params:
+        raise UsageError(
+            f"--mesh={options.mesh}: model is for jaxrl-po language; these networks are not sharded"
+        )
+    for records in group:
+        build(plan.settle(control.SCRIPT, records, given)[0])
+
+
+def build(records: Mapping[str, Any]) -> assembly.Setup:
+    """The setup of a combination."""
+    return control.build(records, methods.ALGORITHMS[records[""].algorithm], ALONE)
+
+
+def run(
+    group: Group, options: Options, given: Collection[str], place: Path, title: str
+) -> dict[str, Any]:
+    """Trains the combinations that share one program, each over all seeds.
+
+    Returns:
+      `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
+      `compile_seconds`.
+    """
+    settled = [plan.settle(control.SCRIPT, records, given) for records in group]
+    rows = vmapped.train(
+        build(settled[0][0]),
+        [records["config"] for records, _ in settled],
+        options,
+        place,
+        title,
+        iterations=settled[0][1],
+        steps_per_iteration=control.steps(group[0]),
+        evaluations=options.evaluations,
+    )
+    scores = vmapped.curves(rows)["greedy_return"]
+    return {
+        "steps": [row["step"] for row in rows],
+        "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
+        "seconds": sum(row["time/seconds"] for row in rows),
+        "compile_seconds": rows[-1]["time/compile_seconds"],
+    }
+
+
+def done(path: Path) -> list[dict[str, Any]]:
+    """The combinations that are finished; raises UsageError for a damaged file."""
+    try:
+        rows: list[dict[str, Any]] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        )
+        return [row for row in rows if row["flags"] is not None]
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"--resume: {path} is damaged; repair it, or choose another --out"
+        ) from None
+
+
+def save(
+    options: Options, asked: Asked, chosen: Mapping[str, Any], best: Mapping[str, Any]
+) -> None:
+    """Writes the best flags to `jaxrl_po/run/experiment/configs/<algorithm>/<env>.json`.
+
+    The file also holds their score and the command that found them.
+    """
+    searched = asked.flags | asked.swept | asked.drawn
+    arguments = {
+        name: value for name, value in searched.items() if name not in ("out", "save", *OF_A_START)
+    }
+    scores = search.final(best["scores"])
+    content = {
+        "found_by": " ".join(["jaxrl-po", "sweep", *flags.written(arguments)]),
+        "score": {
+            "mean": float(np.mean(scores)),
+            "worst": float(np.min(scores)),
+            "seeds": len(scores),
+            "steps": best["steps"][-1],
+        },
+        "flags": chosen,
+    }
+    path = control.tuned_file(options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_json(path, content)
+    print(f"saved to {path}")
+
+
+def sections_of(options: Options) -> dict[str, type]:
+    """Prefix to record class, of all flags of a sweep."""
+    return {**plan.sections_of(control.SCRIPT, options), "": Options}
