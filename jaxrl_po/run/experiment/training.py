@@ -27,12 +27,12 @@ Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.A
 
 
 @overload
-def train(what: Experiment) -> Trained:
+def train(what: Experiment) -> Trained:  # noqa: D418
     """Carries out an experiment."""
 
 
 @overload
-def train(
+def train(  # noqa: D418
     what: Learner,
     iterations: int,
     *,
