@@ -19,7 +19,7 @@ from jaxrl_po import config
 from jaxrl_po.cli import launch
 from jaxrl_po.config import static
 from jaxrl_po.run.experiment import control, flags, language
-from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.store import metrics
 from jaxrl_po.study import comparison

@@ -35,9 +35,9 @@ from jaxrl_po.algorithms import ppo
 from jaxrl_po.cli import launch
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.experiment import assembly, flags
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
-from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, failures

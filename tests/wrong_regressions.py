@@ -12,7 +12,7 @@ WRONG = [
     ),
     Wrong(
         "a picture that fails fails the run",
-        "run.experiment.execution",
+        "run.experiment.training",
         'with plotting.beside(out / "curves.png"):',
         "if out:",
         ("test_front_door.py::test_a_picture_that_fails_fails_no_run",),

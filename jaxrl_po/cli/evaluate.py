@@ -21,7 +21,7 @@ from jaxrl_po.config import SEED, Interval, static
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.devices.seeds import STATE_AXES
 from jaxrl_po.run.experiment import control, earlier, flags, language
-from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.store import folder, metrics
 
 SCRIPTS = (control.SCRIPT, language.SCRIPT)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import control as control_experiment
-from jaxrl_po.run.experiment import execution, flags, training
+from jaxrl_po.run.experiment import flags, training
 from jaxrl_po.run.experiment import language as language_experiment
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.plan import prepare, sections_of
-from jaxrl_po.run.experiment.script import Script
 
 
 def main(script: Script, argv: Sequence[str]) -> int:
@@ -37,12 +37,12 @@ def main(script: Script, argv: Sequence[str]) -> int:
     with processes.together() as require_same:
         plan = prepare(script, Experiment.parse(script, argv).settings, require_same)
     try:
-        execution.carry_out(plan, leave_early=True)
-    except execution.FAILURES as error:
+        training.carry_out(plan, leave_early=True)
+    except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"error: {execution.broken_off(options.out, error)}", file=sys.stderr)
+        print(f"error: {training.broken_off(options.out, error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -15,7 +15,7 @@ Combinations that differ only in numeric settings of the method share a program.
 import sys
 from collections.abc import Sequence
 
-from jaxrl_po.run.experiment import execution, flags, search, sweeping
+from jaxrl_po.run.experiment import flags, search, sweeping, training
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     try:
         swept = sweeping.carry_out(argv)
-    except execution.FAILURES as error:
+    except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(search.table(swept.rows), end="")

@@ -4,11 +4,11 @@ From Python: `run.train` carries out an `Experiment` or trains a learner of one'
 goes on with a run, `run.load` gives its policy, and `run.sweep` searches hyperparameters.
 """
 
-from jaxrl_po.run.experiment.execution import Trained as Trained
 from jaxrl_po.run.experiment.experiment import Experiment as Experiment
 from jaxrl_po.run.experiment.policies import ControlPolicy as ControlPolicy
 from jaxrl_po.run.experiment.policies import LanguagePolicy as LanguagePolicy
 from jaxrl_po.run.experiment.policies import load as load
 from jaxrl_po.run.experiment.sweeping import sweep as sweep
+from jaxrl_po.run.experiment.training import Trained as Trained
 from jaxrl_po.run.experiment.training import resume as resume
 from jaxrl_po.run.experiment.training import train as train

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.run.experiment.script import Script
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures.plotting import Difference
 from jaxrl_po.run.store import metrics

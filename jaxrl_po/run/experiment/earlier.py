@@ -12,8 +12,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, methods, plan, user_code
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store import checkpoint, folder, provenance

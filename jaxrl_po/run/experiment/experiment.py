@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control, flags, language, models, plan
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.store import folder
 
 SCRIPTS = {script.name: script for script in (control.SCRIPT, language.SCRIPT)}

@@ -20,9 +20,9 @@ from jaxrl_po.run.data.rewarding import MATH, MODEL, VERIFIER
 from jaxrl_po.run.devices import sharding
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags, methods, models, presets, tasks, user_code
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
-from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host.dialogues import setup as conversations

@@ -21,8 +21,8 @@ from jaxrl_po.language.pretrained import text as texts
 from jaxrl_po.language.problem import Computation
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.experiment import earlier, extras, flags, tasks
+from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.store import checkpoint, folder
 from jaxrl_po.types import ActorCritic, PyTree

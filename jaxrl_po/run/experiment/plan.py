@@ -10,11 +10,10 @@ from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, extras, flags, user_code
-from jaxrl_po.run.experiment.assembly import Setup
+from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 from jaxrl_po.run.experiment.options import LINES, Options
-from jaxrl_po.run.experiment.script import Script
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import exporters, folder, metrics, provenance
