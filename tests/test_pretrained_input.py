@@ -13,6 +13,7 @@ from folders import arguments, write_place, write_rows
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, plan, policies
 from jaxrl_po.run.experiment.flags import UsageError
@@ -51,8 +52,10 @@ def test_messages_are_written_by_the_template_and_a_function_rewards_them(
         train,
         f"--reward={rewards}:short",
     ]
+    plain = write_rows(tmp_path / "plain.jsonl", [{"prompt": f"{i}"} for i in range(20)])
+    alone = ["--task=file", plain, flags[-1], f"--out={tmp_path / 'run'}"]
     with pytest.raises(UsageError, match=r"--problem\.max_new_tokens must be given where"):
-        launch.language([*flags, "--problem.max_new_tokens=0"])
+        launch.language(alone)
     with pytest.raises(UsageError, match=r"--warm_start\.steps needs prompts with answers"):
         launch.language([*flags, "--warm_start.steps=3"])
     assert launch.language(flags) == 0
@@ -83,6 +86,66 @@ def test_arguments_reach_the_template(place, tmp_path):
     assert 9 in kept
     assert 9 not in base.text.encode(row_of(CHAT[0]))
     assert task.columns(np.zeros(1, int))["answer"][0].isdigit()
+
+
+def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
+    train = write_rows(
+        tmp_path / "plain.jsonl", [{"prompt": f"w{i}", "answer": 1} for i in range(8, 20)]
+    )
+
+    def asked(*flags):
+        records = plan.parse(script.SCRIPT, arguments(place, tmp_path / "run", train, *flags), {})
+        base = models.read_base(str(place / "model"), records["model"])
+        task = models.make_task(records, base)
+        prompt = task.row(0)
+        return base.text, prompt.tokens[int(prompt.pad) :].tolist(), task.answer_length, records
+
+    text, plain, *_ = asked()
+    read = lambda *messages: list(text.encode(row_of({"messages": list(messages)})))  # noqa: E731
+    [word] = [text.tokenizer.decode(plain)]
+    user, system = ({"role": "user", "content": word}, {"role": "system", "content": "w9"})
+    assert asked("--task.template=chat")[1] == read(user) != plain
+    assert asked("--task.system=w9")[1] == read(system, user) != read(user)
+    assert asked("--task.template=w20 {prompt} w21")[1] == [20, *plain, 21]
+    # A sentence fits, and the answer of one word does not set the budget.
+    *_, records = asked("--problem.max_new_tokens=0")
+    base = models.read_base(str(place / "model"), records["model"])
+    settings = script.problem_settings(records, models.make_task(records, base), base)
+    assert settings.max_new_tokens == 64
+    for flag, message in (
+        (
+            "--task.template=w9",
+            r"^--task.template must be chat or a text with \{prompt\}, got 'w9'",
+        ),
+        ('--task.template_arguments={"a": 1}', r"^--task.template_arguments has no effect unless"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            asked(flag)
+    own = [{"messages": [system, user | {"content": f"w{i}"}], "answer": 1} for i in range(8, 20)]
+    write_rows(tmp_path / "plain.jsonl", own)
+    with pytest.raises(UsageError, match=r"line \d+ has a system message beside --task.system"):
+        asked("--task.system=w9")
+    with pytest.raises(UsageError, match=r"line \d+: messages have no need of --task.template"):
+        asked("--task.template=chat")
+
+
+def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, tmp_path):
+    def config(*flags):
+        given = arguments(place, tmp_path / "run", *flags)
+        records = plan.parse(script.SCRIPT, given, {})
+        return plan.settle(script.SCRIPT, records, given)[0]["config"]
+
+    whole, adapted = config("--total_steps=1600"), config("--total_steps=1600", "--lora.rank=2")
+    assert adapted.learning_rate > 10 * whole.learning_rate
+    assert whole.warm_up_iterations == 20  # of 200
+    assert whole.use_reference
+    assert not adapted.use_reference
+    assert config("--total_steps=80000").warm_up_iterations == 30
+    given = {"config.warm_up_iterations": 50}
+    records = plan.parse(
+        script.SCRIPT, arguments(place, tmp_path / "run", *flags_lib.written(given)), {}
+    )
+    assert plan.settle(script.SCRIPT, records, given)[0]["config"].warm_up_iterations == 50
 
 
 def test_paths_of_prompts_are_kept_for_use_from_elsewhere(place, tmp_path, monkeypatch):

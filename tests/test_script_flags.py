@@ -319,9 +319,7 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
         built.append(records["config"].decay_iterations)
         return build(records, *arguments)
 
-    script = control.SCRIPT._replace(
-        build=spy, defaults=lambda options: {"config.decay_iterations": 7}
-    )
+    script = control.SCRIPT._replace(build=spy, defaults=lambda *_: {"config.decay_iterations": 7})
     monkeypatch.setattr(control, "SCRIPT", script)
     for arguments, want in (
         ([], 100),
@@ -337,9 +335,9 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
     [
         # An answer has 3 tokens; the last fifth of 4 tokens, rounded up to 1, is punished.
         (["--algorithm=dapo"], 4),
-        (["--algorithm=dapo", "--config.soft_overlong=false"], 0),
+        (["--algorithm=dapo", "--config.soft_overlong=false"], 3),
         (["--algorithm=dapo", "--problem.max_new_tokens=9"], 9),
-        (["--algorithm=grpo"], 0),
+        (["--algorithm=grpo"], 3),
     ],
 )
 def test_overlong_shaping_does_not_punish_the_longest_right_answer(

@@ -29,7 +29,10 @@ def main(script: Script, argv: Sequence[str]) -> int:
         sections = sections_of(script, options)
         print(
             flags.usage(
-                f"jaxrl-po {script.name}", script.summary, sections, script.defaults(options)
+                f"jaxrl-po {script.name}",
+                script.summary,
+                sections,
+                script.defaults(options, flags.given(words, sections)),
             )
         )
         return 0

@@ -18,6 +18,7 @@ from jaxrl_po.language.tokenizer import AnyTokenizer, make_tokenizer
 from jaxrl_po.types import PyTree
 
 PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
+CHAT = "chat"  # a template: a prompt as a user's message
 # Argument names of a reward function that are not columns of the file.
 TAKEN = ("prompts", "completions", "completion_ids")
 TWICE = "a prompt begins with what the tokenizer adds, such as BOS: it is not written twice"
@@ -82,6 +83,25 @@ class Row(NamedTuple):
         if MESSAGES in self.columns:
             return json.dumps(self.columns[MESSAGES], sort_keys=True)
         return str(self.columns[PROMPT])
+
+    def worded(self, template: str, system: str) -> "Row":
+        """The row with its prompt as a template has it, and with a message of the system.
+
+        Raises:
+          ConfigError: it has messages where a prompt is needed, or a system message of its own.
+        """
+        columns = dict(self.columns)
+        if template and MESSAGES in columns:
+            raise ConfigError(f"{self.place}: {MESSAGES} have no need of --task.template")
+        if template not in ("", CHAT):
+            columns[PROMPT] = template.replace("{prompt}", columns[PROMPT])
+        if template == CHAT or (system and PROMPT in columns):
+            columns[MESSAGES] = [{"role": "user", "content": columns.pop(PROMPT)}]
+        if system:
+            if columns[MESSAGES][0]["role"] == "system":
+                raise ConfigError(f"{self.place} has a system message beside --task.system")
+            columns[MESSAGES] = [{"role": "system", "content": system}, *columns[MESSAGES]]
+        return self._replace(columns=columns)
 
     def identity(self, whole: bool) -> str:
         """What tells the row from others: its prompt, or all of its columns."""

@@ -41,6 +41,7 @@ def items(name: str, *, seed: int, size: int, options: Mapping[str, Any]) -> lis
         rows.append(
             {
                 "prompt": item["question"],
+                "question": item["question"],  # the prompt may have a template around it
                 "answer": item["answer"],
                 "dataset": name,
                 "options": json.dumps(options),
@@ -56,8 +57,8 @@ def items(name: str, *, seed: int, size: int, options: Mapping[str, Any]) -> lis
 
 
 def score_answer(
-    prompts: Sequence[str],
     completions: Sequence[str],
+    question: Sequence[str],
     answer: Sequence[str],
     dataset: Sequence[str],
     options: Sequence[str],
@@ -66,8 +67,8 @@ def score_answer(
 ) -> list[float]:
     """The score of reasoning-gym for each completion, in [0, 1]; 0 if its parser raises."""
     rows = [
-        dict(zip(("prompt", "answer", "dataset", "options", "metadata"), row, strict=True))
-        for row in zip(prompts, answer, dataset, options, metadata, strict=True)
+        dict(zip(("question", "answer", "dataset", "options", "metadata"), row, strict=True))
+        for row in zip(question, answer, dataset, options, metadata, strict=True)
     ]
     return [_score(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
@@ -85,4 +86,4 @@ def _dataset(name: str, options: str) -> Any:
 
 
 def _entry(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"question": row["prompt"], "answer": row["answer"], "metadata": row["metadata"]}
+    return {"question": row["question"], "answer": row["answer"], "metadata": row["metadata"]}

@@ -1,6 +1,7 @@
 """Tasks from tables of prompts: a JSONL file, or the items of a reasoning-gym data set."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_po import config, language
@@ -13,7 +14,31 @@ FRACTION = Interval(0.0, 1.0, open_low=True, open_high=True)
 
 
 @config.record
-class File:
+class Wording:
+    """How prompts are written."""
+
+    template: str = static(
+        "",
+        "chat: a prompt is a user's message in the model's chat template; or a text with {prompt}; "
+        "empty: a prompt as it is",
+    )
+    system: str = static("", "system message before a user's message or the row's messages")
+    template_arguments: str = static(
+        "{}",
+        "arguments of the chat template of a pretrained model, as JSON, e.g. "
+        '{"enable_thinking": false}',
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a template without a place for the prompt."""
+        if self.template not in ("", prompts.CHAT) and "{prompt}" not in self.template:
+            raise ConfigError(
+                f"template must be {prompts.CHAT} or a text with {{prompt}}, got {self.template!r}"
+            )
+
+
+@config.record
+class File(Wording):
     """Settings of `--task=file`."""
 
     train: str = static(
@@ -37,20 +62,16 @@ class File:
     max_prompt_length: int = static(
         256, "a longer prompt is an error; 0 allows any", unit="tokens", within=NON_NEGATIVE
     )
-    template_arguments: str = static(
-        "{}",
-        "arguments of the chat template of a pretrained model for rows with messages, as JSON, "
-        'e.g. {"enable_thinking": false}',
-    )
 
     def validate(self) -> None:
         """Refuses a missing file."""
+        super().validate()
         if not self.train:
             raise ConfigError("train must name a file of prompts, e.g. --task.train=prompts.jsonl")
 
 
 @config.record
-class ReasoningGym:
+class ReasoningGym(Wording):
     """Settings of `--task=reasoning_gym`."""
 
     dataset: str = static("chain_sum", "name of the data set in reasoning-gym")
@@ -75,25 +96,21 @@ def from_file(
     test_fraction: float,
     characters: str,
     max_prompt_length: int,
-    template_arguments: str,
     text: prompts.Text | None = None,
     answers: bool = True,
     whole: bool = False,
+    **wording: str,
 ) -> language.Task:
     """The task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
 
     Raises:
       UsageError: names the flag, the file and the line.
     """
-    arguments = parse_object("template_arguments", template_arguments)
     if text is not None and characters:
         raise UsageError("--task.characters has no effect with the tokenizer of a pretrained model")
     rows, validation, held_out = read_rows(train, test, test_fraction, answers=answers, whole=whole)
-    if arguments and (text is None or prompts.MESSAGES not in rows[0].columns):
-        raise UsageError(
-            "--task.template_arguments has no effect unless a pretrained model reads messages"
-        )
     try:
+        (rows, validation, held_out), text = worded([rows, validation, held_out], text, **wording)
         return prompts.make_task(
             train,
             rows,
@@ -101,13 +118,36 @@ def from_file(
             validation=validation,
             characters=characters,
             max_prompt_length=max_prompt_length,
-            text=text and text._replace(arguments=arguments),
+            text=text,
             whole=whole,
         )
     except ConfigError as error:
         # It begins with the place of the row.
         side = "test" if test and str(error).startswith(test) else "train"
         raise UsageError(f"--task.{side}: {error}") from None
+
+
+def worded(
+    parts: Sequence[Sequence[prompts.Row]],
+    text: prompts.Text | None,
+    *,
+    template: str,
+    system: str,
+    template_arguments: str,
+) -> tuple[list[list[prompts.Row]], prompts.Text | None]:
+    """Rows as `Wording` has them, and how they are read.
+
+    Raises:
+      UsageError: arguments of a template that is not used.
+    """
+    written = [[row.worded(template, system) for row in part] for part in parts]
+    arguments = parse_object("template_arguments", template_arguments)
+    if arguments and (text is None or prompts.MESSAGES not in written[0][0].columns):
+        raise UsageError(
+            "--task.template_arguments has no effect unless a pretrained model reads messages: "
+            "rows with messages, or --task.template=chat"
+        )
+    return written, text and text._replace(arguments=arguments)
 
 
 def read_rows(
@@ -142,6 +182,7 @@ def from_reasoning_gym(
     max_prompt_length: int,
     text: prompts.Text | None = None,
     answers: bool = True,
+    **wording: str,
 ) -> language.Task:
     """The task of `--task=reasoning_gym`; items with the same question are in the same split.
 
@@ -166,7 +207,8 @@ def from_reasoning_gym(
             dataset, seed=seed, size=size, options=parse_object("options", options)
         )
         rows = [prompts.Row(item, f"item {i} of {dataset}") for i, item in enumerate(items)]
-        train, validation, test = prompts.split(rows, test_fraction, 2)
+        parts, text = worded(prompts.split(rows, test_fraction, 2), text, **wording)
+        train, validation, test = parts
         return prompts.make_task(
             dataset,
             train,

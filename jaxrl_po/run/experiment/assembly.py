@@ -74,8 +74,9 @@ class Script(NamedTuple):
       name: of the script.
       summary: first line of `--help`.
       options: record of the flags without a prefix, an extension of `Options`.
-      defaults: options to flags and their defaults, where those of the records do not suit.
-      tuned: options to those of the defaults that a sweep found.
+      defaults: options, and what is given of the other flags, to flags and their defaults, where
+        those of the records do not suit.
+      tuned: likewise to those of the defaults that are named before the run.
       sections: options to prefix and record, beside `config`, which is the algorithm's.
       rows: records to the rows (environments or prompts) of one seed.
       steps: records to the environment steps (or completions) of one iteration of one seed.
@@ -90,8 +91,8 @@ class Script(NamedTuple):
     name: str
     summary: str
     options: type
-    defaults: Callable[[Any], Mapping[str, Any]]
-    tuned: Callable[[Any], Mapping[str, Any]]
+    defaults: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+    tuned: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
     sections: Callable[[Any], Mapping[str, type]]
     rows: Callable[[Mapping[str, Any]], int]
     steps: Callable[[Mapping[str, Any]], int]

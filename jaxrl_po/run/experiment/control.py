@@ -142,7 +142,7 @@ def sampling(options: Options) -> Sampling:
     return flags.lookup("sampling", chosen, SAMPLINGS)
 
 
-def tuned(options: Options) -> Mapping[str, Any]:
+def tuned(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
     """Flag name to the value that a sweep found for this method and environment; or empty."""
     path = tuned_file(options)
     # What was found for one way to sample does not apply to another.
@@ -164,7 +164,7 @@ def tuned_file(options: Options) -> Path:
     return CONFIGS / options.algorithm / f"{name.replace(':', '-')}.json"
 
 
-def defaults(options: Options) -> Mapping[str, Any]:
+def defaults(options: Options, given: Mapping[str, Any] = {}) -> Mapping[str, Any]:
     """The flags that a sweep found; for DAPO, also without its treatment of overlong answers.
 
     An episode that lasts to its time limit is not too long.
@@ -174,7 +174,7 @@ def defaults(options: Options) -> Mapping[str, Any]:
         if options.algorithm == "dapo"
         else {}
     )
-    return {**overlong, **tuned(options)}
+    return {**overlong, **tuned(options, given)}
 
 
 def self_normalized(branches: int, distribution: Distribution, samples: Samples) -> Mean:

@@ -29,6 +29,8 @@ from jaxrl_po.run.host.dialogues import setup as conversations
 from jaxrl_po.run.loop import programs, supervised
 from jaxrl_po.types import ActorCritic, Learner
 
+SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
+
 
 @config.record
 class Options(RunOptions):
@@ -116,13 +118,22 @@ class Options(RunOptions):
             )
 
 
-def problem_settings(records: Mapping[str, Any], task: AnyTask) -> Any:
-    """`--problem.*`, with the token budget that the method leaves around the longest answer."""
+def problem_settings(
+    records: Mapping[str, Any], task: AnyTask, base: models.Base | None = None
+) -> Any:
+    """`--problem.*`, with a token budget for the longest answer.
+
+    A pretrained model answers in sentences, and soft overlong punishment needs room.
+    """
     settings, method = records["problem"], records["config"]
-    shapes = isinstance(method, dapo.Config) and method.soft_overlong
-    if settings.max_new_tokens or not shapes or isinstance(task, Dialogue):
+    if settings.max_new_tokens or isinstance(task, Dialogue) or records[""].environment:
         return settings
-    budget = language.rewards.budget_with_room(task.answer_length)
+    budget = task.answer_length
+    if base is not None:
+        room = base.text.context - task.prompt_length if base.text.context else SENTENCE
+        budget = max(budget, min(SENTENCE, room))
+    if isinstance(method, dapo.Config) and method.soft_overlong:
+        budget = language.rewards.budget_with_room(budget)
     return dataclasses.replace(settings, max_new_tokens=budget)
 
 
@@ -131,7 +142,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     options = records[""]
     start = models.start(SCRIPT, records, answers=not rewarding.functions(options))
     task, policy = start.task, start.policy
-    settings = problem_settings(records, task)
+    settings = problem_settings(records, task, start.base)
     teacher = models.teacher(SCRIPT, records, task)
     rewarded = rewarding.host_score(options, task, placement)
     hosted = None
@@ -242,7 +253,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         if options.show
         else None,
         axes=LOGICAL_AXES,
-        notes=() if isinstance(task, Dialogue) or not task.note else (task.note,),
+        notes=notes(task, settings, start.base),
         rewarded=rewarded,
         warm=supervised.in_parts(make, records["warm_start"], task, policy),
         given=begun or None,
@@ -253,19 +264,31 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
     )
 
 
+def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, ...]:
+    """What is said of the task before the run."""
+    if isinstance(task, Dialogue):
+        return ()
+    said = [task.note] if task.note else []
+    if base is not None:
+        said.append(
+            f"completions have at most {settings.max_new_tokens} tokens "
+            "(--problem.max_new_tokens), their end included"
+        )
+    return tuple(said)
+
+
 def require_room(records: Mapping[str, Any], start: models.Start) -> None:
     """Raises UsageError for a completion that has no budget, or no room in the model's context."""
     options, task = records[""], start.task
-    asked = problem_settings(records, task).max_new_tokens
     if rewarding.unanswered(options, task):
-        if not asked:
+        if not (records["problem"].max_new_tokens or start.base):
             raise UsageError(
                 "--problem.max_new_tokens must be given where the prompts have no answers"
             )
         if records["warm_start"].steps:
             raise UsageError("--warm_start.steps needs prompts with answers")
     context = start.base.text.context if start.base else 0
-    budget = asked or task.answer_length
+    budget = problem_settings(records, task, start.base).max_new_tokens or task.answer_length
     longest = task.longest(budget) if isinstance(task, Dialogue) else budget
     whole = task.prompt_length + longest
     if 0 < context < whole:
@@ -327,7 +350,7 @@ SCRIPT = Script(
     summary="Trains a small transformer on a task whose answers are verified.",
     options=Options,
     defaults=presets.of_language,
-    tuned=lambda options: {},
+    tuned=presets.of_pretrained,
     sections=sections,
     rows=lambda records: records["problem"].num_prompts,
     steps=lambda records: records["problem"].num_prompts * records["problem"].group_size,

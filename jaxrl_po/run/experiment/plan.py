@@ -18,7 +18,7 @@ from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import exporters, folder, metrics, provenance
 
-DECAY = "config.decay_iterations"
+DECAY, WARM_UP = "config.decay_iterations", "config.warm_up_iterations"
 
 
 # Flags that may differ between processes, or (`out`) are compared separately.
@@ -129,7 +129,9 @@ def prepare(
         programs.check(job)
 
     earlier = before.get("resolved", {})
-    tuned = {name: value for name, value in script.tuned(options).items() if name not in given}
+    tuned = {
+        name: value for name, value in script.tuned(options, settings).items() if name not in given
+    }
     tuned = earlier.get("tuned", {}) if before else tuned
     resolved, changes = _resolve(setup, job, placement, options, settings, earlier)
     lasting = {
@@ -190,7 +192,7 @@ def _notes(
     notes, done = list[str](), job.iterations * job.steps_per_iteration
     if tuned:
         shown = ", ".join(f"{name}={flags.shown(value)}" for name, value in tuned.items())
-        notes.append(f"with tuned settings, which flags may replace: {shown}")
+        notes.append(f"with settings that suit it, which flags may replace: {shown}")
     if options.total_steps != done:
         notes.append(
             f"--total_steps: {options.total_steps:,} becomes {done:,}: a whole number of iterations"
@@ -228,7 +230,7 @@ def parse(script: Script, argv: Sequence[str], stored: Mapping[str, Any]) -> dic
 def fill(script: Script, given: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Prefix to record, from flags by name and, for those not given, an earlier `config.json`."""
     options = flags.fill(given, {"": script.options}, stored=stored)[""]
-    sections, defaults = sections_of(script, options), script.defaults(options)
+    sections, defaults = sections_of(script, options), script.defaults(options, {**stored, **given})
     records = flags.fill(given, sections, stored=stored, defaults=defaults)
     return {prefix: _with_absolute(prefix, record) for prefix, record in records.items()}
 
@@ -243,15 +245,21 @@ def _with_absolute(prefix: str, record: Any) -> Any:
 def settle(
     script: Script, records: Mapping[str, Any], given: Collection[str]
 ) -> tuple[dict[str, Any], int]:
-    """The records with a decay that ends with the run, unless one is given, and its iterations.
+    """The records with a decay that ends with the run, and its iterations.
+
+    A warm-up lasts for a tenth of them at most. Both are left as they are if they are given.
 
     Raises:
       UsageError: the run is shorter than an iteration, or nothing is learned in it.
     """
     options, settled = records[""], dict(records)
     iterations = count_iterations(options.total_steps, script.steps(records), script.unit)
-    if iterations and DECAY in script.defaults(options) and DECAY not in given:
+    defaults = script.defaults(options, flags.flatten(records))
+    if iterations and DECAY in defaults and DECAY not in given:
         settled["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
+    if WARM_UP in defaults and WARM_UP not in given:
+        warm_up = min(defaults[WARM_UP], iterations // 10)
+        settled["config"] = dataclasses.replace(settled["config"], warm_up_iterations=warm_up)
     decay_iterations = vars(settled["config"]).get("decay_iterations", 0)
     if options.resume and 0 < decay_iterations < iterations and DECAY not in given:
         raise UsageError(

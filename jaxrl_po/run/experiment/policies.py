@@ -143,7 +143,7 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
     model = records["model"].build(task.tokenizer.size) if base is None else base.model
     if records["lora"].rank:
         model = model.clone(lora=records["lora"].lora)
-    settings = language_command.problem_settings(records, task)
+    settings = language_command.problem_settings(records, task, base)
     budget = settings.max_new_tokens or task.answer_length
 
     @jax.jit

@@ -1,5 +1,6 @@
 """Default flags of `jaxrl-po language` that suit small transformers, by method and start."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_po.algorithms import dapo
@@ -46,7 +47,7 @@ WITH_CRITIC = {
 IN_GROUPS = {
     "total_steps": 204_800,
     "config.learning_rate": 1e-3,
-    "config.warm_up_iterations": 30,
+    plan.WARM_UP: 30,
     plan.DECAY: 400,
     "config.entropy_coefficient": 0.0,
     "config.num_epochs": 2,
@@ -58,22 +59,37 @@ IN_GROUPS = {
 
 # Their surrogates are not clipped, so they are valid only near the old policy.
 UNCLIPPED = ("rloo", "pkpo", "distillation")
-# A pretrained model forgets at the step sizes of a new one; adapters take ten times this.
-PRETRAINED = {"config.learning_rate": 1e-5, "seeds": 1}
+# A pretrained model forgets at the step sizes of a new one.
+PRETRAINED: dict[str, Any] = {"config.learning_rate": 1e-5, "seeds": 1, "config.num_epochs": 1}
+# Adapters begin at zero, and their base is the reference that they cannot forget.
+ADAPTED = {**PRETRAINED, "config.learning_rate": 5e-4, "config.use_reference": False}
 # A reward model is reliable only near the initial policy, whose samples it was fitted on; hence the
 # KL penalty to that policy.
 JUDGED = {"reward_model.width": 32, "reward_model.mlp_width": 64}
 REFERRED = {"reference.enabled": True}
 
 
-def of_language(options: Any) -> dict[str, Any]:
+def of_pretrained(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Default values of flags that suit a pretrained model, or adapters of one; else none."""
+    if not models.root(options.init_from):
+        return {}
+    suited = ADAPTED if given.get("lora.rank") else PRETRAINED
+    fields = methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
+    return {
+        name: value
+        for name, value in suited.items()
+        if not name.startswith("config.") or name.removeprefix("config.") in fields
+    }
+
+
+def of_language(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Default values of flags that suit small transformers."""
     small: dict[str, Any] = dict(SMALL)
     if options.init_from:
         small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
     if options.reward == MODEL:
         small |= JUDGED | (REFERRED if options.algorithm in ("ppo", "ppo_penalty") else {})
-    gentle = PRETRAINED if models.root(options.init_from) else {}
+    gentle = of_pretrained(options, given)
     if options.algorithm in WITH_CRITIC:
         return small | WITH_CRITIC[options.algorithm] | gentle
     if options.algorithm == "dapo" and (options.environment or rewarding.functions(options)):
