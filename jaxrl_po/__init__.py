@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         reinforce_pp,
         rloo,
         sapo,
+        sft,
         trpo,
     )
 
@@ -76,6 +77,7 @@ __all__ = [
     "rloo",
     "run",
     "sapo",
+    "sft",
     "trpo",
     "trust_region",
     "updates",

@@ -20,8 +20,8 @@ from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.experiment import control, earlier, methods
 from jaxrl_po.run.store.checkpoint import Store
 
-# Distillation needs one: test_distillation.
-WITHOUT_TEACHER = [name for name in methods.ALGORITHMS if name != "distillation"]
+# Distillation needs a teacher, see test_distillation; sft demonstrations, see test_sft.
+WITHOUT_TEACHER = [name for name in methods.ALGORITHMS if name not in ("distillation", "sft")]
 SHARED = ["--seeds=1", "--log_every=1", "--eval_every=2"]
 PATH = ["--problem.num_envs=4", "--problem.num_steps=8", "--network.width=8", "--total_steps=64"]
 GROUPS = [

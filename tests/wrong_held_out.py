@@ -38,15 +38,15 @@ WRONG = [
     Wrong(
         "rows of the test set select a checkpoint",
         "run.experiment.language",
-        "seen = task if isinstance(task, Dialogue) else selecting(task)",
-        "seen = task",
+        "return task if isinstance(task, Dialogue) else selecting(task)",
+        "return task",
         (SELECTS,),
     ),
     Wrong(
         "a later evaluation asks the rows that selected the checkpoint",
         "run.experiment.language",
-        "test=measure(task, **sizes)",
-        "test=measure(seen, **sizes)",
+        '"test": measure(task),',
+        '"test": measure(seen(task)),',
         (SELECTS,),
     ),
     Wrong(

@@ -339,4 +339,31 @@ WRONG = [
         "samples, batch.score",
         ("test_dynamic_sampling.py::test_kl_covers_what_the_loss_leaves_out",),
     ),
+    Wrong(
+        "a demonstrated reply is part of its own prompt",
+        "run.data.prompts",
+        "pairs = [(messages[:i], ",
+        "pairs = [(messages[: i + 1], ",
+        ("test_sft.py::test_rows_demonstrate_answers",),
+    ),
+    Wrong(
+        "adapters are trained at the step size of a whole model",
+        "run.experiment.presets",
+        'ADAPTED = {**PRETRAINED, "config.learning_rate": 5e-4,',
+        "ADAPTED = {**PRETRAINED,",
+        (
+            "test_pretrained_input.py::"
+            "test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth",
+        ),
+    ),
+    Wrong(
+        "a short run is all warm-up",
+        "run.experiment.plan",
+        "min(defaults[WARM_UP], iterations // 10)",
+        "defaults[WARM_UP]",
+        (
+            "test_pretrained_input.py::"
+            "test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth",
+        ),
+    ),
 ]

@@ -53,13 +53,10 @@ Aggregate = Callable[[jax.Array, jax.Array], Mean]
 
 
 @config_lib.record
-class GradientSteps(corrections.Corrections):
-    """Gradient steps on a batch: fields of every method without a critic."""
+class Steps:
+    """Gradient steps on a batch."""
 
     learning_rate: Number = number(1e-3, "Adam's step size", within=POSITIVE)
-    entropy_coefficient: Number = number(
-        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
-    )
     max_grad_norm: Number = number(1.0, "clip of the global gradient norm", within=POSITIVE)
     # Gradients of a mean over many tokens are small: 1e-5 would shorten the first steps.
     optimizer_epsilon: Number = number(1e-8, "ε of Adam, outside the square root", within=POSITIVE)
@@ -81,6 +78,15 @@ class GradientSteps(corrections.Corrections):
         within=NON_NEGATIVE,
     )
     axis_name: str | None = static(None, "device axis over which rows are sharded")
+
+
+@config_lib.record
+class GradientSteps(Steps, corrections.Corrections):
+    """Fields of every method without a critic."""
+
+    entropy_coefficient: Number = number(
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+    )
 
 
 @config_lib.record

@@ -20,6 +20,7 @@ from jaxrl_po.config import (
 from jaxrl_po.language import conversation, sampling
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.stopping import ends_of
+from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import next_tokens
 
@@ -52,6 +53,29 @@ class WarmStart:
         require_effect(self, "accuracy", self.steps > 0, "steps is above 0")
 
 
+def drawn(task: AnyTask, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:
+    """Fresh demonstrations of the train split.
+
+    Args:
+      task: or dialogue, in which the tokens of messages are demonstrated.
+      keys: `[B]`, consumed.
+
+    Returns:
+      Prompts, answers `[B, A]` with EOS, and which of their tokens are targets `[B, A]`.
+    """
+    if isinstance(task, Dialogue):
+        return conversation.demonstrations(task, keys)
+    return answered(task, jax.vmap(lambda key: task.sample(key, False))(keys))
+
+
+def answered(task: Task, prompts: Prompt) -> tuple[Prompt, jax.Array, jax.Array]:
+    """Prompts with their answers; see `drawn`."""
+    answers = jax.vmap(task.demonstrate)(prompts.problem)
+    # EOS is a target, the padding after it is not.
+    length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
+    return prompts, answers, jnp.arange(task.answer_length)[None, :] < length[:, None]
+
+
 def demonstration_loss(
     model: Transformer, params: Any, task: AnyTask, key: jax.Array, batch_size: int
 ) -> jax.Array:
@@ -69,15 +93,7 @@ def demonstration_loss(
     Returns:
       The mean over tokens, nats.
     """
-    keys = jax.random.split(key, batch_size)
-    if isinstance(task, Dialogue):
-        prompts, answers, mask = conversation.demonstrations(task, keys)
-    else:
-        prompts = jax.vmap(lambda key: task.sample(key, False))(keys)
-        answers = jax.vmap(task.demonstrate)(prompts.problem)
-        # EOS is a target, the padding after it is not.
-        length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
-        mask = jnp.arange(task.answer_length)[None, :] < length[:, None]
+    prompts, answers, mask = drawn(task, jax.random.split(key, batch_size))
     tokens = jnp.concatenate([prompts.tokens, answers], axis=1)
     distribution = next_tokens(model, params, tokens[:, :-1], prompts.pad, last=answers.shape[1])
     return masked.mean(-distribution.log_prob(answers), mask)

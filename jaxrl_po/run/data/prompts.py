@@ -18,6 +18,7 @@ from jaxrl_po.language.tokenizer import AnyTokenizer, make_tokenizer
 from jaxrl_po.types import PyTree
 
 PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
+COMPLETION, TEXT = "completion", "text"  # of rows of demonstrations
 CHAT = "chat"  # a template: a prompt as a user's message
 # Argument names of a reward function that are not columns of the file.
 TAKEN = ("prompts", "completions", "completion_ids")
@@ -103,17 +104,42 @@ class Row(NamedTuple):
             columns[MESSAGES] = [{"role": "system", "content": system}, *columns[MESSAGES]]
         return self._replace(columns=columns)
 
+    def demonstrations(self) -> "list[Row]":
+        """The row as rows with answers: its completion, each message of the assistant, or its text.
+
+        Raises:
+          ConfigError: it has none of these.
+        """
+        columns = self.columns
+        if TEXT in columns:
+            return [Row({PROMPT: "", ANSWER: columns[TEXT]}, self.place)]
+        if COMPLETION in columns:
+            kept = {name: value for name, value in columns.items() if name != COMPLETION}
+            return [Row(kept | {ANSWER: columns[COMPLETION]}, self.place)]
+        if ANSWER in columns:
+            return [self]
+        messages = columns.get(MESSAGES, [])
+        said = [i for i, each in enumerate(messages) if i and each["role"] == ASSISTANT]
+        if not said:
+            raise ConfigError(
+                f"{self.place} must have {COMPLETION}, {ANSWER}, {TEXT}, or {MESSAGES} in which "
+                f"the assistant answers; it has {', '.join(map(repr, columns))}"
+            )
+        pairs = [(messages[:i], messages[i]["content"]) for i in said]
+        return [Row({MESSAGES: before, ANSWER: reply}, self.place) for before, reply in pairs]
+
     def identity(self, whole: bool) -> str:
         """What tells the row from others: its prompt, or all of its columns."""
         return json.dumps(self.columns, sort_keys=True) if whole else self.prompt
 
 
-def read_jsonl(path: str, *, answers: bool = True) -> list[Row]:
+def read_jsonl(path: str, *, answers: bool = True, texts: bool = False) -> list[Row]:
     """The rows of a file; empty lines are skipped.
 
     Args:
       path: of the file.
       answers: whether each row must have an answer.
+      texts: whether a row may be a text, without a prompt.
 
     Raises:
       ConfigError: names the file, and the line that does not parse, lacks a column, or has other
@@ -129,7 +155,8 @@ def read_jsonl(path: str, *, answers: bool = True) -> list[Row]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             # Files that were joined may have byte order marks inside.
-            rows.append(_parse(line.removeprefix("\ufeff"), f"{path} line {number}", answers))
+            place = f"{path} line {number}"
+            rows.append(_parse(line.removeprefix("\ufeff"), place, answers, texts))
             if rows[-1].columns.keys() != rows[0].columns.keys():
                 odd = min(rows[-1].columns.keys() ^ rows[0].columns.keys())
                 raise ConfigError(
@@ -141,7 +168,7 @@ def read_jsonl(path: str, *, answers: bool = True) -> list[Row]:
     return rows
 
 
-def _parse(line: str, place: str, answers: bool) -> Row:
+def _parse(line: str, place: str, answers: bool, texts: bool) -> Row:
     try:
         columns = json.loads(line)
         if "\\ud" in line.lower():  # perhaps half of a surrogate pair, which is no text
@@ -152,6 +179,11 @@ def _parse(line: str, place: str, answers: bool) -> Row:
         raise ConfigError(
             f"{place} must be an object with {PROMPT} and {ANSWER}, got {type(columns).__name__}"
         )
+    for name in (COMPLETION, TEXT):
+        if texts and not isinstance(columns.get(name, ""), str):
+            raise ConfigError(f"{place}: {name} must be text, got {columns[name]!r}")
+    if texts and TEXT in columns:
+        return Row(columns, place)
     chat = MESSAGES in columns
     if chat and PROMPT in columns:
         raise ConfigError(f"{place} must have {PROMPT} or {MESSAGES}, not both")
@@ -281,6 +313,7 @@ def make_task(
         ids = [tuple(tokenizer.encode(row.prompt)) for row in rows]
     else:
         tokenizer, ids = text.tokenizer, [text.encode(row) for row in rows]
+    ids = [prompt or (tokenizer.eos,) for prompt in ids]  # before a text that has no prompt
     context = 0 if text is None else text.context
     for row, prompt in zip(rows, ids, strict=True):
         for limit, what in (

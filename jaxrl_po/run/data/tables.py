@@ -99,18 +99,24 @@ def from_file(
     text: prompts.Text | None = None,
     answers: bool = True,
     whole: bool = False,
+    supervised: bool = False,
     **wording: str,
 ) -> language.Task:
     """The task of `--task=file`; see `prompts.make_task` and `prompts.read_jsonl`.
+
+    With `supervised` its answers are those of `prompts.Row.demonstrations`.
 
     Raises:
       UsageError: names the flag, the file and the line.
     """
     if text is not None and characters:
         raise UsageError("--task.characters has no effect with the tokenizer of a pretrained model")
-    rows, validation, held_out = read_rows(train, test, test_fraction, answers=answers, whole=whole)
+    whole |= supervised
+    parts = read_rows(train, test, test_fraction, answers=answers, whole=whole, texts=supervised)
     try:
-        (rows, validation, held_out), text = worded([rows, validation, held_out], text, **wording)
+        if supervised:
+            parts = [[each for row in part for each in row.demonstrations()] for part in parts]
+        (rows, validation, held_out), text = worded(parts, text, **wording)
         return prompts.make_task(
             train,
             rows,
@@ -151,7 +157,7 @@ def worded(
 
 
 def read_rows(
-    train: str, test: str, test_fraction: float, *, answers: bool, whole: bool
+    train: str, test: str, test_fraction: float, *, answers: bool, whole: bool, texts: bool = False
 ) -> list[list[prompts.Row]]:
     """Training, validation and test rows of `--task=file`, in the order of its task.
 
@@ -159,11 +165,11 @@ def read_rows(
       UsageError: names the flag, the file and the line.
     """
     try:
-        rows = prompts.read_jsonl(train, answers=answers)
+        rows = prompts.read_jsonl(train, answers=answers, texts=texts)
     except ConfigError as error:
         raise UsageError(f"--task.train: {error}") from None
     try:
-        tests = [prompts.read_jsonl(test, answers=answers)] if test else []
+        tests = [prompts.read_jsonl(test, answers=answers, texts=texts)] if test else []
     except ConfigError as error:
         raise UsageError(f"--task.test: {error}") from None
     try:

@@ -45,6 +45,8 @@ class Setup(NamedTuple):
       judge: scores on the host what `evaluate` returns, leaves `[S, …]`, to `{name: [S, n]}`; None
         where that holds the scores.
       notes: lines that are shown before the run.
+      curves: metrics to draw in place of the script's, with their labels.
+      y_label: of these curves.
       learner_of: settings of the method to its learner, which differ from those of `learner` in
         numbers alone; None where they are not known.
     """
@@ -64,6 +66,8 @@ class Setup(NamedTuple):
     prompts: str = ""
     judge: Callable[[Any], dict[str, Any]] | None = None
     notes: tuple[str, ...] = ()
+    curves: tuple[plotting.Series, ...] = ()
+    y_label: str = ""
     learner_of: Callable[[Any], Learner] | None = None
 
 

@@ -130,6 +130,8 @@ def default_sampling(options: Options) -> str:
 
 def sampling(options: Options) -> Sampling:
     """The way to collect rollouts that the options ask for."""
+    if options.algorithm in methods.SUPERVISED:
+        raise UsageError(f"--algorithm={options.algorithm} is for jaxrl-po language")
     chosen = default_sampling(options) if options.sampling == "auto" else options.sampling
     if options.critic and chosen != "path":
         raise UsageError(f"--critic must be left out: --sampling={chosen} has none")

@@ -7,19 +7,26 @@ from typing import Any
 
 from jaxrl_po import config, language
 from jaxrl_po.algorithms import dapo, reference
-from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, number, static
-from jaxrl_po.language import lora
+from jaxrl_po.language import demonstrations
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
-from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.problem import Computation, Sampling
-from jaxrl_po.language.tasks.types import DATA, DRAWN, reading, selecting
+from jaxrl_po.language.tasks.types import DRAWN, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.data.rewarding import MATH, MODEL, VERIFIER
-from jaxrl_po.run.devices import sharding
+from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, flags, methods, models, presets, tasks, user_code
+from jaxrl_po.run.experiment import (
+    assembly,
+    composition,
+    flags,
+    methods,
+    models,
+    presets,
+    tasks,
+    user_code,
+)
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
@@ -27,7 +34,6 @@ from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host.dialogues import setup as conversations
 from jaxrl_po.run.loop import programs, supervised
-from jaxrl_po.types import ActorCritic, Learner
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
@@ -138,130 +144,114 @@ def problem_settings(
 
 
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
-    """The experiment: the method on the task, with a policy and, if it needs one, a critic."""
+    """The setup: the method on the task, with a policy and, if it needs one, a critic."""
     options = records[""]
     start = models.start(SCRIPT, records, answers=not rewarding.functions(options))
-    task, policy = start.task, start.policy
-    settings = problem_settings(records, task, start.base)
-    teacher = models.teacher(SCRIPT, records, task)
+    task, settings = start.task, problem_settings(records, start.task, start.base)
     rewarded = rewarding.host_score(options, task, placement)
     hosted = None
     if options.environment:
         hosted = conversations.make(records, start, rewarded, placement)
     else:
         require_room(records, start)
-    critic = None
-    if options.algorithm not in methods.IN_GROUPS:
-        sizes = records["critic" if start.base else "model"]
-        critic = sizes.build(task.tokenizer.size, outputs=1)
-    if placement.cuts_params:
-        require_shares(start, placement)
-        rows = sharding.rows_over_data(placement)
-        policy = policy.clone(constrain=rows)
-        critic = critic and critic.clone(constrain=rows)
-    kind: Any = language.dialogues if isinstance(task, Dialogue) else language
-
-    prompts = ""
-    if not isinstance(task, Dialogue) and task.data is not None:
-        prompts = models.digest(task.data, None)
-    # As an argument: as constants, parameters and prompts would be part of the program's text.
-    data = None if isinstance(task, Dialogue) or hosted is not None else task.data
-    begun = dict(start.params or {}) | ({} if data is None else {DATA: data})
-    begun |= {} if teacher is None else {TEACHER: ActorCritic(teacher.params)}
-
-    def compose(method: Any, warm_start: Any, frozen: Any) -> Learner:
-        initial = {lora.BASE: frozen[lora.BASE]} if start.params else None
-        given = {"critic": critic, "initial": initial, "warm": warm_start} | vars(settings)
-        given |= {"sampler": records.get("sampler")}
-        if hosted is not None:
-            assert isinstance(task, language.Task)
-            problem = recorded_problem(
-                task._replace(data=None),  # drawn from on the host
-                policy,
-                settings,
-                columns=hosted.scene.columns,
-                critic=critic,
-                initial=initial,
-            )
-        elif isinstance(task, Dialogue):
-            problem = language.dialogues.make_problem(task, policy, **given)
-        else:
-            source = reading(task, frozen)
-            problem = language.make_problem(source, policy, **given, verify=rewarded is None)
-            if options.reward == rewarding.MODEL:
-                settled = {**records, "problem": settings}
-                problem = rewarding.with_reward_model(problem, settled, source, policy)
-        if teacher is not None:
-            problem = with_teacher(
-                problem,
-                frozen[TEACHER],
-                kind.make_problem(task, teacher.model, **vars(settings)).apply,
-                num_parts=method.num_minibatches * method.num_microbatches,
-            )
-        if placement.cuts_params:  # the prompts of some devices would be read on others
-            problem = problem._replace(grouped=None, shorten=None)
-        learner: Learner = algorithm.make(
-            dataclasses.replace(method, axis_name=placement.axis_name), problem
-        )
-        if options.algorithm in methods.WITH_CRITIC and records["reference"].enabled:
-            learner = reference.with_reference_kl(
-                learner,
-                problem,
-                records["reference"],
-                num_parts=method.num_parts,
-                axis_name=placement.axis_name,
-            )
-        return learner
-
-    def make(warm_start: Any, method: Any = records["config"]) -> Learner:
-        learner = compose(method, warm_start, begun)
-        if not begun:
-            return learner
-        return learner._replace(
-            init=lambda pair: compose(method, warm_start, pair[1]).init(pair[0])
-        )
-
-    if hosted is not None:
-        return assembly.Setup(
-            make(None),
-            evaluate=None,
-            score="greedy_accuracy",
-            initial="warm_start_accuracy",
-            host=hosted,
-            rewarded=rewarded,
-            given=start.params,
-            base=start.digest,
-            prompts=prompts,
-        )
-    write = functools.partial(kind.make_describe, model=policy, decoding=settings.decoding)
-    render: Callable[[Any], list[dict[str, Any]]] = functools.partial(kind.render, task)
-    measure: Any = functools.partial(kind.make_evaluate, model=policy, decoding=settings.decoding)
-    judge = None
-    if rewarded is not None and rewarding.judges(options, task, pretrained=start.base is not None):
-        scores, plain = rewarded, render
-        measure, judge = write, functools.partial(rewarding.measure, scores)
-        render = lambda answers: plain(rewarding.judged(scores, answers))  # noqa: E731
-    sizes = {"num_prompts": options.eval_prompts or None, "num_samples": options.eval_samples}
-    seen = task if isinstance(task, Dialogue) else selecting(task)
-    return assembly.Setup(
-        learner=make(records["warm_start"]),
-        evaluate=measure(seen, **sizes),
-        test=measure(task, **sizes),
+    policy, critic = composition.sharded(records, start, placement)
+    composed = composition.Composition(
+        records,
+        algorithm,
+        placement,
+        start,
+        settings,
+        models.teacher(SCRIPT, records, task),
+        verify=rewarded is None,
+        columns=None if hosted is None else hosted.scene.columns,
+        policy=policy,
+        critic=critic,
+    )
+    data = None if isinstance(task, Dialogue) else task.data
+    whole = functools.partial(
+        assembly.Setup,
         score="greedy_accuracy",
         initial="warm_start_accuracy",
-        examples=programs.Examples(write(seen, num_prompts=options.show), render)
-        if options.show
-        else None,
+        rewarded=rewarded,
+        given=composed.given or None,
+        base=start.digest,
+        prompts="" if data is None else models.digest(data, None),
+    )
+    if hosted is not None:
+        return whole(composed.learner(None), evaluate=None, host=hosted)
+    if options.algorithm in methods.SUPERVISED:
+        shown = demonstrated(options, task)
+        measure = functools.partial(
+            demonstrations.make_evaluate, model=policy, num_prompts=options.eval_prompts or None
+        )
+        return whole(
+            composed.learner(None),
+            measure(selecting(shown)),
+            score="held_out_log_prob",
+            curves=(Series("held_out_log_prob", "held-out"),),
+            y_label="log-probability of an answer (nats per token)",
+            initial="",
+            test=measure(shown),
+            examples=examples(task, policy, settings, options.show),
+            axes=LOGICAL_AXES,
+            learner_of=functools.partial(composed.learner, None),
+        )
+    return whole(
+        composed.learner(records["warm_start"]),
+        **evaluations(composed, rewarded),
         axes=LOGICAL_AXES,
         notes=notes(task, settings, start.base),
-        rewarded=rewarded,
-        warm=supervised.in_parts(make, records["warm_start"], task, policy),
-        given=begun or None,
-        base=start.digest,
-        prompts=prompts,
-        judge=judge,
-        learner_of=functools.partial(make, records["warm_start"]),
+        warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),
+        learner_of=functools.partial(composed.learner, records["warm_start"]),
     )
+
+
+def examples(
+    task: AnyTask, policy: Any, settings: Any, show: int, judged: Callable[[Any], Any] = lambda x: x
+) -> programs.Examples | None:
+    """Completions of held-out prompts, to be shown; None for 0 prompts."""
+    kind: Any = language.dialogues if isinstance(task, Dialogue) else language
+    if not show:
+        return None
+    return programs.Examples(
+        kind.make_describe(seen(task), model=policy, decoding=settings.decoding, num_prompts=show),
+        lambda answers: kind.render(task, judged(answers)),
+    )
+
+
+def evaluations(composed: composition.Composition, rewarded: HostScore | None) -> dict[str, Any]:
+    """The fields of `Setup` on evaluations: by the verifier, or by functions on the host."""
+    options, task, settings = composed.records[""], composed.start.task, composed.settings
+    kind: Any = language.dialogues if isinstance(task, Dialogue) else language
+    measure, judge, judged = kind.make_evaluate, None, lambda answers: answers
+    pretrained = composed.start.base is not None
+    if rewarded is not None and rewarding.judges(options, task, pretrained=pretrained):
+        measure, judge = kind.make_describe, functools.partial(rewarding.measure, rewarded)
+        judged = functools.partial(rewarding.judged, rewarded)
+    measure = functools.partial(
+        measure,
+        model=composed.policy,
+        decoding=settings.decoding,
+        num_prompts=options.eval_prompts or None,
+        num_samples=options.eval_samples,
+    )
+    return {
+        "evaluate": measure(seen(task)),
+        "test": measure(task),
+        "examples": examples(task, composed.policy, settings, options.show, judged),
+        "judge": judge,
+    }
+
+
+def demonstrated(options: Options, task: AnyTask) -> language.Task:
+    """The task of supervised training; raises UsageError for a dialogue, and unused options."""
+    if isinstance(task, Dialogue):
+        raise UsageError(
+            f"--task={options.task} must be no dialogue with --algorithm={options.algorithm}"
+        )
+    for name in ("reward", "eval_samples", "environment"):
+        config.require_effect(options, name, False, "the method samples completions")
+    return task
 
 
 def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, ...]:
@@ -298,23 +288,6 @@ def require_room(records: Mapping[str, Any], start: models.Start) -> None:
         )
 
 
-def require_shares(start: models.Start, placement: Placement) -> None:
-    """Raises UsageError if the transformer cannot be sharded evenly over the devices."""
-    model, flag = start.policy, "--init_from: its " if start.base else "--model."
-    over_data = {"width": model.width} if placement.shard_params else {}
-    over_model = {"kv_heads": model.kv_heads, "mlp_width": model.mlp_width}
-    for axis, devices, sizes in (
-        ("data", placement.data_devices, over_data),
-        ("model", placement.model_devices, over_model),
-    ):
-        for name, size in sizes.items():
-            if size % devices:
-                raise UsageError(
-                    f"{flag}{name}={size} must be a multiple of {devices}, the devices of "
-                    f"the {axis} axis of the mesh"
-                )
-
-
 def sections(options: Options) -> dict[str, type]:
     """Prefix to record class, besides the algorithm's."""
     judge = (
@@ -323,18 +296,21 @@ def sections(options: Options) -> dict[str, type]:
         else {}
     )
     pretrained = bool(models.root(options.init_from))
+    supervised_ = options.algorithm in methods.SUPERVISED
     critic = pretrained and options.algorithm in methods.WITH_CRITIC
     return {
         "task": tasks.entry(options.task).settings,
-        "problem": Sampling
+        "problem": demonstrations.Settings
+        if supervised_
+        else Sampling
         if options.environment or tasks.is_dialogue(options.task)
         else language.Settings,
         **({"environment": conversations.Settings} if options.environment else {}),
         "model": Computation if pretrained else language.ModelSettings,
         **({"critic": language.ModelSettings} if critic else {}),
-        **({} if options.environment else {"sampler": language.Sampler}),
+        **({} if options.environment or supervised_ else {"sampler": language.Sampler}),
         "lora": models.Adapters,
-        "warm_start": language.WarmStart,
+        **({} if supervised_ else {"warm_start": language.WarmStart}),
         **judge,
         **({"reference": reference.Settings} if options.algorithm in methods.WITH_CRITIC else {}),
     }

@@ -19,6 +19,7 @@ from jaxrl_po.algorithms import (
     reinforce_pp,
     rloo,
     sapo,
+    sft,
     trpo,
 )
 
@@ -45,4 +46,5 @@ IN_GROUPS = {
     "kl_cov": kl_cov,
     "distillation": distillation,
 }
-ALGORITHMS = WITH_CRITIC | IN_GROUPS
+SUPERVISED = {"sft": sft}
+ALGORITHMS = WITH_CRITIC | IN_GROUPS | SUPERVISED

@@ -20,7 +20,8 @@ from jaxrl_po.language.pretrained import architectures, weights
 from jaxrl_po.language.pretrained import text as texts
 from jaxrl_po.language.problem import Computation
 from jaxrl_po.run.data import prompts
-from jaxrl_po.run.experiment import earlier, extras, flags, tasks
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import earlier, extras, flags, methods, tasks
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.user_code import UserCodeError
@@ -168,11 +169,13 @@ class Start(NamedTuple):
 def make_task(records: Mapping[str, Any], base: Base | None, *, answers: bool = True) -> AnyTask:
     """The task of a run; see `tasks.make`."""
     options = records[""]
+    supervised = options.algorithm in methods.SUPERVISED
     return tasks.make(
         options.task,
         records["task"],
         text=base and base.text,
-        answers=answers and not options.environment,
+        answers=answers and not options.environment and not supervised,
+        supervised=supervised,
         # What an environment is given are all columns of a row.
         whole=bool(options.environment),
     )
@@ -244,6 +247,23 @@ def of_run(script: Script, records: Mapping[str, Any], task: AnyTask, model: Tra
     if isinstance(records["model"], language.ModelSettings):
         require_alike(records, settings, task)
     return _latest(script, "init_from", run, settings, model)
+
+
+def require_shares(start: Start, placement: Placement) -> None:
+    """Raises UsageError if the transformer cannot be sharded evenly over the devices."""
+    model, flag = start.policy, "--init_from: its " if start.base else "--model."
+    over_data = {"width": model.width} if placement.shard_params else {}
+    over_model = {"kv_heads": model.kv_heads, "mlp_width": model.mlp_width}
+    for axis, devices, sizes in (
+        ("data", placement.data_devices, over_data),
+        ("model", placement.model_devices, over_model),
+    ):
+        for name, size in sizes.items():
+            if size % devices:
+                raise UsageError(
+                    f"{flag}{name}={size} must be a multiple of {devices}, the devices of "
+                    f"the {axis} axis of the mesh"
+                )
 
 
 class Teacher(NamedTuple):

@@ -57,6 +57,7 @@ IN_GROUPS = {
 }
 
 
+FITTED: dict[str, Any] = {"seeds": 1, plan.WARM_UP: 100, plan.DECAY: 400}
 # Their surrogates are not clipped, so they are valid only near the old policy.
 UNCLIPPED = ("rloo", "pkpo", "distillation")
 # A pretrained model forgets at the step sizes of a new one.
@@ -92,6 +93,8 @@ def of_language(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     gentle = of_pretrained(options, given)
     if options.algorithm in WITH_CRITIC:
         return small | WITH_CRITIC[options.algorithm] | gentle
+    if options.algorithm in methods.SUPERVISED:
+        return small | FITTED | gentle
     if options.algorithm == "dapo" and (options.environment or rewarding.functions(options)):
         # A refill needs the scores inside the program.
         small |= {"config.dynamic_sampling": dapo.REWEIGHT}

@@ -138,6 +138,9 @@ class Calculator:
     max_turns: int = static(3, "messages, the answer included", within=Interval(1, 64))
 
 
+FILE = "file"
+
+
 class TaskEntry(NamedTuple):
     """A row of the table.
 
@@ -180,7 +183,7 @@ TASKS = (
     GENERATED
     | DIALOGUES
     | {
-        "file": TaskEntry(tables.File, tables.from_file, in_text=True),
+        FILE: TaskEntry(tables.File, tables.from_file, in_text=True),
         "reasoning_gym": TaskEntry(
             tables.ReasoningGym,
             tables.from_reasoning_gym,
@@ -198,6 +201,7 @@ def make(
     text: prompts.Text | None = None,
     answers: bool = True,
     whole: bool = False,
+    supervised: bool = False,
 ) -> AnyTask:
     """The task of a name.
 
@@ -207,6 +211,7 @@ def make(
       text: how a pretrained model reads prompts; None without one.
       answers: whether each prompt needs an answer.
       whole: see `prompts.make_task`; for `file` only.
+      supervised: see `tables.from_file`; for `file` only.
 
     Raises:
       UsageError: settings that cannot be used, or a task that has a vocabulary of its own where
@@ -214,7 +219,8 @@ def make(
     """
     row = entry(name)
     if row.in_text:
-        further = {"whole": True} if whole else {}
+        of_file = {"whole": whole, "supervised": supervised}
+        further = {field: True for field, value in of_file.items() if value and name == FILE}
         return row.make(**vars(settings), text=text, answers=answers, **further)
     if text is not None and not user_code.is_source(name):
         raise UsageError(

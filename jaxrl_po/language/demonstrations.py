@@ -1,0 +1,155 @@
+"""Demonstrations as a `Problem`: prompts of the train split with a correct answer each."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import masked
+from jaxrl_po.config import COUNT, ConfigError, check, record, static
+from jaxrl_po.language import lora, sampling
+from jaxrl_po.language.dialogue import Dialogue
+from jaxrl_po.language.mismatch import Sampler
+from jaxrl_po.language.networks import SAMPLER, Sequences, make_networks, prompt_keys
+from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.unembedding import next_tokens
+from jaxrl_po.language.warm_start import answered, drawn
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, Samples
+
+AT_A_TIME = 16  # rows of an evaluation, to bound memory
+
+
+@record
+class Settings:
+    """Sizes of supervised training."""
+
+    num_prompts: int = static(64, "demonstrations per iteration, over all devices", within=COUNT)
+    max_new_tokens: int = static(
+        0,
+        "token budget of completions that are shown or asked for later; 0 takes the longest answer",
+        unit="tokens",
+    )
+    group_size = 1  # demonstrations of a prompt
+
+    @property
+    def decoding(self) -> sampling.Decoding:
+        """How completions are sampled."""
+        return sampling.Decoding(self.max_new_tokens)
+
+
+def make_problem(
+    task: Task,
+    model: Transformer,
+    *,
+    num_prompts: int = 64,
+    initial: PyTree | None = None,
+) -> Problem:
+    """A problem whose `collect` draws demonstrations; their actions are the tokens of answers.
+
+    It is for `algorithms.sft`: nothing is sampled, so that `log_prob`, `reward` and `score` are 0.
+
+    Args:
+      task: see `Task`.
+      model: the policy.
+      num_prompts: B, over all devices.
+      initial: see `language.make_problem`.
+
+    Returns:
+      The `Problem`.
+
+    Raises:
+      ConfigError: for an invalid argument, which the message names.
+
+    Example:
+      >>> from jaxrl_po.language.tasks import addition
+      >>> task = addition(1)
+      >>> model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
+      >>> problem = make_problem(task, model, num_prompts=2)
+      >>> start = jax.jit(problem.init)(jax.random.key(0))
+      >>> _, batch = jax.jit(problem.collect)(*start, jax.random.key(1))
+      >>> batch.action.shape, batch.mask.all().item()
+      ((2, 3), True)
+    """
+    if isinstance(task, Dialogue):
+        raise ConfigError("task must be no dialogue: supervised training is on single answers")
+    check(Settings(num_prompts=num_prompts))
+    networks = make_networks(
+        task,
+        model,
+        None,
+        num_prompts=num_prompts,
+        group_size=1,
+        columns=task.answer_length,
+        temperature=1.0,
+        old_log_prob=SAMPLER,
+        sampler=Sampler(),
+        initial=initial,
+        warm=None,
+    )
+
+    def collect(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
+        keys = prompt_keys(collector, key)[:, 0]
+        prompts, answers, mask = drawn(reading(task, params.frozen), keys)
+        zero, no = jnp.zeros(mask.shape), jnp.zeros(mask.shape, bool)
+        return collector, Batch(
+            inputs=Sequences(jnp.concatenate([prompts.tokens, answers], axis=1), prompts.pad),
+            action=answers,
+            log_prob=zero,
+            reward=zero,
+            value=zero,
+            next_value=zero,
+            terminated=no,
+            truncated=no,
+            mask=mask,
+            score=jnp.zeros((mask.shape[0], 1)),
+            metrics={"answer_length": masked.total(mask.sum(axis=1))},
+        )
+
+    def shorten(samples: Samples, steps: int) -> Samples:
+        tokens = samples.inputs.tokens[:, : task.prompt_length + steps]
+        cut = jax.tree.map(lambda x: x[:, :steps], samples._replace(inputs=None))
+        return cut._replace(inputs=samples.inputs._replace(tokens=tokens))
+
+    return Problem(networks.init, collect, networks.apply, lambda samples: samples, shorten=shorten)
+
+
+def make_evaluate(
+    task: Task, model: Transformer, *, num_prompts: int | None = None
+) -> Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]:
+    """Makes `evaluate(params, collector, key) -> {name: [P]}` over held-out demonstrations.
+
+    Args:
+      task: its held-out split is demonstrated.
+      model: the policy.
+      num_prompts: P; see `tasks.types.num_asked`.
+
+    Returns:
+      The function; of each answer `held_out_loss`, its cross entropy per token in nats, and
+      `held_out_log_prob`, which is minus that.
+    """
+    asked = num_asked(task, num_prompts)
+
+    def evaluate(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> Mapping[str, jax.Array]:
+        del collector
+        source = reading(task, params.frozen)
+        prompts, answers, mask = answered(source, held_out(source, jax.random.split(key, asked)))
+        policy = lora.over(model, params.frozen)
+
+        def log_prob(row: tuple[jax.Array, jax.Array, jax.Array, jax.Array]) -> jax.Array:
+            tokens, pad, answer, mask = (x[None] for x in row)
+            whole = jnp.concatenate([tokens, answer], axis=1)
+            distribution = next_tokens(
+                policy, params.policy, whole[:, :-1], pad, last=answer.shape[1]
+            )
+            return masked.mean(distribution.log_prob(answer), mask)
+
+        rows = prompts.tokens, prompts.pad, answers, mask
+        each = jax.lax.map(log_prob, rows, batch_size=min(AT_A_TIME, asked))
+        return {"held_out_log_prob": each, "held_out_loss": -each}
+
+    return evaluate

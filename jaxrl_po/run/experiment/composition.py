@@ -1,0 +1,142 @@
+"""The learner of a language run: its models, its problem and its method."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxrl_po import language
+from jaxrl_po.algorithms import reference
+from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
+from jaxrl_po.language import demonstrations, lora
+from jaxrl_po.language.dialogue import Dialogue
+from jaxrl_po.language.dialogues.recorded import recorded_problem
+from jaxrl_po.language.tasks.types import DATA, reading
+from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.run.data import rewarding
+from jaxrl_po.run.devices import sharding
+from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment import methods, models
+from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree
+
+
+class Composition(NamedTuple):
+    """What the learner of a language run is made of.
+
+    Attributes:
+      records: prefix to record.
+      algorithm: the module of the method.
+      placement: on devices.
+      start: task, policy and initial parameters.
+      settings: `--problem.*`, with its token budget.
+      teacher: see `models.teacher`.
+      verify: whether the program gives the reward.
+      columns: of the recordings of dialogues on the host; None without such.
+      policy: the transformer, as it is sharded.
+      critic: likewise, or None.
+    """
+
+    records: Mapping[str, Any]
+    algorithm: Any
+    placement: Placement
+    start: models.Start
+    settings: Any
+    teacher: models.Teacher | None
+    verify: bool
+    columns: int | None
+    policy: Transformer
+    critic: Transformer | None
+
+    @property
+    def given(self) -> PyTree:
+        """Parameters and prompts that all seeds begin with; empty for none.
+
+        An argument of the programs: as constants they would be part of their text.
+        """
+        task = self.start.task
+        data = None if isinstance(task, Dialogue) or self.columns is not None else task.data
+        given = dict(self.start.params or {}) | ({} if data is None else {DATA: data})
+        return given | ({} if self.teacher is None else {TEACHER: ActorCritic(self.teacher.params)})
+
+    def learner(self, warm_start: Any, method: Any = None) -> Learner:
+        """The learner with a warm start and the settings of its method, by default those given.
+
+        Where there is something `given`, its `init` takes `(key, given)`.
+        """
+        method = self.records["config"] if method is None else method
+        given = self.given
+        learner = self._compose(method, warm_start, given)
+        if not given:
+            return learner
+        return learner._replace(
+            init=lambda pair: self._compose(method, warm_start, pair[1]).init(pair[0])
+        )
+
+    def _compose(self, method: Any, warm_start: Any, given: PyTree) -> Learner:
+        problem = self._problem(warm_start, given)
+        if self.teacher is not None:
+            kind: Any = language.dialogues if isinstance(self.start.task, Dialogue) else language
+            problem = with_teacher(
+                problem,
+                given[TEACHER],
+                kind.make_problem(self.start.task, self.teacher.model, **vars(self.settings)).apply,
+                num_parts=method.num_minibatches * method.num_microbatches,
+            )
+        if self.placement.cuts_params:  # the prompts of some devices would be read on others
+            problem = problem._replace(grouped=None, shorten=None)
+        learner: Learner = self.algorithm.make(
+            dataclasses.replace(method, axis_name=self.placement.axis_name), problem
+        )
+        of_reference = self.records.get("reference")
+        if of_reference is not None and of_reference.enabled:
+            learner = reference.with_reference_kl(
+                learner,
+                problem,
+                of_reference,
+                num_parts=method.num_parts,
+                axis_name=self.placement.axis_name,
+            )
+        return learner
+
+    def _problem(self, warm_start: Any, given: PyTree) -> Problem:
+        records, task, policy, settings = self.records, self.start.task, self.policy, self.settings
+        initial = {lora.BASE: given[lora.BASE]} if self.start.params else None
+        own = {"critic": self.critic, "initial": initial, "warm": warm_start} | vars(settings)
+        own |= {"sampler": records.get("sampler")}
+        if self.columns is not None:
+            assert isinstance(task, language.Task)
+            return recorded_problem(
+                task._replace(data=None),  # drawn from on the host
+                policy,
+                settings,
+                columns=self.columns,
+                critic=self.critic,
+                initial=initial,
+            )
+        if isinstance(task, Dialogue):
+            return language.dialogues.make_problem(task, policy, **own)
+        source = reading(task, given)
+        if records[""].algorithm in methods.SUPERVISED:
+            return demonstrations.make_problem(
+                source, policy, num_prompts=settings.num_prompts, initial=initial
+            )
+        problem = language.make_problem(source, policy, **own, verify=self.verify)
+        if records[""].reward == rewarding.MODEL:
+            settled = {**records, "problem": settings}
+            problem = rewarding.with_reward_model(problem, settled, source, policy)
+        return problem
+
+
+def sharded(
+    records: Mapping[str, Any], start: models.Start, placement: Placement
+) -> tuple[Transformer, Transformer | None]:
+    """The policy and, for the methods that have one, the critic; raises UsageError."""
+    policy, critic = start.policy, None
+    if records[""].algorithm in methods.WITH_CRITIC:
+        sizes = records["critic" if start.base else "model"]
+        critic = sizes.build(start.task.tokenizer.size, outputs=1)
+    if placement.cuts_params:
+        models.require_shares(start, placement)
+        rows = sharding.rows_over_data(placement)
+        policy = policy.clone(constrain=rows)
+        critic = critic and critic.clone(constrain=rows)
+    return policy, critic

@@ -1,0 +1,186 @@
+"""Supervised training: what is demonstrated, what is learned of it, and what is refused."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+from folders import arguments, write_place, write_rows
+
+from jaxrl_po.algorithms import sft
+from jaxrl_po.cli import evaluate, launch
+from jaxrl_po.language import Transformer, demonstrations, warm_start
+from jaxrl_po.language.tasks import addition
+from jaxrl_po.run.data import prompts
+from jaxrl_po.run.experiment import language as script
+from jaxrl_po.run.experiment import models, plan
+from jaxrl_po.run.experiment.flags import UsageError
+
+TASK = addition(2, zero_pad=False)  # answers differ in length
+MODEL = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2)
+
+
+def test_a_step_follows_the_cross_entropy_of_the_answers():
+    """That of a warm start on the same demonstrations, in microbatches too."""
+    problem = demonstrations.make_problem(TASK, MODEL, num_prompts=8)
+
+    def step(state, batch):
+        learner = sft.make(sft.Config(num_microbatches=2), problem, optax.sgd(0.5))
+        return learner.update(state, batch)
+
+    learner = sft.make(sft.Config(), problem, optax.sgd(0.5))
+    state = jax.jit(learner.init)(jax.random.key(0))
+    state, batch = jax.jit(learner.sample)(state)
+    after, metrics = jax.jit(step)(state, batch)
+
+    def cross_entropy(params):
+        tokens = jnp.concatenate([batch.inputs.tokens], axis=1)
+        logits = MODEL.apply(params, tokens[:, :-1], batch.inputs.pad)[0]
+        log_prob = jax.nn.log_softmax(logits[:, -TASK.answer_length :])
+        taken = jnp.take_along_axis(
+            log_prob, batch.inputs.tokens[:, -TASK.answer_length :, None], 2
+        )
+        # Up to EOS, and nothing of the padding after it.
+        ends = (batch.inputs.tokens[:, -TASK.answer_length :] == TASK.tokenizer.eos).argmax(1)
+        counted = np.arange(TASK.answer_length) <= np.asarray(ends)[:, None]
+        assert 0 < counted.sum() < counted.size
+        return -jnp.sum(taken[..., 0] * counted) / counted.sum()
+
+    loss, gradient = jax.value_and_grad(cross_entropy)(state.params.policy)
+    assert metrics["loss"].value() == pytest.approx(float(loss), rel=1e-5)
+    wanted = jax.tree.map(lambda x, g: x - 0.5 * g, state.params.policy, gradient)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+        after.params.policy,
+        wanted,
+    )
+    measure = jax.jit(demonstrations.make_evaluate(TASK, MODEL, num_prompts=20))
+    held_out = measure(state.params, state.collector, jax.random.key(0))
+    assert held_out["held_out_loss"].shape == (20,)
+    assert float(held_out["held_out_loss"].mean()) == pytest.approx(float(loss), rel=0.3)
+
+
+CHAT = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+    {"role": "assistant", "content": "d"},
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        (
+            {"prompt": "p", "completion": "c", "level": 1},
+            [{"prompt": "p", "level": 1, "answer": "c"}],
+        ),
+        ({"prompt": "p", "answer": "c"}, [{"prompt": "p", "answer": "c"}]),
+        ({"text": "t"}, [{"prompt": "", "answer": "t"}]),
+        (
+            {"messages": CHAT},
+            [{"messages": CHAT[:1], "answer": "b"}, {"messages": CHAT[:3], "answer": "d"}],
+        ),
+        ({"messages": CHAT, "completion": "e"}, [{"messages": CHAT, "answer": "e"}]),
+    ],
+)
+def test_rows_demonstrate_answers(columns, found):
+    assert [row.columns for row in prompts.Row(columns, "row").demonstrations()] == found
+
+
+def read_task(tmp_path, rows, *flags):
+    train = write_rows(tmp_path / "rows.jsonl", rows)
+    given = arguments(tmp_path, tmp_path / "run", train, *flags, "--algorithm=sft")
+    gone = ("--problem.", "--eval_samples", "--config.num_ep", "--init_from")
+    given = [flag for flag in given if not flag.startswith(gone)]
+    records = plan.parse(script.SCRIPT, given, {})
+    return models.make_task(records, None), given
+
+
+def test_a_text_is_demonstrated_after_an_end(tmp_path):
+    task, _ = read_task(tmp_path, [{"text": f"{i} words"} for i in range(20)])
+    prompt = task.row(0)
+    assert prompt.tokens[int(prompt.pad) :].tolist() == [task.tokenizer.eos]
+    said = task.tokenizer.decode(task.demonstrate(prompt.problem).tolist())
+    assert said.endswith(" words")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "p"}, r"line \d+ must have completion, answer, text, or messages in which"),
+        ({"messages": CHAT[:1]}, r"line \d+ must have completion, answer, text, or messages in"),
+        ({"prompt": "p", "completion": 3}, "line 1: completion must be text, got 3"),
+        ({"text": ["t"]}, r"line 1: text must be text, got \['t'\]"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, row, message):
+    with pytest.raises(UsageError, match=f"^--task.train: .*{message}"):
+        read_task(tmp_path, [row | {"i": i} for i in range(20)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--reward=math"], r"^--reward has no effect unless the method samples completions"),
+        (["--eval_samples=2"], r"^--eval_samples has no effect unless the method samples"),
+        (["--warm_start.steps=2"], r"^--warm_start.steps is not a flag"),
+        (["--task=mastermind"], r"^--task=mastermind must be no dialogue with --algorithm=sft"),
+    ],
+)
+def test_what_it_has_no_use_for_is_named(tmp_path, flags, message):
+    given = [*tiny.MODEL, "--algorithm=sft", "--devices=1", f"--out={tmp_path / 'run'}"]
+    with pytest.raises(UsageError, match=message):
+        launch.language([*given, *flags])
+
+
+def test_a_run_over_a_pretrained_model_is_written_and_evaluated(tmp_path, trace_only):
+    write_place(tmp_path)
+    rows = [{"messages": [{"role": "user", "content": f"w{i}"}, CHAT[1]]} for i in range(8, 28)]
+    train = write_rows(tmp_path / "rows.jsonl", rows)
+    out = tmp_path / "run"
+    flags = [
+        *("--algorithm=sft", "--seeds=1", "--devices=1", "--task=file", "--lora.rank=2"),
+        *("--problem.num_prompts=4", "--total_steps=8", "--show=2", train),
+        *(f"--init_from={tmp_path / 'model'}", f"--out={out}"),
+    ]
+    assert launch.language(flags) == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert {"loss", "answer_length", "held_out_loss", "held_out_log_prob"} <= lines[-1].keys()
+    assert "held_out_log_prob" in json.loads((out / "summary.json").read_text())
+    assert evaluate.main([f"--run={out}"]) == 0
+    assert "held_out_loss" in json.loads((out / "evaluation.json").read_text())
+    grpo = [
+        flag
+        for flag in flags
+        if flag.partition("=")[0] not in ("--algorithm", "--out", "--init_from")
+    ]
+    rows = [{"prompt": f"w{i}", "answer": "w9"} for i in range(8, 28)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    further = [*grpo, "--algorithm=grpo", f"--init_from={out}", f"--out={tmp_path / 'next'}"]
+    assert launch.language([*further, "--problem.group_size=2", "--total_steps=8"]) == 0
+
+
+@pytest.mark.slow
+def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
+    shared = ["--task=addition", "--task.num_digits=1", "--seeds=2", "--eval_prompts=64"]
+    out = tmp_path / "sft"
+    flags = [*shared, "--algorithm=sft", "--total_steps=64000", f"--out={out}"]
+    assert launch.language(flags) == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert min(lines[0]["held_out_loss"]) > 1.0
+    assert max(lines[-1]["held_out_loss"]) < 0.2
+    following = [*shared, "--algorithm=grpo", "--total_steps=0", f"--init_from={out}"]
+    assert launch.language([*following, f"--out={tmp_path / 'grpo'}"]) == 0
+    summary = json.loads((tmp_path / "grpo" / "summary.json").read_text())
+    assert min(summary["greedy_accuracy"]) > 0.5
+
+
+def test_a_warm_start_reads_the_same_demonstrations():
+    keys = jax.random.split(jax.random.key(1), 4)
+    asked, answers, mask = jax.jit(lambda keys: warm_start.drawn(TASK, keys))(keys)
+    assert asked.tokens.shape == (4, TASK.prompt_length)
+    assert (mask.sum(axis=1) == (answers == TASK.tokenizer.eos).argmax(axis=1) + 1).all()
