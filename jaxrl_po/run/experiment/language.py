@@ -219,6 +219,11 @@ def examples(
     )
 
 
+def seen(task: AnyTask) -> AnyTask:
+    """The task without the rows that must not select a checkpoint."""
+    return task if isinstance(task, Dialogue) else selecting(task)
+
+
 def evaluations(composed: composition.Composition, rewarded: HostScore | None) -> dict[str, Any]:
     """The fields of `Setup` on evaluations: by the verifier, or by functions on the host."""
     options, task, settings = composed.records[""], composed.start.task, composed.settings
