@@ -149,9 +149,8 @@ def informative(score: jax.Array) -> jax.Array:
 def outcomes(reward: jax.Array) -> jax.Array:
     """`R_i = Σ_t r_it` of the members of a group: `[G, T]` to `[G]`.
 
-    The same for all members, to the bit, where they differ by no more than the rounding of sums, as
-    those of the same rewards in another order do. Advantages, `informative` and whoever else
-    compares outcomes compares these, exactly.
+    Sums that differ by no more than their rounding, such as the same rewards in another order, are
+    made equal to the bit. So callers may compare outcomes exactly.
 
     Example:
       >>> outcomes(jnp.array([[100.1, -100.1, 0.3], [0.3, 100.1, -100.1]])).tolist()
@@ -269,12 +268,12 @@ def turn_relative(
 ) -> jax.Array:
     """`(R_k − mean(R_k)) / (std(R_k) + ε)`, R_k = Σ_{u ≥ k} r_u: rewards-to-go, turn by turn.
 
-    Turn k of a member is compared with turn k of the members of its group that have one: what they
-    were told before may differ, so that this is a baseline by time alone. Exactly 0 where all are
-    equal, up to the rounding of sums, or one is alone.
+    Turn k of a member is compared with turn k of the other members that have one. Their histories
+    may differ: the baseline depends on the turn's number alone. Exactly 0 where all are equal, up
+    to the rounding of sums, and where only one member has a turn k.
 
     Args:
-      reward: `[G, T]`, of which those of a turn's tokens are added up.
+      reward: `[G, T]`; the rewards of a turn's tokens are summed.
       mask: `[G, T]`, bool.
       turn_end: `[G, T]`, bool, the last token of each turn.
       scale: `std`, or `none` for the centred rewards alone.

@@ -99,9 +99,9 @@ class Categorical:
 def _gumbel(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
     """Standard Gumbel numbers up to 22.9; those of `jax.random.gumbel` end at 15.9.
 
-    So a token is drawn as often as it should be down to e⁻²² of the likeliest one's probability: of
-    a large vocabulary, thousands of such tokens make up a share that is seen. From all 32 bits of a
-    draw, as −log E with E = −log(1 − u), whose smallest values have the finest steps.
+    Tokens down to e⁻²² of the largest probability are then drawn at their true rate; a large
+    vocabulary has thousands of these. Uses all 32 bits of a draw, as −log E with E = −log(1 − u),
+    which is finest near 0.
     """
     uniform = (jax.random.bits(key, shape, jnp.uint32).astype(dtype) + 0.5) * 2.0**-32
     return -jnp.log(-jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24)))  # it may round up to 1
@@ -112,8 +112,8 @@ def _argmax(x: jax.Array) -> jax.Array:
     size = x.shape[-1]
     if size <= MANY:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
-    # Two passes that a CPU makes many numbers at a time, over numbers computed before: `argmax`
-    # takes one by one, with what they are computed from, three times as long.
+    # Two vectorised passes over finished numbers. XLA's `argmax` on a CPU is scalar and fused with
+    # its input: three times as long.
     x = jax.lax.optimization_barrier(x)
     index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     return jnp.min(jnp.where(x < jnp.max(x, axis=-1, keepdims=True), size, index), axis=-1)
@@ -271,7 +271,7 @@ class MultiCategorical:
     """Independent choices, made at once: the event is a vector of one option for each.
 
     Attributes:
-      logits: `[E*, A]`, those of all choices one after another; `-inf` excludes an option.
+      logits: `[E*, A]`, of all choices, concatenated; `-inf` excludes an option.
       sizes: number of options of each choice; their sum is A.
 
     Example:

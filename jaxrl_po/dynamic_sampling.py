@@ -213,7 +213,7 @@ def slots_of(num_groups: int, generated: int, axis_name: str | None) -> Slots:
 def _insert(
     slots: Slots, buffer: Any, filled: jax.Array, groups: Any, accepted: jax.Array
 ) -> tuple[Any, jax.Array]:
-    """Appends the accepted groups of all devices; each device stores those of its slots."""
+    """Appends the accepted groups of all devices; each device stores its part of the buffer."""
     groups, accepted = jax.tree.map(lambda x: _gather(x, slots.axis_name), (groups, accepted))
     wanted, share, generated, _, device, _ = slots
     size = share + generated
@@ -274,7 +274,7 @@ def _fill(
             batch = _with_age(batch)
         buffer, filled = _insert(slots, fill.buffer, fill.filled, _by_group(batch), accepted)
         if surplus is not None:
-            # After the first fresh batch, as much of the surplus as there is room for.
+            # The surplus fills the slots that the first fresh batch leaves free.
             index = slots.device * slots.generated + jnp.arange(slots.generated)
             room = jnp.where(fill.rounds == 0, slots.wanted - filled, 0)
             groups, count = surplus
@@ -297,7 +297,7 @@ def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:
 
 
 def _with_age(batch: Any) -> Any:
-    """The batch with ages, 0 if the wrapped problem gives none; accepts shapes as well."""
+    """The batch with ages, 0 if the wrapped problem has none; also works on shapes."""
     if batch.age is not None:
         return batch
     rows = batch.mask.shape[:1]

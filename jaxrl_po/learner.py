@@ -159,10 +159,10 @@ def recompute_log_prob(
 ) -> tuple[Batch, Metrics]:
     """Replaces the sampler's log-probabilities by those of `apply`, and measures their difference.
 
-    A sampler that generates token by token in bfloat16, through a cache, rounds differently from
-    the learner's pass over whole sequences, so that a ratio to its log-probabilities would not
-    start at 1. Rows sampled before an earlier update keep the sampler's: the parameters that
-    generated them are gone.
+    A sampler that decodes in bfloat16 through a cache rounds differently from the learner's pass
+    over whole sequences, so that a ratio to its log-probabilities would not start at 1. Rows
+    sampled before an earlier update keep the sampler's log-probabilities, because the parameters
+    that generated them are gone.
 
     Args:
       problem: its `apply` is the learner's pass.

@@ -1,4 +1,4 @@
-"""Rows of unequal length: sorted, and computed no further than the longest of them."""
+"""Rows of unequal length are sorted, and each part is computed up to its longest row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_po.types import Samples, Shorten
 
-PARTS = (4, 2, 1)  # rows are cut to a quarter, to half or not at all, each a program of its own
+PARTS = (4, 2, 1)  # rows are cut to a quarter, to half, or not at all; each length is compiled
 
 
 def lengths(samples: Samples) -> jax.Array:
@@ -36,12 +36,12 @@ def cut(function: Callable[[Samples], Any], shorten: Shorten | None) -> Callable
     """`function`, computed on samples without the slots beyond the longest row.
 
     Args:
-      function: samples to sums over their slots, in which those outside `mask` count nothing.
+      function: samples to sums over their elements, in which masked ones do not count.
       shorten: see `Problem`; None leaves the function as it is.
 
     Returns:
       A function of samples with leaves `[B, T, …]`, equal to `function` up to the order of sums.
-      Under `vmap` all are cut to the longest of all, since a branch for each would run them all.
+      Under `vmap` all are cut to the longest of all, because a batched branch would run every case.
     """
     if shorten is None:
         return function

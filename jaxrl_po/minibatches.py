@@ -113,10 +113,10 @@ def split(samples: Any, parts: int) -> Any:
 
 
 def in_cache(rows: int, slots: int) -> int:
-    """Parts, of equal size, in which a core of a CPU differentiates rows of so many slots.
+    """Number of equal parts in which a CPU core differentiates `rows` of `slots` elements.
 
-    As many as leave each part `AT_A_TIME` slots, if there are more than twice as many; else, or
-    where a device is not one core of a CPU, 1.
+    Parts have at least `AT_A_TIME` elements. The number is 1 if there are at most twice as many in
+    all, or if a device is not one core of a CPU.
 
     Example:
       >>> from unittest import mock

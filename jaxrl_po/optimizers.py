@@ -94,7 +94,7 @@ def rmsprop(
 
 
 def widened(tree: PyTree) -> PyTree:
-    """The same leaves, those of less than float32 in float32.
+    """The leaves, widened to float32 if they have fewer bits.
 
     Example:
       >>> print(widened(jnp.bfloat16(1.5)).dtype)
@@ -149,9 +149,9 @@ def flat_if_small(
 
 
 def norm(tree: PyTree) -> jax.Array:
-    """Global norm; of a small tree that of the flat vector which `flat_if_small` makes of it too.
+    """Global norm. A small tree is flattened first, as in `flat_if_small`.
 
-    Leaf by leaf, and once more in the clip of the flat gradient, it would be two dozen operations.
+    The compiler then shares the flat vector and its norm with the clip: two dozen operations fewer.
 
     Example:
       >>> float(norm({"a": jnp.array([3.0]), "b": jnp.array([4.0])}))
@@ -170,9 +170,8 @@ class Flattening(NamedTuple):
 def flattening(tree: PyTree) -> Flattening:
     """One vector for the parameters of a small network on a GPU.
 
-    Leaf by leaf, a gradient step would start a dozen kernels more. On a CPU, where reading leaves
-    from the vector costs more than that, for large networks and for leaves of several types, both
-    ways leave a tree as it is.
+    Saves a dozen kernels per gradient step. On a CPU, where it would cost more than it saves, for
+    large networks, and for leaves of several types, both functions return the tree unchanged.
 
     Example:
       >>> tree = {"a": jnp.ones(2), "b": jnp.zeros(3)}

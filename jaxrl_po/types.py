@@ -263,9 +263,9 @@ class Problem(NamedTuple):
       actor: how a policy with memory acts in an environment, step after step, see
         `control.Actor`; None for any other, which is its `apply`.
       shorten: see `Shorten`; None where all rows are of one length, or are not rows of `Samples`.
-      grouped: `grouped(inputs)`, of whole groups in order, holds once what the members of a group
-        share; `apply` takes it in place of `inputs`, to the same effect. None where nothing is
-        gained.
+      grouped: `grouped(inputs)`, for rows group by group, stores once what the members of a group
+        share. `apply` takes it in place of `inputs`, with the same result. None if there is nothing
+        to save.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]

@@ -99,7 +99,7 @@ class JointLoss(Estimation):
 
     @property
     def num_parts(self) -> int:
-        """Parts in which a batch is read to keep memory at that of a microbatch."""
+        """Parts in which a batch is read, so that memory is that of one microbatch."""
         return self.num_microbatches
 
 
@@ -342,8 +342,8 @@ def update_kl(
       problem: gives the policy.
       params: after the update.
       samples: rows; those of a sampler μ that is not the old policy are weighted by π_old / μ.
-      num_parts: smallest number of parts to process one after another, to bound memory; several are
-        of rows of like length.
+      num_parts: smallest number of parts to process one after another, to bound memory. Several
+        parts are sorted by length.
       in_order: see `updates.gradient_update`.
     """
     policy = policy_of(problem)

@@ -57,12 +57,12 @@ class Corrections:
 
 
 def require_mismatch(config: Corrections, problem: Problem, steps: int) -> None:
-    """Raises ConfigError for a correction where there is nothing to correct.
+    """Raises ConfigError for a correction that has no effect.
 
     Args:
-      config: what is corrected.
-      problem: whose sampler may differ from the learner.
-      steps: of gradient on a batch.
+      config: the corrections.
+      problem: says whether the sampler differs from the learner.
+      steps: gradient steps on one batch.
     """
     config_lib.require_effect(
         config,
@@ -79,7 +79,7 @@ def require_mismatch(config: Corrections, problem: Problem, steps: int) -> None:
 
 
 def require_uncorrected(config: Corrections) -> None:
-    """Raises ConfigError if a method whose ratio is π / μ is to be corrected for μ once more."""
+    """Raises ConfigError for a correction of a method whose ratio is π / μ already."""
     if config.correction != NONE:
         raise ConfigError(
             f"correction must be {NONE} for this method, whose ratio is to the sampler already, "
@@ -88,7 +88,7 @@ def require_uncorrected(config: Corrections) -> None:
 
 
 def weight(config: Corrections, samples: Samples) -> jax.Array:
-    """The weight of each token that `config.correction` gives it, from its log-probabilities."""
+    """The weight of each token under `config.correction`, from its log-probabilities."""
     if config.correction == MASK:
         return token_weights.masked_weight(
             samples.log_prob,

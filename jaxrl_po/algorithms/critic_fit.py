@@ -32,7 +32,7 @@ class CriticFit(Estimation):
 
     @property
     def num_parts(self) -> int:
-        """Parts in which a batch is read to keep memory at that of a microbatch."""
+        """Parts in which a batch is read, so that memory is that of one microbatch."""
         return self.num_microbatches
 
 

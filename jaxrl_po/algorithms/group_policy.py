@@ -196,8 +196,8 @@ def group_relative(config: GroupScale) -> Advantage:
 def batch_relative(epsilon: Number, axis_name: str | None) -> Advantage:
     """`(R − mean of the group) / (std of all outcomes + ε)`: Lite PPO (arXiv:2508.08221).
 
-    A group that agrees but for one member no longer has a tiny divisor of its own. The std has ddof
-    0, and rows without a token do not count.
+    A group in which a single member differs does not get a tiny divisor. The std has ddof 0; rows
+    without a token do not count.
     """
     centred = outcome_advantage(lambda r: advantages.group_relative(r, scale=CENTRED))
 
@@ -308,8 +308,8 @@ def make(
         not the loss.
       reward_kl: estimate of KL(policy ‖ reference) for the penalty in the rewards, or None.
       loss_kl: estimate of KL(policy ‖ reference) for the penalty in the loss, or None.
-      select: samples of the whole batch to `Samples.penalized`, for a surrogate that penalises some
-        slots, or None.
+      select: `select(samples) -> Samples.penalized`, on the whole batch, for a surrogate that
+        penalises some tokens; or None.
 
     Returns:
       The learner. Metrics `signal`: share of tokens with a non-zero advantage, unless a teacher

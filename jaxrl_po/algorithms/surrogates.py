@@ -89,10 +89,10 @@ def checked(surrogate: Surrogate) -> Surrogate:
 def slots(
     surrogate: Surrogate, samples: Samples, num_minibatches: int, num_parts: int
 ) -> int | None:
-    """Slots of a row, or None if a minibatch must stay whole; see `updates.gradient_update`.
+    """Elements in a row, or None if a minibatch must stay whole; see `updates.gradient_update`.
 
-    It must where an element of the surrogate depends on other rows of the minibatch, as with a
-    quantile or a mean of its own. Each device reads its own rows.
+    A minibatch must stay whole if an element of the surrogate depends on other rows, as with a
+    quantile or a mean over the minibatch. Each device reads its own rows.
 
     Args:
       surrogate: maps rows `[N, …]` to elements `[N, …]`.

@@ -156,7 +156,7 @@ def _require_whole(env: Environment) -> None:
 
 
 def shapes(tree: PyTree) -> Any:
-    """Shapes of the leaves, as lists: that of an array, or a tree of such.
+    """Shapes of a tree's leaves, each as a list of sizes.
 
     Example:
       >>> shapes(jnp.zeros((2, 3))), shapes({"a": jnp.zeros(4)})

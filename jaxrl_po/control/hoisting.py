@@ -187,7 +187,7 @@ def evaluate(jaxpr: Jaxpr, equation: JaxprEqn, operands: Sequence[Value]) -> lis
 
 
 def _equations(jaxpr: Jaxpr) -> int:
-    """Their number, with those of functions, branches and loops inside."""
+    """The number of equations, those inside functions, branches and loops included."""
     inner = (each for equation in jaxpr.eqns for each in jaxprs_in_params(equation.params))
     return len(jaxpr.eqns) + sum(map(_equations, inner))
 

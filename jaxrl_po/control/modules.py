@@ -23,7 +23,7 @@ from jaxrl_po.types import PyTree
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
-MANY_KINDS = 4  # channels of a map over those of its convolution from which cells are embedded
+MANY_KINDS = 4  # a map with more than 4 times as many channels as its convolution is embedded
 NO_MEMORY, GRU = MEMORIES = ("none", "gru")
 INDEPENDENT, DEPENDENT = STDS = ("independent", "dependent")
 
@@ -140,7 +140,7 @@ def default_modules(spaces: Spaces, settings: NetworkSettings) -> dict[str, Any]
 def policy_module(
     spaces: Spaces, settings: NetworkSettings | None = None, policy: Any = None
 ) -> Any:
-    """The given policy, or that of the settings, for a problem without a critic.
+    """The policy module of a problem without a critic: `policy`, or built from the settings.
 
     Raises:
       ConfigError: as `default_modules`, or for a setting of the critic.
@@ -161,10 +161,10 @@ def choose_modules(
     actor_critic: Any = None,
     settings: NetworkSettings | None = None,
 ) -> dict[str, Any]:
-    """The given modules, with those of the settings in place of None.
+    """The given modules; each that is None is built from the settings.
 
     Raises:
-      ConfigError: as `default_modules`, or a setting or module for which another one stands.
+      ConfigError: as `default_modules`, or for a setting or module that another one replaces.
     """
     if actor_critic is not None:
         if policy is not None or critic is not None:
@@ -209,7 +209,7 @@ def _head(spaces: Spaces, settings: NetworkSettings) -> Any:
 
 
 def _torso(seen: PyTree, settings: NetworkSettings, width: int) -> Any:
-    """The layers before a head: for a structured observation, over its arrays side by side."""
+    """The layers before a head; the arrays of a structured observation are concatenated."""
     hidden = (width,) * settings.depth
     activation = ACTIVATIONS[settings.activation]
     initialization = INITIALIZATIONS[settings.initialization]

@@ -75,7 +75,7 @@ def merge(
     count = masked.psum(jnp.int32(local), axis_name)
     number = jnp.maximum(count, 1).astype(x.dtype)
     around = masked.psum(kept(x), axis_name) / number
-    # Once more, about the first mean: that of a constant is then exact, and its variance 0.
+    # A second pass around the first mean makes a constant's mean exact and its variance 0.
     gap = x - around[(None,) * len(lead)]
     shift, square = masked.psum((kept(gap), kept(jnp.square(gap))), axis_name)
     shift = shift / number

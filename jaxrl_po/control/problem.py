@@ -201,9 +201,9 @@ def mark_nonfinite(
 ) -> tuple[jax.Array, Mean]:
     """Rewards `[B, T]`, NaN where the next observation is not finite, and the share of such steps.
 
-    So the observation spoils its update, which is then skipped, though normalising would clip it to
-    a number; not that of a terminal state, whose value is not used. Masked slots are left alone.
-    The share counts rewards that are not finite too.
+    The NaN makes the update be skipped; without it normalisation would clip the observation to a
+    finite number. Observations of terminal states are not used, and left alone, as are masked
+    steps. The share also counts rewards that are not finite.
     """
     seen = jnp.ones(reward.shape, bool)
     for leaf in jax.tree.leaves(final_observation):

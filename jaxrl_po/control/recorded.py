@@ -1,7 +1,7 @@
-"""A control problem whose environments run outside the program: its rollouts are recordings.
+"""A control problem whose environments run on the host: its rollouts are recordings.
 
-`act` is compiled alone and called once a step; the recording of an iteration is then put into the
-collector's state, from which `collect` makes the batch.
+The host calls the compiled `act` once per step and puts the recording of an iteration into the
+collector's state. `collect` makes the batch from it.
 """
 
 from typing import Any, NamedTuple
@@ -77,7 +77,7 @@ def recorded_from_settings(
 
     Args:
       spaces: of the environment.
-      settings: statistics; the sizes are those of the recording.
+      settings: which statistics to keep; sizes follow from the recording.
       network: sizes and kinds of the networks.
       axis_name: device axis over which environments are sharded, or None.
       policy: Flax module in place of the one that `network` describes, or None.

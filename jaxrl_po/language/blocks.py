@@ -112,10 +112,10 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """Attends from the last R new tokens to cached and new ones; caches all new ones.
 
-        Where a cache holds all blocks, `number` is that of this one.
+        If a cache holds all blocks, `number` is the index of this one.
 
-        With `shared` columns above 0, the first ones, rows are in groups that have these in common:
-        positions are those of each group's shared columns, then those of each row's others.
+        With `shared` > 0 the rows of a group have their first `shared` columns in common. The
+        positions then are each group's shared columns, followed by each row's other columns.
         """
         (batch, read, _), width = mask_BxRxS.shape, x_MxD.shape[-1]
         asking_MxD = x_MxD if shared else last_of(x_MxD, batch, read)
@@ -223,7 +223,7 @@ class Mlp(nn.Module):
 
 
 class Linear(nn.Module):
-    """A matrix, with a bias and a low-rank adapter where asked for."""
+    """A dense layer with an optional bias and low-rank adapter."""
 
     outputs: int
     dtype: jnp.dtype
@@ -273,7 +273,7 @@ def _cached(
 
 
 def _behind(shared: Pair, new: Pair) -> Pair:
-    """The columns of each group, repeated for its members, then those of each member."""
+    """The shared columns, repeated for the members of each group, then each member's own."""
     keys, values = (
         jnp.concatenate([jnp.repeat(of_group, own.shape[0] // of_group.shape[0], axis=0), own], 2)
         for of_group, own in zip(shared, new, strict=True)
@@ -284,7 +284,7 @@ def _behind(shared: Pair, new: Pair) -> Pair:
 def _extend(
     held: jax.Array, new_BxKxNxC: jax.Array, start: jax.Array | int, number: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """What is held with the new columns from `start` on; and of one block, `[B, K, S, C]`."""
+    """The cache with the new columns from `start` on, and this block's part `[B, K, S, C]`."""
     if number is None:
         held = jax.lax.dynamic_update_slice_in_dim(held, new_BxKxNxC, start, axis=2)
         return held, held

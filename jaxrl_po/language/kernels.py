@@ -1,4 +1,4 @@
-"""Kernels as a decoding step of few rows reads them fastest on a CPU.
+"""Transposed kernels, which speed up decoding steps of few rows on a CPU.
 
 Shape suffixes as in `transformer`; I inputs and O outputs of a matrix.
 """
@@ -39,8 +39,8 @@ def by_outputs(blocks: PyTree, dtype: jax.typing.DTypeLike) -> PyTree:
 def product(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
     """`x Wᵀ`, `[M, O]`, with the kernel as the left operand.
 
-    With 8 – 32 rows XLA's product for a CPU takes down to half the time in this order, which reads
-    the longer operand along its rows; on some processors as long.
+    With 8 – 32 rows XLA's CPU product takes as little as half the time in this order, because it
+    reads the larger operand along its rows; on some processors there is no difference.
     """
     y_OxM = jax.lax.dot_general(kernel_OxI, x_MxI, (((1,), (1,)), ((), ())))
     # Else the transpose would be folded into the product, which puts the operands back.

@@ -1,4 +1,4 @@
-"""A sampler that differs from the learner, in doses: what an inference engine does unasked."""
+"""A sampler that differs from the learner by a known amount, as an inference engine's does."""
 
 from typing import Any
 

@@ -33,8 +33,8 @@ class Sequences(NamedTuple):
         row.
       pad: `[B]`, int32, padding tokens on the left.
       problem: `[B, …]`, see `Prompt`, where the reward is computed on the host; else None.
-      position: `[B, S]`, int32 below N: where the sampled tokens stand in the completion; None
-        where it is all sampled.
+      position: `[B, S]`, int32 below N, the sampled tokens' positions in the completion; None if
+        all tokens are sampled.
     """
 
     tokens: jax.Array
@@ -44,7 +44,7 @@ class Sequences(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """What `apply` reads of whole groups, B = P·G rows in order: each prompt once.
+    """Inputs of `apply` for B = P·G rows, group by group, with each prompt stored once.
 
     Attributes:
       prompt: `[P, L]`, int32, left-padded.

@@ -41,7 +41,7 @@ from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
 
 SAMPLER_OF_LEARNER = Sampler()
-CUT = 32  # tokens of a budget from which on completions are cut: below, there is little to save
+CUT = 32  # smallest token budget at which microbatches are cut to their longest completion
 NUCLEUS = Interval(0.0, 1.0, open_low=True)
 
 
@@ -294,7 +294,7 @@ def _make_collect(
     verify: bool,
     process_reward: bool,
 ) -> Callable[..., tuple[CollectorState, Batch]]:
-    """`Problem.collect`: prompts, completions of each, and what they are worth."""
+    """`Problem.collect`: prompts, completions and their rewards."""
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array

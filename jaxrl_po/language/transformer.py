@@ -1,6 +1,6 @@
 """A decoder-only transformer: RMSNorm, RoPE, gated MLP, grouped queries and a static cache.
 
-The defaults are those of our small models; `architectures` sets what pretrained families differ in.
+The defaults suit small models; `architectures` has the settings of pretrained families.
 
 Shape suffixes: B rows, N new positions, R ≤ N of them with outputs, M = B·N or B·R, S positions in
 all, D width, H query heads, K key/value heads, G = H / K, C head size, F MLP width, V vocabulary,
@@ -150,9 +150,9 @@ class Transformer(nn.Module):
             block computes keys and values only.
           unembed: compute the outputs; otherwise the vectors `[…, D]` are returned of which they
             are the product with `unembedding`.
-          prompt: `[P, L]`, int32, left-padded by `pad` `[P]`: what each group of B / P consecutive
-            rows has before its tokens, read once a group. Without a cache, and where blocks are
-            scanned. There is then an output after the prompt too, before those after the tokens.
+          prompt: `[P, L]`, int32, left-padded by `pad` `[P]`: the prompt of each group of B / P
+            consecutive rows, computed once per group. Needs scanned blocks and no cache. Outputs
+            then begin with one after the prompt.
 
         Returns:
           Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without
@@ -268,7 +268,7 @@ class Transformer(nn.Module):
             )(jax.random.split(key, self.layers))
             if self.scanned:
                 return stacked
-            # As each was drawn when it had a name of its own: a seed gives what it gave.
+            # Drawn block by block, so that a seed gives the same parameters as named blocks would.
             assert self.scope is not None
             apart = Apart(block.attention, block.mlp, self.layers, parent=None)
             drawn = apart.init(self.scope.rngs["params"].rng, *inputs).get(collection, {})
@@ -370,7 +370,7 @@ class Transformer(nn.Module):
 
 @functools.lru_cache(maxsize=16)  # a run asks several times, and tracing takes half a second
 def _parameter_shapes(model: Transformer, default: jnp.dtype) -> PyTree:
-    del default  # the type of what is given none, which `jax_enable_x64` decides
+    del default  # part of the cache's key: the default type depends on `jax_enable_x64`
     return jax.eval_shape(
         model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
     )

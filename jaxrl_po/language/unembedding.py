@@ -14,9 +14,9 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
 
 HELD = 4096
-"""Vocabularies up to this have their logits held for a whole batch, which is faster."""
+"""Largest vocabulary whose logits are kept for a whole batch, which is faster."""
 AT_ONCE = 2**24
-"""Logits that are held at a time above that: 64 MiB in float32."""
+"""Logits kept at a time for larger vocabularies: 64 MiB in float32."""
 
 
 @jax.tree_util.register_dataclass
@@ -24,9 +24,9 @@ AT_ONCE = 2**24
 class Unembedded:
     """Categorical over V tokens with logits `hidden @ matrix`, computed a few rows at a time.
 
-    Values and gradients are those of `Categorical(hidden @ matrix)`. If there are more logits than
-    are held at a time, a backward pass computes them again: a product with the matrix more in
-    exchange for `[E*, V]` numbers, several times over.
+    Values and gradients equal those of `Categorical(hidden @ matrix)`. Above `AT_ONCE` logits the
+    backward pass computes them again: one more product with the matrix in exchange for several
+    arrays of `[E*, V]`.
 
     Attributes:
       hidden: `[E*, D]`, float32 at least.

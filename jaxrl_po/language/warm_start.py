@@ -191,7 +191,7 @@ def advance(model: Transformer, task: AnyTask, settings: WarmStart, fit: Fit, do
         return optax.apply_updates(params, updates), opt_state
 
     def train(fit: Fit) -> Fit:
-        # Adam's count is that of all seeds, and its powers then round as in a single loop.
+        # All seeds share Adam's count, so that its powers round as in a single loop.
         begun = optax.tree_utils.tree_set(fit.opt_state, count=done)
         params, opt_state = jax.lax.fori_loop(done, end, step, (fit.params, begun))
         accuracy = fit.accuracy

@@ -358,7 +358,7 @@ def with_failures(
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """That of the claim: it holds if all comparisons do, and fails if one does."""
+    """The claim's verdict: it holds if all comparisons hold, and fails if one fails."""
     each = [outcome.verdict for outcome in outcomes]
     if FAILS in each:
         return FAILS

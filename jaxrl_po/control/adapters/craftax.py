@@ -1,8 +1,8 @@
 """Craftax: 1.6, which speaks gymnax's older interface.
 
-Its own time limit is moved out of reach, and only the end of an episode reads it. The pixels of its
-Pixels environments are floats in [0, 1]; the first use of these draws textures, which takes a
-minute and writes them beside the installed package.
+The suite's time limit is set out of reach, since its `done` does not tell a limit from an end.
+Pixels environments have floats in [0, 1]; their first use draws textures, which takes a minute, and
+writes them into the folder of the installed package.
 """
 
 import math
@@ -37,9 +37,8 @@ def make(
 ) -> Environment:
     """The environment of that name.
 
-    The policy sees the vector of a Symbolic environment as the two things that it holds: `map`
-    `[H, W, kinds]`, bytes, 255 where a cell is or holds one of a kind, and `player`, what it has
-    and feels.
+    The vector of a Symbolic environment is split into two observations: `map` `[H, W, kinds]`,
+    bytes, 255 where a cell is or holds one of a kind, and `player`, its inventory and condition.
 
     Args:
       name: one of `names()`.

@@ -1,7 +1,6 @@
-"""From the dynamics of a suite to an `Environment`: time limits and new episodes, the same for all.
+"""From the dynamics of a suite to an `Environment` with a time limit and automatic resets.
 
-A suite's own time limit is switched off, so that an episode's end by itself and one by the limit
-are never confused.
+A suite's own time limit is switched off, so that a termination and a truncation are never confused.
 """
 
 import math
@@ -34,11 +33,11 @@ class Dynamics(NamedTuple):
 
 
 def where(asked: jax.Array, new: Callable[..., PyTree], arguments: PyTree, old: PyTree) -> PyTree:
-    """`new(*arguments)` where it is asked for, else `old`.
+    """`new(*arguments)` where `asked`, else `old`.
 
-    Vmapped over environments, `new` runs for an eighth of them at a time, those that ask first, in
-    as many rounds as it takes: none in most steps, one where few episodes have ended. Starting
-    states are many times as dear as a step in places, and states large.
+    Under `vmap` over environments, `new` runs for an eighth of them at a time, until all that asked
+    are served: usually zero or one round in a step. Some suites take many times as long to draw a
+    starting state as to make a step.
     """
 
     @custom_vmap
@@ -104,10 +103,10 @@ def with_episodes(
       name: of the environment, for messages.
       dynamics: see `Dynamics`.
       max_steps: time limit; an episode that reaches it without ending is truncated.
-      reset_interval: 1 draws a starting state in every step, needed or not. n > 1 holds one ready
-        for each environment, and every n steps of a rollout draws those anew that were used. No
-        episode begins with one that another began with: an environment that needs a second one
-        within n steps draws it there.
+      reset_interval: 1 draws a starting state in every step, needed or not. n > 1 keeps one ready
+        for each environment and replaces the used ones every n steps of a rollout. An environment
+        that needs a second one within n steps draws it in that step, so that no two episodes
+        share a draw.
 
     Raises:
       ConfigError: a count below 1, or legal actions that do not fit the actions.

@@ -1,7 +1,7 @@
 """Jumanji.
 
-Its environments end their own time limit as a termination, so they are made with a limit one step
-beyond ours. SearchAndRescue's reward falls to 0 over that limit: it is that of `max_steps + 1`.
+Its environments report a time limit as a termination, so their own limit is set to `max_steps + 1`,
+which is never reached. SearchAndRescue's reward depends on that limit.
 """
 
 import math
@@ -18,7 +18,7 @@ from jaxrl_po.control.environment import Environment
 from jaxrl_po.control.spaces import LEGAL, Observation, Spaces, box_actions
 from jaxrl_po.types import PyTree
 
-# Where the environment has no time limit of its own; only Game2048 can go on for so long.
+# Time limit of an environment that has none; only Game2048 has episodes of that length.
 MAX_STEPS = 10_000
 STEPS = ("step_count", "step")
 
@@ -38,19 +38,18 @@ def make(
 ) -> Environment:
     """The environment of that name.
 
-    The policy sees the suite's observation as a dictionary of floats without the mask of actions:
-    a bounded whole number (a position, a city) is one-hot, the number of steps a share of
-    `max_steps`, and boards keep their numbers, Game2048's being exponents of 2. Legal actions that
-    depend on each other (BinPack: a space and an item) are one choice among all pairs; those of
-    several agents are a choice each; where none is, all are, since the suite then ends the episode
-    or does nothing. Rewards of several agents are summed.
+    The policy sees a dictionary of floats; the mask of legal actions is no input of it. A bounded
+    integer (a position, a city) is one-hot, the number of steps a share of `max_steps`; boards keep
+    their numbers, in Game2048 exponents of 2. Dependent choices (BinPack: a space and an item) are
+    one choice among all pairs; several agents have a choice each. If no action is legal, all are
+    allowed: the suite then ends the episode or does nothing. Rewards of several agents are summed.
 
     Args:
       name: one of `names()`.
       max_steps: time limit; None takes the suite's `time_limit`, or 10,000 where it has none.
       reset_interval: see `with_episodes`.
-      mask: restrict the policy to the legal actions. False, to see what that is worth: an illegal
-        one does what the suite makes of it, which mostly ends the episode.
+      mask: restrict the policy to the legal actions. If False, illegal actions are played; most
+        suites then end the episode.
       arguments: of the environment's constructor, such as `num_rows`.
 
     Raises:
@@ -83,8 +82,8 @@ def make(
     def step(
         key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Observation, PyTree, jax.Array, jax.Array]:
-        # Its state holds the key of all steps to come, with which episodes that begin alike, and
-        # all branches from one state, would go on alike.
+        # The state holds one key for all later steps. Without a fresh one, all branches from one
+        # state, and episodes with equal starts, would have the same random numbers.
         state, timestep = env.step(state.replace(key=key), action)
         ended = (timestep.discount == 0).all()
         return observe(timestep.observation), state, timestep.reward.sum(), ended

@@ -131,11 +131,11 @@ def held_out(task: Task, keys: jax.Array) -> Prompt:
 
 
 def reading(task: Task, frozen: PyTree) -> Task:
-    """The task with functions that read the data of a state in place of its own.
+    """The task, with its data taken from a training state.
 
     Args:
       task: any.
-      frozen: `ActorCritic.frozen`, or what has its entry `DATA`; the task's own where it has none.
+      frozen: `ActorCritic.frozen`; without an entry `DATA` the task is returned unchanged.
     """
     if task.data is None or not frozen or DATA not in frozen:
         return task

@@ -15,7 +15,7 @@ from jaxrl_po import backend
 from jaxrl_po.run.experiment.options import AUTO
 from jaxrl_po.types import PyTree
 
-SMALL = 2**28  # bytes of arguments below which memory for temporary numbers is spent on speed
+SMALL = 2**28  # bytes of arguments up to which a GPU program may use more memory to be faster
 
 
 def compiled(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -36,9 +36,9 @@ def compiled(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
 
 
 def return_freed_memory() -> None:
-    """Returns freed memory to the system: the C library keeps it for this process otherwise.
+    """Returns freed memory, which the C library would keep, to the system.
 
-    That is 300 – 400 MB after a training program was compiled, in some 100 ms.
+    After a training program is compiled this is 300 – 400 MB, and takes some 100 ms.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -53,8 +53,8 @@ def suited(arguments: PyTree) -> dict[str, str | bool]:
         return {"xla_backend_optimization_level": "1"}
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arguments))
     if jax.default_backend() == "gpu" and size < SMALL:
-        # Kernels run side by side where they do not need each other, such as actor's and critic's,
-        # and so share less memory.
+        # Independent kernels, such as actor's and critic's, run concurrently, and so share less
+        # memory.
         return {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
     return {}
 
