@@ -79,9 +79,13 @@ class Steps:
     )
     axis_name: str | None = static(None, "device axis over which rows are sharded")
 
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range."""
+        config_lib.check(self)
+
 
 @config_lib.record
-class GradientSteps(Steps, corrections.Corrections):
+class GradientSteps(corrections.Corrections, Steps):
     """Fields of every method without a critic."""
 
     entropy_coefficient: Number = number(

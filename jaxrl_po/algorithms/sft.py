@@ -37,7 +37,7 @@ def make(
     Raises:
       ConfigError: names the invalid field.
     """
-    config_lib.check(config)
+    config.validate()
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
 

@@ -106,6 +106,8 @@ class Options(RunOptions):
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or without effect."""
         super().validate()
+        if self.algorithm in methods.SUPERVISED:
+            raise ConfigError(f"algorithm={self.algorithm} is for jaxrl-po language")
         if self.env_params and not vector_envs.is_host(self.env) and not suites.is_suite(self.env):
             raise ConfigError(
                 "env_params is for environments of another suite, such as envpool:Name or "
@@ -130,8 +132,6 @@ def default_sampling(options: Options) -> str:
 
 def sampling(options: Options) -> Sampling:
     """The way to collect rollouts that the options ask for."""
-    if options.algorithm in methods.SUPERVISED:
-        raise UsageError(f"--algorithm={options.algorithm} is for jaxrl-po language")
     chosen = default_sampling(options) if options.sampling == "auto" else options.sampling
     if options.critic and chosen != "path":
         raise UsageError(f"--critic must be left out: --sampling={chosen} has none")
