@@ -1,6 +1,7 @@
 """The command line: `jaxrl-po COMMAND`, also `python -m jaxrl_po COMMAND`."""
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -62,6 +63,8 @@ def entry(*command: str) -> NoReturn:
     before = signal.signal(signal.SIGINT, _leave)
     try:
         from jaxrl_po.run.experiment import flags
+
+        importlib.import_module("jaxrl_po.run.experiment.training")  # JAX and the others
     except ValueError as error:  # of matplotlib, as it is imported
         if "MPLBACKEND" not in os.environ:
             raise

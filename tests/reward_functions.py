@@ -113,6 +113,13 @@ def columns_of(prompts, completions, completion_ids, **columns):
     ]
 
 
+def crowded(completions, **columns):
+    """Not a reward but a check of its process: 1 with JAX or a main program of files."""
+    import sys
+
+    return [float("jax" in sys.modules or hasattr(sys.modules["__main__"], "__file__"))]
+
+
 CALLS = []
 
 

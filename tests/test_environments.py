@@ -13,7 +13,7 @@ from jaxrl_po.language.pretrained import text, tools
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError
 from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.host.dialogues.environments import Environments
-from jaxrl_po.run.host.dialogues.interface import Episode
+from jaxrl_po.run.host.dialogues.exchange import Episode
 from jaxrl_po.run.host.dialogues.tool_partner import ToolPartner
 from jaxrl_po.run.host.vector_envs import PoolError
 
@@ -229,7 +229,7 @@ def test_an_instance_that_is_new_is_asked_what_an_old_one_is(odd):
 def test_an_environment_ends_with_its_run_while_it_works(odd):
     environments, call, _ = odd
     pid = int(call("pid")["content"])
-    environments._process.send({"jobs": [(0, {"calls": [{"name": "sleeps", "arguments": {}}]})]})
+    environments._process.send([(0, {"calls": [{"name": "sleeps", "arguments": {}}]})])
     time.sleep(0.3)
     environments.close()
     with pytest.raises(ProcessLookupError):
@@ -339,13 +339,12 @@ def test_a_class_that_cannot_be_used_is_one_line(source, said, tmp_path):
 def test_all_processes_end_with_the_run_and_a_worker_that_was_killed_is_an_error(talk):
     partner = talk("Guess")
     partner.begin(episodes(0, 1), 1)
-    worker = partner._environments._process._process
+    worker = partner._environments._process.pid
     children = [
-        int(number)
-        for number in Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+        int(number) for number in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
     ]
     assert len(children) == 2
-    worker.kill()
+    os.kill(worker, signal.SIGKILL)
     with pytest.raises(PoolError, match="its worker ended its process, with status -9"):
         partner.answer([[GUESS[0], END]] * 2)
     deadline = time.monotonic() + 10.0

@@ -4,10 +4,10 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 21_720,
-    "shell code": 10_300,
+    "library code": 21_646,
+    "shell code": 10_226,
     "experiments code": 4_920,
-    "shell import pairs": 347,
+    "shell import pairs": 344,
     "functions above 70 lines of code": 17,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 2,

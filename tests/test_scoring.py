@@ -10,7 +10,7 @@ import pytest
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.evaluation import Answers
-from jaxrl_po.run.data import rewarding, scoring_worker
+from jaxrl_po.run.data import rewarding, scoring_worker, workers
 from jaxrl_po.run.data.scoring import HostScore, Reward, RewardError, Worker
 from jaxrl_po.types import Batch
 
@@ -198,7 +198,7 @@ def test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls(tmp_
         ("tree", "len('a')", "tried to run text"),
         ("timed", "import antigravity", "tried to run text"),
     ):
-        function = scoring_worker.load(f"{tmp_path}/own.py:{name}")
+        function = workers.load(f"{tmp_path}/own.py:{name}")
         reply = scoring_worker.answer(function, guard, {"completions": [completion]})
         assert reply.get("error", "")[:17] == why, (completion, reply)
     for name in ("own", "maker"):
@@ -259,6 +259,13 @@ def test_a_worker_that_was_ended_works_again():
     results.append(worker.take())
     worker.close()
     assert [scores.values.tolist() for scores in results] == [[1.0], [0.0], [1.0]]
+
+
+def test_a_worker_has_neither_jax_nor_the_main_program():
+    worker = Worker(f"{HERE}:crowded", 30.0)
+    worker.ask({"completions": [""]}, 1)
+    assert worker.take().values.tolist() == [0.0]
+    worker.close()
 
 
 @pytest.mark.parametrize(

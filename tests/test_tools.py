@@ -17,7 +17,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import text, tools
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.run.data import scoring_worker
-from jaxrl_po.run.host.dialogues import child, schemas, truncation
+from jaxrl_po.run.host.dialogues import instances, schemas, tool_partner
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_schemas.json").read_text())
 
@@ -144,9 +144,9 @@ def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
         return found.tokenizer.encode("user: " + " right ".join(texts))
 
     words = "low high low high low"
-    ids, cut = truncation.fit(written, ["go", words], 6, found)
+    ids, cut = tool_partner.fit(written, ["go", words], 6, found)
     assert (found.tokenizer.decode(ids), cut) == ("user: go right low high low", True)
-    assert truncation.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
+    assert tool_partner.fit(written, ["go", words], 8, found) == (written(["go", words]), False)
 
 
 def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
@@ -162,16 +162,16 @@ def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
         return tokenizer.encode(" ".join(texts))
 
     said = ["low <image>", "high"]
-    assert truncation.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
+    assert tool_partner.fit(written, said, 9, lacking) == (written(["low ?", "high"]), False)
     with pytest.raises(ConfigError, match="'<image>' must be left out: its id is 22"):
         written(said)
 
 
 def test_what_a_method_returns_becomes_text():
-    assert child.content([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "ab"
-    assert child.content([1, 2]) == "[1, 2]"
-    assert child.content([]) == "[]"
-    assert child.content(None) == "None"
+    assert instances.content([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "ab"
+    assert instances.content([1, 2]) == "[1, 2]"
+    assert instances.content([]) == "[]"
+    assert instances.content(None) == "None"
 
 
 def test_a_method_is_interrupted_whatever_it_catches():
@@ -181,10 +181,10 @@ def test_a_method_is_interrupted_whatever_it_catches():
             with contextlib.suppress(Exception):
                 time.sleep(5.0)
 
-    before = signal.signal(signal.SIGALRM, child._interrupt)
+    before = signal.signal(signal.SIGALRM, instances._interrupt)
     try:
-        with pytest.raises(child.OutOfTime):
-            child.timed(0.05, deaf)
+        with pytest.raises(instances.OutOfTime):
+            instances.timed(0.05, deaf)
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -199,8 +199,8 @@ def test_a_reset_draws_what_its_first_seed_says():
 
     def said(seeds):
         held = []
-        reset = child._answer({"reset": {}, "seeds": seeds}, held, Draws, 1.0)
-        return reset["said"], child._answer({"reward": True}, held, Draws, 1.0)["reward"]
+        reset = instances._answer({"reset": {}, "seeds": seeds}, held, Draws, 1.0)
+        return reset["said"], instances._answer({"reward": True}, held, Draws, 1.0)["reward"]
 
     first, second, third = said([1, 2]), said([1, 3]), said([4, 2])
     assert first[0] == second[0] != third[0]

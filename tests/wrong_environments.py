@@ -4,11 +4,12 @@ from wrong import Wrong
 
 HALVES = "test_halves_of_dialogues.py::test_the_halves_give_the_batch_of_the_one_program"
 ENVIRONMENTS, TOOLS, SCORING = "test_environments.py::", "test_tools.py::", "test_scoring.py::"
+WORKERS = "test_workers.py::"
 
 WRONG = [
     Wrong(
         "an environment that names a token that the model lacks ends the run",
-        "run.host.dialogues.truncation",
+        "run.host.dialogues.tool_partner",
         "for token in tools.foreign:",
         "for token in ():",
         (f"{TOOLS}test_an_environment_may_name_a_token_that_the_model_lacks",),
@@ -50,14 +51,14 @@ WRONG = [
     ),
     Wrong(
         "a tool may catch its time limit",
-        "run.host.dialogues.child",
+        "run.host.dialogues.instances",
         "class OutOfTime(BaseException):",
         "class OutOfTime(Exception):",
         (TOOLS + "test_a_method_is_interrupted_whatever_it_catches",),
     ),
     Wrong(
         "members of a group are asked different questions",
-        "run.host.dialogues.child",
+        "run.host.dialogues.instances",
         'seed(job["seeds"][0])',
         'seed(job["seeds"][1])',
         (TOOLS + "test_a_reset_draws_what_its_first_seed_says",),
@@ -75,6 +76,28 @@ WRONG = [
         'WRITTEN = ("completions", "messages")',
         'WRITTEN = ("completions",)',
         (TOOLS + "test_what_a_model_wrote_is_no_data",),
+    ),
+    Wrong(
+        "what a process starts outlives it",
+        "run.data.workers",
+        "os.setsid()",
+        "pass",
+        (WORKERS + "test_a_process_ends_with_what_it_started",),
+    ),
+    Wrong(
+        "a late answer is taken for the next",
+        "run.data.workers",
+        "        _kill(self.pid)  # a late answer would be taken for the next one's\n"
+        "        self.close()\n",
+        "",
+        (WORKERS + "test_a_late_answer_is_not_that_to_the_next_message",),
+    ),
+    Wrong(
+        "a call that hangs outlives a run that was killed",
+        "run.data.scoring_worker",
+        'faulthandler.dump_traceback_later(start["timeout"] + GRACE, exit=True, file=nowhere)',
+        "pass",
+        (WORKERS + "test_a_call_that_hangs_ends_though_nobody_can_kill_it",),
     ),
     Wrong(
         "with 64 bits, an answer of a dialogue is wider than what it replaces",

@@ -58,7 +58,7 @@ WRONG = [
     ),
     Wrong(
         "dialogues on the host select a checkpoint by test rows",
-        "run.host.dialogues.rollouts",
+        "run.host.dialogues.held",
         "task, key = selecting(self._scene.task), ",
         "task, key = self._scene.task, ",
         (HOST,),

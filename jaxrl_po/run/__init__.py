@@ -2,13 +2,32 @@
 
 From Python: `run.train` carries out an `Experiment` or trains a learner of one's own, `run.resume`
 goes on with a run, `run.load` gives its policy, and `run.sweep` searches hyperparameters.
+They are imported when they are first used: a worker process needs nothing of JAX.
 """
 
-from jaxrl_po.run.experiment.experiment import Experiment as Experiment
-from jaxrl_po.run.experiment.policies import ControlPolicy as ControlPolicy
-from jaxrl_po.run.experiment.policies import LanguagePolicy as LanguagePolicy
-from jaxrl_po.run.experiment.policies import load as load
-from jaxrl_po.run.experiment.sweeping import sweep as sweep
-from jaxrl_po.run.experiment.training import Trained as Trained
-from jaxrl_po.run.experiment.training import resume as resume
-from jaxrl_po.run.experiment.training import train as train
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl_po.run.experiment.experiment import Experiment as Experiment
+    from jaxrl_po.run.experiment.policies import ControlPolicy as ControlPolicy
+    from jaxrl_po.run.experiment.policies import LanguagePolicy as LanguagePolicy
+    from jaxrl_po.run.experiment.policies import load as load
+    from jaxrl_po.run.experiment.sweeping import sweep as sweep
+    from jaxrl_po.run.experiment.training import Trained as Trained
+    from jaxrl_po.run.experiment.training import resume as resume
+    from jaxrl_po.run.experiment.training import train as train
+
+_NAMES = {
+    "experiment": ("Experiment",),
+    "policies": ("ControlPolicy", "LanguagePolicy", "load"),
+    "sweeping": ("sweep",),
+    "training": ("Trained", "resume", "train"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.experiment.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,10 +7,8 @@ arguments (prompts, completions, columns of the task) and returns a number per c
 
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -92,8 +90,8 @@ class Worker:
 
     def __init__(self, source: str, timeout: float):
         self._source, self._timeout = source, timeout
-        self._process = workers.Process(scoring_worker.__file__)
-        self._asked = (0.0, 0, "")  # the pending call: start, number of completions, failure
+        self._process: workers.Process | None = None
+        self._asked = (0, "")  # the pending call: number of completions, failure
 
     def start(self) -> None:
         """Starts the process and loads the function, unless it is running.
@@ -101,28 +99,33 @@ class Worker:
         Raises:
           RewardError: it cannot be loaded.
         """
-        if self._process.running:
-            return
-        reply = self._process.start({"source": self._source, "timeout": self._timeout})
-        if "error" in reply:
-            self.close()
-            raise RewardError(f"reward={self._source} cannot be loaded: {reply['error']}")
+        if self._process is None:
+            start = {"source": self._source, "timeout": self._timeout}
+            try:
+                self._process, _ = workers.spawn(scoring_worker.__name__, start)
+            except workers.Ended as error:
+                raise RewardError(f"reward={self._source} cannot be loaded: {error}") from None
 
     def ask(self, columns: Columns, count: int) -> None:
         """Starts a call on `count` completions; its time limit begins now."""
-        why = ""
+        self._asked = count, ""
         try:
             self.start()
-            self._process.send(columns)
-        except (RewardError, workers.Ended) as error:
-            why = str(error)
-        self._asked = time.monotonic(), count, why
+        except RewardError as error:
+            self._asked = count, str(error)
+        if self._process is not None:
+            late = f"did not return within {self._timeout:g} s"
+            self._process.send(columns, self._timeout, late)
 
     def take(self) -> Scores:
         """Waits for the result of the pending call, up to its time limit."""
-        begun, count, why = self._asked
-        late = f"did not return within {self._timeout:g} s"
-        reply = {"error": why} if why else self._process.receive(begun + self._timeout, late)
+        count, why = self._asked
+        reply = {"error": why}
+        if self._process is not None:
+            try:
+                reply = self._process.receive()
+            except workers.Ended as error:
+                reply, self._process = {"error": str(error)}, None
         if "error" in reply:
             return Scores(np.zeros(count, np.float32), np.ones(count, bool), reply["error"])
         absent = np.array([score is None for score in reply["scores"]], bool)
@@ -138,7 +141,9 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.close()
+        if self._process is not None:
+            self._process.close()
+        self._process = None
 
 
 class HostScore:
@@ -189,12 +194,7 @@ class HostScore:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def start(self) -> None:

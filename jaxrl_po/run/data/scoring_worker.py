@@ -1,26 +1,18 @@
-"""The process of one reward function: it can be killed, and it refuses to run text as code.
-
-It is started as a script that imports the standard library only, so neither JAX nor the main
-program is imported again. It exchanges JSON through a pipe: the first message loads the function,
-each further one is a call.
-"""
+"""The process of one reward function, a worker: it refuses to run text as code."""
 
 import faulthandler
-import importlib
-import importlib.util
-import json
 import math
 import os
 import re
-import signal
 import sys
 import sysconfig
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from jaxrl_po.run.data import workers
 
 LIBRARY = sysconfig.get_path("stdlib")
 # What a model has written, or was told in between; the other columns are data.
@@ -127,59 +119,14 @@ def _is_installed(filename: str) -> bool:
     return "site-packages" in filename or "dist-packages" in filename
 
 
-def load(source: str) -> Callable[..., Any]:
-    """The function that `file.py:function` or `module:function` names."""
-    place, _, name = source.rpartition(":")
-    if place.endswith(".py"):
-        path = Path(place).resolve()
-        sys.path.insert(0, str(path.parent))
-        # Data classes look their module up by its name, which must not hide another module.
-        given = path.stem if path.stem not in sys.modules else f"_user_{path.stem}"
-        spec = importlib.util.spec_from_file_location(given, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{place} cannot be read")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[given] = module
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(place)
-    members = vars(module)
-    if name not in members:
-        found = [
-            key
-            for key, value in members.items()
-            if callable(value) and getattr(value, "__module__", None) == module.__name__
-        ]
-        raise ImportError(f"{place} holds no {name!r}, but {', '.join(found) or 'no function'}")
-    if not callable(members[name]):
-        raise ImportError(f"{name} in {place} is not a function")
-    function: Callable[..., Any] = members[name]
-    return function
-
-
-def describe(error: BaseException) -> str:
-    """The error, with the last line that led to it in the file that this one called."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)[1:]  # the first caught it
-        if frame.filename != __file__ and not frame.filename.startswith("<frozen ")
-    ]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    try:
-        said = " ".join(str(error).split())
-    except Exception:  # code of the user's own too
-        said = "(it has no message)"
-    return f"{type(error).__name__}: {said}{where}"
-
-
 def texts(value: Any) -> Iterator[str]:
     """All strings inside a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from texts(item)
+            if type(item) in (str, dict, list):  # most are ids of tokens, which hold none
+                yield from texts(item)
 
 
 def numbers(result: Any, count: int) -> list[float | None]:
@@ -233,7 +180,7 @@ def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) 
     except ResultError as error:
         reply = {"error": str(error)}
     except BaseException as error:
-        reply = {"error": f"raised {describe(error)}"}
+        reply = {"error": f"raised {workers.describe(error)}"}
     if guard.refused:
         return {
             "error": (
@@ -244,38 +191,22 @@ def answer(function: Callable[..., Any], guard: Guard, request: dict[str, Any]) 
     return reply
 
 
-def serve(pipe: Connection) -> None:
-    """Answers requests until the pipe is closed."""
-    # Ctrl-C reaches every process of the terminal, but the run still needs this one for its chunk.
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
-    start = json.loads(pipe.recv_bytes())
-    sys.path[:] = start["path"]
-    try:
-        function = load(start["source"])
-    except BaseException as error:
-        pipe.send_bytes(json.dumps({"error": describe(error)}).encode())
-        return
+def serve(pipe: Connection, function: Callable[..., Any], start: Mapping[str, Any]) -> None:
+    """Answers calls of a function until the pipe is closed.
+
+    Args:
+      pipe: of requests and replies, see `answer`.
+      function: see `Guard` for one of ours.
+      start: its `source`, and the `timeout` of a call.
+    """
     ours = start["source"].startswith("jaxrl_po.")
     guard = Guard(vars(sys.modules[function.__module__]).get("harmless") if ours else None)
-    pipe.send_bytes(b"{}")
+    workers.say(pipe, {})
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         while True:
-            request = json.loads(pipe.recv_bytes())
+            request = workers.hear(pipe)
             # A watchdog: if the run was killed, it can no longer kill a call that hangs.
             faulthandler.dump_traceback_later(start["timeout"] + GRACE, exit=True, file=nowhere)
             reply = answer(function, guard, request)
             faulthandler.cancel_dump_traceback_later()
-            pipe.send_bytes(json.dumps(reply).encode())
-
-
-def main() -> None:
-    """Entry point: the first argument is the file descriptor of the pipe."""
-    try:
-        serve(Connection(int(sys.argv[1])))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the run has ended, or has given up on this call
-
-
-if __name__ == "__main__":
-    main()
+            workers.say(pipe, reply)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_po.run.data import scoring_worker
+from jaxrl_po.run.data import workers
 from jaxrl_po.run.experiment.flags import UsageError
 
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
@@ -139,6 +139,6 @@ def make(flag: str, source: str) -> Any:
     if not os.path.isfile(place):  # where a name is too long, `Path.is_file` raises
         raise UserCodeError(f"--{flag}={source}: there is no file {place}")
     try:
-        return scoring_worker.load(source)()
+        return workers.load(source)()
     except (Exception, SystemExit) as error:
-        raise UserCodeError(f"--{flag}={source}: {scoring_worker.describe(error)}") from error
+        raise UserCodeError(f"--{flag}={source}: {workers.describe(error)}") from error

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.experiment.user_code import UserCodeError
-from jaxrl_po.run.host.dialogues import worker
+from jaxrl_po.run.host.dialogues import instances
 from jaxrl_po.run.host.vector_envs import PoolError
 
 Job = Mapping[str, Any]
@@ -32,7 +32,7 @@ class Offer(NamedTuple):
 
 
 class Environments:
-    """Instances of a class, by numbers, in processes that a worker process forks.
+    """Instances of a class, by numbers, in children of a worker.
 
     Args:
       source: `file.py:Class`.
@@ -42,10 +42,10 @@ class Environments:
     def __init__(self, source: str, timeout: float):
         self.source = source
         self._timeout = timeout
-        self._process = workers.Process(worker.__file__)
+        self._process: workers.Process | None = None
 
     def start(self, columns: Sequence[str]) -> Offer:
-        """Imports the class, unless that is done.
+        """Imports the class.
 
         Args:
           columns: of the prompts.
@@ -53,12 +53,11 @@ class Environments:
         Raises:
           UserCodeError: it cannot be imported, or lacks what the contract asks for.
         """
-        found = self._process.start(
-            {"source": self.source, "timeout": self._timeout, "columns": list(columns)}
-        )
-        if "error" in found:
-            self.close()
-            raise UserCodeError(f"--environment={self.source}: {found['error']}")
+        start = {"source": self.source, "timeout": self._timeout, "columns": list(columns)}
+        try:
+            self._process, found = workers.spawn(instances.__name__, start)
+        except workers.Ended as error:
+            raise UserCodeError(f"--environment={self.source}: {error}") from None
         return Offer(tuple(found["tools"]), found["reward"], tuple(found["takes"]))
 
     def run(self, jobs: Mapping[int, Job]) -> dict[int, Result]:
@@ -74,15 +73,14 @@ class Environments:
         """
         if not jobs:
             return {}
+        assert self._process is not None
+        self._process.send(list(jobs.items()))  # the worker keeps the limits
         try:
-            self._process.send({"jobs": list(jobs.items())})
-            reply = self._process.receive(None)  # the worker keeps the limits
+            return dict(zip(jobs, self._process.receive(), strict=True))
         except workers.Ended as error:
-            reply = {"error": str(error)}
-        if "error" in reply:
-            raise PoolError(f"environment {self.source}: its worker {reply['error']}")
-        return dict(zip(jobs, reply["results"], strict=True))
+            raise PoolError(f"environment {self.source}: its worker {error}") from None
 
     def close(self) -> None:
         """Ends all processes."""
-        self._process.close()
+        if self._process is not None:
+            self._process.close()

@@ -16,7 +16,7 @@ from jaxrl_po.run.experiment import models, user_code
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.host.dialogues.environments import Environments, Offer
 from jaxrl_po.run.host.dialogues.exchange import Scene
-from jaxrl_po.run.host.dialogues.rollouts import HostDialogues
+from jaxrl_po.run.host.dialogues.held import HostDialogues
 from jaxrl_po.run.host.dialogues.tool_partner import UNKNOWN, ToolPartner
 
 

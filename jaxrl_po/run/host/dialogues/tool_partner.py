@@ -1,16 +1,15 @@
 """The other side of dialogues whose environments have tools."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxrl_po.language.pretrained.tools import TOOL, Call, Message, Tools
+from jaxrl_po.language.pretrained.tools import TOOL, USER, Call, Message, Tools
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data.scoring import HostScore, RewardError
 from jaxrl_po.run.host.dialogues.environments import Environments, Offer, Result
-from jaxrl_po.run.host.dialogues.interface import Episode, Outcome, Reporter
-from jaxrl_po.run.host.dialogues.truncation import fit, with_observation
+from jaxrl_po.run.host.dialogues.exchange import Episode, Outcome, Reporter
 
 UNKNOWN = "unknown"  # name of a tool that there is not
 CALLS, FAILED, CUT, KILLED, FAILURES = MEASURES = (
@@ -259,6 +258,45 @@ class ToolPartner:
                         f"environment {source}: {why}; such dialogues end with reward 0 and are "
                         f"counted in {name}"
                     )
+
+
+def with_observation(messages: Sequence[Message], said: str) -> list[Message]:
+    """The messages with a text added to the last one of the user.
+
+    Example:
+      >>> with_observation([{"role": "user", "content": "Go."}], " Left or right?")
+      [{'role': 'user', 'content': 'Go. Left or right?'}]
+    """
+    last = max(i for i, message in enumerate(messages) if message["role"] == USER)
+    added = {**messages[last], "content": messages[last]["content"] + said}
+    return [*messages[:last], added, *messages[last + 1 :]]
+
+
+def fit(
+    written: Callable[[list[str]], list[int]], texts: Sequence[str], limit: int, tools: Tools
+) -> tuple[list[int], bool]:
+    """Ids of at most `limit` tokens where texts can be cut so far, and whether they were cut.
+
+    `?` stands for a token that the model does not have, as an environment may say anything.
+
+    Args:
+      written: texts to the ids of all that is read.
+      texts: may be cut at their ends, the longest one first.
+      limit: tokens.
+      tools: whose tokenizer is used.
+    """
+    texts = list(texts)
+    for token in tools.foreign:
+        texts = [text.replace(token, "?") for text in texts]
+    ids, cut = written(texts), False
+    while len(ids) > limit and any(texts):
+        longest = max(range(len(texts)), key=lambda i: len(texts[i]))
+        ends = [end for _, end in tools.tokenizer.rules.encode(texts[longest]).offsets]
+        kept = max(len(ends) - -(-(len(ids) - limit) // len(texts)), 0)
+        end = ends[kept - 1] if kept else 0
+        texts[longest] = texts[longest][: min(end, len(texts[longest]) - 1)]
+        ids, cut = written(texts), True
+    return ids, cut
 
 
 def _mean(total: Any, count: Any) -> Mean:

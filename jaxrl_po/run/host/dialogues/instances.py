@@ -1,0 +1,253 @@
+"""Instances of a class, a worker: each is in a child of its own, with a time limit for its methods.
+
+The worker imports the class once and forks a child for each instance: one that hangs is killed, and
+the others go on.
+"""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import math
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from jaxrl_po.run.data import workers
+from jaxrl_po.run.host.dialogues import schemas
+
+RESET, REWARD = "reset", "get_reward"
+TEXT = "text"  # type of a block of content that holds text
+AT_ONCE = 64  # children that work at a time
+GRACE = 2.0  # seconds past its limit after which a child is killed
+START_LIMIT = 120.0  # seconds for the first instance of a class
+
+
+class OutOfTime(BaseException):
+    """A method took too long; not an `Exception`, which a method may catch."""
+
+
+def serve(pipe: Connection, make: Callable[[], Any], start: Mapping[str, Any]) -> None:
+    """Answers requests of `Environments` until the pipe is closed.
+
+    Args:
+      pipe: of requests and replies.
+      make: makes an instance.
+      start: its `columns`, see `describe`, and the `timeout` of a call of a method.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # where the system has a lower limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a pipe for each child
+    children = Children(make, start["timeout"], pipe)
+    try:
+        workers.say(pipe, children.offer(start["columns"]))
+        while True:
+            workers.say(pipe, children.run(workers.hear(pipe)))
+    finally:
+        children.close()
+
+
+class Children:
+    """The processes of the instances, by their numbers.
+
+    Args:
+      make: makes an instance.
+      limit: of each call of a method, seconds.
+      pipe: of the worker itself.
+    """
+
+    def __init__(self, make: Callable[[], Any], limit: float, pipe: Connection):
+        self._make, self._limit, self._pipe = make, limit, pipe
+        self._held: dict[int, workers.Process] = {}
+
+    def offer(self, columns: list[str]) -> Any:
+        """`describe` in a child, for an instance may open what must not be shared; or an error."""
+        child = self._fork()
+        child.send({"offer": columns}, START_LIMIT, f"took more than {START_LIMIT:g} s")
+        try:
+            return child.receive()
+        except workers.Ended as error:
+            return {"error": f"making an instance of it {error}"}
+        finally:
+            child.close()
+
+    def run(self, jobs: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+        """The results of jobs of different instances, `AT_ONCE` of them at a time."""
+        results: dict[int, dict[str, Any]] = {}
+        late = f"did not stop {GRACE:g} s after its limit of {self._limit:g} s"
+        waiting, running = jobs[::-1], dict[int, workers.Process]()
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                number, job = waiting.pop()
+                if number not in self._held:
+                    self._held[number] = self._fork()
+                running[number] = self._held[number]
+                running[number].send(job, limit_of(job, self._limit), late)
+            first = min(child.deadline or 0.0 for child in running.values())
+            pipes = [self._pipe, *(child.pipe for child in running.values())]
+            ready = wait(pipes, max(first - time.monotonic(), 0.0))
+            if self._pipe in ready:  # no request comes before the results: the run has ended
+                raise EOFError
+            for number, child in list(running.items()):
+                if child.pipe in ready or (child.deadline or 0.0) <= time.monotonic():
+                    del running[number]
+                    try:
+                        results[number] = child.receive()
+                    except workers.Ended as error:
+                        results[number] = {"killed": str(error)}
+                        del self._held[number]
+        return [results[number] for number, _ in jobs]
+
+    def _fork(self) -> workers.Process:
+        answers = functools.partial(answer_jobs, make=self._make, limit=self._limit)
+        return workers.fork(answers, [self._pipe, *(child.pipe for child in self._held.values())])
+
+    def close(self) -> None:
+        """Ends all."""
+        for child in self._held.values():
+            child.close()
+
+
+def limit_of(job: dict[str, Any], limit: float) -> float:
+    """Seconds after which a job is past all of its limits."""
+    return limit * max(len(job.get("calls", ())), 2 if "reset" in job else 1) + GRACE
+
+
+def answer_jobs(pipe: Connection, make: Callable[[], Any], limit: float) -> None:
+    """Answers jobs until the pipe is closed, in a child; see `serve`."""
+    signal.signal(signal.SIGALRM, _interrupt)
+    held: list[Any] = []
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            workers.say(pipe, _answer(workers.hear(pipe), held, make, limit))
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise OutOfTime
+
+
+def _answer(
+    job: dict[str, Any], held: list[Any], make: Callable[[], Any], limit: float
+) -> dict[str, Any]:
+    try:
+        if "offer" in job:
+            return _offer(make, job["offer"])
+        if "reset" in job:
+            if not held:
+                seed(0)  # instances are alike, whenever they are made
+                held.append(timed(limit, make))
+            seed(job["seeds"][0])
+            said = timed(limit, getattr(held[0], RESET), **job["reset"])
+            seed(job["seeds"][1])
+            return {"said": None if said is None else content(said)}
+        if "calls" in job:
+            return {"results": [_call(held[0], call, limit) for call in job["calls"]]}
+        reward = float(timed(limit, getattr(held[0], REWARD)))
+        if not math.isfinite(reward):
+            return {"error": f"{REWARD} returned {reward}"}
+        return {"reward": reward}
+    except BaseException as error:
+        return {"error": f"raised {_reason(error, limit)}"}
+
+
+def _offer(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
+    try:
+        return describe(make, columns)
+    except schemas.ToolError as error:
+        return {"error": str(error)}
+    except BaseException as error:
+        return {"error": workers.describe(error)}
+
+
+def describe(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
+    """What an environment offers: schemas of its tools, and the columns that its reset takes.
+
+    Raises:
+      ToolError: names what it lacks.
+    """
+    environment = make()
+    methods = inspect.getmembers(type(environment), inspect.isfunction)
+    names = [name for name, _ in methods]
+    if RESET not in names:
+        raise schemas.ToolError(f"the class lacks the method {RESET}")
+    parameters = inspect.signature(getattr(environment, RESET)).parameters.values()
+    kinds = {each.kind for each in parameters}
+    named = [
+        each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    ]
+    takes = columns if inspect.Parameter.VAR_KEYWORD in kinds else []
+    for each in named:
+        if each.name in columns:
+            takes = [*takes, each.name]
+        elif each.default is each.empty:
+            raise schemas.ToolError(
+                f"{RESET} takes {each.name!r}, which is no column of the prompts: "
+                f"{', '.join(columns)}"
+            )
+    tools = [
+        schemas.schema_of(getattr(environment, name), name)
+        for name in names
+        if name[0] != "_" and name not in (RESET, REWARD)
+    ]
+    return {
+        "tools": tools,
+        "reward": REWARD in names,
+        "takes": sorted(set(takes)),
+    }
+
+
+def _call(environment: Any, call: dict[str, Any], limit: float) -> dict[str, Any]:
+    try:
+        result = timed(limit, getattr(environment, call["name"]), **call["arguments"])
+        return {"content": content(result), "failed": False}
+    except BaseException as error:
+        plain = isinstance(error, Exception)
+        return {
+            "content": str({"error": str(error) if plain else _reason(error, limit)}),
+            "failed": True,
+        }
+
+
+def _reason(error: BaseException, limit: float) -> str:
+    if isinstance(error, OutOfTime):
+        return f"no result within {limit:g} seconds"
+    return f"{type(error).__name__}: {error}"
+
+
+def timed(limit: float, function: Callable[..., Any], /, **arguments: Any) -> Any:
+    """The result of a function, or of a coroutine, within `limit` seconds.
+
+    Raises:
+      OutOfTime: it took longer.
+    """
+    signal.setitimer(signal.ITIMER_REAL, limit)
+    try:
+        result = function(**arguments)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def content(result: Any) -> str:
+    """What a method returned, as the text of a message; that of blocks of text is joined.
+
+    Example:
+      >>> content(3), content([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
+      ('3', 'ab')
+    """
+    blocks = isinstance(result, list) and result
+    if blocks and all(isinstance(one, dict) and one.get("type") == TEXT for one in result):
+        result = "".join(str(one[TEXT]) for one in result)
+    return str(result).encode(errors="replace").decode()  # half a character cannot be tokenised
+
+
+def seed(number: int) -> None:
+    """Seeds `random`, and NumPy's where a file has imported it."""
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number % 2**32)

@@ -1,0 +1,95 @@
+"""Processes with which JSON is exchanged: what is late, dies, or was started by them, ends."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrl_po.run.data import scoring_worker, workers
+
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
+
+def serve(pipe):
+    """Does what it is told, and says how often."""
+    for count in range(9):
+        told = workers.hear(pipe)
+        time.sleep(told.get("sleep", 0.0))
+        if "die" in told:
+            os._exit(told["die"])
+        started = subprocess.Popen(["sleep", "60"]).pid if "start" in told else None
+        workers.say(pipe, [count, started])
+
+
+def ended(pid):
+    """Whether a process ends within 10 s; one that is nobody's child may wait to be reaped."""
+    deadline, stat = time.monotonic() + 10.0, Path(f"/proc/{pid}/stat")
+    while stat.exists() and stat.read_text(encoding="utf-8").split()[2] != "Z":
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_process_ends_with_what_it_started():
+    process = workers.fork(serve, [])
+    process.send({})
+    assert process.receive() == [0, None]
+    process.send({"start": True}, 30.0)
+    count, started = process.receive()
+    assert count == 1
+    process.close()
+    assert ended(process.pid)
+    assert ended(started)
+
+
+def test_a_late_answer_is_not_that_to_the_next_message():
+    process = workers.fork(serve, [])
+    process.send({"sleep": 0.3}, 0.05, "was late")
+    with pytest.raises(workers.Ended, match=r"^was late$"):
+        process.receive()
+    time.sleep(0.4)
+    process.send({})
+    with pytest.raises(workers.Ended):
+        process.receive()
+    assert ended(process.pid)
+
+
+def test_a_process_that_dies_says_how():
+    process = workers.fork(serve, [])
+    process.send({"die": 3}, 30.0)
+    with pytest.raises(workers.Ended, match=r"^ended its process, with status 3$"):
+        process.receive()
+
+
+def test_a_process_that_nobody_need_wait_for_ends():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = workers.fork(serve, [])
+        assert process.close() is None
+        assert ended(process.pid)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_process_ends_with_the_one_that_holds_it():
+    process = workers.fork(serve, [])
+    pid = process.pid
+    del process
+    assert ended(pid)
+
+
+def test_a_call_that_hangs_ends_though_nobody_can_kill_it():
+    """The run was killed; `timeout` is such that the watchdog has half a second."""
+
+    def hang(completions):
+        time.sleep(60.0)
+
+    start = {"source": "own.py:hang", "timeout": 0.5 - scoring_worker.GRACE}
+    process = workers.fork(lambda pipe: scoring_worker.serve(pipe, hang, start), [])
+    assert process.receive() == {}
+    process.send({"completions": [""]})
+    assert ended(process.pid)
