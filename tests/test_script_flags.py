@@ -163,7 +163,7 @@ from jaxrl_po.run.experiment.flags import UsageError
         (
             "language",
             "--reward=modle",
-            r"--reward=modle must be verifier, model, math, or functions .*did you mean model\?",
+            r"--reward=modle must be verifier, model, math, .*or functions .*did you mean model\?",
         ),
         ("language", "--reward_model.width=8", r"--reward_model\.width is not a flag"),
         (

@@ -279,7 +279,7 @@ WRONG = [
     Wrong(
         "the verifier scores the evaluation of a pretrained model",
         "run.data.rewarding",
-        "pretrained or options.reward == MATH or unanswered(options, task)",
+        "pretrained or finds_answers(options) or unanswered(options, task)",
         "False",
         (f"{INPUT}::test_messages_are_written_by_the_template_and_a_function_rewards_them",),
     ),

@@ -366,4 +366,25 @@ WRONG = [
             "test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth",
         ),
     ),
+    Wrong(
+        "a completion that fills its budget is rewarded although an end is required",
+        "run.data.scoring",
+        "np.where(cut, np.float32(0.0), x) for x in scored[:2]",
+        "x for x in scored[:2]",
+        ("test_answers.py::test_a_pattern_reaches_the_worker_and_what_does_not_end_scores_0",),
+    ),
+    Wrong(
+        "the first number of a text is its answer",
+        "run.data.answers",
+        "same(found[-1], right)",
+        "same(found[0], right)",
+        ("test_answers.py::test_answers_are_found_in_texts",),
+    ),
+    Wrong(
+        "a first evaluation of 0 ends without a word",
+        "run.loop.runner",
+        "and not np.any(row.get(self.job.score, 1.0))",
+        "and np.any(row.get(self.job.score, 1.0))",
+        ("test_answers.py::test_a_first_evaluation_of_0_is_explained",),
+    ),
 ]

@@ -1,41 +1,90 @@
 """What `--reward` names: the verifier, a reward model, or Python functions on the host."""
 
 import functools
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_po import config, language
+from jaxrl_po.config import static
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.evaluation import Answers
-from jaxrl_po.run.data import prompts, scoring
+from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import extras, flags, tasks
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.types import Problem
 
-VERIFIER, MODEL, MATH = "verifier", "model", "math"
-NAMED = (VERIFIER, MODEL, MATH)
+VERIFIER, MODEL = "verifier", "model"
+REGEX = "regex:"
+# What finds an answer in a text.
+FINDERS = {
+    "math": "jaxrl_po.run.data.mathematics:correct",
+    "last_number": "jaxrl_po.run.data.answers:last_number",
+    "contains": "jaxrl_po.run.data.answers:contains",
+}
+NAMED = (VERIFIER, MODEL, *FINDERS)
+
+
+@config.record
+class Settings:
+    """What a reward in Python asks of a completion."""
+
+    require_end: bool = static(
+        False,
+        "a completion that does not end within its token budget scores 0, so that filling the "
+        "budget is not learned",
+    )
 
 
 def functions(options: Any) -> list[str]:
     """Sources of the reward functions on the host: from `--reward`, or those of the task."""
-    own = tasks.entry(options.task).reward
-    sources = {VERIFIER: own, MODEL: "", MATH: "jaxrl_po.run.data.mathematics:correct"}.get(
-        options.reward, options.reward
-    )
+    if options.reward.startswith(REGEX):
+        return ["jaxrl_po.run.data.answers:regex"]
+    own = {VERIFIER: tasks.entry(options.task).reward, MODEL: ""}
+    sources = (own | FINDERS).get(options.reward, options.reward)
     return [source for source in sources.split(",") if source]
 
 
-def host_score(options: Any, task: AnyTask, placement: Placement) -> scoring.HostScore | None:
+def finds_answers(options: Any) -> bool:
+    """Whether the reward finds the answer of a row in a text."""
+    return options.reward in FINDERS or options.reward.startswith(REGEX)
+
+
+def needs_answers(options: Any) -> bool:
+    """Whether each row must have an answer."""
+    return finds_answers(options) or not functions(options)
+
+
+def pattern(options: Any) -> dict[str, str]:
+    """The pattern of `--reward=regex:…`, as an argument; raises UsageError where it is none."""
+    if not options.reward.startswith(REGEX):
+        return {}
+    written = options.reward.removeprefix(REGEX)
+    try:
+        if not written:
+            raise re.error("it is empty")
+        re.compile(written)
+    except re.error as error:
+        raise UsageError(
+            f"--reward={options.reward} must be a regular expression: {error}"
+        ) from None
+    return {"pattern": written}
+
+
+def host_score(
+    records: Mapping[str, Any], task: AnyTask, placement: Placement
+) -> scoring.HostScore | None:
     """The scorer that calls `functions`; None if the reward is computed in the program.
 
     Raises:
       ConfigError, UsageError: invalid or unsuitable functions; none is loaded yet.
     """
-    sources = functions(options)
+    options = records[""]
+    sources, arguments = functions(options), pattern(options)
     for name in ("reward_weights", "reward_accuracy", "reward_timeout"):
         config.require_effect(options, name, bool(sources), "reward names functions")
     if isinstance(task, Dialogue):
@@ -55,10 +104,10 @@ def host_score(options: Any, task: AnyTask, placement: Placement) -> scoring.Hos
     if not all(":" in source for source in sources):
         near = flags.suggest(options.reward, NAMED)
         raise UsageError(
-            f"--reward={options.reward} must be {', '.join(NAMED)}, or functions such as "
-            f"rewards.py:nearly{near}"
+            f"--reward={options.reward} must be {', '.join(NAMED)}, {REGEX}PATTERN, or functions "
+            f"such as rewards.py:nearly{near}"
         )
-    if options.reward == MATH:
+    if options.reward == "math":
         extras.require("reward=math", "math_verify", "math")
     if options.distributed:
         raise UsageError(
@@ -77,7 +126,7 @@ def host_score(options: Any, task: AnyTask, placement: Placement) -> scoring.Hos
         )
     try:
         rewards = [
-            scoring.Reward(source, float(weight))
+            scoring.Reward(source, float(weight), arguments)
             for source, weight in zip(sources, weights, strict=True)
         ]
     except ValueError:
@@ -85,15 +134,51 @@ def host_score(options: Any, task: AnyTask, placement: Placement) -> scoring.Hos
             f"--reward_weights must be numbers such as 1,0.2, got {options.reward_weights!r}"
         ) from None
     return scoring.HostScore(
-        rewards, task, accuracy=options.reward_accuracy, timeout=float(options.reward_timeout)
+        rewards,
+        task,
+        accuracy=options.reward_accuracy,
+        timeout=float(options.reward_timeout),
+        require_end="reward" in records and records["reward"].require_end,
     )
+
+
+def explain_zero(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to say of examples that all score 0: answers beside them, and a reward that finds them.
+
+    Args:
+      examples: see `language.render`.
+    """
+    rows = [row for row in examples if row["expected"]]
+    lines = [
+        f"expected {row['expected']!r}, got {row['completion'].strip()[:200]!r}"
+        for row in rows[:10]
+    ]
+    texts = {
+        "completions": [row["completion"] for row in rows],
+        "answer": [row["expected"] for row in rows],
+    }
+    for name in ("last_number", "contains"):
+        found = int(sum(getattr(answers, name)(**texts)))
+        if found:
+            lines.append(
+                f"--reward={name} would find the answer in {found} of these {len(rows)} completions"
+            )
+            break
+    cut = sum(not row["ended"] for row in rows)
+    if cut:
+        lines.append(
+            f"{cut} of {len(rows)} do not end within their budget (--problem.max_new_tokens)"
+        )
+    if lines:
+        lines.insert(0, "no held-out completion is right before training:")
+    return lines
 
 
 def judges(options: Any, task: AnyTask, *, pretrained: bool) -> bool:
     """Whether the functions of `--reward` score the evaluation too, in place of the verifier.
 
     They do where the equality of a completion with `answer` says little: a pretrained model writes
-    free text, `math` reads the answer off a text, and rows may have no answer.
+    free text, `math` and its like find the answer in a text, and rows may have no answer.
 
     Args:
       options: of the run.
@@ -101,7 +186,7 @@ def judges(options: Any, task: AnyTask, *, pretrained: bool) -> bool:
       pretrained: whether the run began with a pretrained model.
     """
     return bool(functions(options)) and (
-        pretrained or options.reward == MATH or unanswered(options, task)
+        pretrained or finds_answers(options) or unanswered(options, task)
     )
 
 

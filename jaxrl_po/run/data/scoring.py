@@ -41,10 +41,12 @@ class Reward(NamedTuple):
     Attributes:
       source: `file.py:function` or `module:function`.
       weight: factor of its score in the reward, which is the sum over functions.
+      arguments: of each call, beside what is scored.
     """
 
     source: str
     weight: float = 1.0
+    arguments: Mapping[str, Any] = {}
 
     @property
     def name(self) -> str:
@@ -86,10 +88,11 @@ class Worker:
     Args:
       source: see `Reward`.
       timeout: limit of one call, seconds.
+      arguments: see `Reward`.
     """
 
-    def __init__(self, source: str, timeout: float):
-        self._source, self._timeout = source, timeout
+    def __init__(self, source: str, timeout: float, arguments: Mapping[str, Any] = {}):
+        self._source, self._timeout, self._arguments = source, timeout, arguments
         self._process: workers.Process | None = None
         self._asked = (0, "")  # the pending call: number of completions, failure
 
@@ -100,7 +103,11 @@ class Worker:
           RewardError: it cannot be loaded.
         """
         if self._process is None:
-            start = {"source": self._source, "timeout": self._timeout}
+            start = {
+                "source": self._source,
+                "timeout": self._timeout,
+                "arguments": self._arguments,
+            }
             try:
                 self._process, _ = workers.spawn(scoring_worker.__name__, start)
             except workers.Ended as error:
@@ -164,6 +171,7 @@ class HostScore:
       task: its columns are passed to the functions; if it has none, its demonstration as `answer`.
       accuracy: name of the function that gives the raw score; empty for the first.
       timeout: limit of one call, seconds.
+      require_end: a completion without an end within its budget scores 0, raw score and reward.
 
     Metrics:
       `accuracy` (the raw score), `wrong_length` (tokens of the completions with raw score 0),
@@ -182,12 +190,14 @@ class HostScore:
         *,
         accuracy: str = "",
         timeout: float = 60.0,
+        require_end: bool = False,
     ):
         check(rewards, accuracy, timeout)
         self._rewards, self._tokenizer = tuple(rewards), task.tokenizer
         self._columns = task.columns or demonstrations(task)
         self._accuracy = accuracy or self._rewards[0].name
-        self._workers = [Worker(reward.source, timeout) for reward in rewards]
+        self._require_end = require_end
+        self._workers = [Worker(each.source, timeout, each.arguments) for each in rewards]
         self._reported: set[str] = set()
 
     def __enter__(self) -> "HostScore":
@@ -244,6 +254,10 @@ class HostScore:
             for seed in range(len(tokens))
         ]
         scored = self.score(columns, action.shape[1], first=first, report=report)
+        if self._require_end:
+            cut = np.asarray(batch.truncated).any(axis=2)
+            raw, reward = (np.where(cut, np.float32(0.0), x) for x in scored[:2])
+            scored = Scored(raw, reward, scored.measures | {"reward": reward})
         means = {"accuracy": scored.raw, **scored.measures}
         if batch.score.shape[2] > 1:
             means["dead_groups"] = _equal(scored.raw.reshape(batch.score.shape))
@@ -337,7 +351,10 @@ class HostScore:
                 if scores.failed.all():
                     raise RewardError(f"reward={reward.name} {scores.why} in an evaluation")
                 values = np.where(np.isnan(values), scores.values, values)
-        scored: Answers = host._replace(score=values.reshape(count, samples))
+        score = values.reshape(count, samples)
+        if self._require_end:
+            score = np.where(host.ended, score, np.float32(0.0))
+        scored: Answers = host._replace(score=score)
         return scored
 
     def _read(

@@ -1,6 +1,7 @@
 """The process of one reward function, a worker: it refuses to run text as code."""
 
 import faulthandler
+import functools
 import math
 import os
 import re
@@ -197,10 +198,11 @@ def serve(pipe: Connection, function: Callable[..., Any], start: Mapping[str, An
     Args:
       pipe: of requests and replies, see `answer`.
       function: see `Guard` for one of ours.
-      start: its `source`, and the `timeout` of a call.
+      start: its `source`, further `arguments`, and the `timeout` of a call.
     """
     ours = start["source"].startswith("jaxrl_po.")
     guard = Guard(vars(sys.modules[function.__module__]).get("harmless") if ours else None)
+    function = functools.partial(function, **start["arguments"])
     workers.say(pipe, {})
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         while True:

@@ -14,7 +14,7 @@ from jaxrl_po.language.problem import Computation, Sampling
 from jaxrl_po.language.tasks.types import DRAWN, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run.data import rewarding
-from jaxrl_po.run.data.rewarding import MATH, MODEL, VERIFIER
+from jaxrl_po.run.data.rewarding import MODEL, VERIFIER
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import (
@@ -64,8 +64,10 @@ class Options(RunOptions):
         VERIFIER,
         f"reward to optimise: `{VERIFIER}`, of the task; `{MODEL}`, a reward model fitted to "
         "comparisons by the verifier (--reward_model.*, --preferences.*); "
-        f"`{MATH}`, whether a completion has, in \\boxed{{}} or after ####, what equals the answer "
-        "as mathematics; or Python functions that score completions, as in "
+        "`math`, whether a completion has, in \\boxed{} or after ####, what equals the answer as "
+        "mathematics; `last_number` or `contains`, whether its last number is the answer, or the "
+        "answer stands in it; `regex:PATTERN`, whether the last match, or its first group, is the "
+        "answer; or Python functions that score completions, as in "
         "rewards.py:nearly,package.module:other",
     )
     eval_prompts: int = static(
@@ -146,9 +148,9 @@ def problem_settings(
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
     """The setup: the method on the task, with a policy and, if it needs one, a critic."""
     options = records[""]
-    start = models.start(SCRIPT, records, answers=not rewarding.functions(options))
+    start = models.start(SCRIPT, records, answers=rewarding.needs_answers(options))
     task, settings = start.task, problem_settings(records, start.task, start.base)
-    rewarded = rewarding.host_score(options, task, placement)
+    rewarded = rewarding.host_score(records, task, placement)
     hosted = None
     if options.environment:
         hosted = conversations.make(records, start, rewarded, placement)
@@ -201,6 +203,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         **evaluations(composed, rewarded),
         axes=LOGICAL_AXES,
         notes=notes(task, settings, start.base),
+        explain=None if start.base is None else rewarding.explain_zero,
         warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),
         learner_of=functools.partial(composed.learner, records["warm_start"]),
     )
@@ -314,6 +317,11 @@ def sections(options: Options) -> dict[str, type]:
         "model": Computation if pretrained else language.ModelSettings,
         **({"critic": language.ModelSettings} if critic else {}),
         **({} if options.environment or supervised_ else {"sampler": language.Sampler}),
+        **(
+            {"reward": rewarding.Settings}
+            if rewarding.functions(options) and not options.environment
+            else {}
+        ),
         "lora": models.Adapters,
         **({} if supervised_ else {"warm_start": language.WarmStart}),
         **judge,

@@ -116,6 +116,8 @@ class Job:
       score: the evaluated quantity that selects the best checkpoint by its highest mean over seeds;
         empty for none.
       examples: shown at each evaluation, or None.
+      explain: rows of examples to lines that are shown where the score of every seed is 0 before
+        training; None for no lines.
       where: the placement on devices, in words.
       replicated: with several processes, the sharding of arrays that the host reads (a copy on each
         device); else None.
@@ -141,6 +143,7 @@ class Job:
     warm: Warm | None = None
     given: PyTree = None
     judge: Callable[[PyTree], dict[str, Any]] | None = None
+    explain: Callable[[list[Row]], list[str]] | None = None
 
     @property
     def start(self) -> PyTree:

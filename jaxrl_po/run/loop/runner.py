@@ -195,6 +195,7 @@ class _Run:
         self.failure: PoolError | RewardError | None = None
         self.aside: Metrics = {}  # of the chunk that is under way
         self.held: Row = {}  # fields of every line
+        self.shown: list[Row] = []  # examples of the last evaluation
         self.streak = np.zeros(job.num_seeds, np.int64)
         self.stuck: tuple[int, int] | None = None
         self.doubts = Doubts(on_host=job.rollouts is not None)
@@ -239,7 +240,11 @@ class _Run:
         self.state = state
         memory = self.programs.memory._asdict().items()
         held = {f"memory/{name}_bytes": value for name, value in memory}
-        self.reporter.update(self.record(0, held, evaluated=True), math.inf)
+        row = self.record(0, held, evaluated=True)
+        self.reporter.update(row, math.inf)
+        if self.job.explain is not None and not np.any(row.get(self.job.score, 1.0)):
+            for line in self.job.explain(self.shown):
+                self.reporter.report(line)
         self.save()
 
     def go_on(
@@ -349,9 +354,9 @@ class _Run:
         if self.job.examples is not None:
             arrays, _ = self.wait_for(self.programs.describe, self.state)
             if processes.is_writer():
-                examples = self.job.examples.render(jax.device_get(arrays))
+                self.shown = self.job.examples.render(jax.device_get(arrays))
                 metrics_lib.append(
-                    self.folder / EXAMPLES, *({**place, **example} for example in examples)
+                    self.folder / EXAMPLES, *({**place, **example} for example in self.shown)
                 )
         return fields
 

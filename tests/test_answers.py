@@ -1,0 +1,90 @@
+"""Rewards that find an answer in a text, and what is said where every completion is wrong."""
+
+import numpy as np
+import pytest
+import tiny
+from folders import arguments, write_place
+from test_scoring import TASK, batch_of, of
+
+from jaxrl_po.cli import launch
+from jaxrl_po.run.data import answers, rewarding
+from jaxrl_po.run.data.scoring import HostScore, Reward
+from jaxrl_po.run.experiment.flags import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "last_number", "contains"),
+    [
+        ("The sum is 12.", "12", 1.0, 1.0),
+        ("12, not 13", "12", 0.0, 1.0),
+        ("1,200 in all", "1200", 1.0, 0.0),
+        ("it is 12.0", "12", 1.0, 0.0),
+        ("-3", "3", 0.0, 0.0),
+        ("112", "12", 0.0, 0.0),
+        ("of course Paris!", "Paris", 0.0, 1.0),
+        ("Parisian", "Paris", 0.0, 0.0),
+        ("", "12", 0.0, 0.0),
+    ],
+)
+def test_answers_are_found_in_texts(text, answer, last_number, contains):
+    assert answers.last_number([text], [answer]) == [last_number]
+    assert answers.contains([text], [answer]) == [contains]
+
+
+def test_a_pattern_finds_the_last_match_and_its_first_group():
+    texts = ["#### 4 #### 5", "#### 5 #### 4", "5", "#### five"]
+    assert answers.regex(texts, ["5"] * 4, pattern=r"#### (\d+)") == [1.0, 0.0, 0.0, 0.0]
+    assert answers.regex(["a 5 b"], ["5"], pattern=r"\d") == [1.0]
+
+
+def test_a_pattern_reaches_the_worker_and_what_does_not_end_scores_0():
+    batch = batch_of(["1+2=", "1+2="], ["3", "33"])
+    pattern = Reward("jaxrl_po.run.data.answers:regex", arguments={"pattern": r"^\d$"})
+    batch = batch._replace(truncated=np.array(batch.truncated))
+    with HostScore([pattern], TASK._replace(columns=lambda _: {"answer": ["3"] * 2})) as scorer:
+        given, _ = scorer(batch, first=True, report=print)
+        assert given.score.reshape(-1).tolist() == [1.0, 0.0]
+    batch.truncated[0, 1, 2] = True
+    for required, wanted in ((False, [1.0, 1.0]), (True, [1.0, 0.0])):
+        with HostScore([of("digits")], TASK, require_end=required) as scorer:
+            given, metrics = scorer(batch, first=True, report=print)
+        assert given.score.reshape(-1).tolist() == wanted
+        assert metrics["accuracy"].value() == np.mean(wanted)
+        assert given.reward.sum(axis=2).reshape(-1).tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--reward=regex:("], r"^--reward=regex:\( must be a regular expression: missing \)"),
+        (["--reward=regex:"], r"^--reward=regex: must be a regular expression: it is empty"),
+        (["--reward=last_numbr"], r"must be verifier, model, math, last_number, contains, regex:P"),
+        (["--reward.require_end"], r"^--reward.require_end is not a flag"),
+    ],
+)
+def test_bad_rewards_are_named(tmp_path, flags, message):
+    with pytest.raises(UsageError, match=message):
+        launch.language([*tiny.LANGUAGE, "--algorithm=grpo", f"--out={tmp_path / 'run'}", *flags])
+
+
+def test_a_reward_that_would_have_found_the_answers_is_named():
+    shown = [
+        {"expected": "12", "completion": "It is 12, I think", "ended": True},
+        {"expected": "7", "completion": "seven", "ended": False},
+        {"expected": "", "completion": "?", "ended": False},
+    ]
+    first, *pairs, found, cut = rewarding.explain_zero(shown)
+    assert first == "no held-out completion is right before training:"
+    assert pairs == ["expected '12', got 'It is 12, I think'", "expected '7', got 'seven'"]
+    assert found == "--reward=last_number would find the answer in 1 of these 2 completions"
+    assert cut.startswith("1 of 2 do not end within their budget")
+    assert rewarding.explain_zero([shown[2]]) == []
+
+
+def test_a_first_evaluation_of_0_is_explained(tmp_path, trace_only, monkeypatch, capsys):
+    """Traced only: every score is 0."""
+    monkeypatch.setattr(rewarding, "explain_zero", lambda shown: [f"explained: {len(shown)}"])
+    write_place(tmp_path)
+    argv = arguments(tmp_path, tmp_path / "run", "--total_steps=0", "--reward=contains")
+    assert launch.language([*argv, "--reward.require_end"]) == 0
+    assert "explained: 4" in capsys.readouterr().out  # two prompts, greedy and a sample
