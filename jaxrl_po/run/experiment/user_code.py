@@ -11,7 +11,7 @@ from jaxrl_po.run.experiment.flags import UsageError
 
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
 DIGESTS = "code"  # entry of a run: what its files of code hold, by flag
-FOLDERS = ("init_from", "teacher", "task.train", "task.test")  # and files
+FOLDERS = ("init_from", "teacher", "task.train", "task.test", "demonstrations")  # and files
 
 
 class UserCodeError(UsageError):
