@@ -32,17 +32,14 @@ SIZES = {
     "1B": ModelSettings(width=2048, layers=15, heads=32, kv_heads=32, mlp_width=8192),
 }
 BYTES = 4  # float32 throughout
+KINDS = ("params", "optimizer", "reference", "gradients", "gathered", "cache", "activations")
 COLUMNS = {
-    "params": "params",
-    "optimizer": "optimizer",
-    "reference": "reference",
-    "gradients": "gradients",
-    "gathered": "gathered",
+    **{kind: kind for kind in KINDS},
     "cache": "KV cache",
-    "activations": "activations",
     "remat": "with remat",
     "peak": "peak",
 }
+METHODS = ("paper", "compiled")
 
 
 @config.record
@@ -144,11 +141,8 @@ class Case:
             "remat": settings.layers * BYTES * 4 * narrow + block,
         }
         always = sizes["params"] + sizes["optimizer"] + sizes["reference"]
-        sampling, training = (
-            sizes["gathered"] + sizes["cache"],
-            sizes["gradients"] + sizes["activations"] + sizes["gathered"],
-        )
-        return {**sizes, "peak": always + max(sampling, training)}
+        training = sizes["gradients"] + sizes["activations"]
+        return {**sizes, "peak": always + sizes["gathered"] + max(sizes["cache"], training)}
 
     def gathered(self, state: TrainState) -> int:
         """Bytes of the policy gathered over the data axis, as the sampler holds it."""
@@ -252,23 +246,10 @@ def put(case: Case, *, compiles: bool) -> dict[str, Any]:
 
 def table(rows: Sequence[Mapping[str, Any]], options: Options) -> str:
     """The rows as Markdown, in MB."""
-    header = [
-        "size",
-        "data × model",
-        *COLUMNS.values(),
-        "all-gather",
-        "reduce-scatter",
-        "all-reduce",
-    ]
-    compiled = [
-        "size",
-        "data × model",
-        "state, paper",
-        "state, compiled",
-        "temporary, paper",
-        "temporary, compiled",
-    ]
-    compiled += ["all-gather, paper", "all-gather, compiled", "compile s"]
+    names = ("size", "data × model")
+    header = [*names, *COLUMNS.values(), "all-gather", "reduce-scatter", "all-reduce"]
+    compared = [f"{of}, {by}" for of in ("state", "temporary", "all-gather") for by in METHODS]
+    compiled = [*names, *compared, "compile s"]
     plain, checked = [], []
     for row in rows:
         memory, traffic, seen = row["memory"], row["communication"], row["compiled"]
@@ -278,29 +259,17 @@ def table(rows: Sequence[Mapping[str, Any]], options: Options) -> str:
         )
         if seen is not None:
             state = memory["params"] + memory["optimizer"] + memory["reference"]
-            pairs = [
-                state,
-                seen["state"],
-                memory["peak"] - state,
-                seen["temporary"],
-                traffic["all_gather"],
-                seen["all_gather"],
-            ]
+            pairs = [state, seen["state"], memory["peak"] - state, seen["temporary"]]
+            pairs += [traffic["all_gather"], seen["all_gather"]]
             checked.append([*mesh, *map(mb, pairs), str(seen["seconds"])])
     work = (
         f"{options.prompts} prompts × {options.group_size} completions "
         f"of {options.new_tokens} tokens"
     )
-    text = (
-        f"GRPO with a reference, float32. On each device of the data axis {work}. "
-        "MB of one device.\n\n"
-    )
-    text += markdown(header, plain)
-    return text + (
-        f"\nOn paper and as the compiler reports it:\n\n{markdown(compiled, checked)}"
-        if checked
-        else ""
-    )
+    text = f"GRPO with a reference, float32. On each device of the data axis {work}. "
+    text += f"MB of one device.\n\n{markdown(header, plain)}"
+    said = "\nOn paper and as the compiler reports it:\n\n"
+    return text + (f"{said}{markdown(compiled, checked)}" if checked else "")
 
 
 def mb(size: int) -> str:
@@ -321,12 +290,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    options = flags.ask(
-        argv,
-        "scale.py",
-        "Memory and communication of larger transformers, from the table of axes.",
-        Options,
-    )
+    summary = "Memory and communication of larger transformers, from the table of axes."
+    options = flags.ask(argv, "scale.py", summary, Options)
     if options is None:
         return 0
     folder.inspect(options.out, resume=False, overwrite=True)

@@ -29,7 +29,7 @@ from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.store import folder
-from jaxrl_po.study import claims, comparison
+from jaxrl_po.study import claims
 from jaxrl_po.study.claims import Arm, Claim, Tuned
 
 ALONE = Placement(1, 1, 1)
@@ -273,9 +273,11 @@ def begin(claim: Claim, number: int, setting: str, out: Path) -> list[str]:
     """Makes the initial policy of a setting, unless it is there; the flag that begins with it."""
     if not claim.warm_start:
         return []
-    place = out / f"{comparison.START} {number}"
+    place = out / f"warm start {number}"
     if not (place / "summary.json").exists():
-        comparison.run_each(launch.language, {place.name: []}, first(claim, setting), out)
+        launch.language([*first(claim, setting), f"--out={place}", "--overwrite"])
+        if not (place / "summary.json").exists():
+            raise UsageError(f"{place.name} did not finish; see {place}")
     return [f"--init_from={place}"]
 
 
