@@ -120,15 +120,11 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
             f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of "
             f"--run={options.run}"
         )
-    _, iteration, state = earlier.state(
-        control.SCRIPT, records, "run", options.run, options.checkpoint
-    )
-    return Player(
-        control.build_problem(records, None),
-        of_seed(state, options.seed_index),
-        iteration,
-        f"{control.SCRIPT.title(records)}, seed {options.seed_index}",
-    )
+    which = options.run, options.checkpoint
+    _, iteration, state = earlier.state(control.SCRIPT, records, "run", *which)
+    title = f"{control.SCRIPT.title(records)}, seed {options.seed_index}"
+    state = of_seed(state, options.seed_index)
+    return Player(control.build_problem(records, None), state, iteration, title)
 
 
 def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
@@ -172,11 +168,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
         trajectory.observation,
         transition.final_observation,
     )
-    return Episode(
-        observation=to_draw(seen),
-        action=trajectory.action[:length],
-        reward=transition.reward[:length],
-    )
+    return Episode(to_draw(seen), trajectory.action[:length], transition.reward[:length])
 
 
 def to_draw(seen: Any) -> Floats:
@@ -200,14 +192,8 @@ def film(
     player: Player, source: vector_envs.Source, options: Options, max_steps: int
 ) -> tuple[Episode, Scene]:
     """Plays one episode on the host, and shows it by the environment's own pictures if it can."""
-    made = filming.film(
-        source,
-        player.built.problem,
-        player.state,
-        seed=options.seed,
-        max_steps=max_steps,
-        greedy=options.greedy,
-    )
+    how: Any = {"seed": options.seed, "max_steps": max_steps, "greedy": options.greedy}
+    made = filming.film(source, player.built.problem, player.state, **how)
     if made.pictures:
         draw = functools.partial(rendering.picture, pictures=made.pictures)
         return made.episode, Scene(draw, min(made.fps, 50))
@@ -255,9 +241,8 @@ def main(argv: Sequence[str]) -> int:
     if not limit:
         raise UsageError("--max_steps must be at least 1: the environment has no limit of its own")
     if source is None:
-        episode = play(
-            player, jax.random.key(options.seed), max_steps=int(limit), greedy=options.greedy
-        )
+        key = jax.random.key(options.seed)
+        episode = play(player, key, max_steps=int(limit), greedy=options.greedy)
         plain = Scene(rendering.grid, 10) if episode.observation.ndim == 4 else OTHER
         scene = SCENES.get(records[""].env, plain)
     else:

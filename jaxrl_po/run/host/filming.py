@@ -62,13 +62,7 @@ class Camera:
 
 
 def film(
-    source: Source,
-    problem: Problem,
-    state: TrainState,
-    *,
-    seed: int,
-    max_steps: int,
-    greedy: bool,
+    source: Source, problem: Problem, state: TrainState, *, seed: int, max_steps: int, greedy: bool
 ) -> Film:
     """Plays one episode.
 

@@ -20,11 +20,10 @@ from jaxrl_po.run.store.failures import is_full, line, reason
 from jaxrl_po.run.store.metrics import strict, write_atomically
 
 CONFIG = "config.json"
-WANDB_ID = "wandb_id"
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 ARTEFACTS = (
     *(CONFIG, "metrics.jsonl", "samples.jsonl", ".chunk.json", "summary.json", "curves.png"),
-    *("checkpoints", "tensorboard", WANDB_ID),
+    *("checkpoints", "tensorboard", "wandb_id"),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
     *("sweep.json", "sweep.png", "table.txt"),  # written by `sweep`
     *("arms", "verdict.json", "verdict.png"),  # written by `study`
@@ -33,17 +32,12 @@ LINKED = ("metrics.jsonl", "checkpoints", "checkpoints/latest", "checkpoints/bes
 # What a run may leave that ended before its first line.
 BEGINNING = {
     *(CONFIG, "metrics.jsonl", "samples.jsonl"),
-    *("checkpoints", "tensorboard", WANDB_ID, "arms"),
+    *("checkpoints", "tensorboard", "wandb_id", "arms"),
 }
 # Flags of one start, which are not stored: a run that was started with --overwrite would otherwise
 # be deleted when it is resumed.
 OF_A_START = (
-    "resume",
-    "overwrite",
-    "distributed",
-    "coordinator",
-    "num_processes",
-    "process_id",
+    *("resume", "overwrite", "distributed", "coordinator", "num_processes", "process_id"),
     "coordinator_timeout",
 )
 MAY_DIFFER = (
@@ -320,6 +314,5 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a JSON file atomically; NaN and infinity become null."""
-    write_atomically(
-        path, json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    )
+    text = json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False)
+    write_atomically(path, text + "\n")
