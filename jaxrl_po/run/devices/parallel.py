@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.seeds import over_seeds, stack
-from jaxrl_po.run.store.metrics import counted
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
 
 # Rows per device below which the all-reduce of gradients costs more than sharding them saves.
@@ -55,38 +54,22 @@ class Placement(NamedTuple):
 
     def describe(self) -> str:
         """One line for the user: what is placed where."""
-        seeds = counted(self.num_seeds, "seeds")
+        seeds = f"{self.num_seeds:,} seed" + "s" * (self.num_seeds != 1)
+        each = self.num_seeds // self.seed_devices
         if self.num_devices == 1:
             return f"{seeds} on 1 device"
         if self.cuts_params:
-            axes = {
-                "seed": self.seed_devices,
-                "data": self.data_devices,
-                "model": self.model_devices,
-            }
-            over = [
-                name
-                for name, used in (("data", self.shard_params), ("model", self.model_devices > 1))
-                if used
-            ]
-            mesh = " × ".join(f"{name} {size}" for name, size in axes.items())
-            return (
-                f"{seeds} on {self.num_devices} devices ({mesh}), parameters sharded over "
-                f"{' and '.join(over)}"
-            )
+            data, model = self.data_devices, self.model_devices
+            mesh = f"seed {self.seed_devices} × data {data} × model {model}"
+            over = " and ".join(["data"] * self.shard_params + ["model"] * (model > 1))
+            return f"{seeds} on {self.num_devices} devices ({mesh}), parameters sharded over {over}"
         if self.data_devices == 1:
-            return (
-                f"{self.num_seeds} seeds on {self.seed_devices} devices, "
-                f"{self.num_seeds // self.seed_devices} on each"
-            )
+            return f"{self.num_seeds} seeds on {self.seed_devices} devices, {each} on each"
         rows = f"the rows of each sharded over {self.data_devices} devices"
         if self.seed_devices == 1:
             return f"{seeds}, {rows}"
-        each = self.num_seeds // self.seed_devices
-        return (
-            f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}, {rows}, "
-            f"{self.num_devices} in all"
-        )
+        shares = f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}"
+        return f"{shares}, {rows}, {self.num_devices} in all"
 
 
 def choose(
@@ -121,9 +104,12 @@ def choose(
       ConfigError: a count below 1, more devices than exist, a mesh that contradicts `devices`,
         seeds or rows not divisible by their devices, devices not divisible by the processes.
     """
-    placement = _choose(
-        _parse_devices(devices), num_seeds, num_rows, mesh, shard_params, num_processes
-    )
+    wanted = _parse_devices(devices)
+    if mesh:
+        placement = _by_hand(mesh, wanted, num_seeds, num_rows, num_processes)
+    else:
+        placement = _choose(wanted, num_seeds, num_rows, shard_params, num_processes)
+    placement = placement._replace(shard_params=shard_params)
     if jax.process_count() > 1 and placement.num_devices != jax.device_count():
         raise ConfigError(
             f"devices must be all {jax.device_count()} of the {jax.process_count()} "
@@ -143,32 +129,22 @@ def split(devices: str | int) -> None:
 
 
 def _choose(
-    wanted: int | None,
-    num_seeds: int,
-    num_rows: int,
-    mesh: str,
-    shard_params: bool,
-    num_processes: int,
+    wanted: int | None, num_seeds: int, num_rows: int, shard_params: bool, num_processes: int
 ) -> Placement:
-    if mesh:
-        return _by_hand(mesh, wanted, num_seeds, num_rows, num_processes)._replace(
-            shard_params=shard_params
-        )
     available = _available(wanted, num_processes)
-    shardable_seeds = 1 if shard_params else num_seeds
+    shardable = 1 if shard_params else num_seeds
     if wanted is None:
-        usable = [
+        wanted = next(
             n
             for n in range(available, 0, -1)
-            if shardable_seeds % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)
-        ]
-        wanted = usable[0]
+            if shardable % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)
+        )
     if wanted > available:
         raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
-    if shardable_seeds % wanted == 0:
-        return Placement(num_seeds, wanted, 1, shard_params=shard_params)
+    if shardable % wanted == 0:
+        return Placement(num_seeds, wanted, 1)
     if num_rows % wanted == 0:
-        return Placement(num_seeds, 1, wanted, shard_params=shard_params)
+        return Placement(num_seeds, 1, wanted)
     raise ConfigError(
         f"devices={wanted} must divide the {num_seeds} seeds or the {num_rows} rows "
         "(environments or prompts)"
@@ -192,13 +168,10 @@ def _by_hand(
         raise ConfigError(f"mesh={mesh} has {placement.num_devices} devices, but devices={devices}")
     available = _available(placement.num_devices, num_processes)
     if placement.num_devices > available:
-        raise ConfigError(
-            f"mesh={mesh} needs {placement.num_devices} devices, and there are {available}"
-        )
-    for name, size, what in (
-        ("seed", num_seeds, "seeds"),
-        ("data", num_rows, "rows (environments or prompts)"),
-    ):
+        needs = f"needs {placement.num_devices} devices, and there are {available}"
+        raise ConfigError(f"mesh={mesh} {needs}")
+    rows = ("data", num_rows, "rows (environments or prompts)")
+    for name, size, what in (("seed", num_seeds, "seeds"), rows):
         if size % axes[name]:
             raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {size} {what}")
     return placement
@@ -207,24 +180,18 @@ def _by_hand(
 def _parse_devices(devices: str | int) -> int | None:
     if devices == "auto":
         return None
-    try:
-        count = int(devices)
-    except ValueError:
-        count = 0
-    if count < 1:
+    if not str(devices).isdecimal() or int(devices) < 1:
         raise ConfigError(f"devices must be 'auto' or a positive number, got {devices!r}")
-    return count
+    return int(devices)
 
 
 def _available(wanted: int | None, num_processes: int) -> int:
     """See `device_count`; a CPU is split into as many devices as `wanted`, or into one per core."""
     if wanted and num_processes and wanted % num_processes:
         raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
+    count = wanted // num_processes if wanted and num_processes else backend.cores()
     with contextlib.suppress(RuntimeError):  # the backend is already running: use it as it is
-        jax.config.update(
-            "jax_num_cpu_devices",
-            wanted // num_processes if wanted and num_processes else backend.cores(),
-        )
+        jax.config.update("jax_num_cpu_devices", count)
     return device_count()
 
 
@@ -253,13 +220,8 @@ def on_devices(
     """Runs a function on every device, which sees its share of the arguments."""
     # Unchecked: what is replicated over `data` is so because the function reduces over it, or
     # computes the same on every device.
-    return jax.shard_map(
-        function,
-        mesh=make_mesh(placement),
-        in_specs=in_specs,
-        out_specs=out_specs,
-        check_vma=False,
-    )
+    specs = {"in_specs": in_specs, "out_specs": out_specs}
+    return jax.shard_map(function, mesh=make_mesh(placement), **specs, check_vma=False)
 
 
 def spread(
@@ -310,30 +272,23 @@ def state_spec() -> Any:
 
     All else is replicated over `data`; frozen parameters are replicated over all devices.
     """
-    each, rows = P("seed"), P("seed", "data")
-    spec: Any = TrainState
+    spec: Any = TrainState(*[SEEDS] * len(TrainState._fields))
     collector: Any = CollectorState
-    return spec(
-        params=ActorCritic(each, each, P()),
-        opt_state=each,
-        reference_params=each,
-        kl_coefficient=each,
-        collector=collector(sharded=rows, replicated=each),
-        key=each,
-        step=each,
+    return spec._replace(
+        params=ActorCritic(SEEDS, SEEDS, P()),
+        collector=collector(sharded=P("seed", "data"), replicated=SEEDS),
     )
 
 
 def whole_state_spec() -> Any:
     """Partition of a stacked state whose rows are not sharded: only seeds, over `seed`."""
-    return state_spec()._replace(collector=P("seed"))
+    return state_spec()._replace(collector=SEEDS)
 
 
 def batch_spec() -> Any:
     """Partition of a stacked batch: seeds over `seed`, rows over `data`, metrics replicated."""
-    each, rows = P("seed"), P("seed", "data")
-    spec: Any = Batch
-    return spec(**{name: each if name == "metrics" else rows for name in Batch._fields})
+    spec: Any = Batch(*[P("seed", "data")] * len(Batch._fields))
+    return spec._replace(metrics=SEEDS)
 
 
 def make_mesh(placement: Placement) -> Mesh:
@@ -371,26 +326,14 @@ def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> L
     # Each device initialises all rows of its seeds, which are sharded afterwards, so that the
     # random numbers do not depend on the mesh.
     init = over(local.init, in_specs=(specs_of(start),), out_specs=whole_state_spec())
-    shardings = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), state, is_leaf=lambda x: isinstance(x, P)
-    )
+    placed = jax.tree.map(functools.partial(NamedSharding, mesh), state)
 
     def init_sharded(start: PyTree) -> TrainState:
-        made = init(start)
-        placed: TrainState = jax.lax.with_sharding_constraint(made, _broadcast(shardings, made))
-        return placed
+        made: TrainState = jax.lax.with_sharding_constraint(init(start), placed)
+        return made
 
     return Learner(
         init_sharded,
         over(local.sample, in_specs=(state,), out_specs=(state, batch)),
         over(local.update, in_specs=(state, batch), out_specs=(state, SEEDS)),
-    )
-
-
-def _broadcast(prefix: Any, state: TrainState) -> TrainState:
-    return jax.tree.map(
-        lambda sharding, subtree: jax.tree.map(lambda _: sharding, subtree),
-        prefix,
-        state,
-        is_leaf=lambda x: isinstance(x, NamedSharding),
     )

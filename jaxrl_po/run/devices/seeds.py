@@ -16,14 +16,8 @@ from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, PyTree, TrainSt
 SIDE_BY_SIDE = 8
 
 # The seed axis of a stacked state, for `jax.vmap`; all seeds share the frozen parameters.
-STATE_AXES: Any = TrainState(
-    params=ActorCritic(0, 0, None),
-    opt_state=0,
-    reference_params=0,
-    kl_coefficient=0,  # type: ignore[arg-type]
-    collector=0,  # type: ignore[arg-type]
-    key=0,  # type: ignore[arg-type]
-    step=0,  # type: ignore[arg-type]
+STATE_AXES: Any = TrainState(*[0] * len(TrainState._fields))._replace(  # type: ignore[arg-type]
+    params=ActorCritic(0, 0, None)
 )
 
 
@@ -50,13 +44,13 @@ def stack(
     """
     if num_seeds > 1:
         return jax.vmap(function, in_axes, out_axes, spmd_axis_name=spmd_axis_name)
-    return lambda *trees: _each(
-        out_axes,
-        lambda x: x[None],
-        function(
-            *(_each(axes, lambda x: x[0], tree) for axes, tree in zip(in_axes, trees, strict=True))
-        ),
-    )
+
+    def one(*trees: PyTree) -> PyTree:
+        pairs = zip(in_axes, trees, strict=True)
+        result = function(*(_each(axes, lambda x: x[0], tree) for axes, tree in pairs))
+        return _each(out_axes, lambda x: x[None], result)
+
+    return one
 
 
 def over_seeds(
