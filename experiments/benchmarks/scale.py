@@ -19,7 +19,7 @@ from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.language import ModelSettings
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run.devices import parallel, sharding
+from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
@@ -91,7 +91,7 @@ class Case:
     def learner(self) -> Learner:
         """GRPO with a reference, over stacked seeds and the mesh."""
         model = self.settings.build(self.task.tokenizer.size).clone(
-            constrain=sharding.rows_over_data(self.placement)
+            constrain=parallel.rows_over_data(self.placement)
         )
         problem = language.make_problem(
             self.task,
@@ -100,7 +100,7 @@ class Case:
             group_size=self.options.group_size,
             max_new_tokens=self.options.new_tokens,
         )
-        return sharding.over_mesh(
+        return parallel.over_mesh(
             grpo.make(config.as_arrays(grpo.Config()), problem), self.placement, LOGICAL_AXES
         )
 
@@ -109,8 +109,8 @@ class Case:
         shapes = jax.eval_shape(
             learner.init, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
         )
-        mesh, rules = parallel.make_mesh(self.placement), sharding.rules_of(self.placement)
-        placed = sharding.shardings(shapes, mesh, LOGICAL_AXES, rules)
+        mesh, rules = parallel.make_mesh(self.placement), parallel.rules_of(self.placement)
+        placed = parallel.shardings(shapes, mesh, LOGICAL_AXES, rules)
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, placed
         )
@@ -147,7 +147,7 @@ class Case:
     def gathered(self, state: TrainState) -> int:
         """Bytes of the policy gathered over the data axis, as the sampler holds it."""
         mesh = parallel.make_mesh(self.placement)
-        placed = sharding.shardings(state, mesh, LOGICAL_AXES, sharding.TENSOR_PARALLEL)
+        placed = parallel.shardings(state, mesh, LOGICAL_AXES, parallel.TENSOR_PARALLEL)
         return held(
             jax.tree.map(
                 lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),

@@ -39,10 +39,8 @@ def main(argv: Sequence[str]) -> int:
     if not options.out or out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UsageError(f"--out={options.out} must be a folder that is new or empty")
     if options.seed >= records[""].seeds:
-        raise UsageError(
-            f"--seed={options.seed} must be below {records[''].seeds}, the seeds of "
-            f"--run={options.run}"
-        )
+        seeds = f"{records[''].seeds}, the seeds of --run={options.run}"
+        raise UsageError(f"--seed={options.seed} must be below {seeds}")
     with earlier.blame("run", options.run):
         base = models.read_base(records[""].init_from, records["model"])
     if base is None:

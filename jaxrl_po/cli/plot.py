@@ -82,9 +82,8 @@ def read(paths: Sequence[str]) -> list[Run]:
         try:
             settings = folder.read_settings(Path(path))
         except (OSError, ValueError):
-            raise UsageError(
-                f"{path} must be the folder of a run; it holds no {folder.CONFIG} that can be read"
-            ) from None
+            why = f"it holds no {folder.CONFIG} that can be read"
+            raise UsageError(f"{path} must be the folder of a run; {why}") from None
         rows = metrics.read(Path(path) / "metrics.jsonl")
         if not rows:
             raise UsageError(f"{path} has no line in metrics.jsonl yet; wait for the first")

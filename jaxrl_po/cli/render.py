@@ -118,10 +118,8 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
     """Rebuilds the problem of the run and reads the checkpoint."""
     run = records[""]
     if options.seed_index >= run.seeds:
-        raise UsageError(
-            f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of "
-            f"--run={options.run}"
-        )
+        seeds = f"{run.seeds}, the seeds of --run={options.run}"
+        raise UsageError(f"--seed_index={options.seed_index} must be below {seeds}")
     which = options.run, options.checkpoint
     _, iteration, state = earlier.state(control.SCRIPT, records, "run", *which)
     title = f"{control.SCRIPT.title(records)}, seed {options.seed_index}"
@@ -289,10 +287,8 @@ def transcribe(options: Options) -> int:
     out = folder.require_file(options.out, ".txt") if options.out else None
     text = transcripts.latest(Path(options.run) / runner.EXAMPLES)
     if not text:
-        raise UsageError(
-            f"--run={options.run} holds nothing to read: it was made with --show=0, or has not "
-            "been evaluated yet"
-        )
+        why = "it was made with --show=0, or has not been evaluated yet"
+        raise UsageError(f"--run={options.run} holds nothing to read: {why}")
     if out is None:
         print(text)
         return 0
@@ -328,8 +324,7 @@ def main(argv: Sequence[str]) -> int:
         pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
         rendering.save_gif(pictures, out, fps=options.fps or scene.fps)
     total = float(np.sum(episode.reward, dtype=np.float64))
-    print(
-        f"{player.title}, {options.checkpoint} checkpoint (iteration {player.iteration}): "
-        f"{len(episode.reward)} steps, return {total:.5g}, see {out}"
-    )
+    which = f"{options.checkpoint} checkpoint (iteration {player.iteration})"
+    steps = f"{len(episode.reward)} steps, return {total:.5g}"
+    print(f"{player.title}, {which}: {steps}, see {out}")
     return 0

@@ -1,8 +1,14 @@
-"""Data parallelism: seeds are vmapped and sharded over devices, or the rows of each seed are."""
+"""Seeds are vmapped and sharded over devices, or the rows of each seed, or its parameters.
+
+For parameters, a table of logical axes and rules from those to mesh axes decide: the learner is the
+same one, made without a device axis. Under `jit`, arrays are global and the partitioner inserts the
+communication. Parameters, reference and optimizer state are looked up in one table, by the ends of
+their paths.
+"""
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +19,26 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.seeds import over_seeds, stack
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    CollectorState,
+    Learner,
+    Metrics,
+    PyTree,
+    TrainState,
+)
 
 # Rows per device below which the all-reduce of gradients costs more than sharding them saves.
 MIN_ROWS = 16
+
+LogicalAxes = Mapping[tuple[str, ...], tuple[str, ...]]
+"""The last two names of a parameter's path to its logical axes; others are not sharded."""
+Rules = Mapping[str, str]
+"""Logical axis to mesh axis; an axis that is left out is not sharded."""
+
+FULLY_SHARDED: Rules = {"embed": "data"}
+TENSOR_PARALLEL: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocab": "model"}
 
 
 class Placement(NamedTuple):
@@ -39,7 +61,7 @@ class Placement(NamedTuple):
 
     @property
     def cuts_params(self) -> bool:
-        """Whether parameters are sharded: then `sharding`, not `shard_map`, places the learner."""
+        """Whether parameters are sharded: then `over_mesh`, not `shard_map`, places the learner."""
         return self.shard_params or self.model_devices > 1
 
     @property
@@ -252,7 +274,10 @@ def specs_of(axes: Any) -> Any:
 
 
 def each_seed(
-    function: Callable[..., Any], placement: Placement, in_axes: Sequence[Any]
+    function: Callable[..., Any],
+    placement: Placement,
+    in_axes: Sequence[Any],
+    axes: LogicalAxes | None = None,
 ) -> Callable[..., Any]:
     """A function of one seed over stacked seeds, on the devices of each seed.
 
@@ -260,7 +285,17 @@ def each_seed(
       function: of one seed, without communication.
       placement: see `choose`.
       in_axes: prefix trees, 0 for what leads with `[S]`, None for what all seeds share.
+      axes: see `over_devices`.
     """
+    if axes is not None and placement.cuts_params:
+        mesh, rules = make_mesh(placement), rules_of(placement)
+        of_all = stack(function, placement.num_seeds, in_axes, 0, spmd_axis_name="seed")
+
+        def placed(*arguments: PyTree) -> PyTree:
+            made = of_all(*arguments)
+            return jax.lax.with_sharding_constraint(made, by_axes(made, mesh, axes, rules))
+
+        return placed
     stacked = stack(function, placement.num_seeds // placement.seed_devices, in_axes, 0)
     if placement.num_devices == 1:
         return stacked
@@ -272,9 +307,9 @@ def state_spec() -> Any:
 
     All else is replicated over `data`; frozen parameters are replicated over all devices.
     """
-    spec: Any = TrainState(*[SEEDS] * len(TrainState._fields))
+    state: Any = TrainState
     collector: Any = CollectorState
-    return spec._replace(
+    return state(*[SEEDS] * len(TrainState._fields))._replace(
         params=ActorCritic(SEEDS, SEEDS, P()),
         collector=collector(sharded=P("seed", "data"), replicated=SEEDS),
     )
@@ -287,8 +322,8 @@ def whole_state_spec() -> Any:
 
 def batch_spec() -> Any:
     """Partition of a stacked batch: seeds over `seed`, rows over `data`, metrics replicated."""
-    spec: Any = Batch(*[P("seed", "data")] * len(Batch._fields))
-    return spec._replace(metrics=SEEDS)
+    batch: Any = Batch
+    return batch(*[P("seed", "data")] * len(Batch._fields))._replace(metrics=SEEDS)
 
 
 def make_mesh(placement: Placement) -> Mesh:
@@ -303,7 +338,9 @@ def replicated(placement: Placement) -> NamedSharding:
     return NamedSharding(make_mesh(placement), P())
 
 
-def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> Learner:
+def over_devices(
+    learner: Learner, placement: Placement, *, axes: LogicalAxes | None = None, start: Any = 0
+) -> Learner:
     """The learner over stacked seeds and devices.
 
     Under `jax.shard_map`, every device steps its seeds on its rows; the learner, made with
@@ -312,12 +349,15 @@ def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> L
     Args:
       learner: of one seed.
       placement: see `choose`.
+      axes: of a model whose parameters the placement may shard, see `over_mesh`.
       start: see `over_seeds`.
 
     Returns:
       The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
       except for the order of floating-point sums.
     """
+    if axes is not None and placement.cuts_params:
+        return over_mesh(learner, placement, axes, start=start)
     if placement.num_devices == 1:
         return over_seeds(learner, placement.num_seeds, start=start)
     local = over_seeds(learner, placement.num_seeds // placement.seed_devices, start=start)
@@ -337,3 +377,129 @@ def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> L
         over(local.sample, in_specs=(state,), out_specs=(state, batch)),
         over(local.update, in_specs=(state, batch), out_specs=(state, SEEDS)),
     )
+
+
+def rules_of(placement: Placement) -> Rules:
+    """Tensor parallel over `model`, and with `shard_params` fully sharded over `data`."""
+    return {**TENSOR_PARALLEL, **(FULLY_SHARDED if placement.shard_params else {})}
+
+
+def partition(path: Any, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, rules: Rules) -> P:
+    """The partition of one array of a state.
+
+    A dimension that its mesh axis does not divide is replicated, as is an array whose path ends
+    like a parameter's but which has another number of dimensions.
+
+    Args:
+      path: of the leaf, as `jax.tree_util` gives it. The path of an Adam moment ends with that of
+        its parameter.
+      shape: of the leaf.
+      mesh: see `make_mesh`.
+      axes: see `LogicalAxes`.
+      rules: see `Rules`.
+
+    Returns:
+      The partition; empty if the array is not in the table.
+
+    Example:
+      >>> from jax.tree_util import DictKey
+      >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+      >>> path, axes = (DictKey("up"), DictKey("kernel")), {("up", "kernel"): ("embed", "mlp")}
+      >>> partition(path, (8, 6), mesh, axes, {"embed": "data", "mlp": "model"})
+      P('data', 'model')
+    """
+    logical = axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
+    if len(logical) != len(shape):
+        return P()
+    pairs = zip(map(rules.get, logical), shape, strict=True)
+    return P(*(name if name and size % mesh.shape[name] == 0 else None for name, size in pairs))
+
+
+def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> TrainState:
+    """The sharding of every leaf of a stacked state.
+
+    Args:
+      state: stacked over seeds, leaves (or shapes) `[S, …]`.
+      mesh: see `make_mesh`.
+      axes: see `LogicalAxes`.
+      rules: see `Rules`.
+
+    Returns:
+      A tree like `state` of `NamedSharding`s: seeds over `seed`; within a seed, parameters,
+      reference and optimizer state by their logical axes, `collector.sharded` over `data`, all else
+      replicated.
+    """
+    placed: TrainState = by_axes(state, mesh, axes, rules)
+    # Frozen parameters have no seed axis.
+    frozen = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, partition(path, leaf.shape, mesh, axes, rules)),
+        state.params.frozen,
+    )
+    placed = placed._replace(params=placed.params._replace(frozen=frozen))
+    rows = jax.tree.map(lambda _: NamedSharding(mesh, P("seed", "data")), state.collector.sharded)
+    return placed._replace(collector=placed.collector._replace(sharded=rows))
+
+
+def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> Any:
+    """The sharding of every leaf `[S, …]` of a tree: seeds over `seed`, and by its logical axes."""
+
+    def of(path: Any, leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:
+    """Shards the leading axis of activations over `data`, for `Transformer.constrain`.
+
+    This constraint decides how the work is split. With it, the compiler all-gathers a block's
+    parameters where the block uses them and reduce-scatters their gradient; without it, it may keep
+    the parameters in place and shard the width of the activations, with all rows on every device.
+    Caches and batches follow from it. Arrays whose rows the devices do not divide (the single row
+    of `init`) are not constrained.
+
+    Args:
+      placement: see `choose`.
+    """
+    rows = NamedSharding(make_mesh(placement), P("data"))
+
+    def constrain(x: jax.Array) -> jax.Array:
+        whole = x.shape[0] % placement.data_devices
+        return x if whole else jax.lax.with_sharding_constraint(x, rows)
+
+    return constrain
+
+
+def over_mesh(
+    learner: Learner, placement: Placement, axes: LogicalAxes, *, start: Any = 0
+) -> Learner:
+    """The learner over stacked seeds, with its parameters sharded over the mesh.
+
+    Args:
+      learner: of one seed, made without a device axis, of a model whose activations are constrained
+        by `rows_over_data`.
+      placement: see `choose`.
+      axes: see `LogicalAxes`.
+      start: see `over_seeds`.
+
+    Returns:
+      The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
+      except for the order of floating-point sums.
+    """
+    mesh, rules = make_mesh(placement), rules_of(placement)
+    stacked = over_seeds(learner, placement.num_seeds, start=start, spmd_axis_name="seed")
+
+    def place(state: TrainState) -> TrainState:
+        where = shardings(state, mesh, axes, rules)
+        placed: TrainState = jax.lax.with_sharding_constraint(state, where)
+        return placed
+
+    def sample(state: TrainState) -> tuple[TrainState, Batch]:
+        state, batch = stacked.sample(place(state))
+        return place(state), batch
+
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        state, metrics = stacked.update(place(state), batch)
+        return place(state), metrics
+
+    return Learner(lambda start: place(stacked.init(start)), sample, update)

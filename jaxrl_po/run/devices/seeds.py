@@ -113,12 +113,10 @@ def in_groups(
             state, metrics = update(share(own[0], frozen), own[1])
             return share(state, None), metrics
 
-        groups = jax.tree.map(
-            lambda x: x.reshape(-1, size, *x.shape[1:]), (share(state, None), batch)
-        )
-        state, metrics = jax.tree.map(
-            lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(of_group, groups)
-        )
+        own = share(state, None), batch
+        groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), own)
+        done = jax.lax.map(of_group, groups)
+        state, metrics = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), done)
         return share(state, frozen), metrics
 
     return grouped
@@ -140,13 +138,8 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: Any
         return
     made = jax.make_jaxpr(lambda start: learner.init(start).params.frozen)(start)
     read = dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))[1]
-    shared: list[bool] = []
-    jax.tree.map(
-        lambda axis, subtree: shared.extend([axis is None] * len(jax.tree.leaves(subtree))),
-        axes,
-        start,
-        is_leaf=lambda x: x is None,
-    )
+    each = _each(axes, lambda _: False, jax.tree.map(lambda _: True, start))
+    shared = jax.tree.leaves(each)  # True where all seeds share the leaf
     if any(used and not free for used, free in zip(read, shared, strict=True)):
         raise ConfigError(
             "frozen parameters must not depend on the key: all seeds share one copy; load or draw "
@@ -160,7 +153,7 @@ def of_seed(state: TrainState, index: int = 0) -> TrainState:
     return taken
 
 
-def _each(axes: PyTree, function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
+def _each(axes: PyTree, function: Callable[[jax.Array], Any], tree: PyTree) -> PyTree:
     """Applies a function to the leaves with a seed axis; `axes` is a prefix tree of 0 and None."""
     return jax.tree.map(
         lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),

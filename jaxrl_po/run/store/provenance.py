@@ -200,10 +200,8 @@ def ask_for_determinism() -> None:
     given = os.environ.get("XLA_FLAGS", "").split()
     asked = [flag for flag in given if flag.partition("=")[0] == FLAG]
     if asked and asked[-1].lower() not in (FLAG, f"{FLAG}=true", f"{FLAG}=1"):
-        raise UsageError(
-            f"--deterministic must not be contradicted by {asked[-1]} in XLA_FLAGS: leave "
-            "one of them out"
-        )
+        why = f"must not be contradicted by {asked[-1]} in XLA_FLAGS: leave one of them out"
+        raise UsageError(f"--deterministic {why}")
     if asked:
         return
     if not _backend_runs():
