@@ -247,10 +247,7 @@ def on_devices(
 
 
 def spread(
-    function: Callable[..., Any],
-    placement: Placement,
-    in_specs: Any = SEEDS,
-    out_specs: Any = SEEDS,
+    function: Callable[..., Any], placement: Placement, in_specs: Any = SEEDS
 ) -> Callable[..., Any]:
     """Runs a function of stacked seeds on the devices of each seed, without communication.
 
@@ -258,12 +255,11 @@ def spread(
       function: arrays `[S, …]` to arrays `[S, …]`, independent over seeds (vmapped).
       placement: see `choose`.
       in_specs: partition of the arguments; by default over the seed axis.
-      out_specs: partition of the results, likewise.
     """
     # In these cases XLA partitions the function itself, by where its arguments are.
     if placement.seed_devices == 1 or placement.cuts_params:
         return function
-    return on_devices(function, placement, in_specs, out_specs)
+    return on_devices(function, placement, in_specs)
 
 
 def specs_of(axes: Any) -> Any:
