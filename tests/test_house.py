@@ -4,11 +4,11 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 21_720,
-    "shell code": 10_300,
-    "experiments code": 4_920,
-    "shell import pairs": 347,
-    "functions above 70 lines of code": 17,
+    "library code": 20_960,
+    "shell code": 9_540,
+    "experiments code": 4_900,
+    "shell import pairs": 302,
+    "functions above 70 lines of code": 14,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 2,
     "ppo's closure, files": 17,

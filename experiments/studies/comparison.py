@@ -9,7 +9,7 @@ from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.figures.plotting import Panel, Series
 from jaxrl_po.run.store import metrics
-from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import Row
 
 START = "warm start"  # folder of the initial policy that several runs share
 

@@ -19,7 +19,7 @@ from jaxrl_po.config import COUNT, SEED, static
 from jaxrl_po.run.experiment import flags, methods
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import metrics
-from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import Row
 
 
 @config.record

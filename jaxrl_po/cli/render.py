@@ -27,7 +27,6 @@ from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures import rendering
 from jaxrl_po.run.figures.rendering import Draw, Episode, Floats, Frame
 from jaxrl_po.run.host.vector_envs import Array, Source, Stepped, playable, quiet
-from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store import folder, metrics
 from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
@@ -285,7 +284,7 @@ def transcribe(options: Options) -> int:
         if name not in ("run", "out") and config.changed(options, name):
             raise UsageError(f"--{name} must be left out: --run={options.run} is one of language")
     out = folder.require_file(options.out, ".txt") if options.out else None
-    text = transcripts.latest(Path(options.run) / runner.EXAMPLES)
+    text = transcripts.latest(Path(options.run) / "samples.jsonl")
     if not text:
         why = "it was made with --show=0, or has not been evaluated yet"
         raise UsageError(f"--run={options.run} holds nothing to read: {why}")

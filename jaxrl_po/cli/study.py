@@ -25,7 +25,6 @@ from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, user_code, vmapped
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.experiment.options import AUTO
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
@@ -47,7 +46,7 @@ class Options:
     out: str = static("", "folder for the results; new or empty, or see --resume and --overwrite")
     devices: str = static("auto", "devices to spread runs over; on a CPU, auto makes one per core")
     compilation_cache: str = static(
-        AUTO,
+        "auto",
         "folder where compiled programs are kept for the next time; auto is one in the user's "
         "cache, empty keeps none",
     )

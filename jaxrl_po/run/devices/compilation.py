@@ -14,7 +14,6 @@ import jax
 from rich import filesize
 
 from jaxrl_po import backend
-from jaxrl_po.run.experiment.options import AUTO
 from jaxrl_po.types import PyTree
 
 SMALL = 2**28  # bytes of arguments up to which a GPU program may use more memory to be faster
@@ -69,7 +68,7 @@ def keep_programs(folder: str) -> None:
     if not folder or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     with contextlib.suppress(RuntimeError):  # a user without a home has no cache
-        place = default_folder() if folder == AUTO else Path(folder)
+        place = default_folder() if folder == "auto" else Path(folder)
         jax.config.update("jax_compilation_cache_dir", str(place))
 
 

@@ -24,8 +24,7 @@ from jaxrl_po.run.loop import programs, runner
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, Row, TrainState
 
 SCRIPT = "train"
 SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from jaxrl_po.run.store import metrics
-from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import Row
 
 FEWEST_SEEDS = 4  # below which a bootstrap band says nothing that the seeds do not
 INK, QUIET = "#1b1f24", "#8a929c"

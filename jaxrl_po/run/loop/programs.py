@@ -18,8 +18,7 @@ from jaxrl_po.run.devices import processes
 from jaxrl_po.run.devices.compilation import Memory, compiled, memory_of
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop.supervised import Warm, shared
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
+from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
 
 SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxrl_po.run.loop.runner import Reporter
-from jaxrl_po.run.store.metrics import Row, write_atomically
+from jaxrl_po.run.store.metrics import write_atomically
+from jaxrl_po.types import Row
 
 PATIENCE = 60.0  # seconds for one line, and for what is left at the end
 

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.types import Metrics
+from jaxrl_po.types import Metrics, Row
 
-Row = dict[str, Any]
 Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 TAILS = (2.5, 97.5)  # percentiles between which a 95 % interval lies
 

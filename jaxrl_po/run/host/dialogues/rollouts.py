@@ -23,8 +23,7 @@ from jaxrl_po.run.host.dialogues.exchange import Scene, Talking
 from jaxrl_po.run.host.dialogues.interface import Episode, Reporter
 from jaxrl_po.run.host.rollouts import seed_of
 from jaxrl_po.run.loop.programs import Examples
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.types import ActorCritic, Metrics, PyTree, TrainState
+from jaxrl_po.types import ActorCritic, Metrics, PyTree, Row, TrainState
 
 Array = npt.NDArray[Any]
 
