@@ -4,10 +4,10 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 20_960,
-    "shell code": 9_540,
+    "library code": 21_340,
+    "shell code": 9_760,
     "experiments code": 4_900,
-    "shell import pairs": 302,
+    "shell import pairs": 310,
     "functions above 70 lines of code": 14,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 2,
