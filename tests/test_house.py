@@ -10,7 +10,7 @@ LIMITS = {
     "shell import pairs": 310,
     "functions above 70 lines of code": 14,
     "functions with more than 8 arguments": 0,
-    "files above 300 lines of code": 2,
+    "files above 300 lines of code": 1,
     "ppo's closure, files": 17,
     "ppo's closure, code": 2_030,
     "public without a docstring": 0,
