@@ -6,6 +6,7 @@ per run under `runs/demo/`, replacing an earlier demo. The exit status is 0 only
 their targets.
 """
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from studies import family
+
+sys.path.append(str(Path(__file__).parent / "studies"))
+
+import comparison
+import family
+from comparison import Result
 
 from jaxrl_po import config
 from jaxrl_po.cli import launch
@@ -22,8 +28,6 @@ from jaxrl_po.run.experiment import control, flags, language
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.store import metrics
-from jaxrl_po.study import comparison
-from jaxrl_po.study.comparison import Result
 
 
 @config.record
@@ -63,11 +67,8 @@ CARTPOLE = Part(
     script=control.SCRIPT,
     main=launch.control,
     arguments=(
-        "--env=CartPole-v1",
-        "--seeds=16",
-        "--total_steps=100000",
-        "--problem.num_envs=16",
-        "--problem.num_steps=128",
+        *("--env=CartPole-v1", "--seeds=16", "--total_steps=100000"),
+        *("--problem.num_envs=16", "--problem.num_steps=128"),
     ),
     score="greedy_return",
     aggregate=metrics.interquartile_mean,
@@ -78,15 +79,9 @@ CARTPOLE = Part(
 def on_addition(algorithm: str, *arguments: str) -> Part:
     """A method on two-digit addition, from a warm start that answers about half of the prompts."""
     shared = (
-        "--task=addition",
-        "--task.num_digits=2",
-        "--seeds=4",
-        "--total_steps=64000",
-        "--model.width=32",
-        "--model.mlp_width=96",
-        "--warm_start.steps=2000",
-        "--warm_start.accuracy=0.45",
-        "--warm_start.learning_rate=5e-3",
+        *("--task=addition", "--task.num_digits=2", "--seeds=4", "--total_steps=64000"),
+        *("--model.width=32", "--model.mlp_width=96", "--warm_start.steps=2000"),
+        *("--warm_start.accuracy=0.45", "--warm_start.learning_rate=5e-3"),
         "--config.learning_rate=2e-3",
         "--config.num_epochs=2",
         "--eval_every=5",
@@ -105,19 +100,13 @@ def on_addition(algorithm: str, *arguments: str) -> Part:
 
 ADDITION = on_addition(
     "ppo",
-    "--problem.num_prompts=128",
-    "--problem.group_size=1",
-    "--config.decay_iterations=500",
-    "--config.entropy_coefficient=0.05",
-    "--config.epsilon_high=0.3",
+    *("--problem.num_prompts=128", "--problem.group_size=1", "--config.decay_iterations=500"),
+    *("--config.entropy_coefficient=0.05", "--config.epsilon_high=0.3"),
     "--config.num_minibatches=4",
 )
 IN_GROUPS = (
-    "--problem.num_prompts=32",
-    "--problem.group_size=4",
-    "--config.decay_iterations=500",
-    "--config.entropy_coefficient=0.02",
-    "--config.num_minibatches=2",
+    *("--problem.num_prompts=32", "--problem.group_size=4", "--config.decay_iterations=500"),
+    *("--config.entropy_coefficient=0.02", "--config.num_minibatches=2"),
 )
 GRPO = on_addition("grpo", *IN_GROUPS, "--config.use_reference=false")
 DAPO = on_addition("dapo", *IN_GROUPS)
@@ -143,23 +132,12 @@ def groups(results: Sequence[Result]) -> list[plotting.Panel]:
     """
     ppo, *others = results
     named, steps = [ppo._replace(name="ppo"), *others], "completions trained on, each seed"
+    title = "two-digit addition: held-out greedy accuracy"
+    signal = "tokens with a nonzero advantage"
     return [
-        comparison.panel(
-            named,
-            "greedy_accuracy",
-            "two-digit addition: held-out greedy accuracy",
-            steps,
-            "accuracy",
-            0.9,
-        ),
+        comparison.panel(named, "greedy_accuracy", title, steps, "accuracy", 0.9),
         comparison.panel(named, "entropy", "entropy of the policy", steps, "nats a token"),
-        comparison.panel(
-            named,
-            "signal",
-            "tokens with a nonzero advantage",
-            steps,
-            "share of the batch",
-        ),
+        comparison.panel(named, "signal", signal, steps, "share of the batch"),
     ]
 
 
@@ -170,12 +148,8 @@ def main(argv: Sequence[str]) -> int:
       UsageError: a run did not finish.
     """
     begun = time.perf_counter()
-    options = flags.ask(
-        argv,
-        "demo.py",
-        "Trains PPO, GRPO and DAPO on addition, and PPO and its family on CartPole-v1.",
-        Options,
-    )
+    summary = "Trains PPO, GRPO and DAPO on addition, and PPO and its family on CartPole-v1."
+    options = flags.ask(argv, "demo.py", summary, Options)
     if options is None:
         return 0
     out = Path(options.out)
@@ -197,12 +171,8 @@ def main(argv: Sequence[str]) -> int:
     plotting.save(groups(results[1:]), out / "groups.png")
     methods = [*family.compare(FAMILY, out / "family"), results[0]._replace(name="ppo")]
     plotting.save(family.panels(methods, FAMILY), out / "family.png")
-    print(
-        f"CartPole-v1, {FAMILY.seeds} seeds (ppo: 16)",
-        family.table(methods, FAMILY),
-        sep="\n",
-        end="",
-    )
+    print(f"CartPole-v1, {FAMILY.seeds} seeds (ppo: 16)")
+    print(family.table(methods, FAMILY), end="")
     verdicts = [learned(part, result) for part, result in zip(PARTS, results, strict=True)]
     print(f"{time.perf_counter() - begun:.0f} s in all; see {out}/{{demo,groups,family}}.png")
     return 0 if all(verdicts) else 1

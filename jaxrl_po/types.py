@@ -16,6 +16,8 @@ from jaxrl_po.masked import Mean
 
 PyTree = Any
 Metrics = dict[str, Mean]
+Row = dict[str, Any]
+"""One line of metrics, see `run.store.metrics`."""
 
 
 class ActorCritic(NamedTuple):

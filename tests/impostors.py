@@ -28,6 +28,7 @@ import rich.progress  # noqa: F401
 from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
+SCRIPTS = "experiments."
 OPTIONS = ["-x", "-p", "no:cacheprovider", "-n", "0"]
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
@@ -51,7 +52,7 @@ class Impostor(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.module, self.tree = module, tree
 
     def find_spec(self, fullname, path, target=None):
-        if fullname != f"jaxrl_po.{self.module}":
+        if fullname != name_of(self.module):
             return None
         return importlib.util.spec_from_file_location(fullname, path_of(self.module), loader=self)
 
@@ -74,7 +75,14 @@ class Replace:
 
 
 def path_of(module: str) -> str:
-    return str(ROOT / "jaxrl_po" / f"{module.replace('.', '/')}.py")
+    """The file of a module of `jaxrl_po`, or of one of `experiments`, which is named in full."""
+    place = "" if module.startswith(SCRIPTS) else "jaxrl_po/"
+    return str(ROOT / f"{place}{module.replace('.', '/')}.py")
+
+
+def name_of(module: str) -> str:
+    """As it is imported: scripts share modules by their plain names."""
+    return module.rpartition(".")[2] if module.startswith(SCRIPTS) else f"jaxrl_po.{module}"
 
 
 def prepare() -> None:

@@ -7,15 +7,15 @@ import math
 from pathlib import Path
 
 import ablation
+import comparison
 import jax
 import numpy as np
 import pytest
+from comparison import Result
 
 from experiments.benchmarks import language as benchmark_language
 from jaxrl_po.run.experiment import flags, methods, tasks
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.study import comparison
-from jaxrl_po.study.comparison import Result
 
 
 def test_each_row_adds_one_switch_to_the_row_before():

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
+import xla_profile
 
 from experiments.benchmarks import account, control, language
-from jaxrl_po.run.devices import profiling
 from jaxrl_po.run.experiment.flags import UsageError
 
 
@@ -16,13 +16,13 @@ def chain(x):
 
 
 def test_operations_are_counted_once_and_as_often_as_they_run():
-    program = profiling.program(chain, jnp.full((64, 64), 0.01))
+    program = xla_profile.program(chain, jnp.full((64, 64), 0.01))
     counted = account.operations(program.compiled)
     assert (counted["while"], counted["sort"], counted["all-reduce"]) == (1, 1, 0)
-    run = profiling.executed(program)
+    run = xla_profile.executed(program)
     assert sum(each.runs * each.flops for each in run) == 7 * 2 * 64**3
     assert all(each.seconds > 0 for each in run)
-    totals = profiling.totals(run, profiling.kind)
+    totals = xla_profile.totals(run, xla_profile.kind)
     # A product and its activation, as two operations or one.
     parts = [totals[kind].number for kind in totals if kind in ("dot", "fusion", "small")]
     assert 7 <= sum(parts) <= 21
@@ -47,7 +47,7 @@ def test_an_account_adds_up(seeds):
 
 def test_products_are_told_apart_by_their_sizes():
     def kinds(*sizes: tuple[int, ...]) -> str:
-        operation = profiling.Operation("fusion", "jit(step)/dot_general", sizes, 1.0, 1e-3)
+        operation = xla_profile.Operation("fusion", "jit(step)/dot_general", sizes, 1.0, 1e-3)
         return language.categories(vocabulary=50)(operation)
 
     assert kinds((512, 1, 64, 64)) == "products with other kernels"

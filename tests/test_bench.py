@@ -8,17 +8,17 @@ import sys
 
 import bench
 import libraries
+import machine
 import page
 import pytest
 import rows
+import timing
 
 from experiments.benchmarks import control as benchmark_control
 from experiments.benchmarks import language as benchmark_language
 from jaxrl_po import backend
-from jaxrl_po.run.devices import machine
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import RunError, UsageError
-from jaxrl_po.study import comparison
 
 BENCHMARKS = libraries.BENCHMARKS
 # Each turn takes the next of its speeds, and leaves a word in a file.
@@ -231,7 +231,7 @@ def test_an_environment_is_made_once_for_its_requirements(tmp_path, monkeypatch)
 
     monkeypatch.setattr(libraries, "BENCHMARKS", tmp_path)
     monkeypatch.setattr(libraries, "ENVIRONMENTS", tmp_path / "made")
-    monkeypatch.setattr(comparison, "output_of", output_of)
+    monkeypatch.setattr(timing, "output_of", output_of)
     python = tmp_path / "made" / "them" / "bin" / "python"
     assert libraries.install("them") == python
     assert [command[:4] for command in ran] == [
@@ -264,7 +264,7 @@ def test_a_repository_is_cloned_at_its_commit(tmp_path, monkeypatch):
 def test_an_error_of_a_program_is_its_last_line(monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "somewhere")
     asks = "import os; print('JAX_COMPILATION_CACHE_DIR' in os.environ)"
-    assert comparison.output_of([sys.executable, "-c", asks]) == "False\n"
+    assert timing.output_of([sys.executable, "-c", asks]) == "False\n"
     for code, message in {
         "raise SystemExit('first\\nlast\\n ')": "^last$",
         "raise SystemExit('ERROR: no version\\n[notice] a new release')": "^ERROR: no version$",
@@ -272,11 +272,11 @@ def test_an_error_of_a_program_is_its_last_line(monkeypatch):
         "import time; time.sleep(60)": "did not end in 1 seconds",
     }.items():
         with pytest.raises(RunError, match=message):
-            comparison.output_of([sys.executable, "-c", code], timeout=1.0)
+            timing.output_of([sys.executable, "-c", code], timeout=1.0)
     with pytest.raises(RunError, match="printed no JSON object last"):
-        comparison.last_line([sys.executable, "-c", "print('done')"])
+        timing.last_line([sys.executable, "-c", "print('done')"])
     with pytest.raises(RunError, match="nowhere: No such file"):
-        comparison.output_of(["nowhere"])
+        timing.output_of(["nowhere"])
 
 
 def test_the_clock_counts_the_processors_that_may_be_used(tmp_path, monkeypatch):

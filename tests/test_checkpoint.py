@@ -14,9 +14,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxrl_po.run.store import checkpoint, named_arrays
-from jaxrl_po.run.store.checkpoint import Store
-from jaxrl_po.run.store.named_arrays import CheckpointError
+from jaxrl_po.run.store import checkpoint
+from jaxrl_po.run.store.checkpoint import CheckpointError, Store
 
 
 class State(NamedTuple):
@@ -350,6 +349,6 @@ def test_another_number_of_devices(tmp_path):
 
 
 def test_zero_sizes_and_copies():
-    arrays = named_arrays.to_host(state(1))
+    arrays = checkpoint.to_host(state(1))
     assert not any(array.size == 0 for array in arrays.values())
-    assert bits(named_arrays.from_host(arrays, state())) == bits(state(1))
+    assert bits(checkpoint.from_host(arrays, state())) == bits(state(1))

@@ -16,7 +16,7 @@ from jaxrl_po.run.experiment import control as command
 from jaxrl_po.run.experiment import earlier
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.host import filming, rollouts
+from jaxrl_po.run.host import rollouts
 from jaxrl_po.run.host.vector_envs import PoolError
 
 TINY = [flag for flag in ON_HOST if not flag.startswith("--env=")]
@@ -119,7 +119,7 @@ def test_the_commands_work_on_a_run_unchanged(cart_pole, capsys, tmp_path, monke
     assert len(found["greedy_return"]) == 2
     assert plot.main([str(cart_pole), f"--out={tmp_path / 'p'}"]) == 0
     assert report.main([str(cart_pole), f"--out={tmp_path / 'r.html'}"]) == 0
-    monkeypatch.setattr(filming, "_camera", lambda *_: (None, "no display"))
+    monkeypatch.setattr(render, "_camera", lambda *_: (None, "no display"))
     assert render.main([f"--run={cart_pole}", "--max_steps=3", f"--out={tmp_path / 'e.gif'}"]) == 0
     assert "drawn from the observations" in capsys.readouterr().out
     assert (tmp_path / "e.gif").stat().st_size > 0

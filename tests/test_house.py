@@ -4,13 +4,13 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 21_646,
-    "shell code": 10_226,
-    "experiments code": 4_920,
-    "shell import pairs": 344,
-    "functions above 70 lines of code": 17,
+    "library code": 21_340,
+    "shell code": 9_760,
+    "experiments code": 4_900,
+    "shell import pairs": 310,
+    "functions above 70 lines of code": 14,
     "functions with more than 8 arguments": 0,
-    "files above 300 lines of code": 2,
+    "files above 300 lines of code": 1,
     "ppo's closure, files": 17,
     "ppo's closure, code": 2_030,
     "public without a docstring": 0,

@@ -10,6 +10,7 @@ import lecture
 import numpy as np
 import pytest
 import tiny
+from comparison import Result
 from probes import tabular_problem
 
 from jaxrl_po import language
@@ -18,7 +19,6 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import as_arrays
 from jaxrl_po.run.experiment import presets
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.study.comparison import Result
 from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(1, zero_pad=False)

@@ -7,10 +7,11 @@ import pytest
 from clock import BOX, SEEN, ignore, source, started
 
 from jaxrl_po import control
+from jaxrl_po.cli import render
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import recorded
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.host import filming, rollouts, vector_envs
+from jaxrl_po.run.host import rollouts, vector_envs
 from jaxrl_po.run.host.vector_envs import PoolError
 
 
@@ -88,7 +89,7 @@ def test_actions_are_cast_to_the_space_and_stay_within_its_own_bounds(acts, low,
     of = where.spaces.action
     least = np.full((2, *of.shape), -9.0 if where.spaces.action_size else 0, of.dtype)
     played = np.asarray(jax.vmap(where.spaces.to_action)(least))
-    camera = filming.Camera(gymnasium.make("Strict-v0"), 1)
+    camera = render.Camera(gymnasium.make("Strict-v0"), 1)
     for pool, actions in (where.open([1, 2]), played), (camera, played[:1]):
         pool.reset()
         np.testing.assert_allclose(pool.step(actions).reward, low, rtol=1e-3)
@@ -139,7 +140,7 @@ def test_pictures_are_of_the_environment_that_was_trained_on():
     pytest.importorskip("envpool")
     arguments = '{"max_episode_steps": 7}'
     where = vector_envs.find("envpool:CartPole-v1", arguments)
-    camera, why = filming._camera(where, 0)
+    camera, why = render._camera(where, 0)
     assert camera is None
     assert "arguments of envpool" in why
 

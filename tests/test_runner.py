@@ -12,7 +12,8 @@ from probes import one_piece
 from toy_run import SEEDS, Silent, bits, greedy, job, lines, run, toy
 
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.devices import memory, processes
+from jaxrl_po.run.devices import processes
+from jaxrl_po.run.devices.compilation import memory_of
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.log import Log, extend_streaks, read_aside
 from jaxrl_po.run.loop.runner import Diverged
@@ -195,7 +196,7 @@ def test_a_compiler_that_tells_nothing_of_memory(whole):
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), whole[1].state
     )
-    held = memory.measure(SimpleNamespace(memory_analysis=lambda: None), like)
+    held = memory_of(SimpleNamespace(memory_analysis=lambda: None), like)
     assert held.describe() == "a device holds 96 bytes of state"
 
 

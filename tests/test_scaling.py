@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import structured
+import timing
 from probes import tabular_problem
 
 from experiments.benchmarks import control as benchmark_control
@@ -18,7 +19,6 @@ from jaxrl_po import control
 from jaxrl_po.algorithms import rloo
 from jaxrl_po.language import ModelSettings
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.study import comparison
 
 TINY = {"tiny": ModelSettings(width=16, layers=1, heads=2, kv_heads=2, mlp_width=32)}
 
@@ -125,16 +125,16 @@ def test_the_table_says_what_is_gained():
 def test_turns_run_there_and_back_and_the_first_does_not_count():
     order = []
     clocks = {name: lambda name=name: order.append(name) or float(len(order)) for name in "ab"}
-    assert comparison.in_turns(clocks, 2) == {"a": [3.0, 6.0], "b": [4.0, 5.0]}
+    assert timing.in_turns(clocks, 2) == {"a": [3.0, 6.0], "b": [4.0, 5.0]}
     assert "".join(order) == "baabba"
 
 
 @pytest.mark.slow
 def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys):
     seconds = {"ppo": [0.5, 0.3], "trpo": [0.7, 0.7], "collect": [0.2, 0.2]}
-    monkeypatch.setattr(comparison, "stepper", lambda step, state: 0.0)
+    monkeypatch.setattr(timing, "stepper", lambda step, state: 0.0)
     monkeypatch.setattr(
-        comparison,
+        timing,
         "in_turns",
         lambda clocks, rounds: {name: seconds[name][:rounds] for name in clocks},
     )

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import language, optimizers
 from jaxrl_po.algorithms import grpo, ppo
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run.devices import parallel, sharding
+from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
 from jaxrl_po.run.store.checkpoint import Store
@@ -34,7 +34,7 @@ def learner(algorithm, placement):
     model, critic = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
     if placement.cuts_params:
         model, critic = (
-            each.clone(constrain=sharding.rows_over_data(placement)) for each in (model, critic)
+            each.clone(constrain=parallel.rows_over_data(placement)) for each in (model, critic)
         )
     sizes = {"num_prompts": 8, "group_size": 2, "process_reward": True}
     optimizer = optimizers.adam(1e-2, max_grad_norm=1.0, flat_up_to=0)
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 def run(algorithm, placement):
     one = learner(algorithm, placement)
     if placement.cuts_params:
-        placed = sharding.over_mesh(one, placement, LOGICAL_AXES)
+        placed = parallel.over_mesh(one, placement, LOGICAL_AXES)
     else:
         placed = over_seeds(one, placement.num_seeds)
     before = jax.jit(placed.init)(jax.random.split(jax.random.key(0), 2)[: placement.num_seeds])
@@ -192,14 +192,14 @@ def test_every_matrix_of_the_transformer_is_in_the_table():
 def test_what_does_not_divide_stays_whole():
     mesh = parallel.make_mesh(Placement(1, 1, 2, 4))
     path = (jax.tree_util.DictKey("output"), jax.tree_util.DictKey("kernel"))
-    rules = sharding.FULLY_SHARDED | sharding.TENSOR_PARALLEL
+    rules = parallel.FULLY_SHARDED | parallel.TENSOR_PARALLEL
     for shape, want in (
         ((8, 8), P("data", "model")),
         ((7, 8), P(None, "model")),
         ((8, 6), P("data", None)),
         ((8,), P()),
     ):
-        assert sharding.partition(path, shape, mesh, LOGICAL_AXES, rules) == want
-    assert sharding.partition(path[:1], (8, 8), mesh, LOGICAL_AXES, rules) == P()
-    assert sharding.partition((), (8, 8), mesh, LOGICAL_AXES, rules) == P()
-    assert sharding.rules_of(Placement(1, 1, 2)) == sharding.TENSOR_PARALLEL
+        assert parallel.partition(path, shape, mesh, LOGICAL_AXES, rules) == want
+    assert parallel.partition(path[:1], (8, 8), mesh, LOGICAL_AXES, rules) == P()
+    assert parallel.partition((), (8, 8), mesh, LOGICAL_AXES, rules) == P()
+    assert parallel.rules_of(Placement(1, 1, 2)) == parallel.TENSOR_PARALLEL

@@ -49,6 +49,13 @@ def judged(a, b, by, *, inside=True):
     return claims.judge(about((Comparison("a", "b", by),)), results)[0]
 
 
+def test_an_initial_policy_that_does_not_finish_ends_the_study(tmp_path, monkeypatch):
+    monkeypatch.setattr(study.launch, "language", lambda arguments: 1)
+    claim = about((Comparison("a", "b", 0.0),), warm_start={"warm_start.steps": 1})
+    with pytest.raises(UsageError, match=r"^warm start 1 did not finish; see "):
+        study.begin(claim, 1, "one", tmp_path)
+
+
 def test_a_difference_beyond_the_margin_holds_and_one_short_of_it_does_not():
     higher, lower = judged(0.8, 0.5, by=0.1), judged(0.5, 0.8, by=0.1)
     assert (higher.verdict, higher.improvement) == (HOLDS, 1.0)

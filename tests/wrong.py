@@ -9,7 +9,7 @@ class Wrong(NamedTuple):
 
     Attributes:
       name: what is wrong.
-      module: of `jaxrl_po`.
+      module: of `jaxrl_po`, or in full one of `experiments`.
       before: text of the module, which occurs in it once.
       after: the text of the wrong program in its place.
       tests: files or tests in this folder, each of which must notice.

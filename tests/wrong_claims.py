@@ -74,4 +74,11 @@ WRONG = [
         "nan=np.inf",
         (f"{HERE}test_a_diverged_value_is_never_the_best",),
     ),
+    Wrong(
+        "a study goes on without its initial policy",
+        "cli.study",
+        'raise UsageError(f"{place.name} did not finish; see {place}")',
+        "pass",
+        (f"{HERE}test_an_initial_policy_that_does_not_finish_ends_the_study",),
+    ),
 ]

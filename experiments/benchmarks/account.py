@@ -18,16 +18,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import timing
+import xla_profile
+from xla_profile import Program, program
 
 from jaxrl_po import config, control, minibatches
 from jaxrl_po.algorithms import actor_critic, ppo
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.run.devices import parallel, profiling
+from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled
-from jaxrl_po.run.devices.profiling import Program, program
 from jaxrl_po.run.devices.seeds import over_seeds, stack
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.study import comparison
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree
 
 # Environments, steps, seeds.
@@ -135,7 +136,7 @@ def iteration(envs: int, steps: int, seeds: int) -> tuple[dict[str, Program], Ac
 def operations(program: Any) -> dict[str, int]:
     """How often each of `KINDS` stands in a compiled program; a loop's body counts once."""
     found = collections.Counter(
-        each.kind for each in profiling.operations(program.as_text()).values()
+        each.kind for each in xla_profile.operations(program.as_text()).values()
     )
     return {kind: found[kind] for kind in KINDS}
 
@@ -157,7 +158,7 @@ def account(envs: int, steps: int, seeds: int, timed_rounds: int) -> dict[str, A
     kernels = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 3]
     activations = rows * seeds * sum(kernel.shape[-1] for kernel in kernels)
     timed = programs | roofline(activations)
-    took = comparison.in_turns({name: program.run for name, program in timed.items()}, timed_rounds)
+    took = timing.in_turns({name: program.run for name, program in timed.items()}, timed_rounds)
     ms = {name: 1e3 * median(seconds) for name, seconds in took.items()}
     flops, moved = 2 * EDGE**3 / ms["matrices"], MOVED / ms["memory"]  # per millisecond
     # Forwards, to the inputs and to the kernels: three products with each kernel.
@@ -165,7 +166,7 @@ def account(envs: int, steps: int, seeds: int, timed_rounds: int) -> dict[str, A
     # Each activation and its gradient is written once and read twice.
     memory = 2 * 3 * 4 * activations / moved
     in_steps = ms["update"] - ms["advantages"] - ms["shuffling"] - ms["kl"]
-    run = profiling.totals(profiling.executed(programs["update"]), profiling.kind)
+    run = xla_profile.totals(xla_profile.executed(programs["update"]), xla_profile.kind)
     return {
         "matrix_peak_gflop_per_second": round(flops / 1e6),
         "memory_gb_per_second": round(moved / 1e6, 1),
@@ -201,7 +202,7 @@ def measure(options: Options) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     summary = "Shows where an iteration of PPO on CartPole-v1 spends its time."
-    return comparison.measured(argv, "benchmarks/account.py", summary, Options, measure)
+    return timing.measured(argv, "benchmarks/account.py", summary, Options, measure)
 
 
 if __name__ == "__main__":

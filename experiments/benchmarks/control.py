@@ -16,6 +16,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import timing
 
 from jaxrl_po import config, control
 from jaxrl_po.algorithms import ppo, trpo
@@ -27,7 +28,6 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment import control as command
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.study import comparison
 from jaxrl_po.types import Batch, Learner, Metrics, Problem, PyTree, TrainState
 
 # Environments, steps, seeds, steps per seed: the sizes for which peers report their throughput.
@@ -211,15 +211,15 @@ def compare_updates(options: Options) -> dict[str, float]:
         ),
     }
     clocks = {
-        name: comparison.stepper(jax.jit(learner.step), jax.jit(learner.init)(jax.random.key(0)))
+        name: timing.stepper(jax.jit(learner.step), jax.jit(learner.init)(jax.random.key(0)))
         for name, learner in learners.items()
     }
-    clocks["collect"] = comparison.stepper(
+    clocks["collect"] = timing.stepper(
         jax.jit(collect), jax.jit(learners["ppo"].init)(jax.random.key(0))
     )
     medians = {
         name: 1e3 * median(seconds)
-        for name, seconds in comparison.in_turns(clocks, options.updates).items()
+        for name, seconds in timing.in_turns(clocks, options.updates).items()
     }
     updates = {name: medians[name] - medians["collect"] for name in learners}
     return {
@@ -241,7 +241,7 @@ def table(devices: str) -> None:
             f"--seeds={seeds}",
             f"--total_steps={total_steps}",
         ]
-        row = comparison.measure_apart(__file__, [*numbers, f"--devices={devices}"])
+        row = timing.measure_apart(__file__, [*numbers, f"--devices={devices}"])
         print(
             f"{envs:>7} × {steps:<4} {seeds:>6} {row['steps_per_second']:>10,} "
             f"{row['compile_seconds']:>10} {row['peak_memory_mb']:>8}  {row['placement']}",
@@ -264,7 +264,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     with flags.blame({"": Options}):
         row = compare_updates(options) if options.updates else measure(options)
-    comparison.show(row, as_json=options.json)
+    timing.show(row, as_json=options.json)
     return 0
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import timing
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from jaxrl_po import config, language
@@ -31,7 +32,6 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags, methods, plan
 from jaxrl_po.run.experiment import language as command
 from jaxrl_po.run.loop import programs
-from jaxrl_po.study import comparison
 
 PEERS = Path(__file__).parent / "peers"
 GAME = runpy.run_path(str(PEERS / "mastermind_game.py"))
@@ -124,7 +124,7 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
     def tick() -> float:
         nonlocal state
         given = state, np.int32(1), print, threading.Event()
-        seconds, (state, row, _) = comparison.clock(compiled.chunk, *given)
+        seconds, (state, row, _) = timing.clock(compiled.chunk, *given)
         rows.append({name: float(np.asarray(mean.metric())[0, 0]) for name, mean in row.items()})
         return seconds
 
@@ -204,9 +204,7 @@ def measure(options: Options) -> dict[str, Any]:
             tick(), tick()  # compiles, and what compiles with the first replies
         for _, rows in made.values():
             rows.clear()
-        seconds = comparison.in_turns(
-            {name: tick for name, (tick, _) in made.items()}, options.rounds
-        )
+        seconds = timing.in_turns({name: tick for name, (tick, _) in made.items()}, options.rounds)
         rows_of = {name: rows[-options.rounds :] for name, (_, rows) in made.items()}
     dialogues = options.num_prompts * options.group_size
     row: dict[str, Any] = {}
@@ -227,7 +225,7 @@ def measure(options: Options) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     summary = "Times dialogues in the program, on the host and by TRL."
-    return comparison.measured(argv, "benchmarks/dialogues.py", summary, Options, measure)
+    return timing.measured(argv, "benchmarks/dialogues.py", summary, Options, measure)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import timing
+import xla_profile
+from xla_profile import Operation
 
 from jaxrl_po import config, language, types
 from jaxrl_po.algorithms import dapo
@@ -24,12 +27,10 @@ from jaxrl_po.language.lora import Lora
 from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.language.problem import DTYPES
 from jaxrl_po.language.transformer import ONE_HOT
-from jaxrl_po.run.devices import parallel, profiling
+from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled
-from jaxrl_po.run.devices.profiling import Operation
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.study import comparison
 from jaxrl_po.types import TrainState
 
 # Width, blocks and new tokens for which the peer reports its time.
@@ -221,15 +222,15 @@ def account(options: Options, adapters: Adapters) -> dict[str, Any]:
     learner = dapo.make(config.as_arrays(settings_of(options, None)), problem)
     state = (learner.init if adapters.rank else jax.jit(learner.init))(jax.random.key(0))
     # Without the state, which a run hands on in place: returned here, it would be copied.
-    sampling = profiling.program(lambda state: learner.sample(state)[1], state)
+    sampling = xla_profile.program(lambda state: learner.sample(state)[1], state)
     batch = sampling.compiled(state)
     peak = matrix_peak(DTYPES[options.dtype])
     row: dict[str, Any] = {"matrix_peak_gflops": round(peak / 1e9)}
     for name, program in (
         ("sampling", sampling),
-        ("training", profiling.program(learner.update, state, batch)),
+        ("training", xla_profile.program(learner.update, state, batch)),
     ):
-        run = profiling.executed(program)
+        run = xla_profile.executed(program)
         seconds = min(program.run() for _ in range(options.iterations or 3))
         row |= {
             f"{name}_ms": round(1e3 * seconds, 1),
@@ -237,7 +238,7 @@ def account(options: Options, adapters: Adapters) -> dict[str, Any]:
                 1e3 * sum(each.runs * each.flops for each in run) / peak, 3
             ),
         }
-        for category, total in profiling.totals(run, categories(model.vocabulary)).items():
+        for category, total in xla_profile.totals(run, categories(model.vocabulary)).items():
             share = f", {total.flops / total.seconds / peak:.2f} of the peak" * bool(total.flops)
             row[f"{name}: {category}"] = f"{total.number} in {1e3 * total.seconds:.1f} ms{share}"
     return row
@@ -256,7 +257,7 @@ def categories(vocabulary: int) -> Callable[[Operation], str]:
             if any(vocabulary in each for each in sizes):
                 return "products with the embedding"
             return "products with other kernels"
-        if operation.seconds < profiling.SMALL:
+        if operation.seconds < xla_profile.SMALL:
             return "operations below 1 µs"
         if "random" in operation.path or "threefry" in operation.path:
             return "random numbers"
@@ -301,10 +302,10 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     iteration, tokens, sampling = [], [], []
     iterations = options.iterations or (3 if shaped else 10)
     for _ in range(iterations + 1):
-        took, (generated, _) = comparison.clock(collect, state)
+        took, (generated, _) = timing.clock(collect, state)
         sampling.append(took)
         tokens.append(float(generated))
-        took, (state, _) = comparison.clock(step, state)
+        took, (state, _) = timing.clock(step, state)
         iteration.append(took)
     seconds, sampled = median(iteration[1:]), median(sampling[1:])
     generated = sum(tokens[1:]) / iterations
@@ -368,7 +369,7 @@ def matrix_peak(dtype: Any, size: int = 0) -> float:
     size = size or (2048 if jax.default_backend() == "cpu" else 8192)
     a = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a: a @ a).lower(a).compile()
-    return 2 * size**3 / min(comparison.clock(product, a)[0] for _ in range(5))
+    return 2 * size**3 / min(timing.clock(product, a)[0] for _ in range(5))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -387,7 +388,7 @@ def main(argv: Sequence[str]) -> int:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         with flags.blame(SECTIONS):
             row = (account if options.profile else measure)(options, adapters)
-        comparison.show(row, as_json=options.json)
+        timing.show(row, as_json=options.json)
         return 0
     print(
         f"{'width':>6} {'layers':>7} {'new tokens':>11} {'s / iteration':>14} "
@@ -400,7 +401,7 @@ def main(argv: Sequence[str]) -> int:
             f"--new_tokens={new_tokens}",
             f"--devices={options.devices}",
         ]
-        row = comparison.measure_apart(__file__, [*numbers, f"--iterations={options.iterations}"])
+        row = timing.measure_apart(__file__, [*numbers, f"--iterations={options.iterations}"])
         print(
             f"{width:>6} {layers:>7} {new_tokens:>11} {row['seconds_per_iteration']:>14} "
             f"{row['sampling_seconds']:>11} {row['compile_seconds']:>10}  {row['placement']}",

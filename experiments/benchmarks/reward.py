@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import timing
 
 from jaxrl_po import config, language
 from jaxrl_po.algorithms import grpo
@@ -20,7 +21,6 @@ from jaxrl_po.run.data.scoring import HostScore, Reward
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.study import comparison
 from jaxrl_po.types import Learner, TrainState
 
 REWARD = Path(__file__).parent.parent.parent / "examples" / "reward.py"
@@ -81,16 +81,16 @@ def measure(options: Options) -> dict[str, Any]:
             return timed("update", update, state, batch)
 
         def timed(part: str, function: Callable[..., Any], *args: Any) -> Any:
-            seconds, result = comparison.clock(function, *args)
+            seconds, result = timing.clock(function, *args)
             parts[part].append(seconds)
             return result
 
         one = jax.jit(parallel.over_devices(inside, placement).step)
         clocks = {
-            "one program": comparison.stepper(one, state),
-            "two programs": comparison.stepper(apart, state),
+            "one program": timing.stepper(one, state),
+            "two programs": timing.stepper(apart, state),
         }
-        seconds = comparison.in_turns(clocks, options.rounds)
+        seconds = timing.in_turns(clocks, options.rounds)
     ratios = np.divide(seconds["two programs"], seconds["one program"])
     return {
         **{name.replace(" ", "_"): round(median(values), 4) for name, values in seconds.items()},
@@ -103,7 +103,7 @@ def measure(options: Options) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     summary = "Times a reward in Python against a verifier in the program."
-    return comparison.measured(argv, "benchmarks/reward.py", summary, Options, measure)
+    return timing.measured(argv, "benchmarks/reward.py", summary, Options, measure)
 
 
 if __name__ == "__main__":

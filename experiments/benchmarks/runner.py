@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import timing
 
 from jaxrl_po import config
 from jaxrl_po.config import COUNT, static
@@ -29,7 +30,6 @@ from jaxrl_po.run.experiment.plan import prepare
 from jaxrl_po.run.loop import programs, runner
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import metrics
-from jaxrl_po.study import comparison
 
 
 @config.record
@@ -120,30 +120,23 @@ def measure(options: Options) -> dict[str, Any]:
 
         return call
 
-    comparison.in_turns(
-        {
-            "bare": timed("bare", lambda: bare(job, compiled)),
-            "run": timed("run", lambda: whole(job, prepared.title)),
-        },
-        options.rounds,
-    )
-    row: dict[str, Any] = {
-        "lines": options.lines,
-        "log_every": job.log_every,
-        "placement": job.where,
-    }
+    alone = timed("bare", lambda: bare(job, compiled))
+    in_run = timed("run", lambda: whole(job, prepared.title))
+    timing.in_turns({"bare": alone, "run": in_run}, options.rounds)
+    row: dict[str, Any] = {"lines": options.lines, "log_every": job.log_every}
+    row["placement"] = job.where
     for field in Took._fields:
         pairs = [
             (getattr(a, field), getattr(b, field))
             for a, b in zip(took["bare"][1:], took["run"][1:], strict=True)
         ]
-        alone, together = (median(values) for values in zip(*pairs, strict=True))
+        apart, together = (median(values) for values in zip(*pairs, strict=True))
         row |= {
-            f"bare_{field}_seconds": round(alone, 3),
+            f"bare_{field}_seconds": round(apart, 3),
             f"run_{field}_seconds": round(together, 3),
-            f"{field}_ratio": round(together / alone, 4),
+            f"{field}_ratio": round(together / apart, 4),
             f"{field}_ratios": [round(b / a, 3) for a, b in pairs],
-            f"added_{field}_ms_per_line": round(1e3 * (together - alone) / options.lines, 2),
+            f"added_{field}_ms_per_line": round(1e3 * (together - apart) / options.lines, 2),
         }
     return row
 
@@ -151,7 +144,7 @@ def measure(options: Options) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
     summary = "Times a whole run against the bare loop of its chunks."
-    return comparison.measured(argv, "benchmarks/runner.py", summary, Options, measure)
+    return timing.measured(argv, "benchmarks/runner.py", summary, Options, measure)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.language import ModelSettings
 from jaxrl_po.language.transformer import LOGICAL_AXES
-from jaxrl_po.run.devices import parallel, sharding
+from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
@@ -32,17 +32,14 @@ SIZES = {
     "1B": ModelSettings(width=2048, layers=15, heads=32, kv_heads=32, mlp_width=8192),
 }
 BYTES = 4  # float32 throughout
+KINDS = ("params", "optimizer", "reference", "gradients", "gathered", "cache", "activations")
 COLUMNS = {
-    "params": "params",
-    "optimizer": "optimizer",
-    "reference": "reference",
-    "gradients": "gradients",
-    "gathered": "gathered",
+    **{kind: kind for kind in KINDS},
     "cache": "KV cache",
-    "activations": "activations",
     "remat": "with remat",
     "peak": "peak",
 }
+METHODS = ("paper", "compiled")
 
 
 @config.record
@@ -94,7 +91,7 @@ class Case:
     def learner(self) -> Learner:
         """GRPO with a reference, over stacked seeds and the mesh."""
         model = self.settings.build(self.task.tokenizer.size).clone(
-            constrain=sharding.rows_over_data(self.placement)
+            constrain=parallel.rows_over_data(self.placement)
         )
         problem = language.make_problem(
             self.task,
@@ -103,7 +100,7 @@ class Case:
             group_size=self.options.group_size,
             max_new_tokens=self.options.new_tokens,
         )
-        return sharding.over_mesh(
+        return parallel.over_mesh(
             grpo.make(config.as_arrays(grpo.Config()), problem), self.placement, LOGICAL_AXES
         )
 
@@ -112,8 +109,8 @@ class Case:
         shapes = jax.eval_shape(
             learner.init, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
         )
-        mesh, rules = parallel.make_mesh(self.placement), sharding.rules_of(self.placement)
-        placed = sharding.shardings(shapes, mesh, LOGICAL_AXES, rules)
+        mesh, rules = parallel.make_mesh(self.placement), parallel.rules_of(self.placement)
+        placed = parallel.shardings(shapes, mesh, LOGICAL_AXES, rules)
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, placed
         )
@@ -144,16 +141,13 @@ class Case:
             "remat": settings.layers * BYTES * 4 * narrow + block,
         }
         always = sizes["params"] + sizes["optimizer"] + sizes["reference"]
-        sampling, training = (
-            sizes["gathered"] + sizes["cache"],
-            sizes["gradients"] + sizes["activations"] + sizes["gathered"],
-        )
-        return {**sizes, "peak": always + max(sampling, training)}
+        training = sizes["gradients"] + sizes["activations"]
+        return {**sizes, "peak": always + sizes["gathered"] + max(sizes["cache"], training)}
 
     def gathered(self, state: TrainState) -> int:
         """Bytes of the policy gathered over the data axis, as the sampler holds it."""
         mesh = parallel.make_mesh(self.placement)
-        placed = sharding.shardings(state, mesh, LOGICAL_AXES, sharding.TENSOR_PARALLEL)
+        placed = parallel.shardings(state, mesh, LOGICAL_AXES, parallel.TENSOR_PARALLEL)
         return held(
             jax.tree.map(
                 lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -252,23 +246,10 @@ def put(case: Case, *, compiles: bool) -> dict[str, Any]:
 
 def table(rows: Sequence[Mapping[str, Any]], options: Options) -> str:
     """The rows as Markdown, in MB."""
-    header = [
-        "size",
-        "data × model",
-        *COLUMNS.values(),
-        "all-gather",
-        "reduce-scatter",
-        "all-reduce",
-    ]
-    compiled = [
-        "size",
-        "data × model",
-        "state, paper",
-        "state, compiled",
-        "temporary, paper",
-        "temporary, compiled",
-    ]
-    compiled += ["all-gather, paper", "all-gather, compiled", "compile s"]
+    names = ("size", "data × model")
+    header = [*names, *COLUMNS.values(), "all-gather", "reduce-scatter", "all-reduce"]
+    compared = [f"{of}, {by}" for of in ("state", "temporary", "all-gather") for by in METHODS]
+    compiled = [*names, *compared, "compile s"]
     plain, checked = [], []
     for row in rows:
         memory, traffic, seen = row["memory"], row["communication"], row["compiled"]
@@ -278,29 +259,17 @@ def table(rows: Sequence[Mapping[str, Any]], options: Options) -> str:
         )
         if seen is not None:
             state = memory["params"] + memory["optimizer"] + memory["reference"]
-            pairs = [
-                state,
-                seen["state"],
-                memory["peak"] - state,
-                seen["temporary"],
-                traffic["all_gather"],
-                seen["all_gather"],
-            ]
+            pairs = [state, seen["state"], memory["peak"] - state, seen["temporary"]]
+            pairs += [traffic["all_gather"], seen["all_gather"]]
             checked.append([*mesh, *map(mb, pairs), str(seen["seconds"])])
     work = (
         f"{options.prompts} prompts × {options.group_size} completions "
         f"of {options.new_tokens} tokens"
     )
-    text = (
-        f"GRPO with a reference, float32. On each device of the data axis {work}. "
-        "MB of one device.\n\n"
-    )
-    text += markdown(header, plain)
-    return text + (
-        f"\nOn paper and as the compiler reports it:\n\n{markdown(compiled, checked)}"
-        if checked
-        else ""
-    )
+    text = f"GRPO with a reference, float32. On each device of the data axis {work}. "
+    text += f"MB of one device.\n\n{markdown(header, plain)}"
+    said = "\nOn paper and as the compiler reports it:\n\n"
+    return text + (f"{said}{markdown(compiled, checked)}" if checked else "")
 
 
 def mb(size: int) -> str:
@@ -321,12 +290,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    options = flags.ask(
-        argv,
-        "scale.py",
-        "Memory and communication of larger transformers, from the table of axes.",
-        Options,
-    )
+    summary = "Memory and communication of larger transformers, from the table of axes."
+    options = flags.ask(argv, "scale.py", summary, Options)
     if options is None:
         return 0
     folder.inspect(options.out, resume=False, overwrite=True)

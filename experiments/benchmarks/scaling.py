@@ -7,12 +7,19 @@ devices, and only `per core` shows the cost of sharding itself.
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
+
+sys.path.append(str(Path(__file__).parents[1] / "studies"))
+
+import comparison
+import timing
 
 from jaxrl_po import config, control, language
 from jaxrl_po.algorithms import grpo, ppo
@@ -24,7 +31,6 @@ from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures.plotting import Panel, Series
 from jaxrl_po.run.store import folder
-from jaxrl_po.study import comparison
 from jaxrl_po.types import Learner, TrainState
 
 PLAIN, SHARDED = "plain", "sharded"
@@ -102,7 +108,7 @@ def programs(
         learner = make(options, devices, None if kind == PLAIN else "data")
         stacked = over_seeds(learner, 1)
         step = jax.jit(stacked.step if kind == PLAIN else sharded_step(learner, placement))
-        clocks[kind, devices] = comparison.stepper(step, jax.jit(stacked.init)(keys))
+        clocks[kind, devices] = timing.stepper(step, jax.jit(stacked.init)(keys))
     return clocks
 
 
@@ -113,7 +119,7 @@ def measure(make: Callable[..., Learner], options: Options) -> dict[str, Any]:
       `seconds`: devices to the median; `overhead`: of sharding on one device, the median ratio
       of measurements adjacent in time, minus 1.
     """
-    timed = comparison.in_turns(programs(make, options), options.iterations)
+    timed = timing.in_turns(programs(make, options), options.iterations)
     pairs = zip(timed[SHARDED, 1], timed[PLAIN, 1], strict=True)
     return {
         "plain": median(timed[PLAIN, 1]),

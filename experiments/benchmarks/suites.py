@@ -6,11 +6,17 @@ method for all environments of MuJoCo, and with those that were tuned for other 
 again with the same `--out`, it continues: finished runs are kept.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "studies"))
+
+import comparison
+from comparison import Result
 
 from jaxrl_po import config
 from jaxrl_po.cli import launch
@@ -18,8 +24,6 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, static
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import metrics
-from jaxrl_po.study import comparison
-from jaxrl_po.study.comparison import Result
 
 METHODS = ("ppo", "trpo", "npg")
 

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import comparison
 import numpy as np
 import numpy.typing as npt
+from comparison import START, Result
 
 from jaxrl_po import config
 from jaxrl_po.cli import launch
@@ -20,8 +22,6 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, SEED, UNIT, static
 from jaxrl_po.run.experiment import flags, language, tasks
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import metrics
-from jaxrl_po.study import comparison
-from jaxrl_po.study.comparison import START, Result
 
 # In the order of the paper's table: each row adds its switch to those above it.
 STEPS = {

@@ -9,7 +9,9 @@ threshold, speed, time of an update) compare them.
 from collections.abc import Sequence
 from pathlib import Path
 
+import comparison
 import numpy as np
+from comparison import Result
 
 from jaxrl_po import config
 from jaxrl_po.cli import launch
@@ -17,9 +19,7 @@ from jaxrl_po.config import COUNT, SEED, static
 from jaxrl_po.run.experiment import flags, methods
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import metrics
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.study import comparison
-from jaxrl_po.study.comparison import Result
+from jaxrl_po.types import Row
 
 
 @config.record

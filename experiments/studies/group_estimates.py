@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ablation
+import comparison
 import numpy as np
+from comparison import Result
 
 from jaxrl_po import config
 from jaxrl_po.cli import launch
@@ -21,8 +23,6 @@ from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import metrics
-from jaxrl_po.study import comparison
-from jaxrl_po.study.comparison import Result
 
 
 class Variant(NamedTuple):

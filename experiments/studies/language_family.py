@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ablation
+import comparison
 import lecture
 import numpy as np
+from comparison import Result
 from rich import filesize
 
 from jaxrl_po import config
@@ -21,8 +23,6 @@ from jaxrl_po.config import COUNT, SEED, UNIT, static
 from jaxrl_po.run.experiment import flags, tasks
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import folder, metrics
-from jaxrl_po.study import comparison
-from jaxrl_po.study.comparison import Result
 
 
 @config.record
@@ -144,14 +144,9 @@ def by_tokens(result: Result) -> Result:
 def panels(results: Sequence[Result], options: Options) -> list[Panel]:
     """Accuracy, KL and entropy against generated tokens, a curve for each method."""
     counted, tokens = [by_tokens(result) for result in results], "tokens generated, each seed"
+    title = f"{options.task}: held-out greedy accuracy"
     return [
-        comparison.panel(
-            counted,
-            "greedy_accuracy",
-            f"{options.task}: held-out greedy accuracy",
-            tokens,
-            "accuracy",
-        ),
+        comparison.panel(counted, "greedy_accuracy", title, tokens, "accuracy"),
         comparison.panel(counted, "kl", "KL(old ‖ new) of an update", tokens, "nats a token"),
         comparison.panel(counted, "entropy", "entropy of the policy", tokens, "nats a token"),
     ]
@@ -221,12 +216,8 @@ def markdown(columns: Mapping[str, Cells]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs from arguments; returns the exit status."""
-    options = flags.ask(
-        argv,
-        "language_family.py",
-        "Compares methods on a language task at equal generated tokens.",
-        Options,
-    )
+    summary = "Compares methods on a language task at equal generated tokens."
+    options = flags.ask(argv, "language_family.py", summary, Options)
     if options is None:
         return 0
     for name in options.methods.split(","):

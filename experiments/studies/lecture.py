@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
+from comparison import Result
 
 from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo, npg
@@ -18,7 +19,6 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import earlier, language, methods, tasks
 from jaxrl_po.run.store import metrics
-from jaxrl_po.study.comparison import Result
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
 Array = npt.NDArray[np.float64]

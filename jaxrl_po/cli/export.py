@@ -29,9 +29,8 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    options = flags.ask(
-        argv, "jaxrl-po export", "Writes the model of a run for transformers.", Options
-    )
+    summary = "Writes the model of a run for transformers."
+    options = flags.ask(argv, "jaxrl-po export", summary, Options)
     if options is None:
         return 0
     script, records = earlier.read_any([language.SCRIPT], "run", options.run)
@@ -40,10 +39,8 @@ def main(argv: Sequence[str]) -> int:
     if not options.out or out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UsageError(f"--out={options.out} must be a folder that is new or empty")
     if options.seed >= records[""].seeds:
-        raise UsageError(
-            f"--seed={options.seed} must be below {records[''].seeds}, the seeds of "
-            f"--run={options.run}"
-        )
+        seeds = f"{records[''].seeds}, the seeds of --run={options.run}"
+        raise UsageError(f"--seed={options.seed} must be below {seeds}")
     with earlier.blame("run", options.run):
         base = models.read_base(records[""].init_from, records["model"])
     if base is None:
@@ -54,17 +51,13 @@ def main(argv: Sequence[str]) -> int:
     _, iteration, state = earlier.state(script, records, "run", options.run, options.checkpoint)
     model = base.model.clone(lora=records["lora"].lora) if records["lora"].rank else base.model
     params = models.trained(model, of_seed(state, options.seed).params)
-    text = base.text
+    text, context = base.text, base.text.context
     try:
         with folder.writing(out / "config.json"):
-            pretrained.save(
-                out, base.model, params, text.tokenizer, text.template, context=text.context
-            )
+            pretrained.save(out, base.model, params, text.tokenizer, text.template, context=context)
     except ConfigError as error:
         raise UsageError(f"--run={options.run}: {error}") from None
-    print(
-        f"{script.title(records)}, seed {options.seed}, {options.checkpoint} checkpoint "
-        f"(iteration {iteration})"
-    )
+    which = f"{options.checkpoint} checkpoint (iteration {iteration})"
+    print(f"{script.title(records)}, seed {options.seed}, {which}")
     print(f"see {out}")
     return 0

@@ -85,13 +85,9 @@ def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Com
     with torch.no_grad():
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         logits = theirs(**inputs, position_ids=positions).logits
-        continued = theirs.generate(
-            **inputs,
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            eos_token_id=list(tokenizer.ends),
-            pad_token_id=tokenizer.pad,
-        )[:, length:]
+        ends = {"eos_token_id": list(tokenizer.ends), "pad_token_id": tokenizer.pad}
+        continued = theirs.generate(**inputs, **ends, max_new_tokens=new_tokens, do_sample=False)
+        continued = continued[:, length:]
     their_greedy = np.full((ROWS, new_tokens), tokenizer.pad, np.int32)
     their_greedy[:, : continued.shape[1]] = continued.numpy()
     ours = sampling.generate(
@@ -129,9 +125,8 @@ def _theirs(folder: Path) -> Any:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0 for parity and 1 for none."""
-    options = flags.ask(
-        argv, "jaxrl-po parity", "Compares a pretrained model with transformers.", Options
-    )
+    summary = "Compares a pretrained model with transformers."
+    options = flags.ask(argv, "jaxrl-po parity", summary, Options)
     if options is None:
         return 0
     if not options.model:
@@ -140,13 +135,9 @@ def main(argv: Sequence[str]) -> int:
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"--model is compared with transformers: pip install {package}")
+    sizes = {name: getattr(options, name) for name in ("length", "new_tokens", "seed")}
     try:
-        found = compare(
-            Path(options.model),
-            length=options.length,
-            new_tokens=options.new_tokens,
-            seed=options.seed,
-        )
+        found = compare(Path(options.model), **sizes)
     except ConfigError as error:
         raise UsageError(f"--model={options.model}: {error}") from None
     equal = found.greedy == found.their_greedy

@@ -29,6 +29,7 @@ from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, Panel, Series
 from jaxrl_po.run.store import folder, metrics
 
 SCORES = ("greedy_return", "greedy_accuracy")
+BAND: dict[str, Any] = {"linewidth": 6, "alpha": 0.35}
 UNITS = {"control": "environment steps", "language": "completions"}
 
 
@@ -81,20 +82,17 @@ def read(paths: Sequence[str]) -> list[Run]:
         try:
             settings = folder.read_settings(Path(path))
         except (OSError, ValueError):
-            raise UsageError(
-                f"{path} must be the folder of a run; it holds no {folder.CONFIG} that can be read"
-            ) from None
+            why = f"it holds no {folder.CONFIG} that can be read"
+            raise UsageError(f"{path} must be the folder of a run; {why}") from None
         rows = metrics.read(Path(path) / "metrics.jsonl")
         if not rows:
             raise UsageError(f"{path} has no line in metrics.jsonl yet; wait for the first")
         runs.append(Run(label, rows, settings, ""))
-    runs = [
-        run._replace(place=place)
-        for run, place in zip(runs, places([run.config for run in runs]), strict=True)
-    ]
-    return (
-        [run._replace(label=f"{run.label} ({run.place})") for run in runs] if differ(runs) else runs
-    )
+    named = places([run.config for run in runs])
+    runs = [run._replace(place=place) for run, place in zip(runs, named, strict=True)]
+    if differ(runs):
+        return [run._replace(label=f"{run.label} ({run.place})") for run in runs]
+    return runs
 
 
 def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -110,19 +108,12 @@ def places(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     found = []
     for name, mine in zip(named, configs, strict=True):
         others = [config for other, config in zip(named, configs, strict=True) if other == name]
-        settings = (
-            key
-            for key in mine
-            if key.startswith("task.") and any(mine[key] != other.get(key) for other in others)
-        )
-        found.append(
-            " ".join(
-                [
-                    name,
-                    *(f"{key.removeprefix('task.')}={flags.shown(mine[key])}" for key in settings),
-                ]
-            )
-        )
+        settings = [
+            f"{key.removeprefix('task.')}={flags.shown(value)}"
+            for key, value in mine.items()
+            if key.startswith("task.") and any(value != other.get(key) for other in others)
+        ]
+        found.append(" ".join([name, *settings]))
     return found
 
 
@@ -156,23 +147,19 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
         for run in runs
     ]
     shared = set.intersection(*available)
+    known = ", ".join(sorted(shared))
     name = asked or next((score for score in SCORES if score in shared), "")
     if not name and differ(runs):
-        scores = [
-            (run.label, next((score for score in SCORES if score in names), "none"))
-            for run, names in zip(runs, available, strict=True)
-        ]
-        first_label, first_score = scores[0]
-        label, score = next((each for each in scores if each[1] != first_score), scores[-1])
+        scores = [next((s for s in SCORES if s in names), "none") for names in available]
+        other = next((i for i, score in enumerate(scores) if score != scores[0]), -1)
         raise UsageError(
-            f"{first_label} has {first_score} and {label} {score}, which cannot be compared; "
-            "name runs of one environment or task, or a --metric that all have: "
-            f"{', '.join(sorted(shared))}"
+            f"{runs[0].label} has {scores[0]} and {runs[other].label} {scores[other]}, which "
+            "cannot be compared; name runs of one environment or task, or a --metric that all "
+            f"have: {known}"
         )
+    if not name:
+        raise UsageError(f"no run was evaluated: give --metric, one of {known}")
     if name not in shared:
-        known = ", ".join(sorted(shared))
-        if not name:
-            raise UsageError(f"no run was evaluated: give --metric, one of {known}")
         raise UsageError(f"--metric={name} must be in the lines of all runs, which have {known}")
     return name
 
@@ -186,27 +173,20 @@ def table(runs: Sequence[Run], metric: str) -> str:
     """One line per run: its final score and its probability of improvement over the first."""
     first = final(runs[0], metric)
     width = max(len(run.label) for run in runs)
-    lines = [
-        (
-            f"{'':{width}} {'seeds':>5} {'mean':>10} {'IQM, 95 % interval':>30} {'lowest':>10} "
-            f"{'better than the first':>24}"
-        )
-    ]
+    line = f"{{:{width}}} {{:>5}} {{:>10}} {{:>30}} {{:>10}} {{:>24}}".format
+    head = "IQM, 95 % interval", "lowest", "better than the first"
+    lines = [line("", "seeds", "mean", *head)]
     for i, run in enumerate(runs):
         scores = final(run, metric)
-        low, high = metrics.bootstrap_interval([scores])
-        iqm = (
-            f"{float(metrics.interquartile_mean(scores)):.4g} [{float(low):.4g}, {float(high):.4g}]"
-        )
+        ends = metrics.interquartile_mean(scores), *metrics.bootstrap_interval([scores])
+        iqm = "{:.4g} [{:.4g}, {:.4g}]".format(*map(float, ends))
         improvement = ""
         if i and run.place == runs[0].place:
             interval = metrics.improvement_interval(scores, first)
             probability = float(metrics.probability_of_improvement(scores, first))
             improvement = f"{probability:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
-        lines.append(
-            f"{run.label:{width}} {len(scores):>5} {metrics.mean(scores):>10.4g} "
-            f"{iqm:>30} {np.nanmin(scores):>10.4g} {improvement:>24}".rstrip()
-        )
+        mean, lowest = f"{metrics.mean(scores):.4g}", f"{np.nanmin(scores):.4g}"
+        lines.append(line(run.label, len(scores), mean, iqm, lowest, improvement).rstrip())
     return "\n".join(lines) + "\n"
 
 
@@ -228,27 +208,18 @@ def draw_profiles(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     # Up to the best score, which a run whose seeds all reach it ends at, at 1.
     levels = np.linspace(low - 0.05 * (high - low or abs(high) or 1.0), high, 200)
     below = np.nextafter(levels, -np.inf)
-    for i, (run, scores, colour) in enumerate(zip(runs, finals, COLOURS, strict=False)):
+    for i, (scores, colour) in enumerate(zip(finals, COLOURS, strict=False)):
         # [S, R]: R bootstrap resamples of the seeds.
         draws = scores[np.random.default_rng(0).integers(len(scores), size=(len(scores), 2000))]
         band = np.percentile(metrics.performance_profile(draws, below), metrics.TAILS, axis=1)
         axes.fill_between(levels, *band, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(
-            levels,
-            metrics.performance_profile(scores, below),
-            color=colour,
-            # Equal profiles lie one on another: the first is the widest.
-            linewidth=2.2 + 1.5 * (len(runs) - 1 - i),
-            solid_capstyle="butt",
-            label=run.label,
-        )
+        profile = metrics.performance_profile(scores, below)
+        # Equal profiles lie one on another: the first is the widest.
+        width = 2.2 + 1.5 * (len(runs) - 1 - i)
+        axes.plot(levels, profile, color=colour, linewidth=width, solid_capstyle="butt")
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set(
-        title="performance profile",
-        xlabel=f"final {metrics.axis(metric)}",
-        ylabel="share of the seeds at or above",
-        ylim=(-0.02, 1.04),
-    )
+    axes.set(title="performance profile", xlabel=f"final {metrics.axis(metric)}")
+    axes.set(ylabel="share of the seeds at or above", ylim=(-0.02, 1.04))
 
 
 def draw_improvement(axes: Axes, runs: Sequence[Run], metric: str) -> None:
@@ -263,27 +234,14 @@ def draw_improvement(axes: Axes, runs: Sequence[Run], metric: str) -> None:
     for height, (run, colour) in enumerate(others):
         scores = final(run, metric)
         axes.plot(
-            metrics.improvement_interval(scores, first),
-            [height, height],
-            color=colour,
-            linewidth=6,
-            alpha=0.35,
+            metrics.improvement_interval(scores, first), [height, height], color=colour, **BAND
         )
-        axes.plot(
-            metrics.probability_of_improvement(scores, first),
-            height,
-            "o",
-            color=colour,
-            markersize=8,
-        )
+        centre = metrics.probability_of_improvement(scores, first)
+        axes.plot(centre, height, "o", color=colour, markersize=8)
     axes.axvline(0.5, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)))
     axes.set_yticks(range(len(others)), [run.label for run, _ in others], color=INK)
-    axes.set(
-        title=f"better than {runs[0].label}",
-        xlabel="probability that a seed is better",
-        xlim=(-0.02, 1.02),
-        ylim=(len(others) - 0.5, -0.5),
-    )
+    axes.set(title=f"better than {runs[0].label}", xlabel="probability that a seed is better")
+    axes.set(xlim=(-0.02, 1.02), ylim=(len(others) - 0.5, -0.5))
 
 
 def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
@@ -295,10 +253,8 @@ def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
       path: see `plotting.write`.
     """
     series = [Series(metric, run.label, run.rows) for run in runs]
-    unit = " or ".join(
-        dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
-    )
-    name = metrics.label(metric)
+    units = dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
+    unit, name = " or ".join(units), metrics.label(metric)
     title = name if differ(runs) or not runs[0].place else f"{name} on {runs[0].place}"
     columns = 3 if any(run.place == runs[0].place for run in runs[1:]) else 2
     with plotting.style():
@@ -312,25 +268,24 @@ def save_figure(runs: Sequence[Run], metric: str, path: Path) -> None:
         plotting.write(figure, path)
 
 
+def asked(argv: Sequence[str], name: str, summary: str, record: type[Any]) -> tuple[list[str], Any]:
+    """The folders of runs that come before the flags, and the flags' options; see `flags.ask`."""
+    folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
+    return folders, flags.ask(argv[len(folders) :], name, summary, record)
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
-    options = flags.ask(
-        argv[len(folders) :],
-        "jaxrl-po plot",
-        "Compares runs: jaxrl-po plot runs/a runs/b --out=runs/plot",
-        Options,
-    )
+    summary = "Compares runs: jaxrl-po plot runs/a runs/b --out=runs/plot"
+    folders, options = asked(argv, "jaxrl-po plot", summary, Options)
     if options is None:
         return 0
     runs = read(folders)
     metric = choose_metric(options.metric, runs)
     if differ(runs):
-        print(
-            "note: these runs are not on the same environment or task, so that their "
-            f"scores cannot be compared: {', '.join(run.label for run in runs)}",
-            file=sys.stderr,
-        )
+        note = "these runs are not on the same environment or task, so that their scores cannot be"
+        names = ", ".join(run.label for run in runs)
+        print(f"note: {note} compared: {names}", file=sys.stderr)
     text, picture = table(runs, metric), Path(options.out)
     if picture.suffix.lower() in plotting.PICTURES and not picture.is_dir():
         folder.require_file(options.out, picture.suffix.lower())
@@ -350,10 +305,6 @@ def save_all(runs: Sequence[Run], metric: str, text: str, place: str) -> None:
     with folder.claim(place, overwrite=False) as out:
         (out / "table.txt").write_text(text, encoding="utf-8")
         with (out / "curves.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(
-                [
-                    ("run", "step", "seed", "name", "value"),
-                    *(row for run in runs for row in values(run)),
-                ]
-            )
+            csv.writer(file).writerow(("run", "step", "seed", "name", "value"))
+            csv.writer(file).writerows(row for run in runs for row in values(run))
         save_figure(runs, metric, out / "plot.png")

@@ -5,7 +5,9 @@ from a checkpoint, which is only read. Of a `jaxrl-po language` run, what its fi
 the last evaluation, as text.
 """
 
+import contextlib
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,16 +18,15 @@ import numpy as np
 
 from jaxrl_po import config
 from jaxrl_po.config import NON_NEGATIVE, SEED, Interval, static
-from jaxrl_po.control import Observation, adapt, unroll
+from jaxrl_po.control import Observation, adapt, recorded, unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.data import transcripts
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.experiment import control, earlier, flags, language
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures import rendering
-from jaxrl_po.run.figures.rendering import Draw, Episode, Floats
-from jaxrl_po.run.host import filming, vector_envs
-from jaxrl_po.run.loop import runner
+from jaxrl_po.run.figures.rendering import Draw, Episode, Floats, Frame
+from jaxrl_po.run.host.vector_envs import Array, Source, Stepped, playable, quiet
 from jaxrl_po.run.store import folder, metrics
 from jaxrl_po.types import ActorCritic, CollectorState, TrainState
 
@@ -116,19 +117,13 @@ def restore(options: Options, records: Mapping[str, Any]) -> Player:
     """Rebuilds the problem of the run and reads the checkpoint."""
     run = records[""]
     if options.seed_index >= run.seeds:
-        raise UsageError(
-            f"--seed_index={options.seed_index} must be below {run.seeds}, the seeds of "
-            f"--run={options.run}"
-        )
-    _, iteration, state = earlier.state(
-        control.SCRIPT, records, "run", options.run, options.checkpoint
-    )
-    return Player(
-        control.build_problem(records, None),
-        of_seed(state, options.seed_index),
-        iteration,
-        f"{control.SCRIPT.title(records)}, seed {options.seed_index}",
-    )
+        seeds = f"{run.seeds}, the seeds of --run={options.run}"
+        raise UsageError(f"--seed_index={options.seed_index} must be below {seeds}")
+    which = options.run, options.checkpoint
+    _, iteration, state = earlier.state(control.SCRIPT, records, "run", *which)
+    title = f"{control.SCRIPT.title(records)}, seed {options.seed_index}"
+    state = of_seed(state, options.seed_index)
+    return Player(control.build_problem(records, None), state, iteration, title)
 
 
 def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Episode:
@@ -172,11 +167,7 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
         trajectory.observation,
         transition.final_observation,
     )
-    return Episode(
-        observation=to_draw(seen),
-        action=trajectory.action[:length],
-        reward=transition.reward[:length],
-    )
+    return Episode(to_draw(seen), trajectory.action[:length], transition.reward[:length])
 
 
 def to_draw(seen: Any) -> Floats:
@@ -196,26 +187,95 @@ def to_draw(seen: Any) -> Floats:
     return np.concatenate([x.reshape(len(x), -1) for x in leaves], axis=1)
 
 
-def film(
-    player: Player, source: vector_envs.Source, options: Options, max_steps: int
-) -> tuple[Episode, Scene]:
-    """Plays one episode on the host, and shows it by the environment's own pictures if it can."""
-    made = filming.film(
-        source,
-        player.built.problem,
-        player.state,
-        seed=options.seed,
-        max_steps=max_steps,
-        greedy=options.greedy,
-    )
-    if made.pictures:
-        draw = functools.partial(rendering.picture, pictures=made.pictures)
-        return made.episode, Scene(draw, min(made.fps, 50))
-    print(f"drawn from the observations, since gymnasium takes no pictures here: {made.why}")
-    if made.episode.observation.ndim == 4:  # images: of a stack of frames, the newest
-        newest = made.episode.observation[..., -1:] / 255.0
-        return made.episode._replace(observation=newest), Scene(rendering.grid, 15)
-    return made.episode, OTHER
+class Camera:
+    """A single environment of gymnasium as a pool of one, whose pictures can be taken.
+
+    Args:
+      env: made with `render_mode="rgb_array"`.
+      seed: of its first episode.
+    """
+
+    def __init__(self, env: Any, seed: int):
+        self._env, self._seed = env, seed
+        self.fps = int(env.metadata.get("render_fps", 30))
+
+    def reset(self) -> Array:
+        """See `pools.Pool`."""
+        return np.asarray(self._env.reset(seed=self._seed)[0])[None]
+
+    def step(self, action: Array) -> Stepped:
+        """See `pools.Pool`."""
+        observation, *others = self._env.step(playable(self._env.action_space)(action)[0])[:4]
+        return Stepped(np.asarray(observation)[None], *(np.asarray(x)[None] for x in others))
+
+    def picture(self) -> Frame:
+        """What the environment looks like now, `[H, W, 3]`."""
+        return np.asarray(self._env.render(), np.uint8)
+
+    def close(self) -> None:
+        """See `pools.Pool`."""
+        self._env.close()
+
+
+def film(player: Player, source: Source, options: Options, max_steps: int) -> tuple[Episode, Scene]:
+    """Plays one episode on the host, and shows it by the environment's own pictures if it can.
+
+    Raises:
+      PoolError: the environment failed.
+    """
+    problem, greedy = player.built.problem, options.greedy
+    act = jax.jit(functools.partial(recorded.act, problem, source.spaces, greedy=greedy))
+    state = player.state._replace(key=jax.random.key(options.seed))
+    memory, begins = actor_of(problem).start(1), np.zeros(1, bool)
+    camera, why = _camera(source, options.seed)
+    pool = camera or source.open([options.seed])
+    with contextlib.closing(pool), quiet():
+        seen, actions, rewards = [pool.reset()], [], []
+        taken = [camera.picture()] if camera else []
+        for t in range(max_steps):
+            observation = seen[-1].astype(source.dtype)
+            memory, action, played = act(state, memory, observation, begins, np.int32(t))
+            stepped = pool.step(np.asarray(played))
+            seen.append(stepped.observation)
+            actions.append(np.asarray(action)[0])
+            rewards.append(float(stepped.reward[0]))
+            taken += [camera.picture()] if camera else []
+            if stepped.terminated[0] or stepped.truncated[0]:
+                break
+    observed = np.concatenate(seen).astype(np.float32)
+    episode = Episode(observed, np.stack(actions), np.array(rewards, np.float32))
+    if camera:
+        draw = functools.partial(rendering.picture, pictures=taken)
+        return episode, Scene(draw, min(camera.fps, 50))
+    print(f"drawn from the observations, since gymnasium takes no pictures here: {why}")
+    if observed.ndim == 4:  # images: of a stack of frames, the newest
+        return episode._replace(observation=observed[..., -1:] / 255.0), Scene(rendering.grid, 15)
+    return episode, OTHER
+
+
+def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
+    """The environment of gymnasium of that name, or None and why it takes no pictures."""
+    import gymnasium
+
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # read when MuJoCo is imported
+    suite, _, name = source.name.partition(":")
+    of_many = ("vectorization_mode", "num_threads")
+    arguments = {key: value for key, value in source.arguments.items() if key not in of_many}
+    if suite != "gymnasium" and arguments:
+        return None, f"{', '.join(arguments)} of --env_params are arguments of {suite}"
+    try:
+        with quiet():
+            camera = Camera(gymnasium.make(name, render_mode="rgb_array", **arguments), seed)
+            seen = camera.reset()
+            camera.picture()
+    except Exception as error:  # of a package we do not know, for want of a display or of itself
+        return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    observed = jax.eval_shape(source.spaces.observe, seen[0]).shape
+    if observed != source.spaces.observation.shape:
+        camera.close()
+        return None, f"its {name} observes {list(observed)}"
+    return camera, ""
 
 
 def transcribe(options: Options) -> int:
@@ -224,12 +284,10 @@ def transcribe(options: Options) -> int:
         if name not in ("run", "out") and config.changed(options, name):
             raise UsageError(f"--{name} must be left out: --run={options.run} is one of language")
     out = folder.require_file(options.out, ".txt") if options.out else None
-    text = transcripts.latest(Path(options.run) / runner.EXAMPLES)
+    text = transcripts.latest(Path(options.run) / "samples.jsonl")
     if not text:
-        raise UsageError(
-            f"--run={options.run} holds nothing to read: it was made with --show=0, or has not "
-            "been evaluated yet"
-        )
+        why = "it was made with --show=0, or has not been evaluated yet"
+        raise UsageError(f"--run={options.run} holds nothing to read: {why}")
     if out is None:
         print(text)
         return 0
@@ -255,9 +313,8 @@ def main(argv: Sequence[str]) -> int:
     if not limit:
         raise UsageError("--max_steps must be at least 1: the environment has no limit of its own")
     if source is None:
-        episode = play(
-            player, jax.random.key(options.seed), max_steps=int(limit), greedy=options.greedy
-        )
+        key = jax.random.key(options.seed)
+        episode = play(player, key, max_steps=int(limit), greedy=options.greedy)
         plain = Scene(rendering.grid, 10) if episode.observation.ndim == 4 else OTHER
         scene = SCENES.get(records[""].env, plain)
     else:
@@ -266,8 +323,7 @@ def main(argv: Sequence[str]) -> int:
         pictures = rendering.frames(scene.draw, episode, title=player.title, width=options.width)
         rendering.save_gif(pictures, out, fps=options.fps or scene.fps)
     total = float(np.sum(episode.reward, dtype=np.float64))
-    print(
-        f"{player.title}, {options.checkpoint} checkpoint (iteration {player.iteration}): "
-        f"{len(episode.reward)} steps, return {total:.5g}, see {out}"
-    )
+    which = f"{options.checkpoint} checkpoint (iteration {player.iteration})"
+    steps = f"{len(episode.reward)} steps, return {total:.5g}"
+    print(f"{player.title}, {which}: {steps}, see {out}")
     return 0

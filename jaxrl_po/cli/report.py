@@ -7,7 +7,6 @@ each run, and the settings (those that differ first).
 
 import base64
 import html
-import itertools
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,6 @@ from jaxrl_po import config
 from jaxrl_po.cli import plot
 from jaxrl_po.config import static
 from jaxrl_po.run.data import transcripts
-from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.store import folder, metrics
 
 STYLE = """
@@ -52,58 +50,41 @@ class Options:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """An HTML table; a cell is HTML, with or without its own `<td>`."""
-    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
-    lines += [
-        "".join(cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in row)
-        for row in rows
-    ]
-    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+    cells = [[f"<th>{cell}</th>" for cell in head]]
+    cells += [[x if x.startswith("<td") else f"<td>{x}</td>" for x in row] for row in rows]
+    lines = (f"<tr>{''.join(row)}</tr>" for row in cells)
+    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
 
 
 def picture(path: Path, text: str, kind: str = "") -> str:
     """A PNG file, embedded in the page."""
     data = base64.b64encode(path.read_bytes()).decode()
-    return (
-        f'<p><img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}"></p>'
-    )
+    source = f"data:image/png;base64,{data}"
+    return f'<p><img class="{kind}" alt="{html.escape(text)}" src="{source}"></p>'
 
 
 def scores(runs: Sequence[plot.Run], metric: str) -> str:
     """A table of final scores: mean, interquartile mean, and every seed."""
     rows = []
     for run in runs:
-        final = plot.final(run, metric)
-        last = run.rows[-1]
-        rows.append(
-            [
-                html.escape(run.label),
-                f"{metrics.mean(final):.4g}",
-                f"{float(metrics.interquartile_mean(final)):.4g}",
-                ", ".join(f"{score:.4g}" for score in final),
-                f"{last['step']:,}",
-                f"{last.get('time/compile_seconds', float('nan')):.1f} s",
-            ]
-        )
+        final, last = plot.final(run, metric), run.rows[-1]
+        means = metrics.mean(final), float(metrics.interquartile_mean(final))
+        each = ", ".join(f"{score:.4g}" for score in final)
+        seconds = f"{last.get('time/compile_seconds', float('nan')):.1f} s"
+        numbers = (*(f"{x:.4g}" for x in means), each, f"{last['step']:,}", seconds)
+        rows.append([html.escape(run.label), *numbers])
     return table(["run", "mean", "IQM", "seeds", "steps of each", "compiling"], rows)
 
 
 def settings(runs: Sequence[plot.Run]) -> str:
     """A table of all settings; those that differ come first and are marked."""
-    flat = [
-        {name: value for name, value in run.config.items() if name != "resolved"} for run in runs
-    ]
-    names = list(dict.fromkeys(name for each in flat for name in each))
-    shown = {name: [json.dumps(each.get(name)) for each in flat] for name in names}
-    differing = {name for name in names if len(set(shown[name])) > 1}
+    names = dict.fromkeys(name for run in runs for name in run.config if name != "resolved")
+    shown = {name: [json.dumps(run.config.get(name)) for run in runs] for name in names}
     rows = []
-    for name in sorted(names, key=lambda name: name not in differing):
-        opening = '<td class="differs">' if name in differing else "<td>"
-        rows.append(
-            [
-                f"<code>{html.escape(name)}</code>",
-                *(f"{opening}{html.escape(value)}</td>" for value in shown[name]),
-            ]
-        )
+    for name, values in sorted(shown.items(), key=lambda item: len(set(item[1])) == 1):
+        opening = '<td class="differs">' if len(set(values)) > 1 else "<td>"
+        cells = (f"{opening}{html.escape(value)}</td>" for value in values)
+        rows.append([f"<code>{html.escape(name)}</code>", *cells])
     return table(["flag", *(html.escape(run.label) for run in runs)], rows)
 
 
@@ -113,30 +94,19 @@ def examples(path: Path) -> str:
     if not rows:
         return ""
     ends = dict.fromkeys((rows[0]["iteration"], rows[-1]["iteration"]))
-    cells = [
-        [
-            f"{row['step']:,}",
-            row["decoding"],
-            *(
-                f"<pre>{html.escape(text)}</pre>"
-                for text in (row["prompt"], transcripts.transcript(row))
-            ),
-            f"{row['score']:g}",
-        ]
-        for row in rows
-        if row["iteration"] in ends
-    ]
+    cells = []
+    for row in (each for each in rows if each["iteration"] in ends):
+        said = row["prompt"], transcripts.transcript(row)
+        texts = (f"<pre>{html.escape(text)}</pre>" for text in said)
+        cells.append([f"{row['step']:,}", row["decoding"], *texts, f"{row['score']:g}"])
     return table(["step", "decoding", "prompt", "completion", "score"], cells)
 
 
 def circumstances(run: plot.Run) -> str:
     """A table of what the numbers depend on besides the settings: hardware, versions, code."""
     resolved: dict[str, Any] = run.config.get("resolved", {})
-    rows = [
-        [html.escape(name), html.escape(json.dumps(value, ensure_ascii=False))]
-        for name, value in resolved.items()
-    ]
-    return table(["", ""], rows)
+    said = {name: json.dumps(value, ensure_ascii=False) for name, value in resolved.items()}
+    return table(["", ""], [[html.escape(x) for x in row] for row in said.items()])
 
 
 def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
@@ -164,13 +134,8 @@ def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    folders = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv))
-    options = flags.ask(
-        argv[len(folders) :],
-        "jaxrl-po report",
-        "One page for runs: jaxrl-po report runs/a runs/b --out=a.html",
-        Options,
-    )
+    summary = "One page for runs: jaxrl-po report runs/a runs/b --out=a.html"
+    folders, options = plot.asked(argv, "jaxrl-po report", summary, Options)
     if options is None:
         return 0
     path = folder.require_file(options.out, ".html")

@@ -7,6 +7,7 @@ its own, and then trained on others: both in one program, compiled once. `table.
 
 import dataclasses
 import json
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,12 +25,11 @@ from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, user_code, vmapped
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.experiment.options import AUTO
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.store import folder
-from jaxrl_po.study import claims, comparison
+from jaxrl_po.study import claims
 from jaxrl_po.study.claims import Arm, Claim, Tuned
 
 ALONE = Placement(1, 1, 1)
@@ -46,7 +46,7 @@ class Options:
     out: str = static("", "folder for the results; new or empty, or see --resume and --overwrite")
     devices: str = static("auto", "devices to spread runs over; on a CPU, auto makes one per core")
     compilation_cache: str = static(
-        AUTO,
+        "auto",
         "folder where compiled programs are kept for the next time; auto is one in the user's "
         "cache, empty keeps none",
     )
@@ -56,24 +56,14 @@ class Options:
 
 def stated(claim: Claim) -> dict[str, Any]:
     """The claim as it is stored before anything runs, without the code of its scores."""
+    code = ("script", "score", "objective", "limits")
+    compared = [{**each._asdict(), "score": each.score is not None} for each in claim.comparisons]
     return {
         "script": "study",
-        "statement": claim.statement,
-        "source": claim.source,
         "command": claim.script.name,
+        **{name: value for name, value in claim._asdict().items() if name not in code},
         "arms": {name: arm._asdict() for name, arm in claim.arms.items()},
-        "settings": claim.settings,
-        "comparisons": [
-            {**each._asdict(), "score": each.score is not None} for each in claim.comparisons
-        ],
-        "measure": claim.measure,
-        "flags": claim.flags,
-        "warm_start": claim.warm_start,
-        "evaluations": claim.evaluations,
-        "seeds": claim.seeds,
-        "tuning_seeds": claim.tuning_seeds,
-        "ranges": claim.ranges,
-        "seeds_in": claim.seeds_in,
+        "comparisons": compared,
     }
 
 
@@ -116,10 +106,8 @@ def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
                 f"--claim: {claim.evaluations} evaluations must divide the iterations of a run; "
                 f"total_steps={options.total_steps} makes {iterations} in {setting!r}"
             )
-        on_host = (
-            getattr(options, "environment", "") or getattr(options, "reward", VERIFIER) != VERIFIER
-        )
-        if on_host:
+        reward = getattr(options, "reward", VERIFIER)
+        if getattr(options, "environment", "") or reward != VERIFIER:
             raise UsageError("--claim: reward and environment of a study must be in its program")
 
 
@@ -181,10 +169,8 @@ class Runs(NamedTuple):
                 evaluations=self.claim.evaluations,
             )
         curves = vmapped.curves(rows)
-        return [
-            {name: x[i * seeds : (i + 1) * seeds] for name, x in curves.items()}
-            for i in range(len(values))
-        ]
+        parts = [slice(i * seeds, (i + 1) * seeds) for i in range(len(values))]
+        return [{name: x[part] for name, x in curves.items()} for part in parts]
 
 
 def beyond(edge: Sequence[float], count: int) -> list[float]:
@@ -211,10 +197,8 @@ def tune(runs: Runs, found: dict[float, float], keep: Callable[[], None]) -> tup
     for _ in range(extended, 1 + EXTENSIONS):
         if not set(asked) <= set(found):
             curves = runs.train(asked, runs.seeds[1], TUNING)
-            found |= {
-                value: float(np.mean(np.nan_to_num(claim.objective(each), nan=-np.inf)))
-                for value, each in zip(asked, curves, strict=True)
-            }
+            for value, each in zip(asked, curves, strict=True):
+                found[value] = float(np.mean(np.nan_to_num(claim.objective(each), nan=-np.inf)))
             keep()
         tried = sorted(found)
         best = max(tried, key=lambda value: found[value])
@@ -263,19 +247,20 @@ def run(claim: Claim, out: Path, devices: str) -> dict[str, dict[str, Tuned]]:
 def first(claim: Claim, setting: str) -> list[str]:
     """Flags of the initial policy of a setting, which no method has trained."""
     shared = {**claim.flags, **claim.settings[setting], "seeds": 1, "total_steps": 0}
-    of_methods = [name for name in shared if name == "algorithm" or name.startswith("config.")]
-    return flags.written(
-        {name: shared[name] for name in shared if name not in of_methods} | dict(claim.warm_start)
-    )
+    of_method = re.compile(r"algorithm$|config\.")
+    own = {name: value for name, value in shared.items() if not of_method.match(name)}
+    return flags.written(own | dict(claim.warm_start))
 
 
 def begin(claim: Claim, number: int, setting: str, out: Path) -> list[str]:
     """Makes the initial policy of a setting, unless it is there; the flag that begins with it."""
     if not claim.warm_start:
         return []
-    place = out / f"{comparison.START} {number}"
+    place = out / f"warm start {number}"
     if not (place / "summary.json").exists():
-        comparison.run_each(launch.language, {place.name: []}, first(claim, setting), out)
+        launch.language([*first(claim, setting), f"--out={place}", "--overwrite"])
+        if not (place / "summary.json").exists():
+            raise UsageError(f"{place.name} did not finish; see {place}")
     return [f"--init_from={place}"]
 
 
@@ -302,37 +287,29 @@ def carry_out(claim: Claim, options: Options) -> int:
         outcomes = claims.judge(claim, results)
         text = claims.table(claim, results, outcomes)
         (out / "table.txt").write_text(text, encoding="utf-8")
-        folder.write_json(
-            out / "verdict.json",
-            {
-                "verdict": claims.verdict(outcomes),
-                "comparisons": [
-                    {**each._asdict(), "comparison": str(each.comparison)} for each in outcomes
-                ],
-            },
-        )
-        with plotting.beside(out / "verdict.png"):
-            plotting.save_differences(
-                claims.rows(outcomes), claim.statement, claim.measure, out / "verdict.png"
-            )
+        told = [{**each._asdict(), "comparison": str(each.comparison)} for each in outcomes]
+        verdict = {"verdict": claims.verdict(outcomes), "comparisons": told}
+        folder.write_json(out / "verdict.json", verdict)
+        picture = out / "verdict.png"
+        with plotting.beside(picture):
+            rows = claims.rows(outcomes)
+            plotting.save_differences(rows, claim.statement, claim.measure, picture)
     print(text, end="")
-    print(f"see {Path(options.out) / 'verdict.png'}")
+    print(f"see {picture}")
     return 0
 
 
 def main(argv: Sequence[str], claim: Claim | None = None) -> int:
     """Runs the command, or the claim of a file that is itself run; returns its exit status."""
-    options = flags.ask(
-        argv, "jaxrl-po study", "Tests a claim about methods on many seeds.", Options
-    )
+    summary = "Tests a claim about methods on many seeds."
+    options = flags.ask(argv, "jaxrl-po study", summary, Options)
     if options is None:
         return 0
     if claim is None:
+        asked = f"--claim={options.claim}"
         if not user_code.is_source(options.claim):
-            raise UsageError(
-                f"--claim={options.claim} must be a file and a name, as in mine.py:claim"
-            )
+            raise UsageError(f"{asked} must be a file and a name, as in mine.py:claim")
         claim = user_code.make("claim", options.claim)
         if not isinstance(claim, Claim):
-            raise UsageError(f"--claim={options.claim} must return a claims.Claim, got {claim!r}")
+            raise UsageError(f"{asked} must return a claims.Claim, got {claim!r}")
     return carry_out(claim, options)

@@ -147,14 +147,11 @@ def crossed(*parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
       >>> crossed({"sums": {"task": "addition"}}, {"small": {"model.width": 32}})
       {'sums, small': {'task': 'addition', 'model.width': 32}}
     """
-    return {
-        ", ".join(names): {
-            flag: value
-            for part, name in zip(parts, names, strict=True)
-            for flag, value in part[name].items()
-        }
-        for names in itertools.product(*parts)
-    }
+    found: dict[tuple[str, ...], dict[str, Any]] = {(): {}}
+    for part in parts:
+        pairs = itertools.product(found.items(), part.items())
+        found = {(*names, name): {**own, **more} for (names, own), (name, more) in pairs}
+    return {", ".join(names): flags for names, flags in found.items()}
 
 
 class Tuned(NamedTuple):
@@ -211,10 +208,8 @@ def centre(arm: Sequence[Scores]) -> Scores:
 
 def resampled(arm: Sequence[Scores], seed: int) -> Scores:
     """Centres of resampled runs, `[R]`: resampled within each setting."""
-    generator = np.random.default_rng(seed)
-    return centre(
-        [runs[generator.integers(len(runs), size=(len(runs), REPLICATES))] for runs in arm]
-    )
+    draw = np.random.default_rng(seed).integers
+    return centre([runs[draw(len(runs), size=(len(runs), REPLICATES))] for runs in arm])
 
 
 def difference(
@@ -298,12 +293,8 @@ def judge(claim: Claim, results: Mapping[str, Mapping[str, Tuned]]) -> list[Outc
     verdicts = []
     for outcome, rejected in zip(found, holm([each.p for each in found]), strict=True):
         comparison = outcome.comparison
-        used = [
-            results[name][arm]
-            for name in outcome.each
-            for arm in (comparison.arm, comparison.than)
-            if arm is not None
-        ]
+        arms = [arm for arm in (comparison.arm, comparison.than) if arm is not None]
+        used = [results[name][arm] for name in outcome.each for arm in arms]
         enough = all(len(claim.score(each.curves)) >= LEAST_SEEDS for each in used)
         told = rejected and enough and all(each.inside for each in used)
         side = HOLDS if outcome.difference > comparison.by else FAILS
@@ -350,11 +341,9 @@ def with_failures(
         known = known[np.isfinite(known)]
         return np.where(np.isfinite(runs), runs, known.min() if known.size else 0.0)
 
-    other = [np.zeros(1)] * len(x) if y is None else y
-    return (
-        [filled(*pair) for pair in zip(x, other, strict=True)],
-        None if y is None else [filled(*pair) for pair in zip(y, x, strict=True)],
-    )
+    if y is None:
+        return [filled(runs, np.zeros(1)) for runs in x], None
+    return list(map(filled, x, y)), list(map(filled, y, x))
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
@@ -391,24 +380,18 @@ def table(
 ) -> str:
     """The claim, its comparisons with their verdicts, and every arm in every setting."""
     lines = [f"{claim.statement} ({claim.source})", f"score: {claim.measure}", ""]
-    lines.append(f"{'comparison':<44} {'difference':>24} {'P(better)':>10} {'p':>7}  verdict")
+    row = "{:<44} {:>24} {:>10} {:>7}  {}".format
+    lines.append(row("comparison", "difference", "P(better)", "p", "verdict"))
     for each in outcomes:
         whole = interval(each.difference, each.low, each.high)
-        lines.append(
-            f"{each.comparison!s:<44} {whole:>24} {each.improvement:>10.2f} {each.p:>7.4f}  "
-            f"{each.verdict}"
-        )
-        if len(each.each) > 1:
-            lines += [
-                f"{'  in ' + name:<44} {interval(*values):>24}"
-                for name, values in each.each.items()
-            ]
+        chances = f"{each.improvement:.2f}", f"{each.p:.4f}"
+        lines.append(row(str(each.comparison), whole, *chances, each.verdict))
+        parts = each.each if len(each.each) > 1 else {}
+        lines += [f"{'  in ' + name:<44} {interval(*ends):>24}" for name, ends in parts.items()]
     lines += ["", "every arm, with the value that was best for it:"]
-    lines += [
-        f"{setting:<30} {shown(claim, setting, name, tuned)}"
-        for setting, arms in results.items()
-        for name, tuned in arms.items()
-    ]
+    for setting, arms in results.items():
+        told = [shown(claim, setting, name, tuned) for name, tuned in arms.items()]
+        lines += [f"{setting:<30} {each}" for each in told]
     lines += ["", f"The claim {verdict(outcomes)}.", claim.limits]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -417,10 +400,8 @@ def rows(outcomes: Sequence[Outcome]) -> list[Difference]:
     """The outcomes as a figure: each comparison over all its settings, then in each of them."""
     found = []
     for each in outcomes:
-        by = each.comparison.by
-        found.append(
-            Difference(str(each.comparison), each.difference, each.low, each.high, by, each.verdict)
-        )
+        by, whole = each.comparison.by, (each.difference, each.low, each.high)
+        found.append(Difference(str(each.comparison), *whole, by, each.verdict))
         if len(each.each) > 1:
             found += [Difference(name, *values, by) for name, values in each.each.items()]
     return found

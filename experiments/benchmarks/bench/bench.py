@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import libraries
+import machine
 import page
 import rows
+import timing
 from page import OURS, THEIRS
 
 from jaxrl_po import backend, config
 from jaxrl_po.config import COUNT, static
-from jaxrl_po.run.devices import machine
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import RunError, UsageError
 from jaxrl_po.run.store import folder, provenance
-from jaxrl_po.study import comparison
 
 HOUR = 3600.0  # after which a process has hung
 
@@ -84,7 +84,7 @@ class Program:
     def run(self, choice: Sequence[str]) -> dict[str, Any]:
         """What the program prints last."""
         try:
-            return comparison.last_line([*self.command, *choice], HOUR)
+            return timing.last_line([*self.command, *choice], HOUR)
         except RunError as error:
             raise RunError(f"{self.name} ended: {error}") from None
 
@@ -141,7 +141,7 @@ def measure(
         THEIRS: Program(row.peer, [python, *theirs, *sizes], row.choices),
     }
     try:
-        comparison.in_turns(programs, rounds)
+        timing.in_turns(programs, rounds)
     except RunError as error:
         return {"failed": str(error)}
     results = {name: program.results() for name, program in programs.items()}

@@ -5,9 +5,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+import timing
+
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.study import comparison
 
 BENCHMARKS = Path(__file__).parent.parent
 ENVIRONMENTS = BENCHMARKS.parent.parent / ".venv" / "peers"
@@ -85,9 +88,9 @@ def install(environment: str) -> Path:
         done.exists() and done.read_text(encoding="utf-8") == wanted.read_text(encoding="utf-8")
     ):
         print(f"making the environment {place}", flush=True)
-        comparison.output_of([sys.executable, "-m", "venv", "--clear", place])
+        timing.output_of([sys.executable, "-m", "venv", "--clear", place])
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        comparison.output_of([*pip, "--requirement", wanted])
+        timing.output_of([*pip, "--requirement", wanted])
         done.write_text(wanted.read_text(encoding="utf-8"), encoding="utf-8")
     return python
 
@@ -102,10 +105,8 @@ def clone(repository: Repository) -> Path:
     if not place.exists():
         begun = place.with_suffix(".begun")
         git = ["git", "-C", begun]
-        comparison.output_of(["git", "init", "--quiet", begun])
-        comparison.output_of(
-            [*git, "fetch", "--quiet", "--depth=1", repository.url, repository.commit]
-        )
-        comparison.output_of([*git, "checkout", "--quiet", repository.commit])
+        timing.output_of(["git", "init", "--quiet", begun])
+        timing.output_of([*git, "fetch", "--quiet", "--depth=1", repository.url, repository.commit])
+        timing.output_of([*git, "checkout", "--quiet", repository.commit])
         begun.rename(place)
     return place

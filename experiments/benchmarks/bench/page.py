@@ -6,13 +6,13 @@ from statistics import median
 from typing import Any
 
 import libraries
+import machine
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 from rows import Row
 
 from jaxrl_po import backend
-from jaxrl_po.run.devices import machine
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.figures.plotting import COLOURS, QUIET, style
 from jaxrl_po.run.store import provenance

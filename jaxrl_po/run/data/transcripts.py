@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxrl_po.run.store import metrics
-from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import Row
 
 KNOWN = {
     *("iteration", "step", "seed", "decoding", "prompt", "completion", "turns", "score"),

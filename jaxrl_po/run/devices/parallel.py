@@ -1,8 +1,14 @@
-"""Data parallelism: seeds are vmapped and sharded over devices, or the rows of each seed are."""
+"""Seeds are vmapped and sharded over devices, or the rows of each seed, or its parameters.
+
+For parameters, a table of logical axes and rules from those to mesh axes decide: the learner is the
+same one, made without a device axis. Under `jit`, arrays are global and the partitioner inserts the
+communication. Parameters, reference and optimizer state are looked up in one table, by the ends of
+their paths.
+"""
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,11 +19,26 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_po import backend
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.seeds import over_seeds, stack
-from jaxrl_po.run.store.metrics import counted
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, PyTree, TrainState
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    CollectorState,
+    Learner,
+    Metrics,
+    PyTree,
+    TrainState,
+)
 
 # Rows per device below which the all-reduce of gradients costs more than sharding them saves.
 MIN_ROWS = 16
+
+LogicalAxes = Mapping[tuple[str, ...], tuple[str, ...]]
+"""The last two names of a parameter's path to its logical axes; others are not sharded."""
+Rules = Mapping[str, str]
+"""Logical axis to mesh axis; an axis that is left out is not sharded."""
+
+FULLY_SHARDED: Rules = {"embed": "data"}
+TENSOR_PARALLEL: Rules = {"heads": "model", "kv_heads": "model", "mlp": "model", "vocab": "model"}
 
 
 class Placement(NamedTuple):
@@ -40,7 +61,7 @@ class Placement(NamedTuple):
 
     @property
     def cuts_params(self) -> bool:
-        """Whether parameters are sharded: then `sharding`, not `shard_map`, places the learner."""
+        """Whether parameters are sharded: then `over_mesh`, not `shard_map`, places the learner."""
         return self.shard_params or self.model_devices > 1
 
     @property
@@ -55,38 +76,22 @@ class Placement(NamedTuple):
 
     def describe(self) -> str:
         """One line for the user: what is placed where."""
-        seeds = counted(self.num_seeds, "seeds")
+        seeds = f"{self.num_seeds:,} seed" + "s" * (self.num_seeds != 1)
+        each = self.num_seeds // self.seed_devices
         if self.num_devices == 1:
             return f"{seeds} on 1 device"
         if self.cuts_params:
-            axes = {
-                "seed": self.seed_devices,
-                "data": self.data_devices,
-                "model": self.model_devices,
-            }
-            over = [
-                name
-                for name, used in (("data", self.shard_params), ("model", self.model_devices > 1))
-                if used
-            ]
-            mesh = " × ".join(f"{name} {size}" for name, size in axes.items())
-            return (
-                f"{seeds} on {self.num_devices} devices ({mesh}), parameters sharded over "
-                f"{' and '.join(over)}"
-            )
+            data, model = self.data_devices, self.model_devices
+            mesh = f"seed {self.seed_devices} × data {data} × model {model}"
+            over = " and ".join(["data"] * self.shard_params + ["model"] * (model > 1))
+            return f"{seeds} on {self.num_devices} devices ({mesh}), parameters sharded over {over}"
         if self.data_devices == 1:
-            return (
-                f"{self.num_seeds} seeds on {self.seed_devices} devices, "
-                f"{self.num_seeds // self.seed_devices} on each"
-            )
+            return f"{self.num_seeds} seeds on {self.seed_devices} devices, {each} on each"
         rows = f"the rows of each sharded over {self.data_devices} devices"
         if self.seed_devices == 1:
             return f"{seeds}, {rows}"
-        each = self.num_seeds // self.seed_devices
-        return (
-            f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}, {rows}, "
-            f"{self.num_devices} in all"
-        )
+        shares = f"{self.num_seeds} seeds in {self.seed_devices} shares of {each}"
+        return f"{shares}, {rows}, {self.num_devices} in all"
 
 
 def choose(
@@ -121,9 +126,12 @@ def choose(
       ConfigError: a count below 1, more devices than exist, a mesh that contradicts `devices`,
         seeds or rows not divisible by their devices, devices not divisible by the processes.
     """
-    placement = _choose(
-        _parse_devices(devices), num_seeds, num_rows, mesh, shard_params, num_processes
-    )
+    wanted = _parse_devices(devices)
+    if mesh:
+        placement = _by_hand(mesh, wanted, num_seeds, num_rows, num_processes)
+    else:
+        placement = _choose(wanted, num_seeds, num_rows, shard_params, num_processes)
+    placement = placement._replace(shard_params=shard_params)
     if jax.process_count() > 1 and placement.num_devices != jax.device_count():
         raise ConfigError(
             f"devices must be all {jax.device_count()} of the {jax.process_count()} "
@@ -143,32 +151,22 @@ def split(devices: str | int) -> None:
 
 
 def _choose(
-    wanted: int | None,
-    num_seeds: int,
-    num_rows: int,
-    mesh: str,
-    shard_params: bool,
-    num_processes: int,
+    wanted: int | None, num_seeds: int, num_rows: int, shard_params: bool, num_processes: int
 ) -> Placement:
-    if mesh:
-        return _by_hand(mesh, wanted, num_seeds, num_rows, num_processes)._replace(
-            shard_params=shard_params
-        )
     available = _available(wanted, num_processes)
-    shardable_seeds = 1 if shard_params else num_seeds
+    shardable = 1 if shard_params else num_seeds
     if wanted is None:
-        usable = [
+        wanted = next(
             n
             for n in range(available, 0, -1)
-            if shardable_seeds % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)
-        ]
-        wanted = usable[0]
+            if shardable % n == 0 or (num_rows % n == 0 and num_rows >= n * MIN_ROWS)
+        )
     if wanted > available:
         raise ConfigError(f"devices must be at most {available}, the number there is, got {wanted}")
-    if shardable_seeds % wanted == 0:
-        return Placement(num_seeds, wanted, 1, shard_params=shard_params)
+    if shardable % wanted == 0:
+        return Placement(num_seeds, wanted, 1)
     if num_rows % wanted == 0:
-        return Placement(num_seeds, 1, wanted, shard_params=shard_params)
+        return Placement(num_seeds, 1, wanted)
     raise ConfigError(
         f"devices={wanted} must divide the {num_seeds} seeds or the {num_rows} rows "
         "(environments or prompts)"
@@ -192,13 +190,10 @@ def _by_hand(
         raise ConfigError(f"mesh={mesh} has {placement.num_devices} devices, but devices={devices}")
     available = _available(placement.num_devices, num_processes)
     if placement.num_devices > available:
-        raise ConfigError(
-            f"mesh={mesh} needs {placement.num_devices} devices, and there are {available}"
-        )
-    for name, size, what in (
-        ("seed", num_seeds, "seeds"),
-        ("data", num_rows, "rows (environments or prompts)"),
-    ):
+        needs = f"needs {placement.num_devices} devices, and there are {available}"
+        raise ConfigError(f"mesh={mesh} {needs}")
+    rows = ("data", num_rows, "rows (environments or prompts)")
+    for name, size, what in (("seed", num_seeds, "seeds"), rows):
         if size % axes[name]:
             raise ConfigError(f"mesh={mesh}: {name}:{axes[name]} must divide the {size} {what}")
     return placement
@@ -207,24 +202,18 @@ def _by_hand(
 def _parse_devices(devices: str | int) -> int | None:
     if devices == "auto":
         return None
-    try:
-        count = int(devices)
-    except ValueError:
-        count = 0
-    if count < 1:
+    if not str(devices).isdecimal() or int(devices) < 1:
         raise ConfigError(f"devices must be 'auto' or a positive number, got {devices!r}")
-    return count
+    return int(devices)
 
 
 def _available(wanted: int | None, num_processes: int) -> int:
     """See `device_count`; a CPU is split into as many devices as `wanted`, or into one per core."""
     if wanted and num_processes and wanted % num_processes:
         raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
+    count = wanted // num_processes if wanted and num_processes else backend.cores()
     with contextlib.suppress(RuntimeError):  # the backend is already running: use it as it is
-        jax.config.update(
-            "jax_num_cpu_devices",
-            wanted // num_processes if wanted and num_processes else backend.cores(),
-        )
+        jax.config.update("jax_num_cpu_devices", count)
     return device_count()
 
 
@@ -253,20 +242,12 @@ def on_devices(
     """Runs a function on every device, which sees its share of the arguments."""
     # Unchecked: what is replicated over `data` is so because the function reduces over it, or
     # computes the same on every device.
-    return jax.shard_map(
-        function,
-        mesh=make_mesh(placement),
-        in_specs=in_specs,
-        out_specs=out_specs,
-        check_vma=False,
-    )
+    specs = {"in_specs": in_specs, "out_specs": out_specs}
+    return jax.shard_map(function, mesh=make_mesh(placement), **specs, check_vma=False)
 
 
 def spread(
-    function: Callable[..., Any],
-    placement: Placement,
-    in_specs: Any = SEEDS,
-    out_specs: Any = SEEDS,
+    function: Callable[..., Any], placement: Placement, in_specs: Any = SEEDS
 ) -> Callable[..., Any]:
     """Runs a function of stacked seeds on the devices of each seed, without communication.
 
@@ -274,12 +255,11 @@ def spread(
       function: arrays `[S, …]` to arrays `[S, …]`, independent over seeds (vmapped).
       placement: see `choose`.
       in_specs: partition of the arguments; by default over the seed axis.
-      out_specs: partition of the results, likewise.
     """
     # In these cases XLA partitions the function itself, by where its arguments are.
     if placement.seed_devices == 1 or placement.cuts_params:
         return function
-    return on_devices(function, placement, in_specs, out_specs)
+    return on_devices(function, placement, in_specs)
 
 
 def specs_of(axes: Any) -> Any:
@@ -290,7 +270,10 @@ def specs_of(axes: Any) -> Any:
 
 
 def each_seed(
-    function: Callable[..., Any], placement: Placement, in_axes: Sequence[Any]
+    function: Callable[..., Any],
+    placement: Placement,
+    in_axes: Sequence[Any],
+    axes: LogicalAxes | None = None,
 ) -> Callable[..., Any]:
     """A function of one seed over stacked seeds, on the devices of each seed.
 
@@ -298,7 +281,17 @@ def each_seed(
       function: of one seed, without communication.
       placement: see `choose`.
       in_axes: prefix trees, 0 for what leads with `[S]`, None for what all seeds share.
+      axes: see `over_devices`.
     """
+    if axes is not None and placement.cuts_params:
+        mesh, rules = make_mesh(placement), rules_of(placement)
+        of_all = stack(function, placement.num_seeds, in_axes, 0, spmd_axis_name="seed")
+
+        def placed(*arguments: PyTree) -> PyTree:
+            made = of_all(*arguments)
+            return jax.lax.with_sharding_constraint(made, by_axes(made, mesh, axes, rules))
+
+        return placed
     stacked = stack(function, placement.num_seeds // placement.seed_devices, in_axes, 0)
     if placement.num_devices == 1:
         return stacked
@@ -310,30 +303,23 @@ def state_spec() -> Any:
 
     All else is replicated over `data`; frozen parameters are replicated over all devices.
     """
-    each, rows = P("seed"), P("seed", "data")
-    spec: Any = TrainState
+    state: Any = TrainState
     collector: Any = CollectorState
-    return spec(
-        params=ActorCritic(each, each, P()),
-        opt_state=each,
-        reference_params=each,
-        kl_coefficient=each,
-        collector=collector(sharded=rows, replicated=each),
-        key=each,
-        step=each,
+    return state(*[SEEDS] * len(TrainState._fields))._replace(
+        params=ActorCritic(SEEDS, SEEDS, P()),
+        collector=collector(sharded=P("seed", "data"), replicated=SEEDS),
     )
 
 
 def whole_state_spec() -> Any:
     """Partition of a stacked state whose rows are not sharded: only seeds, over `seed`."""
-    return state_spec()._replace(collector=P("seed"))
+    return state_spec()._replace(collector=SEEDS)
 
 
 def batch_spec() -> Any:
     """Partition of a stacked batch: seeds over `seed`, rows over `data`, metrics replicated."""
-    each, rows = P("seed"), P("seed", "data")
-    spec: Any = Batch
-    return spec(**{name: each if name == "metrics" else rows for name in Batch._fields})
+    batch: Any = Batch
+    return batch(*[P("seed", "data")] * len(Batch._fields))._replace(metrics=SEEDS)
 
 
 def make_mesh(placement: Placement) -> Mesh:
@@ -348,7 +334,9 @@ def replicated(placement: Placement) -> NamedSharding:
     return NamedSharding(make_mesh(placement), P())
 
 
-def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> Learner:
+def over_devices(
+    learner: Learner, placement: Placement, *, axes: LogicalAxes | None = None, start: Any = 0
+) -> Learner:
     """The learner over stacked seeds and devices.
 
     Under `jax.shard_map`, every device steps its seeds on its rows; the learner, made with
@@ -357,12 +345,15 @@ def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> L
     Args:
       learner: of one seed.
       placement: see `choose`.
+      axes: of a model whose parameters the placement may shard, see `over_mesh`.
       start: see `over_seeds`.
 
     Returns:
       The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
       except for the order of floating-point sums.
     """
+    if axes is not None and placement.cuts_params:
+        return over_mesh(learner, placement, axes, start=start)
     if placement.num_devices == 1:
         return over_seeds(learner, placement.num_seeds, start=start)
     local = over_seeds(learner, placement.num_seeds // placement.seed_devices, start=start)
@@ -371,14 +362,11 @@ def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> L
     # Each device initialises all rows of its seeds, which are sharded afterwards, so that the
     # random numbers do not depend on the mesh.
     init = over(local.init, in_specs=(specs_of(start),), out_specs=whole_state_spec())
-    shardings = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), state, is_leaf=lambda x: isinstance(x, P)
-    )
+    placed = jax.tree.map(functools.partial(NamedSharding, mesh), state)
 
     def init_sharded(start: PyTree) -> TrainState:
-        made = init(start)
-        placed: TrainState = jax.lax.with_sharding_constraint(made, _broadcast(shardings, made))
-        return placed
+        made: TrainState = jax.lax.with_sharding_constraint(init(start), placed)
+        return made
 
     return Learner(
         init_sharded,
@@ -387,10 +375,127 @@ def over_devices(learner: Learner, placement: Placement, *, start: Any = 0) -> L
     )
 
 
-def _broadcast(prefix: Any, state: TrainState) -> TrainState:
-    return jax.tree.map(
-        lambda sharding, subtree: jax.tree.map(lambda _: sharding, subtree),
-        prefix,
-        state,
-        is_leaf=lambda x: isinstance(x, NamedSharding),
+def rules_of(placement: Placement) -> Rules:
+    """Tensor parallel over `model`, and with `shard_params` fully sharded over `data`."""
+    return {**TENSOR_PARALLEL, **(FULLY_SHARDED if placement.shard_params else {})}
+
+
+def partition(path: Any, shape: tuple[int, ...], mesh: Mesh, axes: LogicalAxes, rules: Rules) -> P:
+    """The partition of one array of a state.
+
+    A dimension that its mesh axis does not divide is replicated, as is an array whose path ends
+    like a parameter's but which has another number of dimensions.
+
+    Args:
+      path: of the leaf, as `jax.tree_util` gives it. The path of an Adam moment ends with that of
+        its parameter.
+      shape: of the leaf.
+      mesh: see `make_mesh`.
+      axes: see `LogicalAxes`.
+      rules: see `Rules`.
+
+    Returns:
+      The partition; empty if the array is not in the table.
+
+    Example:
+      >>> from jax.tree_util import DictKey
+      >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+      >>> path, axes = (DictKey("up"), DictKey("kernel")), {("up", "kernel"): ("embed", "mlp")}
+      >>> partition(path, (8, 6), mesh, axes, {"embed": "data", "mlp": "model"})
+      P('data', 'model')
+    """
+    logical = axes.get(tuple(jax.tree_util.keystr((key,), simple=True) for key in path[-2:]), ())
+    if len(logical) != len(shape):
+        return P()
+    pairs = zip(map(rules.get, logical), shape, strict=True)
+    return P(*(name if name and size % mesh.shape[name] == 0 else None for name, size in pairs))
+
+
+def shardings(state: TrainState, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> TrainState:
+    """The sharding of every leaf of a stacked state.
+
+    Args:
+      state: stacked over seeds, leaves (or shapes) `[S, …]`.
+      mesh: see `make_mesh`.
+      axes: see `LogicalAxes`.
+      rules: see `Rules`.
+
+    Returns:
+      A tree like `state` of `NamedSharding`s: seeds over `seed`; within a seed, parameters,
+      reference and optimizer state by their logical axes, `collector.sharded` over `data`, all else
+      replicated.
+    """
+    placed: TrainState = by_axes(state, mesh, axes, rules)
+    # Frozen parameters have no seed axis.
+    frozen = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, partition(path, leaf.shape, mesh, axes, rules)),
+        state.params.frozen,
     )
+    placed = placed._replace(params=placed.params._replace(frozen=frozen))
+    rows = jax.tree.map(lambda _: NamedSharding(mesh, P("seed", "data")), state.collector.sharded)
+    return placed._replace(collector=placed.collector._replace(sharded=rows))
+
+
+def by_axes(tree: PyTree, mesh: Mesh, axes: LogicalAxes, rules: Rules) -> Any:
+    """The sharding of every leaf `[S, …]` of a tree: seeds over `seed`, and by its logical axes."""
+
+    def of(path: Any, leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, P("seed", *partition(path, leaf.shape[1:], mesh, axes, rules)))
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def rows_over_data(placement: Placement) -> Callable[[jax.Array], jax.Array]:
+    """Shards the leading axis of activations over `data`, for `Transformer.constrain`.
+
+    This constraint decides how the work is split. With it, the compiler all-gathers a block's
+    parameters where the block uses them and reduce-scatters their gradient; without it, it may keep
+    the parameters in place and shard the width of the activations, with all rows on every device.
+    Caches and batches follow from it. Arrays whose rows the devices do not divide (the single row
+    of `init`) are not constrained.
+
+    Args:
+      placement: see `choose`.
+    """
+    rows = NamedSharding(make_mesh(placement), P("data"))
+
+    def constrain(x: jax.Array) -> jax.Array:
+        whole = x.shape[0] % placement.data_devices
+        return x if whole else jax.lax.with_sharding_constraint(x, rows)
+
+    return constrain
+
+
+def over_mesh(
+    learner: Learner, placement: Placement, axes: LogicalAxes, *, start: Any = 0
+) -> Learner:
+    """The learner over stacked seeds, with its parameters sharded over the mesh.
+
+    Args:
+      learner: of one seed, made without a device axis, of a model whose activations are constrained
+        by `rows_over_data`.
+      placement: see `choose`.
+      axes: see `LogicalAxes`.
+      start: see `over_seeds`.
+
+    Returns:
+      The learner, to be jitted; its leaves lead with `[S]`. Results do not depend on the placement,
+      except for the order of floating-point sums.
+    """
+    mesh, rules = make_mesh(placement), rules_of(placement)
+    stacked = over_seeds(learner, placement.num_seeds, start=start, spmd_axis_name="seed")
+
+    def place(state: TrainState) -> TrainState:
+        where = shardings(state, mesh, axes, rules)
+        placed: TrainState = jax.lax.with_sharding_constraint(state, where)
+        return placed
+
+    def sample(state: TrainState) -> tuple[TrainState, Batch]:
+        state, batch = stacked.sample(place(state))
+        return place(state), batch
+
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        state, metrics = stacked.update(place(state), batch)
+        return place(state), metrics
+
+    return Learner(lambda start: place(stacked.init(start)), sample, update)

@@ -17,8 +17,6 @@ import jax
 import numpy as np
 import numpy.typing as npt
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment.flags import UsageError, shown
@@ -42,7 +40,16 @@ def start(
     Raises:
       UsageError: there is no cluster to ask, or not all processes joined in time.
     """
-    _check(coordinator, num_processes, process_id)
+    host, _, port = coordinator.rpartition(":")
+    if coordinator and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise UsageError(
+            f"--coordinator must read like host:port, e.g. 10.0.0.1:1234, got {coordinator!r}"
+        )
+    if num_processes and process_id >= num_processes:
+        raise UsageError(
+            f"--process_id={process_id} must be below --num_processes={num_processes}; the "
+            "first is 0"
+        )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # The service would intercept SIGTERM, which the runner handles itself.
     jax.config.update("jax_enable_preemption_service", False)
@@ -72,28 +79,14 @@ def start(
             f"s; {_answer(coordinator)}"
         )
     for error in failures:
+        why = f"--coordinator={coordinator} cannot be used by process {process_id}: {error}"
         if not (coordinator and num_processes and process_id >= 0):
-            raise UsageError(
-                "--distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI) to "
-                "tell what is missing: give --coordinator=host:port, --num_processes and "
-                f"--process_id ({error})"
-            ) from None
-        raise UsageError(
-            f"--coordinator={coordinator} cannot be used by process {process_id}: {error}"
-        ) from None
-
-
-def _check(coordinator: str, num_processes: int, process_id: int) -> None:
-    host, _, port = coordinator.rpartition(":")
-    if coordinator and not (host and port.isdecimal() and 0 < int(port) < 2**16):
-        raise UsageError(
-            f"--coordinator must read like host:port, e.g. 10.0.0.1:1234, got {coordinator!r}"
-        )
-    if num_processes and process_id >= num_processes:
-        raise UsageError(
-            f"--process_id={process_id} must be below --num_processes={num_processes}; the "
-            "first is 0"
-        )
+            why = (
+                "--distributed found no cluster (SLURM, Kubernetes, TPU pod, Open MPI) to tell "
+                "what is missing: give --coordinator=host:port, --num_processes and --process_id "
+                f"({error})"
+            )
+        raise UsageError(why) from None
 
 
 def _answer(coordinator: str) -> str:
@@ -126,7 +119,7 @@ def is_writer() -> bool:
 
 def any_of(flag: bool) -> bool:
     """Whether the flag is set in any process; all processes must call this."""
-    return bool(_of_all(np.int32(flag)).any()) if several() else flag
+    return bool(multihost_utils.process_allgather(np.int32(flag)).any()) if several() else flag
 
 
 def gather(value: Any) -> list[Any]:
@@ -142,27 +135,10 @@ def gather(value: Any) -> list[Any]:
     if not several():
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    lengths = _of_all(np.int32(text.size))  # all must pass arrays of one shape, hence the padding
-    texts = _of_all(np.pad(text, (0, int(lengths.max()) - text.size)))
+    of_all = multihost_utils.process_allgather
+    lengths = of_all(np.int32(text.size))  # all must pass arrays of one shape, hence the padding
+    texts = of_all(np.pad(text, (0, int(lengths.max()) - text.size)))
     return [json.loads(bytes(row[:length])) for row, length in zip(texts, lengths, strict=True)]
-
-
-def _of_all(array: npt.NDArray[Any] | np.int32) -> npt.NDArray[Any]:
-    """`[processes, …]`, all-gathered from an array of the same shape in each process."""
-    # Reversed, so that the first device of each process is the one that stays in the dict.
-    first = {device.process_index: device for device in reversed(jax.devices())}
-    mesh = Mesh(
-        np.array([first[i] for i in sorted(first)]), ("process",), axis_types=(AxisType.Auto,)
-    )
-    mine = jax.device_put(np.asarray(array)[None], first[jax.process_index()])
-    stacked = jax.make_array_from_single_device_arrays(
-        (len(first), *mine.shape[1:]), NamedSharding(mesh, P("process")), [mine]
-    )
-    return np.asarray(jax.jit(_identity, out_shardings=NamedSharding(mesh, P()))(stacked))
-
-
-def _identity(x: jax.Array) -> jax.Array:
-    return x
 
 
 def decide(function: Callable[[], Any], error: type[Exception] = UsageError) -> Any:
@@ -219,11 +195,11 @@ def together() -> Iterator[Callable[[Mapping[str, Any]], None]]:
 def _compare(settings: list[dict[str, Any]]) -> None:
     for i, other in enumerate(settings[1:], 1):
         for name in settings[0] | other:
-            values = [each.get(name, ABSENT) for each in (settings[0], other)]
-            if values[0] != values[1]:
+            first, its = settings[0].get(name, ABSENT), other.get(name, ABSENT)
+            if first != its:
                 raise UsageError(
-                    f"--{name} must be the same in all processes, but is {shown(values[0])} "
-                    f"in process 0 and {shown(values[1])} in process {i}"
+                    f"--{name} must be the same in all processes, but is {shown(first)} in "
+                    f"process 0 and {shown(its)} in process {i}"
                 )
 
 

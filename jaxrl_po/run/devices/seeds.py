@@ -16,14 +16,8 @@ from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, PyTree, TrainSt
 SIDE_BY_SIDE = 8
 
 # The seed axis of a stacked state, for `jax.vmap`; all seeds share the frozen parameters.
-STATE_AXES: Any = TrainState(
-    params=ActorCritic(0, 0, None),
-    opt_state=0,
-    reference_params=0,
-    kl_coefficient=0,  # type: ignore[arg-type]
-    collector=0,  # type: ignore[arg-type]
-    key=0,  # type: ignore[arg-type]
-    step=0,  # type: ignore[arg-type]
+STATE_AXES: Any = TrainState(*[0] * len(TrainState._fields))._replace(  # type: ignore[arg-type]
+    params=ActorCritic(0, 0, None)
 )
 
 
@@ -50,13 +44,13 @@ def stack(
     """
     if num_seeds > 1:
         return jax.vmap(function, in_axes, out_axes, spmd_axis_name=spmd_axis_name)
-    return lambda *trees: _each(
-        out_axes,
-        lambda x: x[None],
-        function(
-            *(_each(axes, lambda x: x[0], tree) for axes, tree in zip(in_axes, trees, strict=True))
-        ),
-    )
+
+    def one(*trees: PyTree) -> PyTree:
+        pairs = zip(in_axes, trees, strict=True)
+        result = function(*(_each(axes, lambda x: x[0], tree) for axes, tree in pairs))
+        return _each(out_axes, lambda x: x[None], result)
+
+    return one
 
 
 def over_seeds(
@@ -119,12 +113,10 @@ def in_groups(
             state, metrics = update(share(own[0], frozen), own[1])
             return share(state, None), metrics
 
-        groups = jax.tree.map(
-            lambda x: x.reshape(-1, size, *x.shape[1:]), (share(state, None), batch)
-        )
-        state, metrics = jax.tree.map(
-            lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(of_group, groups)
-        )
+        own = share(state, None), batch
+        groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), own)
+        done = jax.lax.map(of_group, groups)
+        state, metrics = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), done)
         return share(state, frozen), metrics
 
     return grouped
@@ -146,13 +138,8 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: Any
         return
     made = jax.make_jaxpr(lambda start: learner.init(start).params.frozen)(start)
     read = dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))[1]
-    shared: list[bool] = []
-    jax.tree.map(
-        lambda axis, subtree: shared.extend([axis is None] * len(jax.tree.leaves(subtree))),
-        axes,
-        start,
-        is_leaf=lambda x: x is None,
-    )
+    each = _each(axes, lambda _: False, jax.tree.map(lambda _: True, start))
+    shared = jax.tree.leaves(each)  # True where all seeds share the leaf
     if any(used and not free for used, free in zip(read, shared, strict=True)):
         raise ConfigError(
             "frozen parameters must not depend on the key: all seeds share one copy; load or draw "
@@ -166,7 +153,7 @@ def of_seed(state: TrainState, index: int = 0) -> TrainState:
     return taken
 
 
-def _each(axes: PyTree, function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
+def _each(axes: PyTree, function: Callable[[jax.Array], Any], tree: PyTree) -> PyTree:
     """Applies a function to the leaves with a seed axis; `axes` is a prefix tree of 0 and None."""
     return jax.tree.map(
         lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config
 from jaxrl_po.run.data.scoring import HostScore
-from jaxrl_po.run.devices import parallel, processes, sharding
+from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import STATE_AXES, of_seed
 from jaxrl_po.run.experiment.options import Options
@@ -58,7 +58,7 @@ class Setup(NamedTuple):
     test: Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]] | None = None
     initial: str = ""
     examples: programs.Examples | None = None
-    axes: sharding.LogicalAxes | None = None
+    axes: parallel.LogicalAxes | None = None
     host: programs.Host | None = None
     rewarded: HostScore | None = None
     warm: Warm | None = None
@@ -216,14 +216,9 @@ def with_settings(learner_of: Callable[[Any], Learner], *, alone: bool) -> Learn
 
 def over_all(setup: Setup, placement: Placement) -> tuple[Learner, Warm | None]:
     """The learner and its warm start over all seeds and devices."""
-    over: Callable[..., Learner]
-    each: Callable[..., Callable[..., Any]]
-    if (axes := setup.axes) is not None and placement.cuts_params:
-        over = functools.partial(sharding.over_mesh, placement=placement, axes=axes)
-        each = functools.partial(sharding.each_seed, placement=placement, axes=axes)
-    else:
-        over = functools.partial(parallel.over_devices, placement=placement)
-        each = functools.partial(parallel.each_seed, placement=placement)
+    axes = setup.axes
+    over = functools.partial(parallel.over_devices, placement=placement, axes=axes)
+    each = functools.partial(parallel.each_seed, placement=placement, axes=axes)
     learner, warm, given = setup.learner, setup.warm, setup.given
     start: Any = 0 if given is None else (0, None)
     if warm is not None:

@@ -17,7 +17,7 @@ from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store import checkpoint, folder, provenance
-from jaxrl_po.run.store.named_arrays import CheckpointError
+from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import TrainState
 
 CHECKPOINTS = ("best", "latest")
@@ -125,7 +125,7 @@ def require_base(digest: str, flag: str, run: str) -> None:
       run: its folder.
     """
     stored = json.loads((Path(run) / folder.CONFIG).read_text(encoding="utf-8"))
-    provenance.require_base(digest, stored.get("resolved", {}), f"--{flag}={run}")
+    provenance.require_data(provenance.BASE, digest, stored.get("resolved", {}), f"--{flag}={run}")
 
 
 @contextlib.contextmanager

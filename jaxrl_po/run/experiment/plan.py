@@ -172,12 +172,10 @@ def _resolve(
         resolved[user_code.DIGESTS] = code
     if options.deterministic:
         provenance.require_same(origin, earlier, options.out)
-    if setup.base:
-        provenance.require_base(setup.base, earlier, f"--resume: --out={options.out}")
-        resolved[provenance.BASE] = setup.base
-    if setup.prompts:
-        provenance.require_prompts(setup.prompts, earlier, f"--resume: --out={options.out}")
-        resolved[provenance.PROMPTS] = setup.prompts
+    data = {provenance.BASE: setup.base, provenance.PROMPTS: setup.prompts}
+    for entry, digest in data.items():
+        provenance.require_data(entry, digest, earlier, f"--resume: --out={options.out}")
+        resolved |= {entry: digest} if digest else {}
     return resolved | provenance.go_on(origin, earlier), provenance.differences(origin, earlier)
 
 

@@ -22,10 +22,9 @@ from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import programs, runner
 from jaxrl_po.run.loop.progress import Progress
-from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics, provenance, summary
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.run.store.named_arrays import CheckpointError
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, TrainState
+from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics, provenance
+from jaxrl_po.run.store.checkpoint import CheckpointError
+from jaxrl_po.types import ActorCritic, CollectorState, Learner, Row, TrainState
 
 SCRIPT = "train"
 SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
@@ -332,7 +331,7 @@ def carry_out(plan: Plan, *, leave_early: bool = False) -> Trained:
         if processes.is_writer() and plan.options.out:
             # An interrupted run's last line may lack an evaluation.
             if plan.job.score and (outcome.idle or rows[-1]["iteration"] == plan.job.iterations):
-                content = summary.of_run(
+                content = metrics.summary(
                     rows,
                     plan.options,
                     plan.settings["resolved"],
@@ -413,5 +412,5 @@ def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
             "easy for the policy: warm start it further, choose another difficulty, or raise "
             "--problem.group_size"
         )
-    score = f"{summary.in_words(rows, plan.job.score)}; " if plan.job.score else ""
+    score = f"{metrics.in_words(rows, plan.job.score)}; " if plan.job.score else ""
     return f"done: {score}results in {plan.options.out}"

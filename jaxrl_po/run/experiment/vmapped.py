@@ -15,7 +15,7 @@ from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import metrics
-from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import Row
 
 Curves = Mapping[str, npt.NDArray[np.float64]]
 """Name to `[N, E]`: N runs, E evaluations."""

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from jaxrl_po.run.store import metrics
-from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.types import Row
 
 FEWEST_SEEDS = 4  # below which a bootstrap band says nothing that the seeds do not
 INK, QUIET = "#1b1f24", "#8a929c"
@@ -106,19 +106,16 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
     """Draws one panel of at most 32 curves; a metric without any value is skipped."""
     drawn: set[int] = set()  # number of seeds of each curve
     named: list[Line2D] = []
-    for series, (dashes, colour) in zip(
-        panel.series, itertools.product(DASHES, COLOURS), strict=False
-    ):
-        step, values = metrics.curve(
-            panel.rows if series.rows is None else series.rows, series.metric
-        )
+    looks = itertools.product(DASHES, COLOURS)
+    for series, (dashes, colour) in zip(panel.series, looks, strict=False):
+        rows = panel.rows if series.rows is None else series.rows
+        step, values = metrics.curve(rows, series.metric)
         if not step.size:
             continue
         has_band = len(values) >= FEWEST_SEEDS
         if panel.seeds or not has_band:
-            axes.plot(
-                step, values.T, color=colour, alpha=min(0.35, 2.5 / len(values)), linewidth=0.7
-            )
+            alpha = min(0.35, 2.5 / len(values))
+            axes.plot(step, values.T, color=colour, alpha=alpha, linewidth=0.7)
         if has_band:
             low, high = metrics.bootstrap_interval([values])
             axes.fill_between(step, low, high, color=colour, alpha=0.22, linewidth=0)
@@ -140,9 +137,8 @@ def draw(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         what = f"IQM{band}, {seeds} seeds" if max(drawn) > 1 else None
         # By name, since a legend of its own accord leaves out a name that begins with `_`.
         names = [str(line.get_label()) for line in named]
-        axes.legend(
-            named, names, loc="best", fontsize=9, title=what, title_fontsize=9, alignment="left"
-        )
+        size = {"fontsize": 9, "title_fontsize": 9}
+        axes.legend(named, names, loc="best", title=what, alignment="left", **size)
 
 
 def save(panels: Sequence[Panel], path: Path) -> None:

@@ -56,14 +56,8 @@ def cart_pole(axes: Axes, episode: Episode, t: int) -> None:
     for end in (-2.4, 2.4):
         axes.plot([end, end], [-0.09, 0.09], color=QUIET, linewidth=1.5)
     axes.add_patch(_box(x, 0.0, 0.62, 0.3))
-    axes.plot(
-        [x, x + np.sin(angle)],
-        [0.15, 0.15 + np.cos(angle)],
-        color=ACCENT,
-        linewidth=6.5,
-        zorder=4,
-        **ROUND,
-    )
+    ends = [x, x + np.sin(angle)], [0.15, 0.15 + np.cos(angle)]
+    axes.plot(*ends, color=ACCENT, linewidth=6.5, zorder=4, **ROUND)
     axes.add_patch(Circle((x, 0.15), 0.045, color=PAPER, zorder=5))
 
 
@@ -84,10 +78,8 @@ def acrobot(axes: Axes, episode: Episode, t: int) -> None:
     """Two links of length 1 below a pivot, and the path of the tip; dashed: the height to reach."""
     cos_1, sin_1, cos_2, sin_2 = episode.observation[: t + 1, :4].T
     middle_x, middle_y = sin_1, -cos_1
-    tip_x, tip_y = (
-        middle_x + sin_1 * cos_2 + cos_1 * sin_2,
-        middle_y - cos_1 * cos_2 + sin_1 * sin_2,
-    )
+    tip_x = middle_x + sin_1 * cos_2 + cos_1 * sin_2
+    tip_y = middle_y - cos_1 * cos_2 + sin_1 * sin_2
     _stage(axes, (-2.8, 2.8), (-2.15, 2.15))
     axes.plot([-2.8, 2.8], [1.0, 1.0], color=QUIET, linewidth=1.5, linestyle=(0, (4, 3)))
     _trail(axes, tip_x, tip_y)
@@ -110,18 +102,10 @@ def mountain_car(axes: Axes, episode: Episode, t: int, *, goal: float) -> None:
     axes.fill_between(ground, height(ground), -0.1, color=FAINT, linewidth=0)
     axes.plot(ground, height(ground), color=QUIET, linewidth=1.5)
     axes.plot([goal, goal], [height(goal), height(goal) + 0.2], color=INK, linewidth=2.0, **ROUND)
-    axes.add_patch(
-        Polygon(
-            [(goal, height(goal) + d) for d in (0.2, 0.11)] + [(goal - 0.1, height(goal) + 0.155)],
-            color=INK,
-        )
-    )
-    place = (
-        Affine2D()
-        .rotate(np.arctan(1.35 * np.cos(3.0 * position)))
-        .translate(position, height(position))
-        + axes.transData
-    )
+    flag = np.array([(0.0, 0.2), (0.0, 0.11), (-0.1, 0.155)]) + np.array([goal, height(goal)])
+    axes.add_patch(Polygon(flag, color=INK))
+    turned = Affine2D().rotate(np.arctan(1.35 * np.cos(3.0 * position)))
+    place = turned.translate(position, height(position)) + axes.transData
     car: list[Patch] = [
         _box(0.0, 0.075, 0.19, 0.06, color=ACCENT),
         _box(-0.01, 0.115, 0.1, 0.06, color=ACCENT),
@@ -137,13 +121,12 @@ def grid(axes: Axes, episode: Episode, t: int) -> None:
     cells = episode.observation[t]
     cells = np.nan_to_num(cells.reshape(*cells.shape[:2], -1))
     rows, columns, depth = cells.shape
-    colours = (
-        [ACCENT] if depth == 1 else [CHANNELS[channel % len(CHANNELS)] for channel in range(depth)]
-    )
+    colours = (ACCENT,) if depth == 1 else CHANNELS
     picture = np.broadcast_to(to_rgb("#eef0f2"), (rows, columns, 3))
     for channel in reversed(range(depth)):
         opacity = np.clip(cells[:, :, channel, None], 0.0, 1.0)
-        picture = opacity * np.array(to_rgb(colours[channel])) + (1.0 - opacity) * picture
+        colour = np.array(to_rgb(colours[channel % len(colours)]))
+        picture = opacity * colour + (1.0 - opacity) * picture
     _stage(axes, (0.0, columns), (rows, 0.0))
     axes.imshow(picture, extent=(0.0, columns, rows, 0.0), interpolation="nearest")
     if max(rows, columns) <= 20:
@@ -170,24 +153,15 @@ def components(axes: Axes, episode: Episode, t: int) -> None:
     bars.axhline(0.0, color=QUIET, linewidth=0.8)
     actions = episode.action.reshape(len(episode.action), -1)
     returns = np.append(0.0, np.cumsum(episode.reward))
-    for title, values, until, y in (
-        ("action", actions, t, 0.59),
-        ("return", returns[:, None], t + 1, 0.1),
-    ):
+    below = ("return", returns[:, None], t + 1, 0.1)
+    for title, values, until, y in (("action", actions, t, 0.59), below):
         panel = _panel(axes, (0.61, y, 0.37, 0.32), title, (0, len(actions)), values)
         panel.set_prop_cycle(color=(ACCENT, *COLOURS))
-        panel.plot(
-            values[:until], linewidth=1.6, marker="o" if len(values) <= 20 else "", markersize=3
-        )
+        marker = "o" if len(values) <= 20 else ""
+        panel.plot(values[:until], linewidth=1.6, marker=marker, markersize=3)
 
 
-def _panel(
-    axes: Axes,
-    place: tuple[float, float, float, float],
-    title: str,
-    x: tuple[float, float],
-    values: Any,
-) -> Axes:
+def _panel(axes: Axes, place: Any, title: str, x: tuple[float, float], values: Any) -> Axes:
     """Inset axes, whose limits include 0 and all of `values` throughout the episode."""
     panel = axes.inset_axes(place, facecolor=PAPER)
     finite = values[np.isfinite(values)]
@@ -209,29 +183,16 @@ def _stage(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
 def _box(x: float, y: float, width: float, height: float, color: str = INK) -> FancyBboxPatch:
     """A rounded box around a centre."""
     corner, rounding = (x - width / 2, y - height / 2), min(width, height) / 4
-    return FancyBboxPatch(
-        corner,
-        width,
-        height,
-        f"round,pad=0,rounding_size={rounding}",
-        color=color,
-        linewidth=0,
-        zorder=3,
-    )
+    shape = f"round,pad=0,rounding_size={rounding}"
+    return FancyBboxPatch(corner, width, height, shape, color=color, linewidth=0, zorder=3)
 
 
 def _trail(axes: Axes, x: Floats, y: Floats) -> None:
     """The path of a moving point over the last time steps, fading."""
     for i in range(max(len(x) - TRAIL, 1), len(x)):
         fade = 0.5 * (1.0 - (len(x) - i) / TRAIL)
-        axes.plot(
-            x[i - 1 : i + 1],
-            y[i - 1 : i + 1],
-            color=ACCENT,
-            alpha=fade,
-            linewidth=2.5,
-            solid_capstyle="butt",
-        )
+        part = slice(i - 1, i + 1)
+        axes.plot(x[part], y[part], color=ACCENT, alpha=fade, lw=2.5, solid_capstyle="butt")
 
 
 def frames(draw: Draw, episode: Episode, *, title: str, width: int = 480) -> Iterator[Frame]:
@@ -268,21 +229,12 @@ def save_gif(pictures: Iterable[Frame], path: Path, *, fps: int = 30) -> None:
       path: of the file, replaced atomically.
       fps: frames per second; GIF rounds the duration of a frame to hundredths of a second.
     """
-    images = [
-        Image.fromarray(picture).quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-        for picture in pictures
-    ]
-    duration = [round(1000 / fps)] * (len(images) - 1) + [HOLD]
+    how: Any = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}
+    first, *others = [Image.fromarray(each).quantize(256, **how) for each in pictures]
+    timing: Any = {"duration": [round(1000 / fps)] * len(others) + [HOLD], "loop": 0}
     temporary = path.with_name(f".{path.name}")
     try:
-        images[0].save(
-            temporary,
-            format="GIF",
-            save_all=True,
-            append_images=images[1:],
-            duration=duration,
-            loop=0,
-        )
+        first.save(temporary, format="GIF", save_all=True, append_images=others, **timing)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxrl_po.masked import Mean
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.types import Metrics
+from jaxrl_po.types import Metrics, Row
 
 SIGNAL, NONFINITE = "signal", "frac_nonfinite"
 LEARNED = 0.05  # a training accuracy above it is not chance

@@ -13,8 +13,7 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.loop.doubts import SIGNAL
 from jaxrl_po.run.store import metrics as metrics_lib
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.types import Metrics
+from jaxrl_po.types import Metrics, Row
 
 
 def write_aside(path: Path, means: Metrics) -> None:

@@ -14,13 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.run.devices import memory, processes
-from jaxrl_po.run.devices.compilation import compiled
-from jaxrl_po.run.devices.memory import Memory
+from jaxrl_po.run.devices import processes
+from jaxrl_po.run.devices.compilation import Memory, compiled, memory_of
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop.supervised import Warm, shared
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.types import Batch, Learner, Metrics, PyTree, TrainState
+from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
 
 SECONDS_OF_CALL = 5.0  # costs nothing that can be measured; one second costs up to 4 %
 
@@ -289,7 +287,7 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
     program = compiled(
         chunk, like, np.int32(0), donate_argnums=0, out_shardings=(placed, job.replicated)
     )
-    peak = memory.measure(program, like)
+    peak = memory_of(program, like)
     return in_calls(program), peak
 
 
@@ -349,7 +347,7 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
             rows.append({**row, **of_score})
         return state, stacked(rows), len(rows)
 
-    peaks = [memory.measure(program, like) for program in (sample, update)]
+    peaks = [memory_of(program, like) for program in (sample, update)]
     return chunk, max(peaks, key=lambda each: each.peak or 0)
 
 
@@ -400,7 +398,7 @@ def compile_with_rollouts(
             rows.append({**row, **rollouts.metrics(time.perf_counter() - begun)})
         return state, stacked(rows), len(rows)
 
-    return chunk, memory.measure(program, like)
+    return chunk, memory_of(program, like)
 
 
 def stacked(rows: Sequence[Metrics]) -> Metrics:

@@ -12,7 +12,8 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.store.metrics import Row, label
+from jaxrl_po.run.store.metrics import label
+from jaxrl_po.types import Row
 
 EVERY = 5.0  # seconds between two lines of one phase
 

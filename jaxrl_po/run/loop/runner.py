@@ -32,8 +32,7 @@ from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write
 from jaxrl_po.run.loop.programs import Job, RolloutsFailed
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.types import Metrics, PyTree, TrainState
+from jaxrl_po.types import Metrics, PyTree, Row, TrainState
 
 SKIPPED = "skipped"
 

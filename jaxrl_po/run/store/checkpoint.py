@@ -18,19 +18,26 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import jax
+import numpy as np
+import numpy.typing as npt
 import orbax.checkpoint as ocp
 
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.store import failures
 from jaxrl_po.run.store.metrics import write_atomically
-from jaxrl_po.run.store.named_arrays import Arrays, CheckpointError, from_host, to_host
 from jaxrl_po.types import PyTree
 
 CHECKSUMS = "checksums.json"
 ITEM = "default"  # the folder that orbax gives to a single item
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class CheckpointError(Exception):
+    """Checkpoints exist, but none can be used."""
 
 
 class SaveError(OSError):
@@ -64,12 +71,7 @@ class Store:
     def __enter__(self) -> "Store":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def iterations(self) -> list[int]:
@@ -96,9 +98,8 @@ class Store:
         arrays = to_host(state)
         self.wait_until_finished()
         if processes.is_writer():
-            self._written = self._writer.submit(
-                self._write, iteration, arrays, None if after is None else after._written
-            )
+            first = after._written if after else None
+            self._written = self._writer.submit(self._write, iteration, arrays, first)
 
     def _write(self, iteration: int, arrays: Arrays, first: Future[None] | None) -> None:
         if first is not None:
@@ -154,9 +155,7 @@ class Store:
 
     def _drop_damaged(self, report: Callable[[str], None]) -> int | None:
         """Deletes what is newer than the newest intact checkpoint; returns its iteration."""
-        found = {
-            iteration: condition_of(self._folder / str(iteration)) for iteration in self._steps()
-        }
+        found = {each: condition_of(self._folder / str(each)) for each in self._steps()}
         intact = [iteration for iteration, condition in found.items() if condition == "intact"]
         if not intact and "damaged" in found.values():
             raise CheckpointError(
@@ -182,19 +181,16 @@ class Store:
 
 def _manager(folder: Path, *, read_only: bool) -> ocp.CheckpointManager:
     failures.silence_orbax()
-    process = jax.process_index()
-    return ocp.CheckpointManager(
-        folder,
-        options=ocp.CheckpointManagerOptions(
-            create=False,
-            read_only=read_only,
-            enable_async_checkpointing=False,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=process,  # each process on its own: orbax adds no barriers
-                active_processes={process},
-            ),
-        ),
+    me = jax.process_index()
+    # Each process on its own: orbax adds no barriers.
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    options = ocp.CheckpointManagerOptions(
+        create=False,
+        read_only=read_only,
+        enable_async_checkpointing=False,
+        multiprocessing_options=alone,
     )
+    return ocp.CheckpointManager(folder, options=options)
 
 
 def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
@@ -236,11 +232,11 @@ def peek_policy(folder: Path, like: PyTree, *, seed_index: int) -> PyTree | None
     if found is None:
         return None
     arrays = {
-        name.removeprefix(policy): array
+        name.removeprefix(policy): array[seed_index]
         for name, array in found[1].items()
         if name.startswith(policy)
     }
-    return from_host({name: array[seed_index] for name, array in arrays.items()}, like)
+    return from_host(arrays, like)
 
 
 def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
@@ -298,3 +294,51 @@ def checksums(folder: Path) -> dict[str, int]:
     """CRC-32 of each file below `folder`, by relative path; any single flipped bit changes it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key_impl(leaf: Any) -> Any:
+    """The PRNG implementation of a key, or of a `jax.ShapeDtypeStruct` of one."""
+    impls: list[Any] = []
+    # `key_impl` takes no shapes, but sees the dtype of a traced key.
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), leaf)
+    return impls[0]
+
+
+def to_host(state: PyTree) -> Arrays:
+    """Leaf path to host array, for every leaf of non-zero size; copies, safe from donation."""
+    return {
+        jax.tree_util.keystr(path): processes.whole(jax.random.key_data(x) if _is_key(x) else x)
+        for path, x in jax.tree_util.tree_leaves_with_path(state)
+        if x.size
+    }
+
+
+def from_host(arrays: Arrays, like: PyTree) -> PyTree:
+    """The inverse of `to_host`, with the structure, dtypes and placement of `like`.
+
+    Raises:
+      CheckpointError: names a leaf that is missing, unexpected, or of another shape or dtype.
+    """
+    remaining = dict(arrays)
+
+    def restore(path: Any, leaf: Any) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        shape = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        array = remaining.pop(name, None) if shape.size else np.zeros(shape.shape, shape.dtype)
+        if array is None or array.shape != shape.shape or array.dtype != shape.dtype:
+            stored = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            raise CheckpointError(
+                f"the checkpoint holds {stored} for {name}, where "
+                f"{shape.dtype}{list(shape.shape)} is wanted"
+            )
+        placed = processes.place(array, getattr(leaf, "sharding", None))
+        return jax.random.wrap_key_data(placed, impl=_key_impl(leaf)) if _is_key(leaf) else placed
+
+    state = jax.tree_util.tree_map_with_path(restore, like)
+    if remaining:
+        raise CheckpointError(f"the checkpoint holds {next(iter(remaining))}, which is not wanted")
+    return state

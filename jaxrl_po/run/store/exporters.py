@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from jaxrl_po.run.loop.runner import Reporter
-from jaxrl_po.run.store.folder import WANDB_ID
-from jaxrl_po.run.store.metrics import Row, write_atomically
+from jaxrl_po.run.store.metrics import write_atomically
+from jaxrl_po.types import Row
 
 PATIENCE = 60.0  # seconds for one line, and for what is left at the end
 
@@ -37,18 +36,13 @@ def scalars(row: Row) -> dict[str, float]:
       >>> scalars({"step": 8, "kl": [0.5, float("nan")], "kl/mean": 0.5, "note": None})
       {'step': 8.0, 'kl/seed_0': 0.5, 'kl/mean': 0.5}
     """
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        flat |= (
-            {f"{name}/seed_{i}": number for i, number in enumerate(value)}
-            if isinstance(value, list)
-            else {name: value}
-        )
-    return {
-        name: float(x)
-        for name, x in flat.items()
-        if isinstance(x, int | float) and math.isfinite(x)
+    flat = {
+        f"{name}/seed_{i}" if isinstance(value, list) else name: x
+        for name, value in row.items()
+        for i, x in enumerate(value if isinstance(value, list) else [value])
     }
+    numbers = {name: float(x) for name, x in flat.items() if isinstance(x, int | float)}
+    return {name: x for name, x in numbers.items() if math.isfinite(x)}
 
 
 class TensorBoard:
@@ -102,14 +96,9 @@ class WeightsAndBiases:
     """
 
     def __init__(self, project: str, folder: Path, title: str, config: Mapping[str, Any]):
-        self._start = {
-            "project": project,
-            "dir": str(folder),
-            "name": title,
-            "config": dict(config),
-            "resume": "allow",
-        }
-        self._id = folder / WANDB_ID
+        self._start = {"project": project, "dir": str(folder), "name": title, "resume": "allow"}
+        self._config = dict(config)
+        self._id = folder / "wandb_id"
         self._run: Any = None
 
     def write(self, row: Row) -> None:
@@ -123,7 +112,8 @@ class WeightsAndBiases:
 
         if not self._id.exists():
             write_atomically(self._id, secrets.token_hex(8))
-        return wandb.init(**self._start, id=self._id.read_text(encoding="utf-8"))
+        name = self._id.read_text(encoding="utf-8")
+        return wandb.init(**self._start, config=self._config, id=name)
 
     def close(self) -> None:
         """Waits until everything is sent or saved."""
@@ -180,12 +170,7 @@ class Exporting:
     def __enter__(self) -> "Exporting":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for sender in self._senders:
             self._is_well(sender, sender.finish())
 

@@ -20,11 +20,10 @@ from jaxrl_po.run.store.failures import is_full, line, reason
 from jaxrl_po.run.store.metrics import strict, write_atomically
 
 CONFIG = "config.json"
-WANDB_ID = "wandb_id"
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 ARTEFACTS = (
     *(CONFIG, "metrics.jsonl", "samples.jsonl", ".chunk.json", "summary.json", "curves.png"),
-    *("checkpoints", "tensorboard", WANDB_ID),
+    *("checkpoints", "tensorboard", "wandb_id"),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
     *("sweep.json", "sweep.png", "table.txt"),  # written by `sweep`
     *("arms", "verdict.json", "verdict.png"),  # written by `study`
@@ -33,17 +32,12 @@ LINKED = ("metrics.jsonl", "checkpoints", "checkpoints/latest", "checkpoints/bes
 # What a run may leave that ended before its first line.
 BEGINNING = {
     *(CONFIG, "metrics.jsonl", "samples.jsonl"),
-    *("checkpoints", "tensorboard", WANDB_ID, "arms"),
+    *("checkpoints", "tensorboard", "wandb_id", "arms"),
 }
 # Flags of one start, which are not stored: a run that was started with --overwrite would otherwise
 # be deleted when it is resumed.
 OF_A_START = (
-    "resume",
-    "overwrite",
-    "distributed",
-    "coordinator",
-    "num_processes",
-    "process_id",
+    *("resume", "overwrite", "distributed", "coordinator", "num_processes", "process_id"),
     "coordinator_timeout",
 )
 MAY_DIFFER = (
@@ -93,14 +87,11 @@ def inspect(out: str, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     try:
         stored = read_settings(folder)
     except FileNotFoundError:
-        raise UsageError(
-            f"--resume: --out={out} holds files but no {CONFIG} of a run; choose the folder "
-            "of a run"
-        ) from None
+        why = f"--out={out} holds files but no {CONFIG} of a run; choose the folder of a run"
+        raise UsageError(f"--resume: {why}") from None
     except ValueError:
-        raise UsageError(
-            f"--resume: {folder / CONFIG} is damaged; repair it, or choose another --out"
-        ) from None
+        why = f"{folder / CONFIG} is damaged; repair it, or choose another --out"
+        raise UsageError(f"--resume: {why}") from None
     return {name: value for name, value in stored.items() if name not in OF_A_START}
 
 
@@ -123,10 +114,8 @@ def require_name(out: str) -> None:
     Or it leads through a link to what is not there, such as a disk that is not mounted.
     """
     if out.startswith("~"):
-        raise UsageError(
-            f"--out={out} must not begin with ~, which a shell expands only in a word "
-            f"of its own: --out=$HOME{out[1:]}"
-        )
+        why = "must not begin with ~, which a shell expands only in a word of its own"
+        raise UsageError(f"--out={out} {why}: --out=$HOME{out[1:]}")
     try:
         Path(out).exists()  # raises where a name is too long
     except OSError as error:
@@ -147,10 +136,8 @@ def require_links(flag: str, folder: Path, names: Sequence[str] = LINKED) -> Non
 
 
 def _leads_nowhere(link: Path) -> str:
-    return (
-        f"{link} is a link to {os.readlink(link)}, which is not there; mount that disk, or mend "
-        "the link"
-    )
+    leads = f"{link} is a link to {os.readlink(link)}, which is not there"
+    return f"{leads}; mount that disk, or mend the link"
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -194,11 +181,8 @@ def require_same(settings: Mapping[str, Any], stored: Mapping[str, Any], out: st
             f"is resumed{or_same}; leave the flag out, or choose another --out"
         )
     if settings["total_steps"] < stored.get("total_steps", 0):
-        raise UsageError(
-            f"--total_steps={settings['total_steps']} must be at least "
-            f"{stored['total_steps']}, as in the run in {out} that is resumed: it may only "
-            "grow"
-        )
+        least = f"{stored['total_steps']}, as in the run in {out} that is resumed: it may only grow"
+        raise UsageError(f"--total_steps={settings['total_steps']} must be at least {least}")
 
 
 @contextmanager
@@ -224,24 +208,19 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w", encoding="utf-8")
     except OSError as error:
-        raise UsageError(
-            f"--out={out} must be a folder that can be written: {error.strerror}"
-        ) from None
+        why = f"must be a folder that can be written: {error.strerror}"
+        raise UsageError(f"--out={out} {why}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(
-                f"--out={out} is in use by another run; wait for its end or choose another"
-            ) from None
+            why = "is in use by another run; wait for its end or choose another"
+            raise UsageError(f"--out={out} {why}") from None
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:
                 raise UsageError(f"--out={out} cannot be locked: {reason(error)}") from None
-            print(
-                f"note: --out={out} cannot be locked on its file system ({reason(error)}); let no "
-                "other run use it",
-                file=sys.stderr,
-            )
+            why = f"cannot be locked on its file system ({reason(error)}); let no other run use it"
+            print(f"note: --out={out} {why}", file=sys.stderr)
         if overwrite:  # under the lock, so never the files of a run that still writes
             _clear(folder)
         try:
@@ -261,10 +240,9 @@ def _clear(folder: Path) -> None:
         for name in reversed(ARTEFACTS):
             _remove(folder / name)
     except OSError as error:
-        raise UsageError(
-            f"--overwrite: {error.filename} cannot be deleted: {reason(error)}; other files of the "
-            f"run in {folder} may be deleted already"
-        ) from None
+        others = f"other files of the run in {folder} may be deleted already"
+        why = f"{error.filename} cannot be deleted: {reason(error)}; {others}"
+        raise UsageError(f"--overwrite: {why}") from None
 
 
 def _remove(path: Path) -> None:
@@ -293,10 +271,8 @@ def require_file(out: str, suffix: str, flag: str = "out") -> Path:
     if path.suffix.lower() != suffix or path.is_dir():
         raise UsageError(f"--{flag}={out} must be a file whose name ends in {suffix}")
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"--{flag}={out} must be a file that can be written; {ancestor} is no folder to write "
-            "to"
-        )
+        why = f"must be a file that can be written; {ancestor} is no folder to write to"
+        raise UsageError(f"--{flag}={out} {why}")
     return path
 
 
@@ -314,13 +290,11 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if is_full(error):
             raise RunError(line(error, path)) from None
-        raise UsageError(
-            f"--out={path} must be a file that can be written: {reason(error)}"
-        ) from None
+        why = f"must be a file that can be written: {reason(error)}"
+        raise UsageError(f"--out={path} {why}") from None
 
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a JSON file atomically; NaN and infinity become null."""
-    write_atomically(
-        path, json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    )
+    text = json.dumps(strict(content), indent=2, allow_nan=False, ensure_ascii=False)
+    write_atomically(path, text + "\n")

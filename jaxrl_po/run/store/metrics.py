@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.types import Metrics
+from jaxrl_po.types import Metrics, Row
 
-Row = dict[str, Any]
 Statistic = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 TAILS = (2.5, 97.5)  # percentiles between which a 95 % interval lies
 
@@ -134,18 +133,22 @@ def bootstrap_interval(
     scores = [np.asarray(task, np.float64) for task in tasks]
     generator = np.random.default_rng(seed)
     draws = [generator.integers(len(task), size=(len(task), replicates)) for task in scores]
-    points = [task.reshape(len(task), -1) for task in scores]
-    bounds = np.full((2, points[0].shape[1]), np.nan)
-    for i in range(bounds.shape[1]):
-        resampled = np.concatenate(
-            [task[:, i][draw] for task, draw in zip(points, draws, strict=True)]
-        )
-        estimates = statistic(resampled)
-        estimates = estimates[~np.isnan(estimates)]
-        if estimates.size:
-            bounds[:, i] = np.percentile(estimates, TAILS)
-    low, high = bounds.reshape(2, *scores[0].shape[1:])
+    points = zip(*(task.reshape(len(task), -1).T for task in scores), strict=True)
+    bounds = [
+        tails(statistic(np.concatenate([x[draw] for x, draw in zip(each, draws, strict=True)])))
+        for each in points  # one by one: all resamples of a curve are large
+    ]
+    low, high = np.array(bounds).T.reshape(2, *scores[0].shape[1:])
     return low, high
+
+
+def tails(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The ends of the 95 % interval of resampled estimates without NaN; NaN if none is left."""
+    known = estimates[~np.isnan(estimates)]
+    if not known.size:
+        return math.nan, math.nan
+    low, high = np.percentile(known, TAILS)
+    return float(low), float(high)
 
 
 def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -168,11 +171,7 @@ def probability_of_improvement(x: npt.ArrayLike, y: npt.ArrayLike) -> npt.NDArra
 
 
 def improvement_interval(
-    x: npt.ArrayLike,
-    y: npt.ArrayLike,
-    *,
-    replicates: int = 2000,
-    seed: int = 0,
+    x: npt.ArrayLike, y: npt.ArrayLike, *, replicates: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
     """95 % interval of `probability_of_improvement`, resampling both `x [S]` and `y [S']`.
 
@@ -183,12 +182,7 @@ def improvement_interval(
     draws = [
         values[generator.integers(len(values), size=(len(values), replicates))] for values in scores
     ]
-    estimates = probability_of_improvement(*draws)
-    estimates = estimates[~np.isnan(estimates)]
-    if not estimates.size:
-        return math.nan, math.nan
-    low, high = np.percentile(estimates, TAILS)
-    return float(low), float(high)
+    return tails(probability_of_improvement(*draws))
 
 
 def performance_profile(
@@ -310,7 +304,56 @@ def curve(
       `(step [X], values [S, X])`; null becomes NaN.
     """
     found = [row for row in rows if name in row]
-    values = np.array(
-        [[np.nan if value is None else value for value in row[name]] for row in found], np.float64
-    )
+    values = np.array([row[name] for row in found], np.float64)  # None becomes NaN
     return np.array([row["step"] for row in found], np.float64), values.T
+
+
+def summary(
+    rows: Sequence[Row], options: Any, resolved: Mapping[str, Any], *, score: str, initial: str = ""
+) -> Row:
+    """The content of `summary.json`; `steps` counts one seed, `steps_per_second` all of them.
+
+    Args:
+      rows: the lines of the run, of which the first and the last hold an evaluation.
+      options: of the run as a whole.
+      resolved: what the flags left open, such as the placement; see `launch.Plan`.
+      score: name of the evaluated score.
+      initial: name for the score of the initial policy; empty to leave it out.
+    """
+    first, last = rows[0], rows[-1]
+    seconds = sum(row.get("time/seconds", 0.0) for row in rows)
+    return {
+        **({initial: first[score]} if initial else {}),
+        score: last[score],
+        f"{score}_iqm": last[f"{score}/iqm"],
+        "steps": last["step"],
+        "steps_per_second": last["step"] * options.seeds / seconds if seconds > 0.0 else None,
+        "compile_seconds": last["time/compile_seconds"],
+        "algorithm": options.algorithm,
+        "seed": options.seed,
+        "seeds": options.seeds,
+        **{name: resolved[name] for name in ("placement", "device", "versions")},
+    }
+
+
+def in_words(rows: Sequence[Row], score: str) -> str:
+    """The final score, which is an interquartile mean, and the seeds that it hides.
+
+    A seed stayed behind if it gained less than half of what that mean did since the first line.
+
+    Example:
+      >>> rows = [by_seed({"greedy_return": x}) for x in ([9.0] * 4, [500.0] * 3 + [12.0])]
+      >>> in_words(rows, "greedy_return")
+      'greedy return 500, worst seed 12: 1 of 4 seeds gained less than half as much'
+    """
+    final, iqm = np.array(rows[-1][score], np.float64), rows[-1][f"{score}/iqm"]
+    if iqm is None:
+        return f"{label(score)} is no number"
+    said = f"{label(score)} {iqm:.4g}"
+    if len(final) == 1:
+        return said
+    said += f", worst seed {final.min():.4g}"
+    start = float(mean(np.array(rows[0][score], np.float64)))
+    behind = int(np.sum(~(final - start >= 0.5 * (iqm - start)))) if iqm > start else 0
+    seeds = counted(len(final), "seeds")
+    return said + (f": {behind} of {seeds} gained less than half as much" if behind else "")

@@ -25,9 +25,7 @@ from jaxrl_po.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "gymnax")
 NUMERICS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
+    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"),
     "jax_threefry_partitionable",
 )
 FLAG = "--xla_gpu_deterministic_ops"
@@ -36,6 +34,15 @@ OTHER_STATES = ("0.1.", "0.2.")  # versions whose runs cannot be resumed
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
 BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
 PROMPTS = "prompts"  # entry of a run on prompts of a file: their digest, in the model's tokens
+# What is said of data that changed.
+DATA = {
+    BASE: ("holds adapters over another base", "what the run's --init_from names"),
+    PROMPTS: (
+        "began with another set of prompts and answers",
+        "the file, or, where a chat template writes today's date, give it the date of the run as "
+        "an argument (--task.template_arguments)",
+    ),
+}
 PACKAGE = Path(__file__).parent.parent.parent
 
 
@@ -62,11 +69,8 @@ def describe(placement: str, files: Sequence[Path] = ()) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that the numbers depend on."""
-    return {
-        "python": platform.python_version(),
-        "jaxrl_po": __version__,
-        **{name: version(name) for name in PACKAGES},
-    }
+    ours = {"python": platform.python_version(), "jaxrl_po": __version__}
+    return ours | {name: version(name) for name in PACKAGES}
 
 
 def processor() -> str:
@@ -85,9 +89,8 @@ def source(*places: Path) -> str:
     for place in places:
         folder = place if place.is_dir() else place.parent
         for path in sorted(folder.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(
-                path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
-            )
+            name = path.relative_to(folder).as_posix().encode()
+            digest.update(name + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -116,7 +119,7 @@ def another_program(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     """
     if differences({name: now[name] for name in LOWERED_FROM}, before):
         return False
-    return bool(differences({"program": now["program"]}, before))
+    return now["program"] != before.get("program", now["program"])
 
 
 def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
@@ -126,23 +129,14 @@ def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(package), *arguments]
-        return subprocess.run(
-            command,
-            check=True,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=20,
-            env=environment,
-        ).stdout.strip()
+        done = subprocess.run(command, check=True, capture_output=True, timeout=20, env=environment)
+        return done.stdout.decode().strip()
 
     try:
         # Fails if the package is installed inside the checkout of something else.
         git("ls-files", "--error-unmatch", "__init__.py")
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
-        }
+        dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+        return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -206,10 +200,8 @@ def ask_for_determinism() -> None:
     given = os.environ.get("XLA_FLAGS", "").split()
     asked = [flag for flag in given if flag.partition("=")[0] == FLAG]
     if asked and asked[-1].lower() not in (FLAG, f"{FLAG}=true", f"{FLAG}=1"):
-        raise UsageError(
-            f"--deterministic must not be contradicted by {asked[-1]} in XLA_FLAGS: leave "
-            "one of them out"
-        )
+        why = f"must not be contradicted by {asked[-1]} in XLA_FLAGS: leave one of them out"
+        raise UsageError(f"--deterministic {why}")
     if asked:
         return
     if not _backend_runs():
@@ -257,44 +249,21 @@ def require_same(now: Mapping[str, Any], before: Mapping[str, Any], out: str) ->
         )
 
 
-def require_base(digest: str, resolved: Mapping[str, Any], run: str) -> None:
-    """Raises UsageError unless the adapters of a run were trained over the base with this digest.
+def require_data(entry: str, digest: str, resolved: Mapping[str, Any], run: str) -> None:
+    """Refuses adapters over another base, or to resume on other prompts and answers.
 
     Args:
-      digest: of the base as it is now; empty where the run has no adapters.
+      entry: `BASE` or `PROMPTS`.
+      digest: as it is now; empty where the run has no such data.
       resolved: of the run's `config.json`.
       run: what names it, for messages.
+
+    Raises:
+      UsageError: says what to put back.
     """
-    _require(
-        BASE,
-        digest,
-        resolved,
-        f"{run} holds adapters over another base",
-        "put back what the run's --init_from names",
-    )
-
-
-def require_prompts(digest: str, resolved: Mapping[str, Any], run: str) -> None:
-    """Raises UsageError unless a run is resumed with the prompts and answers that it began with.
-
-    Args:
-      digest: of the prompts as they are now; empty where they are not data.
-      resolved: of the run's `config.json`.
-      run: what names it, for messages.
-    """
-    _require(
-        PROMPTS,
-        digest,
-        resolved,
-        f"{run} began with another set of prompts and answers",
-        "put back the file, or, where a chat template writes today's date, give it the date of the "
-        "run as an argument (--task.template_arguments)",
-    )
-
-
-def _require(
-    entry: str, digest: str, resolved: Mapping[str, Any], differs: str, remedy: str
-) -> None:
     before = resolved.get(entry, digest)
     if digest and before != digest:
-        raise UsageError(f"{differs}: its digest was {before} and is {digest} now; {remedy}")
+        differs, remedy = DATA[entry]
+        raise UsageError(
+            f"{run} {differs}: its digest was {before} and is {digest} now; put back {remedy}"
+        )

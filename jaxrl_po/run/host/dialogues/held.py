@@ -22,8 +22,7 @@ from jaxrl_po.run.devices.seeds import STATE_AXES, stack
 from jaxrl_po.run.host.dialogues.exchange import Episode, Reporter, Scene, Talking
 from jaxrl_po.run.host.rollouts import seed_of
 from jaxrl_po.run.loop.programs import Examples
-from jaxrl_po.run.store.metrics import Row
-from jaxrl_po.types import ActorCritic, Metrics, PyTree, TrainState
+from jaxrl_po.types import ActorCritic, Metrics, PyTree, Row, TrainState
 
 Array = npt.NDArray[Any]
 

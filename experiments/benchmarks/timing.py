@@ -1,4 +1,4 @@
-"""Comparisons: runs of one script in separate folders, benchmarks in processes of their own."""
+"""Programs timed in turns, and benchmarks in processes of their own."""
 
 import json
 import os
@@ -6,121 +6,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
 from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.flags import RunError, UsageError
-from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.figures.plotting import Panel, Series
-from jaxrl_po.run.store import metrics
-from jaxrl_po.run.store.metrics import Row
+from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.types import TrainState
 
 Name = TypeVar("Name", bound=Hashable)
-
-
 CACHE = "JAX_COMPILATION_CACHE_DIR"
-START = "warm start"  # folder of the initial policy that several runs share
-
-
-class Result(NamedTuple):
-    """The results of a run.
-
-    Attributes:
-      name: of the run.
-      rows: its lines of metrics.
-      summary: its `summary.json`.
-    """
-
-    name: str
-    rows: list[Row]
-    summary: Mapping[str, Any]
-
-
-def run_each(
-    main: Callable[[Sequence[str]], int],
-    runs: Mapping[str, Sequence[str]],
-    shared: Sequence[str],
-    out: Path,
-) -> list[Result]:
-    """Runs a script once per name, one after another; earlier results are replaced.
-
-    Args:
-      main: the script's `main`.
-      runs: name to the arguments of that run alone.
-      shared: arguments of every run.
-      out: folder in which each run gets a folder.
-
-    Raises:
-      UsageError: a run did not finish; those after it are not started.
-    """
-    results = []
-    for name, arguments in runs.items():
-        status = main([*shared, *arguments, f"--out={out / name}", "--overwrite"])
-        if status or not (out / name / "summary.json").exists():
-            raise UsageError(f"{name} did not finish; see {out / name}")
-        results.append(read(out, name))
-    return results
-
-
-def run_from_one(
-    main: Callable[[Sequence[str]], int],
-    runs: Mapping[str, Sequence[str]],
-    shared: Mapping[str, Any],
-    start: Mapping[str, Any],
-    rows: Mapping[str, Any],
-    out: Path,
-) -> list[Result]:
-    """Makes one initial policy in the folder `START`, then runs a script from it once per name.
-
-    Args:
-      main: the `main` of `jaxrl-po language`.
-      runs: see `run_each`.
-      shared: flag name to value, for the initial policy and all runs.
-      start: flags of the initial policy alone, which is warm-started but not trained further.
-      rows: flags of the runs alone.
-      out: see `run_each`.
-    """
-    first = {"seeds": 1, "total_steps": 0, **start}
-    others = {"init_from": out / START, **rows}
-    given = [
-        [f"--{name}={value}" for name, value in (dict(shared) | each).items()]
-        for each in (first, others)
-    ]
-    run_each(main, {START: []}, given[0], out)
-    return run_each(main, runs, given[1], out)
-
-
-def read(out: Path, name: str) -> Result:
-    """The results of the run of this name, from its folder."""
-    summary = json.loads((out / name / "summary.json").read_text(encoding="utf-8"))
-    return Result(name, metrics.read(out / name / "metrics.jsonl"), summary)
-
-
-def panel(
-    results: Sequence[Result],
-    metric: str,
-    title: str,
-    x_label: str,
-    y_label: str,
-    target: float | None = None,
-) -> Panel:
-    """A panel with one metric, a curve per run."""
-    series = [Series(metric, result.name, result.rows) for result in results]
-    return Panel([], series, title, x_label, y_label, target, seeds=False)
-
-
-def leave(out: Path, name: str, panels: Sequence[Panel], heading: str, table: str) -> None:
-    """Writes the figure `<name>.png` and `table.txt`; prints the table under its heading."""
-    path = out / f"{name}.png"
-    (out / "table.txt").write_text(table, encoding="utf-8")
-    with plotting.beside(path):
-        plotting.save(panels, path)
-    print(heading, table, sep="\n", end="")
-    print(f"see {path}")
 
 
 def clock(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
@@ -224,22 +119,15 @@ def output_of(command: Sequence[object], timeout: float | None = None) -> str:
     """
     environment = {name: value for name, value in os.environ.items() if name != CACHE}
     try:
-        return subprocess.run(
-            [str(word) for word in command],
-            check=True,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            env=environment,
-            timeout=timeout,
-        ).stdout
+        words = list(map(str, command))
+        limits: Any = {"env": environment, "timeout": timeout, "check": True}
+        return subprocess.run(words, capture_output=True, **limits).stdout.decode()
     except subprocess.TimeoutExpired:
         raise RunError(f"{command[0]} did not end in {timeout:.0f} seconds") from None
     except OSError as error:
         raise RunError(f"{command[0]}: {error.strerror}") from None
     except subprocess.CalledProcessError as error:
-        said = [line.strip() for line in error.stderr.splitlines() if line.strip()]
+        lines = [line.strip() for line in error.stderr.decode().splitlines() if line.strip()]
         # After its error, a program may still give advice.
-        errors = [line for line in said if line.lower().startswith(("error", "fatal"))]
-        message = (errors or said or [f"status {error.returncode}"])[-1]
-        raise RunError(message) from None
+        errors = [line for line in lines if line.lower().startswith(("error", "fatal"))]
+        raise RunError((errors or lines or [f"status {error.returncode}"])[-1]) from None

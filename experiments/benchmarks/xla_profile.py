@@ -5,7 +5,7 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -85,43 +85,30 @@ def operations(text: str) -> dict[str, Operation]:
     Args:
       text: the program as XLA prints it, `compiled.as_text()`.
     """
-    lines = list(_instructions(text))
-    sizes = {name: _sizes(shape) for _, name, shape, *_ in lines}
-    inside = collections.defaultdict(list)
-    for computation, _, shape, kind, rest in lines:
-        if kind == "dot":
-            inside[computation].append(_product(shape, rest, sizes))
-    found = {}
-    for _, name, shape, kind, rest in lines:
-        path = re.search(r'op_name="([^"]*)"', rest)
-        called = re.search(r"calls=%?([\w.-]+)", rest)
-        products = [_product(shape, rest, sizes)] if kind == "dot" else []
-        if kind == "fusion" and called:
-            products = inside[called[1]]
-        found[name] = Operation(kind, path[1] if path else "", tuple(products))
-    return found
-
-
-def _instructions(text: str) -> Iterator[tuple[str, str, str, str, str]]:
-    """Computation, name, shape, kind and the rest of each line that is an instruction."""
-    computation = ""
+    lines, computation = [], ""
     for line in text.splitlines():
         if begins := COMPUTATION.match(line):
             computation = begins[1]
         elif instruction := LINE.match(line):
-            yield computation, *instruction.groups()  # type: ignore[misc]
+            lines.append((computation, *instruction.groups()))
+    sizes = {name: _sizes(DIMENSIONS.match(shape)) for _, name, shape, *_ in lines}
+    products: dict[str, list[tuple[int, ...]]] = collections.defaultdict(list)  # of a computation
+    found = {}
+    for computation, name, _, kind, rest in lines:
+        own = []
+        if kind == "dot":
+            left, over = re.search(r"%([\w.-]+)", rest), _sizes(CONTRACTED.search(rest))
+            own = [sizes[name] + tuple(sizes[left[1]][n] for n in over if left)]
+            products[computation] += own
+        elif kind == "fusion" and (called := re.search(r"calls=%?([\w.-]+)", rest)):
+            own = products[called[1]]  # printed before it is called
+        path = re.search(r'op_name="([^"]*)"', rest)
+        found[name] = Operation(kind, path[1] if path else "", tuple(own))
+    return found
 
 
-def _sizes(shape: str) -> tuple[int, ...]:
-    found = DIMENSIONS.match(shape)
+def _sizes(found: re.Match[str] | None) -> tuple[int, ...]:
     return tuple(int(n) for n in found[1].split(",") if n) if found else ()
-
-
-def _product(shape: str, rest: str, sizes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
-    left, over = re.search(r"%([\w.-]+)", rest), CONTRACTED.search(rest)
-    if left is None or over is None:
-        return _sizes(shape)
-    return _sizes(shape) + tuple(sizes[left[1]][int(n)] for n in over[1].split(",") if n)
 
 
 def executed(program: Program) -> list[Operation]:
@@ -158,11 +145,8 @@ def totals(
     found: dict[str, Total] = {}
     for each in operations:
         number, seconds, flops = found.get(category(each), (0, 0.0, 0.0))
-        found[category(each)] = Total(
-            number + round(each.runs),
-            seconds + each.runs * each.seconds,
-            flops + each.runs * each.flops,
-        )
+        seconds, flops = seconds + each.runs * each.seconds, flops + each.runs * each.flops
+        found[category(each)] = Total(number + round(each.runs), seconds, flops)
     return dict(sorted(found.items(), key=lambda item: -item[1].seconds))
 
 
