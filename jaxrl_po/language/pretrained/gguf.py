@@ -21,18 +21,13 @@ FAMILIES = (LLAMA, QWEN2, QWEN3)
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 INNER = {
     "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
+    **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
+    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
-# Entries of the architecture, as `config.json` names them; None for what says nothing new.
+# Entries of the architecture, as `config.json` names them.
 REQUIRED = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -40,20 +35,17 @@ REQUIRED = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-OPTIONAL = {
+SETTINGS = REQUIRED | {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
-    "attention.value_length": None,
     "context_length": "max_position_embeddings",
-    "rope.dimension_count": None,
     "rope.freq_base": "rope_theta",
-    "rope.scaling.factor": None,
-    "rope.scaling.finetuned": None,
-    "rope.scaling.original_context_length": None,
-    "rope.scaling.type": None,
-    "tensor_data_layout": None,
-    "vocab_size": None,
 }
+# What says the same again, must be what it is in all of them, or is RoPE's.
+OTHERS = ("attention.value_length", "rope.dimension_count", "tensor_data_layout", "vocab_size")
+SCALING = tuple(
+    f"rope.scaling.{name}" for name in ("type", "factor", "finetuned", "original_context_length")
+)
 FREQUENCIES = "rope_freqs.weight"
 NORMAL, USER_DEFINED, UNUSED = 1, 4, 5  # of `tokenizer.ggml.token_type`; others are special
 SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
@@ -208,14 +200,13 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
     family = entries["general.architecture"]
     _require("general.architecture", family, FAMILIES)
     _require("split.count", entries.get("split.count", 0), (0, 1))
-    known = REQUIRED | OPTIONAL
     own = {
         name.removeprefix(f"{family}."): value
         for name, value in entries.items()
         if name.startswith(f"{family}.")
     }
     for name, value in own.items():
-        if name not in known and value:
+        if value and name not in (*SETTINGS, *OTHERS, *SCALING):
             raise ConfigError(f"{family}.{name} must be left out, got {value}")
     config = {
         "model_type": family,
@@ -223,15 +214,17 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensors,
     }
-    for name, ours in known.items():
+    # In this order in any process: the digest of a base is of the text that these become.
+    for name, ours in SETTINGS.items():
         if name in REQUIRED and name not in own:
             raise KeyError(f"{family}.{name}")
-        if ours and name in own:
-            value = own[name]
-            if isinstance(value, list):
-                raise ConfigError(f"{family}.{name} must be one number, got {value}")
-            # As it was written: float32 has 9.99999975e-6 for 1e-5.
-            config[ours] = float(str(np.float32(value))) if isinstance(value, float) else value
+        if name not in own:
+            continue
+        value = own[name]
+        if isinstance(value, list):
+            raise ConfigError(f"{family}.{name} must be one number, got {value}")
+        # As it was written: float32 has 9.99999975e-6 for 1e-5.
+        config[ours] = float(str(np.float32(value))) if isinstance(value, float) else value
     size = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     for name in ("rope.dimension_count", "attention.value_length"):
         _require(f"{family}.{name}", own.get(name, size), (size,))
@@ -273,7 +266,7 @@ def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[
             }
     raise ConfigError(
         f"{FREQUENCIES} must be the divisors of Llama 3's RoPE with low_freq_factor 1 and "
-        f"high_freq_factor 4, got {divisors}"
+        f"high_freq_factor 4, got {len(divisors)} others"
     )
 
 
@@ -316,10 +309,7 @@ def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
                 "id": i,
                 "content": token,
                 "special": kinds[i] != USER_DEFINED,
-                "normalized": False,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
+                **dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False),
             }
             for i, token in texts.items()
             if kinds[i] not in (NORMAL, UNUSED)
@@ -343,7 +333,7 @@ def _framed(before: list[str], after: list[str], tokens: list[str]) -> dict[str,
         "pair": [*single, piece("Sequence", "B")],
         "special_tokens": {
             token: {"id": token, "ids": [tokens.index(token)], "tokens": [token]}
-            for token in {*before, *after}
+            for token in (*before, *after)
         },
     }
 
