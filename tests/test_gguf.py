@@ -197,7 +197,7 @@ BAD = {
     ),
     "bos": (
         {"tokenizer__ggml__add_bos_token": True, "tokenizer__ggml__bos_token_id": None},
-        r"ggml\.add_bos_token needs bos_token_id",
+        "add_bos_token must be false or left out, or bos_token one of",
     ),
     "missing": (tensor("output_norm.weight"), r"tensor model\.norm\.weight is missing"),
     "unknown": (

@@ -62,6 +62,13 @@ WRONG = [
         (f"{GGUF}a_word_of_the_vocabulary_needs_no_merges_in_llama_3",),
     ),
     Wrong(
+        "what a GGUF file adds to a text is left out",
+        "language.pretrained.text",
+        "isinstance(folder, gguf.Folder) or FLAGGED.match(str(kind))",
+        "FLAGGED.match(str(kind))",
+        (f"{GGUF}a_token_is_added_where_the_file_says",),
+    ),
+    Wrong(
         "digits are split in threes in every GGUF file",
         "language.pretrained.gguf",
         '"qwen2": _split("")',
@@ -474,8 +481,8 @@ WRONG = [
     Wrong(
         "every tokenizer follows add_bos_token",
         "language.pretrained.text",
-        "if not (FLAGGED.match(str(kind)) and",
-        "if not (",
+        "isinstance(folder, gguf.Folder) or FLAGGED.match(str(kind))",
+        "True",
         ("test_special_tokens.py::test_flags_add_tokens_as_in_transformers",),
     ),
     Wrong(

@@ -287,15 +287,9 @@ def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     texts = dict(enumerate(tokens))
     ids = {name: own.get(f"{name}_token_id") for name in SPECIAL}
     special = {name: texts[i] for name, i in ids.items() if i in texts}
-    # As in llama.cpp where the file does not say.
-    adds = {"bos": own.get("add_bos_token", pre == "llama-bpe"), "eos": own.get("add_eos_token")}
-    for name in (name for name, added in adds.items() if added and name not in special):
-        raise ConfigError(f"tokenizer.ggml.add_{name}_token needs {name}_token_id, one of its ids")
-    before, after = ([special[name]] if added else [] for name, added in adds.items())
     rules = {
         "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
-        "post_processor": _framed(before, after, tokens) if before or after else None,
         "decoder": _GPT2,
         "model": {
             "type": "BPE",
@@ -316,26 +310,13 @@ def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
         ],
     }
     settings = {f"{SPECIAL[name]}_token": token for name, token in special.items()}
-    return rules, {"tokenizer_class": "PreTrainedTokenizerFast"} | settings
-
-
-def _framed(before: list[str], after: list[str], tokens: list[str]) -> dict[str, Any]:
-    """What adds special tokens around a text."""
-
-    def piece(kind: str, name: str) -> dict[str, Any]:
-        return {kind: {"id": name, "type_id": 0}}
-
-    first, last = ([piece("SpecialToken", token) for token in end] for end in (before, after))
-    single = [*first, piece("Sequence", "A"), *last]
-    return {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, piece("Sequence", "B")],
-        "special_tokens": {
-            token: {"id": token, "ids": [tokens.index(token)], "tokens": [token]}
-            for token in (*before, *after)
-        },
+    settings |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        # As in llama.cpp where the file does not say.
+        "add_bos_token": own.get("add_bos_token", pre == "llama-bpe"),
+        "add_eos_token": own.get("add_eos_token", False),
     }
+    return rules, settings
 
 
 def _dequantised(name: str, tensor: Any) -> np.ndarray[Any, Any]:

@@ -141,7 +141,7 @@ def read_tokenizer(
 def _follow_flags(
     folder: Path | gguf.Folder, rules: Any, settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> None:
-    """Makes a tokenizer of Llama or Gemma add what `add_bos_token` and `add_eos_token` say.
+    """Makes a tokenizer of Llama, Gemma or a GGUF file add what `add_bos_token` and the like say.
 
     `transformers` 4 does so whatever `tokenizer.json` says; version 5 goes by the latter, and so do
     other classes. Hence both must agree where both speak.
@@ -153,7 +153,8 @@ def _follow_flags(
 
     kind = settings.get("tokenizer_class")
     kind = kind or read_json(folder / CONFIG, optional=True).get("model_type")
-    if not (FLAGGED.match(str(kind)) and {"add_bos_token", "add_eos_token"} & settings.keys()):
+    followed = isinstance(folder, gguf.Folder) or FLAGGED.match(str(kind))
+    if not (followed and {"add_bos_token", "add_eos_token"} & settings.keys()):
         return
 
     def added(name: str, default: bool) -> list[str]:
