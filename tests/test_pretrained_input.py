@@ -207,7 +207,7 @@ BAD_FOLDERS = {
     "no config": (
         lambda folder: (folder / "config.json").unlink(),
         r"--init_from=\S+ must be the folder of a run of jaxrl-po language or of a pretrained "
-        r"model; it holds no config.json",
+        r"model, or a GGUF file; it holds no config.json",
     ),
     "unknown family": (
         rewrite("config.json", model_type="mamba"),

@@ -8,7 +8,73 @@ MERGED = "test_lora.py::test_adapters_equal_the_merged_matrices"
 
 KERNELS = "test_kernels.py::test_"
 
+GGUF = "test_gguf.py::test_"
+TWIN = f"{GGUF}a_file_is_the_folder_of_the_same_tensors_and_tokens"
+
 WRONG = [
+    Wrong(
+        "rows of q and k of a GGUF file stay interleaved",
+        "language.pretrained.gguf",
+        "array = _halves(array, heads[turned])",
+        "pass",
+        (f"{TWIN}[llama]",),
+    ),
+    Wrong(
+        "rows of q and k are turned where the converter left them",
+        "language.pretrained.gguf",
+        'config["model_type"] == LLAMA and turned in heads',
+        "turned in heads",
+        (f"{TWIN}[qwen3]",),
+    ),
+    Wrong(
+        "keys of a GGUF file are turned as if there were one for each query",
+        "language.pretrained.gguf",
+        '"k_proj": config.get("num_key_value_heads", config["num_attention_heads"])',
+        '"k_proj": config["num_attention_heads"]',
+        (f"{TWIN}[llama]",),
+    ),
+    Wrong(
+        "the stretched frequencies of a GGUF file are passed over",
+        "language.pretrained.gguf",
+        'config["rope_scaling"] = _stretched(',
+        "_stretched(",
+        (f"{TWIN}[llama]",),
+    ),
+    Wrong(
+        "numbers of a GGUF file keep the digits that float32 gave them",
+        "language.pretrained.gguf",
+        "float(str(np.float32(value))) if isinstance(value, float) else value",
+        "value",
+        (f"{TWIN}[qwen3]",),
+    ),
+    Wrong(
+        "an entry of a GGUF file that no formula has is passed over",
+        "language.pretrained.gguf",
+        "if value and name not in (*SETTINGS, *OTHERS, *SCALING):",
+        "if False:",
+        (f"{GGUF}what_is_not_read_is_named[experts]",),
+    ),
+    Wrong(
+        "words of the vocabulary are merged from pairs in Llama 3 too",
+        "language.pretrained.gguf",
+        '"ignore_merges": pre == "llama-bpe"',
+        '"ignore_merges": False',
+        (f"{GGUF}a_word_of_the_vocabulary_needs_no_merges_in_llama_3",),
+    ),
+    Wrong(
+        "what a GGUF file adds to a text is left out",
+        "language.pretrained.text",
+        "isinstance(folder, gguf.Folder) or FLAGGED.match(str(kind))",
+        "FLAGGED.match(str(kind))",
+        (f"{GGUF}a_token_is_added_where_the_file_says",),
+    ),
+    Wrong(
+        "digits are split in threes in every GGUF file",
+        "language.pretrained.gguf",
+        '"qwen2": _split("")',
+        '"qwen2": _split("{1,3}")',
+        (f"{GGUF}texts_are_split_as_the_pre_tokenizer_says[qwen2]",),
+    ),
     Wrong(
         "a flag of the tokenizer wins over what tokenizer.json adds",
         "language.pretrained.text",
@@ -415,8 +481,8 @@ WRONG = [
     Wrong(
         "every tokenizer follows add_bos_token",
         "language.pretrained.text",
-        "if not (FLAGGED.match(str(kind)) and",
-        "if not (",
+        "isinstance(folder, gguf.Folder) or FLAGGED.match(str(kind))",
+        "True",
         ("test_special_tokens.py::test_flags_add_tokens_as_in_transformers",),
     ),
     Wrong(

@@ -1,7 +1,7 @@
 """Holds a pretrained model of ours to `transformers`: `jaxrl-po parity --model=path/to/model`.
 
-Reads the folder with both, in float32, and compares the logits of random tokens, with padding on
-the left and without, and the tokens that each finds most likely.
+Reads the folder or GGUF file with both, in float32, and compares the logits of random tokens, with
+padding on the left and without, and the tokens that each finds most likely.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ ROWS = 2
 class Options:
     """The comparison."""
 
-    model: str = static("", "folder of a pretrained model")
+    model: str = static("", "folder or GGUF file of a pretrained model")
     length: int = static(64, "random tokens of a prompt", unit="tokens", within=COUNT)
     new_tokens: int = static(32, "greedy tokens after a prompt", unit="tokens", within=COUNT)
     tolerance: float = static(
@@ -63,7 +63,7 @@ def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Com
     """Reads a folder with both libraries and runs both.
 
     Args:
-      folder: of the model.
+      folder: of the model, or its GGUF file.
       length: N, tokens of a prompt; a quarter of the second row's are padding.
       new_tokens: T.
       seed: of the tokens.
@@ -114,8 +114,9 @@ def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Com
 def _theirs(folder: Path) -> Any:
     """The model of `transformers`."""
     torch, transformers = map(importlib.import_module, ("torch", "transformers"))
+    place, given = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        place, **given, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found[kind]:
@@ -132,7 +133,11 @@ def main(argv: Sequence[str]) -> int:
     if not options.model:
         raise UsageError("--model must name the folder of a pretrained model")
     extras.require("model", "safetensors", "pretrained")
-    for package in ("torch", "transformers"):
+    needed = ["torch", "transformers"]
+    if Path(options.model).is_file():
+        extras.require("model", "gguf", "gguf")
+        needed.append("accelerate")  # which transformers asks for with a GGUF file
+    for package in needed:
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"--model is compared with transformers: pip install {package}")
     sizes = {name: getattr(options, name) for name in ("length", "new_tokens", "seed")}

@@ -1,7 +1,7 @@
 """Rotary position embeddings, plain and stretched to longer contexts."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,8 @@ class Rope(NamedTuple):
 PLAIN = Rope()
 
 
-def turns(positions: int, size: int, rope: Rope = PLAIN) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of every angle, `[positions, C/2]` each, for head size C."""
+def frequencies(size: int, rope: Rope = PLAIN) -> np.ndarray[Any, Any]:
+    """The f_i after they are stretched, `[C/2]`, float64, for head size C."""
     half = size // 2
     frequency_h = rope.theta ** (-np.arange(half) / half)
     stretched_h = frequency_h / rope.factor
@@ -44,7 +44,12 @@ def turns(positions: int, size: int, rope: Rope = PLAIN) -> tuple[jax.Array, jax
         periods_h = rope.context * frequency_h / (2 * math.pi)
         kept_h = np.clip((periods_h - rope.low) / (rope.high - rope.low), 0.0, 1.0)
         stretched_h = (1 - kept_h) * stretched_h + kept_h * frequency_h
-    angle_Nxh = np.arange(positions)[:, None] * stretched_h
+    return stretched_h
+
+
+def turns(positions: int, size: int, rope: Rope = PLAIN) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of every angle, `[positions, C/2]` each, for head size C."""
+    angle_Nxh = np.arange(positions)[:, None] * frequencies(size, rope)
     return jnp.asarray(np.cos(angle_Nxh)), jnp.asarray(np.sin(angle_Nxh))
 
 

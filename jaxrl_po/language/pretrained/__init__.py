@@ -1,13 +1,14 @@
-"""Pretrained transformers: folders that `transformers` reads and writes too.
+"""Pretrained transformers: folders that `transformers` reads and writes too, and GGUF files.
 
-`load` needs the extra `jaxrl_po[pretrained]`: safetensors, tokenizers and jinja2.
+`load` needs the extra `jaxrl_po[pretrained]`: safetensors, tokenizers and jinja2; for a GGUF file
+`jaxrl_po[gguf]`.
 """
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.pretrained import architectures, text, weights
+from jaxrl_po.language.pretrained import architectures, gguf, text, weights
 from jaxrl_po.language.pretrained.architectures import FAMILIES
 from jaxrl_po.language.pretrained.templates import ChatTemplate
 from jaxrl_po.language.pretrained.text import TextTokenizer
@@ -18,7 +19,7 @@ __all__ = ["FAMILIES", "ChatTemplate", "Pretrained", "TextTokenizer", "load", "s
 
 
 class Pretrained(NamedTuple):
-    """What a folder holds.
+    """What a folder or a GGUF file holds.
 
     Attributes:
       model: `model.apply(params, tokens, pad)[0]` are the logits.
@@ -46,7 +47,7 @@ def load(
     Args:
       folder: with `config.json`, `model.safetensors` or its index and shards, `tokenizer.json`,
         and `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` where the model
-        has them.
+        has them; or a GGUF file of a Llama or Qwen, see `gguf`.
       dtype: of the matrix products.
       param_dtype: of the parameters; None keeps that of each tensor.
       remat: see `Transformer`.
@@ -61,16 +62,15 @@ def load(
       >>> prompt = loaded.chat_template.render(messages)  # doctest: +SKIP
       >>> tokens = loaded.tokenizer.encode(prompt)  # doctest: +SKIP
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} must be a folder with a pretrained model")
-    model = architectures.read(text.read_json(folder / text.CONFIG), dtype=dtype, remat=remat)
     try:
-        tokenizer, template = text.read_tokenizer(folder, model.vocabulary)
-        params = weights.read(folder, model, dtype=param_dtype, place=place)
+        found = gguf.folder(Path(folder))
+        model = architectures.read(text.read_json(found / text.CONFIG), dtype=dtype, remat=remat)
+        tokenizer, template = text.read_tokenizer(found, model.vocabulary)
+        params = weights.read(found, model, dtype=param_dtype, place=place)
     except ImportError as error:
+        extra = "gguf" if error.name == "gguf" else "pretrained"
         raise ConfigError(
-            f"pretrained models need {error.name}: pip install 'jaxrl_po[pretrained]'"
+            f"pretrained models need {error.name}: pip install 'jaxrl_po[{extra}]'"
         ) from None
     return Pretrained(model, params, tokenizer, template)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.pretrained import gguf
 from jaxrl_po.language.pretrained.templates import SPECIAL, ChatTemplate
 from jaxrl_po.language.stopping import Stops, make_stops
 
@@ -85,7 +86,9 @@ def _is_doubled(found: Any) -> bool:
     return found.special_tokens_mask[:2] == [1, 0] and found.ids[0] == found.ids[1]
 
 
-def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTemplate | None]:
+def read_tokenizer(
+    folder: Path | gguf.Folder, vocabulary: int
+) -> tuple[TextTokenizer, ChatTemplate | None]:
     """The tokenizer of a folder and its chat template, None without one.
 
     Args:
@@ -136,9 +139,9 @@ def read_tokenizer(folder: Path, vocabulary: int) -> tuple[TextTokenizer, ChatTe
 
 
 def _follow_flags(
-    folder: Path, rules: Any, settings: Mapping[str, Any], special: Mapping[str, str]
+    folder: Path | gguf.Folder, rules: Any, settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> None:
-    """Makes a tokenizer of Llama or Gemma add what `add_bos_token` and `add_eos_token` say.
+    """Makes a tokenizer of Llama, Gemma or a GGUF file add what `add_bos_token` and the like say.
 
     `transformers` 4 does so whatever `tokenizer.json` says; version 5 goes by the latter, and so do
     other classes. Hence both must agree where both speak.
@@ -150,7 +153,8 @@ def _follow_flags(
 
     kind = settings.get("tokenizer_class")
     kind = kind or read_json(folder / CONFIG, optional=True).get("model_type")
-    if not (FLAGGED.match(str(kind)) and {"add_bos_token", "add_eos_token"} & settings.keys()):
+    followed = isinstance(folder, gguf.Folder) or FLAGGED.match(str(kind))
+    if not (followed and {"add_bos_token", "add_eos_token"} & settings.keys()):
         return
 
     def added(name: str, default: bool) -> list[str]:
@@ -179,7 +183,9 @@ def _follow_flags(
     )
 
 
-def _ends(folder: Path, rules: Any, special: Mapping[str, str], vocabulary: int) -> tuple[int, ...]:
+def _ends(
+    folder: Path | gguf.Folder, rules: Any, special: Mapping[str, str], vocabulary: int
+) -> tuple[int, ...]:
     """Ids of which each ends a completion, from the first file that names any."""
     for name in (GENERATION, CONFIG):
         given = read_json(folder / name, optional=True).get("eos_token_id")
@@ -212,7 +218,7 @@ def _turn_end_first(ends: tuple[int, ...], template: ChatTemplate, rules: Any) -
     return tuple(sorted(ends, key=lambda end: end != written[-1])) if written else ends
 
 
-def _stops(folder: Path, rules: Any, vocabulary: int) -> Stops | None:
+def _stops(folder: Path | gguf.Folder, rules: Any, vocabulary: int) -> Stops | None:
     strings = read_json(folder / GENERATION, optional=True).get("stop_strings") or []
     strings = [strings] if isinstance(strings, str) else strings
     try:
@@ -249,7 +255,7 @@ def _unicode_to_byte() -> dict[str, int]:
     }
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+def _template(folder: Path | gguf.Folder, settings: Mapping[str, Any]) -> str | None:
     if (folder / TEMPLATE).exists():
         return _read(folder / TEMPLATE)
     source = settings.get("chat_template")
@@ -280,7 +286,7 @@ def write_tokenizer(folder: Path, tokenizer: TextTokenizer, template: ChatTempla
         (folder / TEMPLATE).write_text(template.source, encoding="utf-8")
 
 
-def _read(path: Path) -> str:
+def _read(path: Path | gguf.File) -> str:
     """The text of a file that a user brings, with or without a byte order mark."""
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -288,7 +294,7 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path} must be UTF-8: {error}") from None
 
 
-def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_json(path: Path | gguf.File, *, optional: bool = False) -> dict[str, Any]:
     """The content of a JSON file, empty where it may be missing and is.
 
     Raises:

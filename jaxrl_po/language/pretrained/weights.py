@@ -2,16 +2,16 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language.pretrained import architectures
+from jaxrl_po.language.pretrained import architectures, gguf
 from jaxrl_po.language.pretrained.architectures import Tensor
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
@@ -24,7 +24,11 @@ Place = Callable[[tuple[str, ...], np.ndarray[Any, Any]], jax.Array]
 
 
 def read(
-    folder: Path, model: Transformer, *, dtype: Any = "float32", place: Place | None = None
+    folder: Path | gguf.Folder,
+    model: Transformer,
+    *,
+    dtype: Any = "float32",
+    place: Place | None = None,
 ) -> PyTree:
     """Parameters of a model, one by one; shapes are compared before the first is read.
 
@@ -38,29 +42,58 @@ def read(
       ConfigError: no such files, a truncated one, or a tensor that is missing, unknown or of
         another shape.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
-    files = _files(folder)
     parts: dict[tuple[str, ...], list[Tensor]] = {}
     for tensor in architectures.tensors(model):
         parts.setdefault(tensor.path, []).append(tensor)
     shapes = model.parameter_shapes()["params"]
     params: dict[str, Any] = {}
     try:
-        found: dict[str, Path] = {}
-        found_shapes: dict[str, list[int]] = {}
-        for file in sorted(set(files.values()) if files else [folder / FILE]):
-            with safe_open(file, framework="numpy") as shard:
-                for name in shard.keys():  # noqa: SIM118
-                    found[name] = file
-                    found_shapes[name] = shard.get_slice(name).get_shape()
-        _compare(architectures.tensors(model), found_shapes, model)
+        source = folder if isinstance(folder, gguf.Folder) else _Shards.of(folder)
+        _compare(architectures.tensors(model), source.shapes(), model)
         # The largest first: while it is put in its place it is held twice.
         for path in sorted(parts, key=lambda path: -_leaf(shapes, path).size):
-            _put(params, path, _ours(parts[path], found, dtype), place)
+            _put(params, path, _ours(parts[path], source, dtype), place)
     except SafetensorError as error:
         raise ConfigError(f"{folder} must hold whole safetensors files: {error}") from None
     return {"params": params}
+
+
+class _Shards(NamedTuple):
+    """The safetensors files of a folder: name of each tensor to its file, and to its shape."""
+
+    files: Mapping[str, Path]
+    found: Mapping[str, list[int]]
+
+    @classmethod
+    def of(cls, folder: Path) -> "_Shards":
+        from safetensors import safe_open
+
+        named = _files(folder)
+        files: dict[str, Path] = {}
+        found: dict[str, list[int]] = {}
+        for file in sorted(set(named.values()) if named else [folder / FILE]):
+            with safe_open(file, framework="numpy") as shard:
+                for name in shard.keys():  # noqa: SIM118
+                    files[name] = file
+                    found[name] = shard.get_slice(name).get_shape()
+        return cls(files, found)
+
+    def shapes(self) -> Mapping[str, list[int]]:
+        return self.found
+
+    def arrays(self, names: Sequence[str]) -> Iterator[np.ndarray[Any, Any]]:
+        from safetensors import safe_open
+
+        # Opened for one parameter at a time, so that the files do not stay in memory.
+        with contextlib.ExitStack() as stack:
+            opened = {
+                path: stack.enter_context(safe_open(path, framework="numpy"))
+                for path in {self.files[name] for name in names}
+            }
+            for name in names:
+                yield opened[self.files[name]].get_tensor(name)
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -93,13 +126,14 @@ def _compare(wanted: Iterable[Tensor], found: Mapping[str, list[int]], model: Tr
         expected = list(shape[::-1] if tensor.transposed else shape)
         if list(found[tensor.name]) != expected:
             raise ConfigError(
-                f"tensor {tensor.name} must be {expected} by config.json, got {found[tensor.name]}"
+                f"tensor {tensor.name} must be {expected} by the settings of the model, got "
+                f"{found[tensor.name]}"
             )
     # Some writers store the output of a tied model a second time, and RoPE's frequencies.
     tied = {"lm_head.weight"} if model.tied else set()
     for name in sorted(set(found) - names - tied):
         if not name.endswith("rotary_emb.inv_freq"):
-            raise ConfigError(f"tensor {name} has no place in the model of config.json")
+            raise ConfigError(f"tensor {name} has no place in the model")
 
 
 def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
@@ -108,32 +142,24 @@ def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-def _ours(parts: list[Tensor], found: Mapping[str, Path], dtype: Any) -> np.ndarray[Any, Any]:
+def _ours(parts: list[Tensor], source: gguf.Folder | _Shards, dtype: Any) -> np.ndarray[Any, Any]:
     """A parameter of ours from the tensors that are its parts, one a block."""
-    from safetensors import safe_open
-
     ours: Any = None
-    with contextlib.ExitStack() as stack:
-        # Opened for one parameter at a time, so that the files do not stay in memory.
-        opened = {
-            path: stack.enter_context(safe_open(path, framework="numpy"))
-            for path in {found[part.name] for part in parts}
-        }
-        for number, part in enumerate(parts):
-            array = opened[found[part.name]].get_tensor(part.name)
-            array = array if dtype is None else array.astype(jnp.dtype(dtype), copy=False)
-            if part.offset:
-                # In float32: 1 + w has fewer digits for w than w itself.
-                wide = np.promote_types(array.dtype, np.float32)
-                array = array.astype(wide) + np.float32(part.offset)
-            array = array.T if part.transposed else array
-            if part.layer is None:
-                return array
-            if ours is None:
-                ours = np.empty((len(parts), *array.shape), array.dtype)
-            # Copied at once, so that the tensors of all blocks are never held beside their stack.
-            ours = ours.astype(jnp.promote_types(ours.dtype, array.dtype), copy=False)
-            ours[number] = array
+    arrays = source.arrays([part.name for part in parts])
+    for number, (part, array) in enumerate(zip(parts, arrays, strict=True)):
+        array = array if dtype is None else array.astype(jnp.dtype(dtype), copy=False)
+        if part.offset:
+            # In float32: 1 + w has fewer digits for w than w itself.
+            wide = np.promote_types(array.dtype, np.float32)
+            array = array.astype(wide) + np.float32(part.offset)
+        array = array.T if part.transposed else array
+        if part.layer is None:
+            return array
+        if ours is None:
+            ours = np.empty((len(parts), *array.shape), array.dtype)
+        # Copied at once, so that the tensors of all blocks are never held beside their stack.
+        ours = ours.astype(jnp.promote_types(ours.dtype, array.dtype), copy=False)
+        ours[number] = array
     return ours
 
 

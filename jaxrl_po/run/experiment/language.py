@@ -47,8 +47,8 @@ class Options(RunOptions):
     )
     init_from: str = static(
         "",
-        "folder of a pretrained model, or of an earlier run of this script (the latest policy of "
-        "its first seed), with which every seed begins; empty for none",
+        "folder or GGUF file of a pretrained model, or folder of an earlier run of this script "
+        "(the latest policy of its first seed), with which every seed begins; empty for none",
     )
     teacher: str = static(
         "",

@@ -16,7 +16,7 @@ from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, static
 from jaxrl_po.language import Transformer, lora
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import DTYPES
-from jaxrl_po.language.pretrained import architectures, weights
+from jaxrl_po.language.pretrained import architectures, gguf, weights
 from jaxrl_po.language.pretrained import text as texts
 from jaxrl_po.language.problem import Computation
 from jaxrl_po.run.data import prompts
@@ -56,24 +56,26 @@ class Adapters:
 
 
 def root(init_from: str) -> str:
-    """The folder of the pretrained model that a run begins with, itself or through earlier runs.
+    """The pretrained model that a run begins with, itself or through earlier runs.
 
     Args:
       init_from: the value of `--init_from`.
 
     Returns:
-      The folder; empty where all began with a model of ours, or with what is neither.
+      Its folder or GGUF file; empty where all began with a model of ours, or with what is neither.
 
     Raises:
       UserCodeError: a folder on the way, or its `config.json`, is missing.
     """
     if not init_from:
         return ""
+    if Path(init_from).is_file():
+        return init_from
     path = Path(init_from) / folder.CONFIG
     if not path.is_file():
         raise UserCodeError(
             f"--init_from={init_from} must be the folder of a run of jaxrl-po language or of a "
-            f"pretrained model; it holds no {folder.CONFIG}"
+            f"pretrained model, or a GGUF file; it holds no {folder.CONFIG}"
         )
     try:
         stored = dict(json.loads(path.read_text(encoding="utf-8-sig")))
@@ -115,12 +117,12 @@ class Base(NamedTuple):
     """A pretrained model, without its parameters.
 
     Attributes:
-      folder: where it is.
+      folder: where it is, or what stands for a GGUF file.
       model: the transformer.
       text: how it reads prompts.
     """
 
-    folder: Path
+    folder: Path | gguf.Folder
     model: Transformer
     text: prompts.Text
 
@@ -135,16 +137,19 @@ def read_base(init_from: str, settings: Any) -> Base | None:
     Raises:
       UsageError: it cannot be used; names the flag.
     """
-    path = Path(root(init_from))
-    if path == Path():
+    path = root(init_from)
+    if not path:
         return None
+    if Path(path).is_file():
+        extras.require("init_from", "gguf", "gguf")
     extras.require("init_from", "tokenizers", "pretrained")
-    with _blame(str(path)):
-        stored = texts.read_json(path / texts.CONFIG)
+    with _blame(path):
+        found = gguf.folder(Path(path))
+        stored = texts.read_json(found / texts.CONFIG)
         dtype = DTYPES[settings.dtype]
         model = architectures.read(stored, dtype=dtype, remat=settings.remat)
-        tokenizer, template = texts.read_tokenizer(path, model.vocabulary)
-    return Base(path, model, prompts.Text(tokenizer, template, stored.get(texts.CONTEXT, 0)))
+        tokenizer, template = texts.read_tokenizer(found, model.vocabulary)
+    return Base(found, model, prompts.Text(tokenizer, template, stored.get(texts.CONTEXT, 0)))
 
 
 class Start(NamedTuple):
@@ -205,7 +210,7 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
                 f"--init_from={options.init_from} one of {whole.vocabulary}"
             )
     params: PyTree = None
-    if base is not None and Path(options.init_from) == base.folder:
+    if base is not None and root(options.init_from) == options.init_from:
         # A base in the type of the products is not rounded again where it is used.
         half = adapters.rank > 0 and records["model"].dtype != "float32"
         with _blame(options.init_from):

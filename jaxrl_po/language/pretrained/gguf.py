@@ -1,0 +1,340 @@
+"""A GGUF file as the folder of a pretrained model: Llama, Qwen 2 and Qwen 3 with byte-level BPE.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the converter of llama.cpp,
+whose steps are taken back here. Whatever the file has beyond them is refused by name.
+"""
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import rope
+from jaxrl_po.language.pretrained.architectures import ARCHITECTURES, LLAMA, QWEN2, QWEN3
+
+FAMILIES = (LLAMA, QWEN2, QWEN3)
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
+    **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
+    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+# Entries of the architecture, as `config.json` names them.
+REQUIRED = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+SETTINGS = REQUIRED | {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+    "rope.freq_base": "rope_theta",
+}
+# What says the same again, must be what it is in all of them, or is RoPE's.
+OTHERS = ("attention.value_length", "rope.dimension_count", "tensor_data_layout", "vocab_size")
+SCALING = tuple(
+    f"rope.scaling.{name}" for name in ("type", "factor", "finetuned", "original_context_length")
+)
+FREQUENCIES = "rope_freqs.weight"
+NORMAL, USER_DEFINED, UNUSED = 1, 4, 5  # of `tokenizer.ggml.token_type`; others are special
+SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+ENDS = ("eos", "eot", "eom")  # of a text, a turn and a message
+
+_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+_GPT2 = _BYTES | {"use_regex": True}
+
+
+def _split(digits: str) -> list[dict[str, Any]]:
+    pattern = {"Regex": _PIECES % digits}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    return [split, _BYTES | {"use_regex": False}]
+
+
+# By `tokenizer.ggml.pre`: what a text is split into before pairs are merged.
+PRE_TOKENIZERS = {
+    "gpt-2": [_GPT2],
+    "llama-bpe": _split("{1,3}"),
+    "qwen2": _split(""),
+    "smollm": [{"type": "Digits", "individual_digits": True}, _GPT2],
+}
+
+
+class Folder(NamedTuple):
+    """The folder that a GGUF file stands for; `folder / name` is a file in it, as of a `Path`.
+
+    Attributes:
+      path: of the GGUF file.
+      files: name to text: `config.json`, the files of the tokenizer, the chat template.
+      tensors: name in a folder's checkpoint to a tensor of the package gguf, q and k interleaved.
+    """
+
+    path: Path
+    files: Mapping[str, str]
+    tensors: Mapping[str, Any]
+
+    def __truediv__(self, name: str) -> "File":
+        return File(self, name)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def shapes(self) -> dict[str, list[int]]:
+        """By name, as in a checkpoint: `[outputs, inputs]`."""
+        return {name: tensor.shape.tolist()[::-1] for name, tensor in self.tensors.items()}
+
+    def arrays(self, names: Sequence[str]) -> Iterator[np.ndarray[Any, Any]]:
+        """Tensors in turn; quantised ones are float32, q and k of a Llama in halves again."""
+        config = json.loads(self.files["config.json"])
+        heads = {
+            "q_proj": config["num_attention_heads"],
+            "k_proj": config.get("num_key_value_heads", config["num_attention_heads"]),
+        }
+        for name in names:
+            array = _dequantised(name, self.tensors[name])
+            turned = name.split(".")[-2]
+            if config["model_type"] == LLAMA and turned in heads:
+                array = _halves(array, heads[turned])
+            yield array
+
+
+class File(NamedTuple):
+    """One file of a `Folder`, with the methods of `Path` that reading needs."""
+
+    parent: Folder
+    name: str
+
+    def __str__(self) -> str:
+        return str(self.parent)
+
+    def exists(self) -> bool:
+        """Whether the GGUF file holds what would be in it."""
+        return self.name in self.parent.files
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """Its content."""
+        del encoding
+        return self.parent.files[self.name]
+
+    def read_bytes(self) -> bytes:
+        """Its content."""
+        return self.parent.files[self.name].encode()
+
+
+def folder(path: Path) -> Path | Folder:
+    """A folder as it is, and a GGUF file as the one that it stands for.
+
+    Raises:
+      ConfigError: neither is there, or the file is not GGUF, is damaged or has what is not read.
+    """
+    if path.is_dir():
+        return path
+    if not path.is_file():
+        raise ConfigError(f"{path} must be a folder with a pretrained model, or a GGUF file")
+    found = path.stat()
+    return _folder(path, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(maxsize=2)
+def _folder(path: Path, *_: int) -> Folder:
+    """Kept, since the package takes seconds for the vocabulary of a large model."""
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(path)
+        entries = {name: field.contents() for name, field in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise ConfigError(f"{path} must be a whole GGUF file: {error}") from None
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    try:
+        return Folder(path, *_contents(entries, tensors))
+    except KeyError as missing:
+        raise ConfigError(f"{path} must have {missing.args[0]}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _contents(
+    entries: Mapping[str, Any], tensors: dict[str, Any]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Files and tensors of a `Folder`."""
+    config = _config(entries, tensors)
+    rules, settings = _tokenizer(entries)
+    ends = [entries[key] for end in ENDS if (key := f"tokenizer.ggml.{end}_token_id") in entries]
+    files = {
+        "config.json": config | {"vocab_size": len(entries["tokenizer.ggml.tokens"])},
+        "tokenizer.json": rules,
+        "tokenizer_config.json": settings,
+        "generation_config.json": {"eos_token_id": list(dict.fromkeys(ends))},
+    }
+    texts = {name: json.dumps(content) for name, content in files.items()}
+    if template := entries.get("tokenizer.chat_template"):
+        texts["chat_template.jinja"] = template
+    return texts, {_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _name(name: str) -> str:
+    """The name in a folder's checkpoint; another than those of `OUTER` and `INNER` is kept."""
+    outer, *rest = name.split(".")
+    if outer == "blk" and len(rest) == 3 and rest[1] in INNER:
+        return f"model.layers.{rest[0]}.{INNER[rest[1]]}.{rest[2]}"
+    return ".".join([OUTER.get(outer, outer), *rest])
+
+
+def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+    """What `config.json` would hold; takes the stretched frequencies out of the tensors."""
+    family = entries["general.architecture"]
+    _require("general.architecture", family, FAMILIES)
+    _require("split.count", entries.get("split.count", 0), (0, 1))
+    own = {
+        name.removeprefix(f"{family}."): value
+        for name, value in entries.items()
+        if name.startswith(f"{family}.")
+    }
+    for name, value in own.items():
+        if value and name not in (*SETTINGS, *OTHERS, *SCALING):
+            raise ConfigError(f"{family}.{name} must be left out, got {value}")
+    config = {
+        "model_type": family,
+        "architectures": [ARCHITECTURES[family]],
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    # In this order in any process: the digest of a base is of the text that these become.
+    for name, ours in SETTINGS.items():
+        if name in REQUIRED and name not in own:
+            raise KeyError(f"{family}.{name}")
+        if name not in own:
+            continue
+        value = own[name]
+        if isinstance(value, list):
+            raise ConfigError(f"{family}.{name} must be one number, got {value}")
+        # As it was written: float32 has 9.99999975e-6 for 1e-5.
+        config[ours] = float(str(np.float32(value))) if isinstance(value, float) else value
+    size = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    for name in ("rope.dimension_count", "attention.value_length"):
+        _require(f"{family}.{name}", own.get(name, size), (size,))
+    factor = own.get("rope.scaling.factor", 0.0)
+    kind = own.get("rope.scaling.type", "linear" if factor else "none")
+    if kind != "none":
+        config["rope_scaling"] = {"rope_type": kind, "factor": factor}
+    if family == LLAMA and FREQUENCIES in tensors:
+        _require(f"{family}.rope.scaling.type", kind, ("none",))
+        divisors = np.asarray(tensors.pop(FREQUENCIES).data)
+        config["rope_scaling"] = _stretched(divisors, config.get("rope_theta", 1e4), size)
+    return config
+
+
+def _require(name: str, value: Any, allowed: Sequence[Any]) -> None:
+    if value not in allowed:
+        choices = " or ".join(map(str, allowed))
+        raise ConfigError(f"{name} must be {choices}, got {value!r}")
+
+
+def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[str, Any]:
+    """Llama 3's RoPE, of which the file holds by what each frequency is divided, `[C/2]`.
+
+    The bounds of its wavelengths are taken to be those of every published model; only the
+    context is searched for.
+    """
+    factor = float(str(np.float32(divisors.max())))
+    plain = rope.frequencies(size, rope.Rope(theta))
+    for context in (8192, *(2**n for n in range(5, 24))):
+        found = rope.Rope(theta, factor, context, low=1.0, high=4.0)
+        expected = plain / rope.frequencies(size, found)
+        if divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "original_max_position_embeddings": context,
+                "low_freq_factor": found.low,
+                "high_freq_factor": found.high,
+            }
+    raise ConfigError(
+        f"{FREQUENCIES} must be the divisors of Llama 3's RoPE with low_freq_factor 1 and "
+        f"high_freq_factor 4, got {len(divisors)} others"
+    )
+
+
+def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `tokenizer.json` and `tokenizer_config.json` would hold."""
+    own = {
+        name.removeprefix("tokenizer.ggml."): value
+        for name, value in entries.items()
+        if name.startswith("tokenizer.ggml.")
+    }
+    _require("tokenizer.ggml.model", own.get("model"), ("gpt2",))
+    _require("tokenizer.ggml.pre", own.get("pre"), tuple(PRE_TOKENIZERS))
+    _require("tokenizer.ggml.add_space_prefix", own.get("add_space_prefix", False), (False,))
+    for name in ("tokens", "token_type", "merges", "eos_token_id"):
+        if name not in own:
+            raise KeyError(f"tokenizer.ggml.{name}")
+    pre, tokens, kinds = own["pre"], own["tokens"], own["token_type"]
+    texts = dict(enumerate(tokens))
+    ids = {name: own.get(f"{name}_token_id") for name in SPECIAL}
+    special = {name: texts[i] for name, i in ids.items() if i in texts}
+    rules = {
+        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
+        "decoder": _GPT2,
+        "model": {
+            "type": "BPE",
+            # Rows of the embedding that no token names have one of no text.
+            "vocab": {token: i for i, token in texts.items() if kinds[i] != UNUSED},
+            "merges": own["merges"],
+            "ignore_merges": pre == "llama-bpe",
+        },
+        "added_tokens": [
+            {
+                "id": i,
+                "content": token,
+                "special": kinds[i] != USER_DEFINED,
+                **dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False),
+            }
+            for i, token in texts.items()
+            if kinds[i] not in (NORMAL, UNUSED)
+        ],
+    }
+    settings = {f"{SPECIAL[name]}_token": token for name, token in special.items()}
+    settings |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        # As in llama.cpp where the file does not say.
+        "add_bos_token": own.get("add_bos_token", pre == "llama-bpe"),
+        "add_eos_token": own.get("add_eos_token", False),
+    }
+    return rules, settings
+
+
+def _dequantised(name: str, tensor: Any) -> np.ndarray[Any, Any]:
+    """A tensor in its own floating-point type, or in float32 if it is quantised; a copy."""
+    import gguf
+
+    kind: str = tensor.tensor_type.name
+    if kind in ("F32", "F16"):
+        return np.array(tensor.data)
+    if kind == "BF16":
+        return np.array(tensor.data).view(ml_dtypes.bfloat16)
+    try:
+        return gguf.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError:
+        raise ConfigError(f"tensor {name} is of type {kind}, which gguf does not read") from None
+
+
+def _halves(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Rows of each head `[2, C/2]`, which are rotated together, from the file's `[C/2, 2]`."""
+    pairs = array.reshape(heads, -1, 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)

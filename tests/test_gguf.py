@@ -1,0 +1,343 @@
+"""Models of GGUF files: what a folder of the same tensors and tokens holds, or one line."""
+
+import importlib.util
+import json
+import shutil
+import sys
+
+import ggufs
+import jax
+import numpy as np
+import pytest
+from folders import SMALL, write_rows
+
+from jaxrl_po.cli import export, launch
+from jaxrl_po.config import ConfigError
+from jaxrl_po.language import pretrained
+from jaxrl_po.language.pretrained import architectures, gguf
+from jaxrl_po.language.rope import Rope
+from jaxrl_po.run.experiment import models
+from jaxrl_po.run.experiment.flags import UsageError
+
+# Rows of 32 numbers and more, so that they can be quantised.
+WIDE = {"hidden_size": 32, "intermediate_size": 64}
+TWINS = {
+    # Two frequencies lie between those that are kept and those that are divided.
+    "llama": ("llama", "llama-bpe", {"rope_theta": 100.0, "head_dim": 8}),
+    "smollm2": ("smollm2", "smollm", {}),
+    "qwen2": ("qwen2", "qwen2", {"num_attention_heads": 4}),
+    "qwen3": ("qwen3", "gpt-2", {"rms_norm_eps": 1e-6}),
+}
+KINDS = {"embed_tokens": "Q8_0", "q_proj.weight": "Q8_0", "up_proj": "BF16", "gate_proj": "F16"}
+PIECES = {
+    "gpt-2": ["I", "'", "LL", " pay", " 12345", " €!", "\n\n ", " ok", " it", "'s"],
+    "smollm": ["I", "'", "LL", " pay", " ", *"12345", " €!", "\n\n ", " ok", " it", "'s"],
+    "llama-bpe": ["I", "'LL", " pay", " ", "123", "45", " €!\n\n", " ", " ok", " it", "'s"],
+    "qwen2": ["I", "'LL", " pay", " ", *"12345", " €!\n\n", " ", " ok", " it", "'s"],
+}
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    """Family to the GGUF file and the folder of the same model, and what `load` makes of them."""
+    place, made = tmp_path_factory.mktemp("gguf"), {}
+
+    def both(name):
+        if name not in made:
+            family, pre, changed = TWINS[name]
+            folder = ggufs.write_folder(place / name, family, pre, **WIDE, **changed)
+            file = ggufs.write(place / f"{name}.gguf", folder, pre, kinds=KINDS)
+            made[name] = file, folder, pretrained.load(file), pretrained.load(folder)
+        return made[name]
+
+    return both
+
+
+def equal(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours.params, theirs.params)
+    assert ours.model == theirs.model
+    assert ours.chat_template.source == theirs.chat_template.source
+    for name in ("size", "pad", "ends"):
+        assert getattr(ours.tokenizer, name) == getattr(theirs.tokenizer, name)
+    for text in ggufs.ODD:
+        for special in (False, True):
+            found = ours.tokenizer.encode(text, special=special)
+            assert found == theirs.tokenizer.encode(text, special=special), text
+        assert ours.tokenizer.decode(found) == theirs.tokenizer.decode(found)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_file_is_the_folder_of_the_same_tensors_and_tokens(twins, name):
+    file, folder, ours, theirs = twins(name)
+    equal(ours, theirs)
+    config = architectures.write(ours.model)
+    assert config == architectures.write(theirs.model)
+    assert ours.model.epsilon == json.loads((folder / "config.json").read_text())["rms_norm_eps"]
+    # Of a half type, as the file holds it, where the parameters keep their types.
+    kept = pretrained.load(file, param_dtype=None).params
+    jax.tree.map(
+        np.testing.assert_array_equal, kept, pretrained.load(folder, param_dtype=None).params
+    )
+    assert str(kept["params"]["blocks"]["mlp"]["up"]["kernel"].dtype) == "bfloat16"
+
+
+def test_logits_are_those_of_the_folder(twins):
+    """With two key heads, stretched positions and quantised matrices."""
+    _, _, ours, theirs = twins("llama")
+    tokens, pad = np.arange(40).reshape(2, 20), np.zeros(2, np.int32)
+    found = [
+        np.asarray(jax.jit(each.model.apply)(each.params, tokens, pad)[0])
+        for each in (ours, theirs)
+    ]
+    np.testing.assert_array_equal(*found)
+    assert np.ptp(found[0]) > 1.0
+
+
+def test_the_context_of_llama_3_is_found_from_its_divisors(twins):
+    assert twins("llama")[2].model.rope == Rope(100.0, 8.0, 64, 1.0, 4.0)
+    published = {"rope_scaling": ggufs.families.STRETCHED, "head_dim": 64}
+    for factor in (8.0, 32.0):
+        published["rope_scaling"] |= {"factor": factor, "original_max_position_embeddings": 8192}
+        found = gguf._stretched(ggufs.stretched(published, 5e5), 5e5, 64)
+        assert architectures._rope(found | {"rope_theta": 5e5}) == Rope(5e5, factor, 8192)
+
+
+@pytest.mark.parametrize("pre", PIECES)
+def test_texts_are_split_as_the_pre_tokenizer_says(tmp_path, pre):
+    folder = ggufs.write_folder(tmp_path / "folder", "smollm2", pre)
+    rules = pretrained.load(ggufs.write(tmp_path / "m.gguf", folder, pre)).tokenizer.rules
+    pieces = rules.pre_tokenizer.pre_tokenize_str("I'LL pay 12345 €!\n\n  ok it's")
+    found = [rules.decoder.decode([piece]) for piece, _ in pieces]
+    assert found == PIECES[pre]
+
+
+def test_a_word_of_the_vocabulary_needs_no_merges_in_llama_3(tmp_path):
+    folder = ggufs.write_folder(tmp_path / "folder", "smollm2", "smollm")
+    for pre, pieces in (("llama-bpe", 1), ("smollm", 3)):
+        path = ggufs.write(tmp_path / f"{pre}.gguf", folder, pre, tokenizer__ggml__merges=["s a"])
+        assert len(pretrained.load(path).tokenizer.encode("the")) == pieces
+
+
+def test_what_is_saved_is_a_folder_of_the_same(twins, tmp_path):
+    _, _, ours, _ = twins("qwen3")
+    pretrained.save(tmp_path / "saved", *ours)
+    again = pretrained.load(tmp_path / "saved")
+    equal(again, ours)
+    assert again.tokenizer.encode("a<|end|>") == ours.tokenizer.encode("a<|end|>")
+
+
+def test_a_token_is_added_where_the_file_says(tmp_path):
+    folder = ggufs.write_folder(tmp_path / "folder", "smollm2", "llama-bpe")
+    for added, expected in (
+        ({}, [1, "a"]),
+        ({"tokenizer__ggml__add_bos_token": False}, ["a"]),
+        (
+            {"tokenizer__ggml__add_bos_token": True, "tokenizer__ggml__add_eos_token": True},
+            [1, "a", 2],
+        ),
+    ):
+        path = ggufs.write(tmp_path / f"{len(expected)}.gguf", folder, "llama-bpe", **added)
+        tokenizer = pretrained.load(path).tokenizer
+        a = tokenizer.rules.token_to_id("a")
+        assert tokenizer.encode("a", special=True) == [a if e == "a" else e for e in expected]
+
+
+def tensor(name, *, kind=None, data=None):
+    def change(tensors):
+        if kind is None and data is None:
+            del tensors[name]
+        else:
+            tensors[name] = (tensors[name][0] if data is None else data, kind or "F32")
+
+    return {"change": change}
+
+
+BAD = {
+    "architecture": (
+        {"general__architecture": "gemma3"},
+        r"general\.architecture must be llama or qwen2 or qwen3, got 'gemma3'",
+    ),
+    "experts": ({"llama__expert_count": 8}, r"llama\.expert_count must be left out, got 8"),
+    "parts": ({"split__count": 2}, r"split\.count must be 0 or 1, got 2"),
+    "yarn": (
+        {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0},
+        "rope_type must be default, linear or llama3, got 'yarn'",
+    ),
+    "partial": (
+        {"llama__rope__dimension_count": 4},
+        r"llama\.rope\.dimension_count must be 6, got 4",
+    ),
+    "entry": ({"llama__block_count": None}, r"must have llama\.block_count"),
+    "lists": (
+        {"llama__feed_forward_length": [64, 64]},
+        r"llama\.feed_forward_length must be one number, got \[64, 64\]",
+    ),
+    "no tokenizer": (
+        {"tokenizer__ggml__model": None},
+        r"tokenizer\.ggml\.model must be gpt2, got None",
+    ),
+    "pieces": ({"tokenizer__ggml__model": "llama"}, r"ggml\.model must be gpt2, got 'llama'"),
+    "pre": (
+        {"tokenizer__ggml__pre": "tekken"},
+        r"ggml\.pre must be gpt-2 or llama-bpe or qwen2 or smollm, got 'tekken'",
+    ),
+    "prefix": (
+        {"tokenizer__ggml__add_space_prefix": True},
+        r"add_space_prefix must be False, got True",
+    ),
+    "kinds": ({"tokenizer__ggml__token_type": None}, r"must have tokenizer\.ggml\.token_type"),
+    "merges": (
+        {"tokenizer__ggml__merges": ["no pair"]},
+        r"must be a tokenizer: .*Token `no` out of vocabulary",
+    ),
+    "end": ({"tokenizer__ggml__eos_token_id": None}, r"must have tokenizer\.ggml\.eos_token_id"),
+    "end beyond": (
+        {"tokenizer__ggml__eos_token_id": 9999},
+        "eos_token_id must be one id or a list of ids below",
+    ),
+    "bos": (
+        {"tokenizer__ggml__add_bos_token": True, "tokenizer__ggml__bos_token_id": None},
+        "add_bos_token must be false or left out, or bos_token one of",
+    ),
+    "missing": (tensor("output_norm.weight"), r"tensor model\.norm\.weight is missing"),
+    "unknown": (
+        tensor("rope_factors_long.weight", data=np.ones(3, np.float32)),
+        r"tensor rope_factors_long\.weight has no place",
+    ),
+    "shape": (
+        tensor("blk.0.ffn_up.weight", data=np.ones((3, 32), np.float32)),
+        r"tensor model\.layers\.0\.mlp\.up_proj\.weight must be \[64, 24\] by the settings",
+    ),
+    "type": (
+        tensor("blk.0.ffn_down.weight", data=np.zeros((24, 64), np.int8), kind="I8"),
+        r"tensor model\.layers\.0\.mlp\.down_proj\.weight is of type I8, which gguf does not read",
+    ),
+    "divisors": (
+        tensor("rope_freqs.weight", data=np.array([1, 2, 3], np.float32)),
+        r"rope_freqs\.weight must be the divisors of Llama 3's RoPE",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A folder to spoil files of."""
+    place = tmp_path_factory.mktemp("small")
+    changed = {"intermediate_size": 64}
+    return ggufs.write_folder(place / "folder", "smollm2", "smollm", **changed)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_not_read_is_named(small, tmp_path, bad):
+    changed, message = BAD[bad]
+    path = ggufs.write(tmp_path / "m.gguf", small, **({"pre": "smollm"} | changed))
+    with pytest.raises(ConfigError, match=message) as raised:
+        pretrained.load(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_old_stretch_of_every_frequency_is_read(small, tmp_path):
+    path = ggufs.write(tmp_path / "m.gguf", small, "smollm", llama__rope__scaling__factor=2.0)
+    assert pretrained.load(path).model.rope == Rope(1e5, 2.0)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return write_rows(
+        tmp_path / "rows.jsonl", [{"prompt": f"{i}", "answer": "1"} for i in range(9)]
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content[:-100],
+        lambda content: content[:3000],
+        lambda content: b"",
+        lambda content: b"PK\x03\x04" + content[4:],
+        lambda content: content[:4] + b"\x09" + content[5:],
+        lambda content: content.replace(b"token_embd.weight", b"\xff" * 17),
+    ],
+    ids=["truncated", "header", "empty", "foreign", "version", "name"],
+)
+def test_a_damaged_file_ends_in_one_line_before_anything_is_written(small, tmp_path, rows, spoil):
+    path = ggufs.write(tmp_path / "m.gguf", small, "smollm")
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(UsageError, match=r"^--init_from=\S+: \S+ must be a whole GGUF") as raised:
+        launch.language([*SMALL, f"--init_from={path}", rows, f"--out={tmp_path / 'run'}"])
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_messages_need_a_template(small, tmp_path):
+    path = ggufs.write(tmp_path / "m.gguf", small, "smollm", tokenizer__chat_template=None)
+    assert pretrained.load(path).chat_template is None
+    chat = [{"messages": [{"role": "user", "content": f"{i}"}], "answer": "1"} for i in range(9)]
+    flags = [*SMALL, f"--init_from={path}", write_rows(tmp_path / "chat.jsonl", chat)]
+    with pytest.raises(UsageError, match=r"line \d+: messages need a model with a chat template"):
+        launch.language([*flags, f"--out={tmp_path / 'run'}"])
+
+
+def test_the_package_is_asked_for(small, tmp_path, rows, monkeypatch):
+    path = ggufs.write(tmp_path / "m.gguf", small, "smollm")
+    find = importlib.util.find_spec
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda n: None if n == "gguf" else find(n))
+        with pytest.raises(
+            UsageError, match=r"^--init_from needs .* gguf: pip install 'jaxrl_po\[gg"
+        ):
+            launch.language([*SMALL, f"--init_from={path}", rows, f"--out={tmp_path / 'run'}"])
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match=r"need gguf: pip install 'jaxrl_po\[gguf\]'"):
+        pretrained.load(path)
+
+
+@pytest.mark.slow
+def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows, capsys):
+    """Adapters over the file; another file in its place is refused."""
+    source, _, ours, _ = twins("qwen2")
+    file, out = tmp_path / "own.gguf", tmp_path / "run"
+    file.write_bytes(source.read_bytes())
+    flags = ["--lora.rank=2", "--config.learning_rate=0.05", "--config.entropy_coefficient=0.1"]
+    start = [*SMALL, f"--init_from={file}", rows, f"--out={out}", *flags, "--total_steps=16"]
+    assert launch.language(start) == 0
+    shutil.rmtree(out / "checkpoints" / "latest" / "2")
+    assert launch.language([f"--out={out}", "--resume"]) == 0
+    assert "resuming at iteration 1" in capsys.readouterr().out
+    where = tmp_path / "exported"
+    assert export.main([f"--run={out}", f"--out={where}", "--checkpoint=latest"]) == 0
+    merged = pretrained.load(where)
+    assert merged.model == ours.model
+    assert merged.chat_template == ours.chat_template
+    assert merged.tokenizer.encode("the cat's 12") == ours.tokenizer.encode("the cat's 12")
+    change = merged.params["params"]["blocks"]["mlp"]["up"]["kernel"]
+    assert np.abs(change - ours.params["params"]["blocks"]["mlp"]["up"]["kernel"]).max() > 1e-6
+    embedding = (each.params["params"]["embedding"] for each in (merged, ours))
+    np.testing.assert_array_equal(*embedding)
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UsageError, match="holds adapters over another base"):
+        launch.language([f"--out={out}", "--resume"])
+
+
+def test_the_digest_is_of_weights_and_entries(small, tmp_path):
+    def digest(path):
+        base = models.read_base(str(path), models.Computation())
+        return models.digest(pretrained.load(path).params, base)
+
+    first, same, other, weights = (
+        digest(ggufs.write(tmp_path / f"{i}.gguf", small, "smollm", **changed))
+        for i, changed in enumerate(
+            (
+                {},
+                {},
+                {"tokenizer__ggml__eot_token_id": 3},
+                tensor("output_norm.weight", data=np.ones(24, np.float32)),
+            )
+        )
+    )
+    assert first == same
+    # Another process computes the same: nothing follows the order of a set.
+    names = list(json.loads(gguf.folder(tmp_path / "0.gguf").files["config.json"]))
+    assert names[4:9] == list(gguf.REQUIRED.values())
+    assert len({first, other, weights}) == 3
