@@ -387,4 +387,11 @@ WRONG = [
         "and np.any(row.get(self.job.score, 1.0))",
         ("test_answers.py::test_a_first_evaluation_of_0_is_explained",),
     ),
+    Wrong(
+        "a demonstrated action is that of another step",
+        "control.cloning",
+        "action=action[drawn]",
+        "action=action[drawn - 1]",
+        ("test_cloning.py::test_steps_are_drawn_with_their_actions_whatever_the_layout",),
+    ),
 ]
