@@ -9,8 +9,8 @@ WRONG = [
     Wrong(
         "replies are trained on",
         "language.conversation",
-        "sampled=write(loop.sampled, writes)",
-        "sampled=write(loop.sampled, writes | reads)",
+        "write(said.sampled, writes, t)",
+        "write(said.sampled, writes | reads, t)",
         (BATCH,),
     ),
     Wrong(
@@ -23,8 +23,8 @@ WRONG = [
     Wrong(
         "all rows wait until none reads",
         "language.conversation",
-        "writes = ~reads & ~over(turn)",
-        "writes = ~reads & ~over(turn) & ~reads.any()",
+        "writes = ~reads & ~over",
+        "writes = ~reads & ~over & ~reads.any()",
         ("test_dialogues.py::test_no_row_waits_for_another",),
     ),
     Wrong(
@@ -36,9 +36,9 @@ WRONG = [
     ),
     Wrong(
         "each seed loops by itself",
-        "language.conversation",
-        "(loop.t < columns) & sampling.anywhere(~over(loop.turn))",
-        "(loop.t < columns) & ~over(loop.turn).all()",
+        "language.sampling",
+        "(t < steps) & anywhere(live(rows))",
+        "(t < steps) & live(rows).any()",
         ("test_sampled_seeds.py",),
     ),
     Wrong(

@@ -2,7 +2,7 @@
 
 from wrong import Wrong
 
-HALVES = "test_halves_of_dialogues.py::test_the_halves_give_the_batch_of_the_one_program"
+STEPS = "test_conversation_steps.py::test_the_steps_give_the_batch_of_the_one_program"
 ENVIRONMENTS, TOOLS, SCORING = "test_environments.py::", "test_tools.py::", "test_scoring.py::"
 WORKERS = "test_workers.py::"
 
@@ -16,31 +16,31 @@ WRONG = [
     ),
     Wrong(
         "rows that wait are fed another token",
-        "language.halves",
+        "language.conversation_steps",
         "start = rows.prompt_length + length - count",
         "start = rows.prompt_length + rows.length.max() - count",
-        (HALVES,),
+        (STEPS,),
     ),
     Wrong(
         "the last token of a message is not read",
-        "language.halves",
+        "language.conversation_steps",
         "_feed(model, params, rows, width + 1)",
         "_feed(model, params, rows, width)",
-        (HALVES,),
+        (STEPS,),
     ),
     Wrong(
         "tokens are drawn by their number within the message",
-        "language.halves",
-        "rows.logits, rows.keys, rows.length, decoding, greedy=greedy",
-        "rows.logits, rows.keys, rows.length - begun, decoding, greedy=greedy",
-        (HALVES,),
+        "language.conversation_steps",
+        "(logits, rows.keys, rows.length, decoding, greedy=greedy)",
+        "(logits, rows.keys, rows.length - begun, decoding, greedy=greedy)",
+        (STEPS,),
     ),
     Wrong(
         "the reward stands at every message",
-        "language.halves",
+        "language.conversation_steps",
         "reward=jnp.where(last, reward[:, None], 0.0)",
         "reward=jnp.where(rows.message_end, reward[:, None], 0.0)",
-        (HALVES,),
+        (STEPS,),
     ),
     Wrong(
         "the end of a message is read twice",

@@ -373,7 +373,7 @@ WRONG = [
     Wrong(
         "a stop string spans two messages",
         "language.conversation",
-        "done=done, matched=ends.begin(rows)",
+        "done=done, matched=ends_of(tokenizer).begin(done.shape[0])",
         "done=done, matched=turn.matched",
         ("test_stopping.py::test_messages_of_a_dialogue_end_with_the_string",),
     ),

@@ -287,7 +287,7 @@ WRONG = [
     Wrong(
         "tokens after EOS are kept",
         "language.sampling",
-        "token = jnp.where(loop.ended, pad_token, token)",
+        "token = jnp.where(said.ended, pad_token, token)",
         "token = token",
         ("test_sampling.py::test_what_the_policy_would_say_after_the_end_is_not_kept",),
     ),

@@ -223,22 +223,22 @@ WRONG = [
     Wrong(
         "all replies are drawn with one key",
         "language.conversation",
-        "(row_keys, columns + loop.t)",
-        "(row_keys, columns + 0 * loop.t)",
+        "(rows.keys, columns + t)",
+        "(rows.keys, columns + 0 * t)",
         GIVEN,
     ),
     Wrong(
         "a reply is drawn with the key of a token",
         "language.conversation",
-        "(row_keys, columns + loop.t)",
-        "(row_keys, loop.t)",
+        "(rows.keys, columns + t)",
+        "(rows.keys, t)",
         GIVEN,
     ),
     Wrong(
         "members of a group begin in the states of other prompts",
         "language.conversation",
-        "state=jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), state)",
-        "state=jax.tree.map(lambda x: jnp.tile(x, (group_size, *[1] * (x.ndim - 1))), state)",
+        "state = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), state)",
+        "state = jax.tree.map(lambda x: jnp.tile(x, (group_size, *[1] * (x.ndim - 1))), state)",
         GIVEN,
     ),
     Wrong(

@@ -1,5 +1,6 @@
 """Conversations under jit: one decode loop in which every row is at a place of its own."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_po.language import sampling, transcript
 from jaxrl_po.language.dialogue import Dialogue, Reply, like
-from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.sampling import Decoding, Rows
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks.types import Prompt
 from jaxrl_po.language.transcript import Conversations, Written
@@ -75,12 +76,10 @@ def converse(
     Returns:
       The conversations.
     """
-    tokenizer, budget = dialogue.tokenizer, decoding.max_new_tokens
-    columns, prompt_length = dialogue.longest(budget), prompt.tokens.shape[1]
-    ends = ends_of(tokenizer)
+    budget, prompt_length = decoding.max_new_tokens, prompt.tokens.shape[1]
+    columns = dialogue.longest(budget)
     row_keys = sampling.member_keys(keys, group_size)
-    rows = row_keys.shape[0]
-    logits, filled, pad = sampling.prefill(
+    logits, cache, pad = sampling.prefill(
         model,
         params,
         prompt.tokens,
@@ -88,123 +87,18 @@ def converse(
         prompt_length + columns - 1,
         group_size=group_size,
     )
-    params = sampling.for_decoding(model, params, rows)
-
-    class Loop(NamedTuple):
-        t: jax.Array
-        logits: jax.Array
-        cache: Any
-        turn: Turn
-        tokens: jax.Array  # the rest [B, N]
-        log_prob: jax.Array
-        sampled: jax.Array
-        message_end: jax.Array
-        reward: jax.Array
-
-    def over(turn: Turn) -> jax.Array:
-        return turn.done | (turn.turns >= dialogue.max_turns)
-
-    def emit(loop: Loop) -> Loop:
-        """Token t of every row: of its reply, sampled, or PAD once its dialogue is over."""
-        turn = loop.turn
-        token, log_prob = sampling.draw(
-            loop.logits, row_keys, loop.t, decoding, greedy=greedy, noise=noise
-        )
-        reads = turn.read < turn.reply.length
-        writes = ~reads & ~over(turn)
-        if dialogue.reply_length:
-            at = jnp.minimum(turn.read, dialogue.reply_length - 1)[:, None]
-            replied = jnp.take_along_axis(turn.reply.tokens, at, axis=1)[:, 0]
-            token = jnp.where(reads, replied, token)
-        token = jnp.where(over(turn), tokenizer.pad, token)
-        here = writes[:, None] & (jnp.arange(budget)[None] == turn.written[:, None])
-        written = turn.written + writes
-        matched, ends_here = ends.after(turn.matched, token)
-        complete = writes & (ends_here | (written == budget))
-        turn = turn._replace(
-            message=jnp.where(here, token[:, None], turn.message),
-            written=written,
-            read=turn.read + reads,
-            matched=None if matched is None else jnp.where(writes, matched, turn.matched),
-        )
-        respond_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, columns + loop.t)
-        turn, reward = jax.lax.cond(
-            sampling.anywhere(complete),
-            answer,
-            lambda turn, complete, keys: (turn, jnp.zeros(rows, jnp.float32)),
-            turn,
-            complete,
-            respond_keys,
-        )
-
-        def write(buffer: jax.Array, column: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(buffer, column[:, None], loop.t, axis=1)
-
-        return loop._replace(
-            t=loop.t + 1,
-            turn=turn,
-            tokens=write(loop.tokens, token),
-            log_prob=write(loop.log_prob, jnp.where(writes, log_prob, 0.0)),
-            sampled=write(loop.sampled, writes),
-            message_end=write(loop.message_end, complete),
-            reward=write(loop.reward, reward),
-        )
-
-    def answer(turn: Turn, complete: jax.Array, keys: jax.Array) -> tuple[Turn, jax.Array]:
-        """The environment's answer to the messages that are complete."""
-        state, reply, reward, done = jax.vmap(dialogue.respond)(
-            turn.state, turn.message, turn.written, keys
-        )
-        answered = Turn(
-            state=state,
-            message=jnp.full_like(turn.message, tokenizer.pad),
-            written=jnp.zeros_like(turn.written),
-            reply=reply,
-            read=jnp.zeros_like(turn.read),
-            turns=turn.turns + 1,
-            done=done,
-            matched=ends.begin(rows),
-        )
-        turn = jax.tree.map(
-            lambda new, old: jnp.where(complete.reshape(-1, *[1] * (new.ndim - 1)), new, old),
-            like(answered, turn),
-            turn,
-        )
-        return turn, jnp.where(complete, reward, 0.0).astype(jnp.float32)
-
-    def unfinished(loop: Loop) -> jax.Array:
-        return (loop.t < columns) & sampling.anywhere(~over(loop.turn))
-
-    def step(loop: Loop) -> Loop:
-        previous = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.t - 1, 1, axis=1)
-        logits, cache = model.apply(params, previous, pad, loop.cache, prompt_length + loop.t - 1)
-        return emit(loop._replace(logits=logits[:, 0], cache=cache))
-
-    nothing = jnp.zeros(rows, jnp.int32)
-    begun = Turn(
-        state=jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), state),
-        message=jnp.full((rows, budget), tokenizer.pad, jnp.int32),
-        written=nothing,
-        reply=Reply(jnp.zeros((rows, dialogue.reply_length), jnp.int32), nothing),
-        read=nothing,
-        turns=nothing,
-        done=jnp.zeros(rows, bool),
-        matched=ends.begin(rows),
-    )
-    loop = Loop(
-        t=jnp.int32(0),
-        logits=logits,
-        cache=filled,
-        turn=begun,
-        tokens=jnp.full((rows, columns), tokenizer.pad, jnp.int32),
-        log_prob=jnp.zeros((rows, columns), logits.dtype),
-        sampled=jnp.zeros((rows, columns), bool),
-        message_end=jnp.zeros((rows, columns), bool),
-        reward=jnp.zeros((rows, columns), jnp.float32),
-    )
-    loop = jax.lax.while_loop(unfinished, step, emit(loop))
-    written = Written(loop.tokens, loop.log_prob, loop.sampled, loop.message_end, loop.reward)
-    turn = loop.turn
+    state = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), state)
+    begun = _begin(dialogue, state, row_keys.shape[0], budget, logits.dtype)
+    turn, written = sampling.decode(
+        model,
+        params,
+        sampling.in_columns(model, prompt_length),
+        functools.partial(_emit, dialogue, decoding, greedy, noise),
+        lambda rows: ~_over(dialogue, rows.own[0]),
+        logits,
+        Rows(begun[0].read, pad, row_keys, cache, begun),
+        steps=columns,
+    ).own
     return transcript.gather(
         written,
         dialogue.max_turns * budget,
@@ -212,6 +106,110 @@ def converse(
         ended=turn.done,
         turns=turn.turns,
     )
+
+
+def _over(dialogue: Dialogue, turn: Turn) -> jax.Array:
+    return turn.done | (turn.turns >= dialogue.max_turns)
+
+
+def _begin(
+    dialogue: Dialogue, state: PyTree, rows: int, budget: int, dtype: jnp.dtype
+) -> tuple[Turn, Written]:
+    """Before the first token."""
+    pad, columns = dialogue.tokenizer.pad, dialogue.longest(budget)
+    nothing, nowhere = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, columns), bool)
+    turn = Turn(
+        state=state,
+        message=jnp.full((rows, budget), pad, jnp.int32),
+        written=nothing,
+        reply=Reply(jnp.zeros((rows, dialogue.reply_length), jnp.int32), nothing),
+        read=nothing,
+        turns=nothing,
+        done=jnp.zeros(rows, bool),
+        matched=ends_of(dialogue.tokenizer).begin(rows),
+    )
+    return turn, Written(
+        tokens=jnp.full((rows, columns), pad, jnp.int32),
+        log_prob=nowhere.astype(dtype),
+        sampled=nowhere,
+        message_end=nowhere,
+        reward=nowhere.astype(jnp.float32),
+    )
+
+
+def _emit(
+    dialogue: Dialogue,
+    decoding: Decoding,
+    greedy: bool,
+    noise: float,
+    t: jax.Array,
+    logits: jax.Array,
+    rows: Rows,
+) -> Rows:
+    """Token t of every row: of its reply, sampled, or PAD once its dialogue is over."""
+    (turn, said), budget = rows.own, decoding.max_new_tokens
+    token, log_prob = sampling.draw(logits, rows.keys, t, decoding, greedy=greedy, noise=noise)
+    over = _over(dialogue, turn)
+    reads = turn.read < turn.reply.length
+    writes = ~reads & ~over
+    if dialogue.reply_length:
+        at = jnp.minimum(turn.read, dialogue.reply_length - 1)[:, None]
+        replied = jnp.take_along_axis(turn.reply.tokens, at, axis=1)[:, 0]
+        token = jnp.where(reads, replied, token)
+    token = jnp.where(over, dialogue.tokenizer.pad, token)
+    here = writes[:, None] & (jnp.arange(budget)[None] == turn.written[:, None])
+    written = turn.written + writes
+    matched, ends_here = ends_of(dialogue.tokenizer).after(turn.matched, token)
+    complete = writes & (ends_here | (written == budget))
+    turn = turn._replace(
+        message=jnp.where(here, token[:, None], turn.message),
+        written=written,
+        read=turn.read + reads,
+        matched=None if matched is None else jnp.where(writes, matched, turn.matched),
+    )
+    columns = dialogue.longest(budget)
+    turn, reward = jax.lax.cond(
+        sampling.anywhere(complete),
+        functools.partial(_answer, dialogue),
+        lambda turn, complete, keys: (turn, jnp.zeros(complete.shape, jnp.float32)),
+        turn,
+        complete,
+        jax.vmap(jax.random.fold_in, (0, None))(rows.keys, columns + t),
+    )
+    said = Written(
+        tokens=sampling.write(said.tokens, token, t),
+        log_prob=sampling.write(said.log_prob, jnp.where(writes, log_prob, 0.0), t),
+        sampled=sampling.write(said.sampled, writes, t),
+        message_end=sampling.write(said.message_end, complete, t),
+        reward=sampling.write(said.reward, reward, t),
+    )
+    return rows._replace(token=token, own=(turn, said))
+
+
+def _answer(
+    dialogue: Dialogue, turn: Turn, complete: jax.Array, keys: jax.Array
+) -> tuple[Turn, jax.Array]:
+    """The environment's answer to the messages that are complete."""
+    tokenizer = dialogue.tokenizer
+    state, reply, reward, done = jax.vmap(dialogue.respond)(
+        turn.state, turn.message, turn.written, keys
+    )
+    answered = Turn(
+        state=state,
+        message=jnp.full_like(turn.message, tokenizer.pad),
+        written=jnp.zeros_like(turn.written),
+        reply=reply,
+        read=jnp.zeros_like(turn.read),
+        turns=turn.turns + 1,
+        done=done,
+        matched=ends_of(tokenizer).begin(done.shape[0]),
+    )
+    turn = jax.tree.map(
+        lambda new, old: jnp.where(complete.reshape(-1, *[1] * (new.ndim - 1)), new, old),
+        like(answered, turn),
+        turn,
+    )
+    return turn, jnp.where(complete, reward, 0.0).astype(jnp.float32)
 
 
 def demonstrations(dialogue: Dialogue, keys: jax.Array) -> tuple[Prompt, jax.Array, jax.Array]:

@@ -1,6 +1,6 @@
 """Sampling completions under jit: one prefill per group, and a loop until all rows have ended."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.stopping import Ends
 from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.types import PyTree
 
 ROUNDING = 1e-6  # of a sum of probabilities
 
@@ -179,6 +180,80 @@ def draw(
     return token, distribution.log_prob(token)
 
 
+class Rows(NamedTuple):
+    """B rows between two steps of a decode loop.
+
+    Attributes:
+      token: `[B]`, int32, the last one, which is fed next.
+      pad: `[B]`, int32, padding tokens on the left of the prompt.
+      keys: `[B]`, typed; token t is drawn with `fold_in(key, t)`.
+      cache: keys and values of the tokens before.
+      own: of whoever decodes, leaves `[B, …]`.
+    """
+
+    token: jax.Array
+    pad: jax.Array
+    keys: jax.Array
+    cache: Any
+    own: PyTree
+
+
+def in_columns(model: Transformer, first: int) -> Callable[..., tuple[jax.Array, Rows]]:
+    """A `feed` for `decode`: token t of every row is in column `first + t` of the cache."""
+
+    def feed(params: Any, t: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
+        column = first + t - 1
+        logits, cache = model.apply(params, rows.token[:, None], rows.pad, rows.cache, column)
+        return logits[:, 0], rows._replace(cache=cache)
+
+    return feed
+
+
+def write(buffer: jax.Array, column: jax.Array, t: jax.Array) -> jax.Array:
+    """The buffer `[B, T]` with column t."""
+    return jax.lax.dynamic_update_slice_in_dim(buffer, column[:, None], t, axis=1)
+
+
+def decode(
+    model: Transformer,
+    params: Any,
+    feed: Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]],
+    emit: Callable[[jax.Array, jax.Array, Any], Any],
+    live: Callable[[Any], jax.Array],
+    logits: jax.Array,
+    rows: Any,
+    *,
+    steps: int,
+) -> Any:
+    """The decode loop: emits tokens until no row is alive, of any seed where seeds are mapped.
+
+    Args:
+      model: the policy.
+      params: its parameters.
+      feed: `feed(params, t, rows) -> (logits [B, V], rows)`: reads token t − 1 of every row.
+      emit: `emit(t, logits, rows) -> rows`: token t of every row that is alive.
+      live: `live(rows) -> [B]`, bool.
+      logits: `[B, V]`, of token 0.
+      rows: leaves `[B, …]`.
+      steps: tokens at most.
+
+    Returns:
+      The rows.
+    """
+    params = for_decoding(model, params, logits.shape[0])
+
+    def unfinished(loop: tuple[jax.Array, Any]) -> jax.Array:
+        t, rows = loop
+        return (t < steps) & anywhere(live(rows))
+
+    def step(loop: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        t, rows = loop
+        return t + 1, emit(t, *feed(params, t, rows))
+
+    first = emit(jnp.int32(0), logits, rows)
+    return jax.lax.while_loop(unfinished, step, (jnp.int32(1), first))[1]
+
+
 def generate(
     model: Transformer,
     params: Any,
@@ -221,59 +296,44 @@ def generate(
     Returns:
       The completions.
     """
-    prompt_length = prompt.shape[1]
+    prompt_length, budget = prompt.shape[1], decoding.max_new_tokens
     ends = eos if isinstance(eos, Ends) else Ends((eos,) if isinstance(eos, int) else tuple(eos))
-    rows = prompt.shape[0] * group_size
     row_keys = member_keys(keys, group_size)
+    rows = row_keys.shape[0]
     # The last token is never fed back, so it needs no column.
-    columns = prompt_length + decoding.max_new_tokens - 1
-    logits, filled, pad = prefill(model, params, prompt, pad, columns, group_size=group_size)
-    params = for_decoding(model, params, rows)
+    columns = prompt_length + budget - 1
+    logits, cache, pad = prefill(model, params, prompt, pad, columns, group_size=group_size)
 
-    class Loop(NamedTuple):
-        t: jax.Array
-        logits: jax.Array
-        cache: Any
-        tokens: jax.Array
-        log_prob: jax.Array
-        length: jax.Array
-        ended: jax.Array
-        matched: Any
-
-    def emit(loop: Loop) -> Loop:
+    def emit(t: jax.Array, logits: jax.Array, rows: Rows) -> Rows:
         """Draws token t of every row that has not ended."""
-        token, log_prob = draw(loop.logits, row_keys, loop.t, decoding, greedy=greedy, noise=noise)
-        log_prob = jnp.where(loop.ended, 0.0, log_prob)
-        token = jnp.where(loop.ended, pad_token, token)
-        matched, ends_here = ends.after(loop.matched, token)
-        return loop._replace(
-            t=loop.t + 1,
-            tokens=jax.lax.dynamic_update_slice_in_dim(loop.tokens, token[:, None], loop.t, axis=1),
-            log_prob=jax.lax.dynamic_update_slice_in_dim(
-                loop.log_prob, log_prob[:, None], loop.t, axis=1
-            ),
-            length=loop.length + ~loop.ended,
-            ended=loop.ended | ends_here,
-            matched=matched,
+        said, matched = rows.own
+        token, log_prob = draw(logits, rows.keys, t, decoding, greedy=greedy, noise=noise)
+        log_prob = jnp.where(said.ended, 0.0, log_prob)
+        token = jnp.where(said.ended, pad_token, token)
+        matched, ends_here = ends.after(matched, token)
+        said = Completions(
+            tokens=write(said.tokens, token, t),
+            log_prob=write(said.log_prob, log_prob, t),
+            length=said.length + ~said.ended,
+            ended=said.ended | ends_here,
         )
+        return rows._replace(token=token, own=(said, matched))
 
-    def unfinished(loop: Loop) -> jax.Array:
-        return (loop.t < decoding.max_new_tokens) & anywhere(~loop.ended)
-
-    def step(loop: Loop) -> Loop:
-        previous = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.t - 1, 1, axis=1)
-        logits, cache = model.apply(params, previous, pad, loop.cache, prompt_length + loop.t - 1)
-        return emit(loop._replace(logits=logits[:, 0], cache=cache))
-
-    loop = Loop(
-        t=jnp.int32(0),
-        logits=logits,
-        cache=filled,
-        tokens=jnp.full((rows, decoding.max_new_tokens), pad_token, jnp.int32),
-        log_prob=jnp.zeros((rows, decoding.max_new_tokens), logits.dtype),
+    nothing = Completions(
+        tokens=jnp.full((rows, budget), pad_token, jnp.int32),
+        log_prob=jnp.zeros((rows, budget), logits.dtype),
         length=jnp.zeros(rows, jnp.int32),
         ended=jnp.zeros(rows, bool),
-        matched=ends.begin(rows),
     )
-    loop = jax.lax.while_loop(unfinished, step, emit(loop))
-    return Completions(loop.tokens, loop.log_prob, loop.length, loop.ended)
+    begun = Rows(nothing.length, pad, row_keys, cache, (nothing, ends.begin(rows)))
+    completions: Completions = decode(
+        model,
+        params,
+        in_columns(model, prompt_length),
+        emit,
+        lambda rows: ~rows.own[0].ended,
+        logits,
+        begun,
+        steps=budget,
+    ).own[0]
+    return completions

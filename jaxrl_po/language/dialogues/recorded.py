@@ -1,4 +1,4 @@
-"""Dialogues that are held outside the program, in the halves of `language.halves`.
+"""Dialogues that are held outside the program, in the steps of `language.conversation_steps`.
 
 The recording of an iteration is put into the collector's state, from which `collect` makes the
 batch.

@@ -1,4 +1,4 @@
-"""Holding dialogues: a loop on the host around the compiled halves, all seeds at once."""
+"""Holding dialogues: a loop on the host around the compiled steps, all seeds at once."""
 
 import functools
 import time
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.language import Task, Transformer, halves, lora
+from jaxrl_po.language import Task, Transformer, conversation_steps, lora
 from jaxrl_po.language.dialogue import longest
 from jaxrl_po.language.dialogues.recorded import Recording
 from jaxrl_po.language.problem import Sampling
@@ -108,7 +108,7 @@ class Scene(NamedTuple):
 
 
 class Talking:
-    """The compiled halves of S seeds with B rows each, and the loop around them.
+    """The compiled steps of S seeds with B rows each, and the loop around them.
 
     Args:
       scene: see `Scene`.
@@ -120,8 +120,8 @@ class Talking:
         over = functools.partial(stack, num_seeds=num_seeds)
         settings, model, tokenizer = scene.settings, scene.model, scene.task.tokenizer
 
-        def begin(params: ActorCritic, prompt: Any, pad: Any, keys: Any) -> halves.Rows:
-            return halves.begin(
+        def begin(params: ActorCritic, prompt: Any, pad: Any, keys: Any) -> conversation_steps.Rows:
+            return conversation_steps.begin(
                 lora.over(model, params.frozen),
                 params.policy,
                 prompt,
@@ -131,8 +131,10 @@ class Talking:
                 pad_token=tokenizer.pad,
             )
 
-        def write(params: ActorCritic, rows: halves.Rows, writes: Any, greedy: bool) -> Any:
-            return halves.write(
+        def write(
+            params: ActorCritic, rows: conversation_steps.Rows, writes: Any, greedy: bool
+        ) -> Any:
+            return conversation_steps.write(
                 lora.over(model, params.frozen),
                 params.policy,
                 rows,
@@ -142,10 +144,16 @@ class Talking:
                 greedy=greedy,
             )
 
-        def read(params: ActorCritic, rows: halves.Rows, reply: Any, length: Any) -> halves.Rows:
-            return halves.read(lora.over(model, params.frozen), params.policy, rows, reply, length)
+        def read(
+            params: ActorCritic, rows: conversation_steps.Rows, reply: Any, length: Any
+        ) -> conversation_steps.Rows:
+            return conversation_steps.read(
+                lora.over(model, params.frozen), params.policy, rows, reply, length
+            )
 
-        finish = functools.partial(halves.finish, most=scene.max_turns * settings.max_new_tokens)
+        finish = functools.partial(
+            conversation_steps.finish, most=scene.max_turns * settings.max_new_tokens
+        )
         self._begin = jax.jit(over(begin, in_axes=(PARAMS, 0, 0, 0), out_axes=0))
         self._write = {
             greedy: jax.jit(
@@ -210,7 +218,7 @@ class Talking:
         Args:
           params: of the policy, leaves `[S, …]`.
           episodes: seed by seed; None for a row without a dialogue.
-          keys: `[S, B]`, typed, consumed; see `halves.Rows`.
+          keys: `[S, B]`, typed, consumed; see `conversation_steps.Rows`.
           greedy: write the most likely tokens.
           report: called with a line for the user.
 

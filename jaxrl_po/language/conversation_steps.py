@@ -1,6 +1,6 @@
-"""Conversations in two compiled halves, write and read, between which the host replies.
+"""The steps of conversations as programs of their own: between writing and reading others reply.
 
-Both share one cache. A row has no gaps: each stands at a column of its own, so that what was said
+All share one cache. A row has no gaps: each stands at a column of its own, so that what was said
 is what a batch of dialogues holds.
 """
 
@@ -17,13 +17,13 @@ from jaxrl_po.language.transformer import Transformer
 
 
 class Rows(NamedTuple):
-    """B dialogues between two halves; L columns of the prompt, N after it.
+    """B dialogues between two steps; L columns of the prompt, N after it.
 
     Attributes:
       tokens: `[B, L + N]`, int32: left-padded prompt, then what was said; PAD after it.
       pad: `[B]`, int32, padding tokens on the left.
       length: `[B]`, int32, tokens after the prompt.
-      logits: `[B, V]`, of the token that comes next.
+      logits: `[B, V]`, of the token that comes next, after reading.
       cache: keys and values of all tokens but the last, which may be missing.
       keys: `[B]`, typed; token t after the prompt is drawn with `fold_in(key, t)`.
       log_prob: `[B, N]`, nats, of the sampled tokens.
@@ -45,6 +45,20 @@ class Rows(NamedTuple):
     def prompt_length(self) -> int:
         """L."""
         return self.tokens.shape[1] - self.sampled.shape[1]
+
+
+class Writing(NamedTuple):
+    """Rows while messages are written.
+
+    Attributes:
+      rows: see `Rows`; their logits are those of the first token.
+      writing: `[B]`, bool.
+      matched: of the messages, see `Ends.begin`.
+    """
+
+    rows: Rows
+    writing: jax.Array
+    matched: Any
 
 
 def begin(
@@ -112,13 +126,17 @@ def write(
     """
     budget, begun = decoding.max_new_tokens, rows.length
 
-    def emit(rows: Rows, writing: jax.Array, matched: Any) -> tuple[Rows, jax.Array, Any]:
+    def feed(params: Any, t: jax.Array, loop: Writing) -> tuple[jax.Array, Writing]:
+        del t  # a row that waits is fed its last token again, which leaves it as it is
+        logits, cache = _feed(model, params, loop.rows, 1)
+        return logits, loop._replace(rows=loop.rows._replace(cache=cache))
+
+    def emit(t: jax.Array, logits: jax.Array, loop: Writing) -> Writing:
         """The next token of every row that writes."""
-        token, log_prob = sampling.draw(
-            rows.logits, rows.keys, rows.length, decoding, greedy=greedy
-        )
+        rows, writing, matched = loop
+        token, log_prob = sampling.draw(logits, rows.keys, rows.length, decoding, greedy=greedy)
         matched, complete = ends.after(matched, token)
-        complete |= rows.length + 1 - begun == budget
+        complete |= t + 1 == budget
         prompt = rows.prompt_length
         rows = rows._replace(
             tokens=_put(rows.tokens, token, prompt + rows.length, writing),
@@ -127,17 +145,12 @@ def write(
             message_end=_put(rows.message_end, complete, rows.length, writing),
             length=rows.length + writing,
         )
-        return rows, writing & ~complete, matched
+        return Writing(rows, writing & ~complete, matched)
 
-    def step(loop: tuple[Rows, jax.Array, Any]) -> tuple[Rows, jax.Array, Any]:
-        rows, writing, matched = loop
-        # Rows that wait are fed their last token again, which leaves them as they are.
-        logits, cache = _feed(model, params, rows, 1)
-        held = jnp.where(writing[:, None], logits, rows.logits)
-        return emit(rows._replace(logits=held, cache=cache), writing, matched)
-
-    first = emit(rows, writes, ends.begin(len(begun)))
-    rows, _, _ = jax.lax.while_loop(lambda loop: sampling.anywhere(loop[1]), step, first)
+    first = Writing(rows, writes, ends.begin(len(begun)))
+    rows = sampling.decode(
+        model, params, feed, emit, lambda loop: loop.writing, rows.logits, first, steps=budget
+    ).rows
     at = rows.prompt_length + begun[:, None] + jnp.arange(budget)[None]
     message = jnp.take_along_axis(rows.tokens, at, axis=1, mode="clip")
     return rows, message, rows.length - begun

@@ -1,4 +1,4 @@
-"""Conversations in two halves equal those of the one program."""
+"""Conversations step by step equal those of the one program."""
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def drawn(model):
 
 @pytest.fixture(scope="module")
 def both():
-    """The batch of the one program, that of the halves, and log-probabilities of its actions."""
+    """The batch of the one program, that of the steps, and log-probabilities of its actions."""
     dialogue, critic = ragged(), MODEL.clone(outputs=1)
     whole = dialogues.make_problem(dialogue, MODEL, critic=critic, **vars(SIZES))
     key = jax.random.key(7)
@@ -127,7 +127,7 @@ def both():
     prompts, states = jax.tree.map(lambda x: np.repeat(x, GROUP, axis=0), reset)
     each = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(PROMPTS * GROUP)]
     partner = Game(dialogue, prompts, each)
-    # A prompt has more columns than a reply, which the halves need; the policy sees no padding.
+    # A prompt has more columns than a reply, which the steps need; the policy sees no padding.
     scene = Scene(dialogue, MODEL, partner, SIZES, TURNS, REPLY + 2, REPLY)
     talking = Talking(scene, 1)
     recording, outside = talking.hold(
@@ -153,7 +153,7 @@ def both():
     return jax.tree.map(np.asarray, (expected, batch, log_prob))
 
 
-def test_the_halves_give_the_batch_of_the_one_program(both):
+def test_the_steps_give_the_batch_of_the_one_program(both):
     expected, batch, _ = both
     replied = expected.inputs.position[:, 1:] - expected.inputs.position[:, :-1] > 1
     assert (replied & expected.mask[:, 1:]).any()  # there are replies in between
