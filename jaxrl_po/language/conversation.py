@@ -98,7 +98,8 @@ def converse(
         logits,
         Rows(begun[0].read, pad, row_keys, cache, begun),
         steps=columns,
-    ).own
+        result=lambda rows: rows.own,
+    )
     return transcript.gather(
         written,
         dialogue.max_turns * budget,

@@ -149,8 +149,16 @@ def write(
 
     first = Writing(rows, writes, ends.begin(len(begun)))
     rows = sampling.decode(
-        model, params, feed, emit, lambda loop: loop.writing, rows.logits, first, steps=budget
-    ).rows
+        model,
+        params,
+        feed,
+        emit,
+        lambda loop: loop.writing,
+        rows.logits,
+        first,
+        steps=budget,
+        result=lambda loop: loop.rows,
+    )
     at = rows.prompt_length + begun[:, None] + jnp.arange(budget)[None]
     message = jnp.take_along_axis(rows.tokens, at, axis=1, mode="clip")
     return rows, message, rows.length - begun

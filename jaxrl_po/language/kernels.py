@@ -1,4 +1,4 @@
-"""Transposed kernels, which speed up decoding steps of few rows on a CPU.
+"""Kernels that speed up decoding steps on a CPU: transposed, or cut out of their stacks.
 
 Shape suffixes as in `transformer`; I inputs and O outputs of a matrix.
 """
@@ -9,7 +9,10 @@ from jaxrl_po import backend
 from jaxrl_po.types import PyTree
 
 BY_OUTPUTS = "by_outputs"
-"""Name of the collection that holds them, beside `params`."""
+"""Name of the collection that holds kernels by outputs, beside `params`."""
+
+APART = "apart"
+"""Name of the one that holds the parameters of each block."""
 
 FEW = 64
 """Rows up to which it pays: above, the other order of a product's operands is as fast."""
@@ -18,6 +21,14 @@ FEW = 64
 def few(rows: int) -> bool:
     """Whether a product with this many rows is faster by outputs."""
     return rows <= FEW and backend.on_cpu()
+
+
+def apart(blocks: PyTree, layers: int) -> PyTree:
+    """The parameters of each of L stacked blocks, cut out of their stacks before the loop."""
+    cut = tuple(jax.tree.map(lambda x, n=n: x[n], blocks) for n in range(layers))
+    # Else the cuts would be made in every step.
+    held: PyTree = jax.lax.optimization_barrier(cut)
+    return held
 
 
 def by_outputs(blocks: PyTree, dtype: jax.typing.DTypeLike) -> PyTree:

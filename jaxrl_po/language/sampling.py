@@ -14,6 +14,9 @@ from jaxrl_po.types import PyTree
 
 ROUNDING = 1e-6  # of a sum of probabilities
 
+# A narrower decode loop costs compile time: it does not pay for fewer tokens or rows than these.
+NARROWING_STEPS, NARROWING_ROWS = 32, 64
+
 
 def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Array:
     """Top-k, then top-p: keeps the fewest most likely tokens, at most `top_k`, that reach `top_p`.
@@ -214,6 +217,14 @@ def write(buffer: jax.Array, column: jax.Array, t: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(buffer, column[:, None], t, axis=1)
 
 
+def widths_of(rows: int, steps: int) -> list[int]:
+    """Widths of the decode loops that so many rows go through, see `decode`."""
+    widths = [rows]
+    while steps >= NARROWING_STEPS and widths[-1] >= NARROWING_ROWS:
+        widths.append(widths[-1] // 4)
+    return widths
+
+
 def decode(
     model: Transformer,
     params: Any,
@@ -224,34 +235,54 @@ def decode(
     rows: Any,
     *,
     steps: int,
+    result: Callable[[Any], Any],
 ) -> Any:
     """The decode loop: emits tokens until no row is alive, of any seed where seeds are mapped.
+
+    Once a quarter of the rows are alive, they go on in a loop of a quarter of the width, and so on:
+    a step costs by its width.
 
     Args:
       model: the policy.
       params: its parameters.
       feed: `feed(params, t, rows) -> (logits [B, V], rows)`: reads token t − 1 of every row.
-      emit: `emit(t, logits, rows) -> rows`: token t of every row that is alive.
+      emit: `emit(t, logits, rows) -> rows`: token t of every row that is alive; the others stay.
       live: `live(rows) -> [B]`, bool.
       logits: `[B, V]`, of token 0.
       rows: leaves `[B, …]`.
       steps: tokens at most.
+      result: of the rows, what is to be returned, leaves `[B, …]`.
 
     Returns:
-      The rows.
+      The result.
     """
-    params = for_decoding(model, params, logits.shape[0])
 
-    def unfinished(loop: tuple[jax.Array, Any]) -> jax.Array:
-        t, rows = loop
-        return (t < steps) & anywhere(live(rows))
+    def run(params: Any, t: jax.Array, rows: Any, widths: Sequence[int]) -> Any:
+        width, *narrower = widths
+        params, fewer = for_decoding(model, params, width), narrower[0] if narrower else 0
 
-    def step(loop: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-        t, rows = loop
-        return t + 1, emit(t, *feed(params, t, rows))
+        def unfinished(loop: tuple[jax.Array, Any]) -> jax.Array:
+            t, rows = loop
+            return (t < steps) & anywhere(live(rows).sum() > fewer)
 
-    first = emit(jnp.int32(0), logits, rows)
-    return jax.lax.while_loop(unfinished, step, (jnp.int32(1), first))[1]
+        def step(loop: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            t, rows = loop
+            return t + 1, emit(t, *feed(params, t, rows))
+
+        def narrowed(t: jax.Array, rows: Any) -> Any:
+            front = jnp.argsort(~live(rows), stable=True)[:fewer]
+            ended = run(params, t, jax.tree.map(lambda x: x[front], rows), narrower)
+            return jax.tree.map(lambda x, new: x.at[front].set(new), result(rows), ended)
+
+        t, rows = jax.lax.while_loop(unfinished, step, (t, rows))
+        if not narrower:
+            return result(rows)
+        going_on = (t < steps) & anywhere(live(rows))
+        return jax.lax.cond(going_on, narrowed, lambda _, rows: result(rows), t, rows)
+
+    placed = getattr(model, "rows_over_devices", False)
+    widths = [logits.shape[0]] if placed else widths_of(logits.shape[0], steps)
+    return run(params, jnp.int32(1), emit(jnp.int32(0), logits, rows), widths)
 
 
 def generate(
@@ -335,5 +366,6 @@ def generate(
         logits,
         begun,
         steps=budget,
-    ).own[0]
+        result=lambda rows: rows.own[0],
+    )
     return completions

@@ -314,9 +314,11 @@ class Transformer(nn.Module):
     ) -> tuple[jax.Array, Any]:
         """Block by block; of the last one only what is read."""
         layer = jax.checkpoint(layer, static_argnums=(1, 4, 5)) if self.remat else layer
-        caches = []
+        caches, apart = [], self.get_variable(kernels.APART, "blocks")
         for number in range(self.layers):
             variables = jax.tree.map(lambda x, number=number: x[number], blocks)
+            if apart is not None:
+                variables["params"] = apart[number]
             held = None if cache is None else cache[number]
             window = self.windows[number] if self.windows else 0
             read = new if number < self.layers - 1 else last or new
@@ -328,6 +330,11 @@ class Transformer(nn.Module):
     def scanned(self) -> bool:
         """Whether blocks are scanned, see `UNROLLED`."""
         return self.layers > UNROLLED
+
+    @property
+    def rows_over_devices(self) -> bool:
+        """Whether the compiler places rows on devices, see `constrain`."""
+        return self.constrain is not type(self).constrain
 
     @property
     def ties_output(self) -> bool:
@@ -354,11 +361,13 @@ class Transformer(nn.Module):
         return _parameter_shapes(self, jnp.result_type(float))
 
     def for_decoding(self, params: PyTree, rows: int) -> PyTree:
-        """The parameters, with transposed kernels where these decode faster; see `kernels`."""
-        if not (self.scanned and kernels.few(rows)):
+        """The parameters, and those of blocks in a form that decodes faster; see `kernels`."""
+        blocks = params["params"]["blocks"]
+        if not self.scanned:
+            return {**params, kernels.APART: {"blocks": kernels.apart(blocks, self.layers)}}
+        if not kernels.few(rows):
             return params
-        held = {"blocks": kernels.by_outputs(params["params"]["blocks"], self.dtype)}
-        return {**params, kernels.BY_OUTPUTS: held}
+        return {**params, kernels.BY_OUTPUTS: {"blocks": kernels.by_outputs(blocks, self.dtype)}}
 
     def empty_cache(self, batch: int, length: int) -> Cache:
         """A cache for `batch` rows of `length` columns."""
