@@ -1,4 +1,4 @@
-"""Kernels by outputs: decoding steps of few rows compute the same."""
+"""Kernels by outputs, or cut out of their stacks: decoding steps compute the same."""
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ UNLIKE = {
     "gemma": {"qk_norm": True, "post_norms": True, "qkv_bias": True, "windows": (0, 3, 0, 5, 2)},
     "tied and not gated": {"tied": True, "gated": False},
     "adapters": {"lora": Lora(2, targets=("query", "down"))},
+    "few blocks": {"layers": 3, "lora": Lora(2, targets=("query", "down"))},
     "bfloat16": {"dtype": jnp.dtype("bfloat16")},
 }
 PROMPT, PAD = jnp.array([[0, 3, 4], [5, 6, 7]], jnp.int32), jnp.array([1, 0], jnp.int32)
@@ -51,12 +52,13 @@ def step(model, params, *, prepared):
 def test_a_step_computes_the_same(name):
     model, params = model_and_params(name)
     prepared = jax.eval_shape(lambda: sampling.for_decoding(model, params, 4))
-    assert set(prepared) == {*params, kernels.BY_OUTPUTS}
+    added = kernels.APART if name == "few blocks" else kernels.BY_OUTPUTS
+    assert set(prepared) == {*params, added}
     one, other = jax.jit(
         lambda params: [step(model, params, prepared=prepared) for prepared in (False, True)]
     )(params)
     assert np.std(one[0]) > 0.1
-    tolerance = 0.1 if name == "bfloat16" else 1e-5
+    tolerance = {"bfloat16": 0.1, "few blocks": 0.0}.get(name, 1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance), one, other)
 
 
@@ -89,13 +91,14 @@ def test_the_same_completions_are_sampled(monkeypatch):
     np.testing.assert_allclose(with_kernels.log_prob, without.log_prob, atol=1e-5)
 
 
-def test_many_rows_few_blocks_and_accelerators_keep_the_parameters(monkeypatch):
+def test_many_rows_and_accelerators_keep_the_parameters(monkeypatch):
     model, params = model_and_params("plain")
     assert model.for_decoding(params, kernels.FEW + 1) is params
-    shallow = model.clone(layers=2)
-    assert shallow.for_decoding(params, 1) is params
+    prepared = sampling.for_decoding(model, params, 1)
+    assert sampling.for_decoding(model, prepared, 1) is prepared
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert model.for_decoding(params, 1) is params
+    assert model.clone(layers=2).for_decoding(params, 1) is params
 
 
 def test_few_actions_are_drawn_as_jax_draws_them():

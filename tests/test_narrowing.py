@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from traced import equations
 
 from jaxrl_po import language
-from jaxrl_po.language import conversation, dialogues, sampling
+from jaxrl_po.language import conversation, dialogues, lora, sampling
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.stopping import Ends, make_stops
 
@@ -207,7 +207,9 @@ def test_seeds_step_down_together():
 
 
 def test_rows_that_the_compiler_places_on_devices_stay_there(monkeypatch):
+    """Moved, they would be gathered on all of them."""
     with jax.enable_x64(True):
-        placed = MODEL.clone(constrain=lambda x: x)
-        monkeypatch.setitem(globals(), "MODEL", placed)
-        assert conditions(sample, *arguments(0)) == 0
+        base, *given = arguments(0)
+        for model, narrower in ((MODEL, 1), (MODEL.clone(constrain=lambda x: x), 0)):
+            monkeypatch.setitem(globals(), "MODEL", lora.over(model, base))
+            assert conditions(sample, {}, *given) == narrower

@@ -219,6 +219,50 @@ WRONG = [
         "masked.total(trunk.episode_return)",
         VINE,
     ),
+    # Narrower decode loops.
+    Wrong(
+        "keys follow the place of a row, not its number",
+        "language.sampling",
+        "run(params, t, jax.tree.map(lambda x: x[front], rows), narrower)",
+        "run(params, t, jax.tree.map(lambda x: x[front], rows)._replace(keys=rows.keys[:fewer]), "
+        "narrower)",
+        ("test_narrowing.py::test_every_row_is_what_it_is_in_one_loop[sample]",),
+    ),
+    Wrong(
+        "what a narrower loop gives stands at the front",
+        "language.sampling",
+        "x.at[front].set(new)",
+        "x.at[:fewer].set(new)",
+        ("test_narrowing.py::test_steps_are_as_wide_as_what_is_alive_asks_for",),
+    ),
+    Wrong(
+        "the emptiest seed decides when rows are left out",
+        "language.sampling",
+        "(t < steps) & anywhere(live(rows).sum() > fewer)",
+        "(t < steps) & ~anywhere(live(rows).sum() <= fewer)",
+        ("test_narrowing.py::test_every_row_is_what_it_is_in_one_loop[sample]",),
+    ),
+    Wrong(
+        "each seed steps down by itself",
+        "language.sampling",
+        "going_on = (t < steps) & anywhere(live(rows))",
+        "going_on = (t < steps) & live(rows).any()",
+        ("test_narrowing.py::test_seeds_step_down_together",),
+    ),
+    Wrong(
+        "rows that the compiler places are moved",
+        "language.sampling",
+        "[logits.shape[0]] if placed else widths_of(logits.shape[0], steps)",
+        "widths_of(logits.shape[0], steps)",
+        ("test_narrowing.py::test_rows_that_the_compiler_places_on_devices_stay_there",),
+    ),
+    Wrong(
+        "all blocks decode with the parameters of the first",
+        "language.transformer",
+        'variables["params"] = apart[number]',
+        'variables["params"] = apart[0]',
+        ("test_kernels.py::test_a_step_computes_the_same[few blocks]",),
+    ),
     # Dialogues.
     Wrong(
         "all replies are drawn with one key",

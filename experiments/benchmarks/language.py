@@ -7,6 +7,7 @@ last line. The loss is DAPO's. Sampling (with scoring) and the whole iteration a
 is training. `--profile` measures on one core what either of them runs, by kind of operation.
 """
 
+import dataclasses
 import os
 import resource
 import time
@@ -79,6 +80,11 @@ class Options:
     )
     prompt_tokens: int = static(64, "length of a prompt, with --shape", unit="tokens", within=COUNT)
     new_tokens: int = static(5, "token budget of a completion", unit="tokens", within=COUNT)
+    lengths: str = static(
+        "sampled",
+        "lengths of completions, without --shape: as an untrained model samples; geometric:0.2, "
+        "with a mean of a fifth of the budget; equal, all of them the budget",
+    )
     num_prompts: int = static(64, "prompts of an iteration of each seed", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)
     seeds: int = static(1, "parallel seeds", within=COUNT)
@@ -112,15 +118,55 @@ SECTIONS = {"": Options, "lora": Adapters}  # of flags
 Measured = tuple[language.Task, language.Transformer, types.Problem]
 
 
+class Ending(language.Transformer):
+    """A transformer that ends a completion with one probability in every step of decoding.
+
+    Attributes:
+      end: the token that ends it.
+      probability: in [0, 1).
+    """
+
+    end: int = 0
+    probability: float = 0.0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """As `Transformer`; only in decoding is there a cache."""
+        logits, cache = super().__call__(*arguments, **options)
+        if cache is None:
+            return logits, cache
+        rest = jax.nn.logsumexp(logits.at[..., self.end].set(-jnp.inf), axis=-1)
+        odds = jnp.float32(self.probability / (1.0 - self.probability))
+        return logits.at[..., self.end].set(rest + jnp.log(odds)), cache
+
+
+def probability_of(lengths: str, budget: int) -> float:
+    """Of an end in each step."""
+    kind, _, mean = lengths.partition(":")
+    if lengths == "equal":
+        return 0.0
+    try:
+        probability = 1.0 / (float(mean) * budget)
+    except (ValueError, ZeroDivisionError):
+        probability = 0.0
+    if kind != "geometric" or not 0.0 < probability < 1.0:
+        raise UsageError(
+            "--lengths must be sampled, equal, or geometric: with a share of the budget that is "
+            f"above one token, as in geometric:0.2, got {lengths}"
+        )
+    return probability
+
+
 def of(options: Options, adapters: Adapters) -> Measured:
     """What the options ask for."""
+    if options.shape != "none" and options.lengths != "sampled":
+        raise UsageError("--lengths must be sampled with --shape, whose prompts are random")
     return of_addition(options) if options.shape == "none" else of_shape(options, adapters)
 
 
 def of_addition(options: Options) -> Measured:
     """Three-digit addition with a model of the sizes asked for."""
     task = language.tasks.addition(3)
-    model = language.ModelSettings(
+    sizes = language.ModelSettings(
         width=options.width,
         layers=options.layers,
         heads=options.heads,
@@ -128,7 +174,15 @@ def of_addition(options: Options) -> Measured:
         mlp_width=4 * options.width,
         remat=options.remat,
         dtype=options.dtype,
-    ).build(task.tokenizer.size)
+    )
+    model = sizes.build(task.tokenizer.size)
+    if options.lengths != "sampled":
+        fields = [field.name for field in dataclasses.fields(model) if field.name != "name"]
+        model = Ending(
+            **{name: getattr(model, name) for name in fields},
+            end=task.tokenizer.eos,
+            probability=probability_of(options.lengths, options.new_tokens),
+        )
     return task, model, problem_of(options, task, model)
 
 

@@ -14,6 +14,8 @@ BY_OUTPUTS = "by_outputs"
 APART = "apart"
 """Name of the one that holds the parameters of each block."""
 
+FORMS = {BY_OUTPUTS, APART}
+
 FEW = 64
 """Rows up to which it pays: above, the other order of a product's operands is as fast."""
 

@@ -66,6 +66,12 @@ class Adapted(NamedTuple):
         """As `Transformer.apply`, of the adapters `{"lora": …}`."""
         return self.model.apply({**self.base, **adapters}, *arguments, **options)
 
+    @property
+    def rows_over_devices(self) -> bool:
+        """As `Transformer.rows_over_devices`."""
+        over_devices: bool = self.model.rows_over_devices
+        return over_devices
+
     def for_decoding(self, adapters: PyTree, rows: int) -> PyTree:
         """As `Transformer.for_decoding`: the adapters, with what is held of the base."""
         held = self.model.for_decoding(self.base, rows)

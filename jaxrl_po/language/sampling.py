@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.distributions import Categorical
+from jaxrl_po.language import kernels
 from jaxrl_po.language.stopping import Ends
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
@@ -148,7 +149,8 @@ def prefill(
 def for_decoding(model: Any, params: Any, rows: int) -> Any:
     """The parameters as `model` decodes `rows` rows fastest; unchanged for a custom module."""
     prepare = getattr(model, "for_decoding", None)
-    return params if prepare is None else prepare(params, rows)
+    # For a narrower loop they are prepared already.
+    return params if prepare is None or kernels.FORMS & set(params) else prepare(params, rows)
 
 
 def draw(

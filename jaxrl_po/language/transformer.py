@@ -20,6 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po import backend
 from jaxrl_po.language import kernels
 from jaxrl_po.language.blocks import Apart, Attention, Block, Mlp, last_of, scaled, wide
 from jaxrl_po.language.lora import ADAPTERS, Lora
@@ -314,7 +315,8 @@ class Transformer(nn.Module):
     ) -> tuple[jax.Array, Any]:
         """Block by block; of the last one only what is read."""
         layer = jax.checkpoint(layer, static_argnums=(1, 4, 5)) if self.remat else layer
-        caches, apart = [], self.get_variable(kernels.APART, "blocks")
+        apart: Any = self.get_variable(kernels.APART, "blocks")
+        caches = []
         for number in range(self.layers):
             variables = jax.tree.map(lambda x, number=number: x[number], blocks)
             if apart is not None:
@@ -363,9 +365,9 @@ class Transformer(nn.Module):
     def for_decoding(self, params: PyTree, rows: int) -> PyTree:
         """The parameters, and those of blocks in a form that decodes faster; see `kernels`."""
         blocks = params["params"]["blocks"]
-        if not self.scanned:
+        if not self.scanned and backend.on_cpu():
             return {**params, kernels.APART: {"blocks": kernels.apart(blocks, self.layers)}}
-        if not kernels.few(rows):
+        if not (self.scanned and kernels.few(rows)):
             return params
         return {**params, kernels.BY_OUTPUTS: {"blocks": kernels.by_outputs(blocks, self.dtype)}}
 
