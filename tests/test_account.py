@@ -55,6 +55,29 @@ def test_products_are_told_apart_by_their_sizes():
     assert kinds((8, 4, 10, 10, 16)) == "products of attention"
 
 
+def test_lengths_are_those_asked_for():
+    """In decoding each step ends with 1 / (share · budget); other odds, and training, stay."""
+    none = language.Adapters()
+    for lengths, wanted in (("geometric:0.2", 1 / 4), ("equal", 0.0)):
+        options = language.Options(width=8, layers=1, heads=2, new_tokens=20, lengths=lengths)
+        task, model, _ = language.of(options, none)
+        given = jnp.full((2, 3), 4), jnp.zeros(2, jnp.int32)
+        params = model.init(jax.random.key(0), *given)
+        (free, _), (ending, _) = (
+            model.apply(params, *given, cache) for cache in (None, model.empty_cache(2, 3))
+        )
+        shares = jax.nn.softmax(ending)
+        eos = task.tokenizer.eos
+        assert jnp.allclose(shares[..., eos], wanted)
+        others = jnp.arange(task.tokenizer.size) != eos
+        assert jnp.allclose((ending - free)[..., others], 0.0, atol=1e-5)
+    for lengths in ("geometric:0", "geometric:0.01", "geometric", "geometric:x", "even"):
+        with pytest.raises(UsageError, match="--lengths must be sampled, equal, or geometric:"):
+            language.probability_of(lengths, 20)
+    with pytest.raises(UsageError, match="--lengths must be sampled with --shape"):
+        language.of(language.Options(shape="smollm2-135m", lengths="equal"), none)
+
+
 @pytest.mark.slow
 def test_an_account_of_a_transformer_has_all_its_products():
     options = language.Options(

@@ -130,13 +130,15 @@ def both():
     # A prompt has more columns than a reply, which the steps need; the policy sees no padding.
     scene = Scene(dialogue, MODEL, partner, SIZES, TURNS, REPLY + 2, REPLY)
     talking = Talking(scene, 1)
-    recording, outside = talking.hold(
-        jax.tree.map(lambda x: x[None], params._replace(value=None)),
-        [Episode(0, (0, 0))] * (PROMPTS * GROUP),
-        sampling.member_keys(keys[:, 1], GROUP)[None],
-        greedy=False,
-        report=print,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "widths_of", lambda rows, steps: [rows, 4])
+        recording, outside = talking.hold(
+            jax.tree.map(lambda x: x[None], params._replace(value=None)),
+            [Episode(0, (0, 0))] * (PROMPTS * GROUP),
+            sampling.member_keys(keys[:, 1], GROUP)[None],
+            greedy=False,
+            report=print,
+        )
     assert outside > 0.0
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype), recording)
     assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), talking.recording())

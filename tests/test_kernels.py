@@ -16,7 +16,7 @@ UNLIKE = {
     "gemma": {"qk_norm": True, "post_norms": True, "qkv_bias": True, "windows": (0, 3, 0, 5, 2)},
     "tied and not gated": {"tied": True, "gated": False},
     "adapters": {"lora": Lora(2, targets=("query", "down"))},
-    "few blocks": {"layers": 3, "lora": Lora(2, targets=("query", "down"))},
+    "shallow": {"layers": 3, "lora": Lora(2, targets=("query", "down"))},
     "bfloat16": {"dtype": jnp.dtype("bfloat16")},
 }
 PROMPT, PAD = jnp.array([[0, 3, 4], [5, 6, 7]], jnp.int32), jnp.array([1, 0], jnp.int32)
@@ -52,13 +52,13 @@ def step(model, params, *, prepared):
 def test_a_step_computes_the_same(name):
     model, params = model_and_params(name)
     prepared = jax.eval_shape(lambda: sampling.for_decoding(model, params, 4))
-    added = kernels.APART if name == "few blocks" else kernels.BY_OUTPUTS
+    added = kernels.APART if name == "shallow" else kernels.BY_OUTPUTS
     assert set(prepared) == {*params, added}
     one, other = jax.jit(
         lambda params: [step(model, params, prepared=prepared) for prepared in (False, True)]
     )(params)
     assert np.std(one[0]) > 0.1
-    tolerance = {"bfloat16": 0.1, "few blocks": 0.0}.get(name, 1e-5)
+    tolerance = {"bfloat16": 0.1, "shallow": 0.0}.get(name, 1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance), one, other)
 
 

@@ -9,8 +9,8 @@ WRONG = [
     Wrong(
         "replies are trained on",
         "language.conversation",
-        "write(said.sampled, writes, t)",
-        "write(said.sampled, writes | reads, t)",
+        "0.0), writes, complete, reward)",
+        "0.0), writes | reads, complete, reward)",
         (BATCH,),
     ),
     Wrong(

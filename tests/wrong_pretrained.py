@@ -373,8 +373,8 @@ WRONG = [
     Wrong(
         "a stop string spans two messages",
         "language.conversation",
-        "done=done, matched=ends_of(tokenizer).begin(done.shape[0])",
-        "done=done, matched=turn.matched",
+        "turns=turn.turns + 1",
+        "turns=turn.turns + 1, matched=turn.matched",
         ("test_stopping.py::test_messages_of_a_dialogue_end_with_the_string",),
     ),
     Wrong(

@@ -79,62 +79,48 @@ def converse(
     budget, prompt_length = decoding.max_new_tokens, prompt.tokens.shape[1]
     columns = dialogue.longest(budget)
     row_keys = sampling.member_keys(keys, group_size)
+    cached = prompt_length + columns - 1
     logits, cache, pad = sampling.prefill(
-        model,
-        params,
-        prompt.tokens,
-        prompt.pad,
-        prompt_length + columns - 1,
-        group_size=group_size,
+        model, params, prompt.tokens, prompt.pad, cached, group_size=group_size
     )
     state = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), state)
-    begun = _begin(dialogue, state, row_keys.shape[0], budget, logits.dtype)
-    turn, written = sampling.decode(
-        model,
-        params,
-        sampling.in_columns(model, prompt_length),
-        functools.partial(_emit, dialogue, decoding, greedy, noise),
-        lambda rows: ~_over(dialogue, rows.own[0]),
-        logits,
-        Rows(begun[0].read, pad, row_keys, cache, begun),
-        steps=columns,
-        result=lambda rows: rows.own,
+
+    def live(rows: Rows) -> jax.Array:
+        return ~_over(dialogue, rows.own[0])
+
+    turn = _begin(dialogue, state, row_keys.shape[0], budget)
+    nothing = jnp.zeros((*row_keys.shape, columns), bool)
+    said = Written(
+        tokens=jnp.full(nothing.shape, dialogue.tokenizer.pad, jnp.int32),
+        log_prob=nothing.astype(logits.dtype),
+        sampled=nothing,
+        message_end=nothing,
+        reward=nothing.astype(jnp.float32),
     )
-    return transcript.gather(
-        written,
-        dialogue.max_turns * budget,
-        state=turn.state,
-        ended=turn.done,
-        turns=turn.turns,
-    )
+    rows = Rows(turn.read, pad, row_keys, cache, (turn, said))
+    feed = sampling.in_columns(model, prompt_length)
+    emit = functools.partial(_emit, dialogue, decoding, greedy, noise)
+    turn, said = sampling.decode(model, params, feed, emit, live, logits, rows, steps=columns)
+    most = dialogue.max_turns * budget
+    return transcript.gather(said, most, state=turn.state, ended=turn.done, turns=turn.turns)
 
 
 def _over(dialogue: Dialogue, turn: Turn) -> jax.Array:
     return turn.done | (turn.turns >= dialogue.max_turns)
 
 
-def _begin(
-    dialogue: Dialogue, state: PyTree, rows: int, budget: int, dtype: jnp.dtype
-) -> tuple[Turn, Written]:
+def _begin(dialogue: Dialogue, state: PyTree, rows: int, budget: int) -> Turn:
     """Before the first token."""
-    pad, columns = dialogue.tokenizer.pad, dialogue.longest(budget)
-    nothing, nowhere = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, columns), bool)
-    turn = Turn(
+    nothing = jnp.zeros(rows, jnp.int32)
+    return Turn(
         state=state,
-        message=jnp.full((rows, budget), pad, jnp.int32),
+        message=jnp.full((rows, budget), dialogue.tokenizer.pad, jnp.int32),
         written=nothing,
         reply=Reply(jnp.zeros((rows, dialogue.reply_length), jnp.int32), nothing),
         read=nothing,
         turns=nothing,
         done=jnp.zeros(rows, bool),
         matched=ends_of(dialogue.tokenizer).begin(rows),
-    )
-    return turn, Written(
-        tokens=jnp.full((rows, columns), pad, jnp.int32),
-        log_prob=nowhere.astype(dtype),
-        sampled=nowhere,
-        message_end=nowhere,
-        reward=nowhere.astype(jnp.float32),
     )
 
 
@@ -177,13 +163,8 @@ def _emit(
         complete,
         jax.vmap(jax.random.fold_in, (0, None))(rows.keys, columns + t),
     )
-    said = Written(
-        tokens=sampling.write(said.tokens, token, t),
-        log_prob=sampling.write(said.log_prob, jnp.where(writes, log_prob, 0.0), t),
-        sampled=sampling.write(said.sampled, writes, t),
-        message_end=sampling.write(said.message_end, complete, t),
-        reward=sampling.write(said.reward, reward, t),
-    )
+    column = Written(token, jnp.where(writes, log_prob, 0.0), writes, complete, reward)
+    said = jax.tree.map(lambda x, new: sampling.write(x, new, t), said, column)
     return rows._replace(token=token, own=(turn, said))
 
 
@@ -191,19 +172,11 @@ def _answer(
     dialogue: Dialogue, turn: Turn, complete: jax.Array, keys: jax.Array
 ) -> tuple[Turn, jax.Array]:
     """The environment's answer to the messages that are complete."""
-    tokenizer = dialogue.tokenizer
     state, reply, reward, done = jax.vmap(dialogue.respond)(
         turn.state, turn.message, turn.written, keys
     )
-    answered = Turn(
-        state=state,
-        message=jnp.full_like(turn.message, tokenizer.pad),
-        written=jnp.zeros_like(turn.written),
-        reply=reply,
-        read=jnp.zeros_like(turn.read),
-        turns=turn.turns + 1,
-        done=done,
-        matched=ends_of(tokenizer).begin(done.shape[0]),
+    answered = _begin(dialogue, state, *turn.message.shape)._replace(
+        reply=reply, turns=turn.turns + 1, done=done
     )
     turn = jax.tree.map(
         lambda new, old: jnp.where(complete.reshape(-1, *[1] * (new.ndim - 1)), new, old),

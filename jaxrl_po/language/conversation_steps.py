@@ -51,14 +51,14 @@ class Writing(NamedTuple):
     """Rows while messages are written.
 
     Attributes:
-      rows: see `Rows`; their logits are those of the first token.
       writing: `[B]`, bool.
       matched: of the messages, see `Ends.begin`.
+      rows: see `Rows`; their logits are those of the first token.
     """
 
-    rows: Rows
     writing: jax.Array
     matched: Any
+    rows: Rows
 
 
 def begin(
@@ -133,7 +133,7 @@ def write(
 
     def emit(t: jax.Array, logits: jax.Array, loop: Writing) -> Writing:
         """The next token of every row that writes."""
-        rows, writing, matched = loop
+        writing, matched, rows = loop
         token, log_prob = sampling.draw(logits, rows.keys, rows.length, decoding, greedy=greedy)
         matched, complete = ends.after(matched, token)
         complete |= t + 1 == budget
@@ -145,20 +145,13 @@ def write(
             message_end=_put(rows.message_end, complete, rows.length, writing),
             length=rows.length + writing,
         )
-        return Writing(rows, writing & ~complete, matched)
+        return Writing(writing & ~complete, matched, rows)
 
-    first = Writing(rows, writes, ends.begin(len(begun)))
-    rows = sampling.decode(
-        model,
-        params,
-        feed,
-        emit,
-        lambda loop: loop.writing,
-        rows.logits,
-        first,
-        steps=budget,
-        result=lambda loop: loop.rows,
-    )
+    def live(loop: Writing) -> jax.Array:
+        return loop.writing
+
+    first = Writing(writes, ends.begin(len(begun)), rows)
+    rows = sampling.decode(model, params, feed, emit, live, rows.logits, first, steps=budget)
     at = rows.prompt_length + begun[:, None] + jnp.arange(budget)[None]
     message = jnp.take_along_axis(rows.tokens, at, axis=1, mode="clip")
     return rows, message, rows.length - begun

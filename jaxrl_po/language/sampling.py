@@ -193,7 +193,7 @@ class Rows(NamedTuple):
       pad: `[B]`, int32, padding tokens on the left of the prompt.
       keys: `[B]`, typed; token t is drawn with `fold_in(key, t)`.
       cache: keys and values of the tokens before.
-      own: of whoever decodes, leaves `[B, …]`.
+      own: of whoever decodes, leaves `[B, …]`; what `decode` returns.
     """
 
     token: jax.Array
@@ -237,7 +237,6 @@ def decode(
     rows: Any,
     *,
     steps: int,
-    result: Callable[[Any], Any],
 ) -> Any:
     """The decode loop: emits tokens until no row is alive, of any seed where seeds are mapped.
 
@@ -251,12 +250,11 @@ def decode(
       emit: `emit(t, logits, rows) -> rows`: token t of every row that is alive; the others stay.
       live: `live(rows) -> [B]`, bool.
       logits: `[B, V]`, of token 0.
-      rows: leaves `[B, …]`.
+      rows: a tuple, leaves `[B, …]`, as `Rows`.
       steps: tokens at most.
-      result: of the rows, what is to be returned, leaves `[B, …]`.
 
     Returns:
-      The result.
+      The last of the tuple.
     """
 
     def run(params: Any, t: jax.Array, rows: Any, widths: Sequence[int]) -> Any:
@@ -267,20 +265,18 @@ def decode(
             t, rows = loop
             return (t < steps) & anywhere(live(rows).sum() > fewer)
 
-        def step(loop: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-            t, rows = loop
-            return t + 1, emit(t, *feed(params, t, rows))
-
         def narrowed(t: jax.Array, rows: Any) -> Any:
             front = jnp.argsort(~live(rows), stable=True)[:fewer]
             ended = run(params, t, jax.tree.map(lambda x: x[front], rows), narrower)
-            return jax.tree.map(lambda x, new: x.at[front].set(new), result(rows), ended)
+            return jax.tree.map(lambda x, new: x.at[front].set(new), rows[-1], ended)
 
-        t, rows = jax.lax.while_loop(unfinished, step, (t, rows))
+        t, rows = jax.lax.while_loop(
+            unfinished, lambda loop: (loop[0] + 1, emit(loop[0], *feed(params, *loop))), (t, rows)
+        )
         if not narrower:
-            return result(rows)
+            return rows[-1]
         going_on = (t < steps) & anywhere(live(rows))
-        return jax.lax.cond(going_on, narrowed, lambda _, rows: result(rows), t, rows)
+        return jax.lax.cond(going_on, narrowed, lambda _, rows: rows[-1], t, rows)
 
     placed = getattr(model, "rows_over_devices", False)
     widths = [logits.shape[0]] if placed else widths_of(logits.shape[0], steps)
@@ -345,29 +341,20 @@ def generate(
         token = jnp.where(said.ended, pad_token, token)
         matched, ends_here = ends.after(matched, token)
         said = Completions(
-            tokens=write(said.tokens, token, t),
-            log_prob=write(said.log_prob, log_prob, t),
-            length=said.length + ~said.ended,
-            ended=said.ended | ends_here,
+            write(said.tokens, token, t),
+            write(said.log_prob, log_prob, t),
+            said.length + ~said.ended,
+            said.ended | ends_here,
         )
         return rows._replace(token=token, own=(said, matched))
 
-    nothing = Completions(
-        tokens=jnp.full((rows, budget), pad_token, jnp.int32),
-        log_prob=jnp.zeros((rows, budget), logits.dtype),
-        length=jnp.zeros(rows, jnp.int32),
-        ended=jnp.zeros(rows, bool),
-    )
-    begun = Rows(nothing.length, pad, row_keys, cache, (nothing, ends.begin(rows)))
-    completions: Completions = decode(
-        model,
-        params,
-        in_columns(model, prompt_length),
-        emit,
-        lambda rows: ~rows.own[0].ended,
-        logits,
-        begun,
-        steps=budget,
-        result=lambda rows: rows.own[0],
-    )
-    return completions
+    def live(rows: Rows) -> jax.Array:
+        return ~rows.own[0].ended
+
+    tokens = jnp.full((rows, budget), pad_token, jnp.int32)
+    log_prob, length = jnp.zeros((rows, budget), logits.dtype), jnp.zeros(rows, jnp.int32)
+    said = Completions(tokens, log_prob, length, jnp.zeros(rows, bool))
+    begun = Rows(length, pad, row_keys, cache, (said, ends.begin(rows)))
+    feed = in_columns(model, prompt_length)
+    said, _ = decode(model, params, feed, emit, live, logits, begun, steps=budget)
+    return said
