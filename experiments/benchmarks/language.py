@@ -8,7 +8,9 @@ is training. `--profile` measures on one core what either of them runs, by kind 
 """
 
 import dataclasses
+import math
 import os
+import re
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -141,19 +143,14 @@ class Ending(language.Transformer):
 
 def probability_of(lengths: str, budget: int) -> float:
     """Of an end in each step."""
-    kind, _, mean = lengths.partition(":")
-    if lengths == "equal":
-        return 0.0
-    try:
-        probability = 1.0 / (float(mean) * budget)
-    except (ValueError, ZeroDivisionError):
-        probability = 0.0
-    if kind != "geometric" or not 0.0 < probability < 1.0:
+    mean = re.fullmatch(r"geometric:(\d*\.\d+)", lengths)
+    tokens = float(mean[1]) * budget if mean else math.inf if lengths == "equal" else 0.0
+    if tokens <= 1.0:
         raise UsageError(
             "--lengths must be sampled, equal, or geometric: with a share of the budget that is "
             f"above one token, as in geometric:0.2, got {lengths}"
         )
-    return probability
+    return 1.0 / tokens
 
 
 def of(options: Options, adapters: Adapters) -> Measured:
