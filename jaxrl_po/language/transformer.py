@@ -20,6 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po.backend import Target
 from jaxrl_po.language import kernels
 from jaxrl_po.language.blocks import Apart, Attention, Block, Mlp, last_of, scaled, wide
 from jaxrl_po.language.lora import ADAPTERS, Lora
@@ -97,6 +98,7 @@ class Transformer(nn.Module):
         not.
       constrain: sharding constraint on the activations `[M, D]` between blocks; the default has
         none.
+      target: what it is compiled for; None for `backend.here()`.
     """
 
     vocabulary: int
@@ -124,6 +126,7 @@ class Transformer(nn.Module):
     dtype: jnp.dtype = jnp.dtype("float32")
     remat: bool = False
     constrain: Callable[[jax.Array], jax.Array] = lambda x_MxD: x_MxD
+    target: Target | None = None
 
     @nn.compact
     def __call__(
@@ -220,7 +223,9 @@ class Transformer(nn.Module):
         if not unembed:
             out_MxV = x_MxD
         elif self.ties_output:
-            one_by_one = self.scanned and cache is not None and kernels.few(x_MxD.shape[0])
+            one_by_one = (
+                self.scanned and cache is not None and kernels.few(x_MxD.shape[0], self.target)
+            )
             out_MxV = (
                 kernels.product(x_MxD, embedding_VxD) if one_by_one else x_MxD @ embedding_VxD.T
             )
@@ -355,7 +360,7 @@ class Transformer(nn.Module):
 
     def for_decoding(self, params: PyTree, rows: int) -> PyTree:
         """The parameters, with transposed kernels where these decode faster; see `kernels`."""
-        if not (self.scanned and kernels.few(rows)):
+        if not (self.scanned and kernels.few(rows, self.target)):
             return params
         held = {"blocks": kernels.by_outputs(params["params"]["blocks"], self.dtype)}
         return {**params, kernels.BY_OUTPUTS: held}
@@ -366,6 +371,11 @@ class Transformer(nn.Module):
         shape = (batch, *blocks, self.kv_heads or self.heads, length, self.size)
         pair = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
         return pair if self.scanned else (pair,) * self.layers
+
+
+def compiled_for(target: Target | None, model: Any) -> Any:
+    """The model for a target, or as it is without one; a custom module need not know of targets."""
+    return model.clone(target=target) if target and isinstance(model, Transformer) else model
 
 
 @functools.lru_cache(maxsize=16)  # a run asks several times, and tracing takes half a second
