@@ -4,6 +4,7 @@ In a stream, `reward`, `value` = V(s_t) and `next_value` are in reward units, `t
 `truncated` are bool, and γ and λ lie in [0, 1]. `next_value[t]` is V of the *true* next
 observation: the final one where an episode ended, never the first of the next episode. Termination
 bootstraps nothing, truncation bootstraps V(final observation), and no return crosses either.
+`unroll` is how many steps of a loop are one pass, see `backend.Target.unroll`.
 
 In float32, rewards up to 1e30 do not overflow; deviations above 1e19 have an infinite std, which
 makes the normalised advantages 0.
@@ -15,7 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend, masked
+from jaxrl_po import masked
 from jaxrl_po.config import Number
 
 
@@ -26,6 +27,7 @@ def discounted_returns(
     truncated: jax.Array,
     *,
     gamma: Number,
+    unroll: int = 1,
 ) -> jax.Array:
     """Monte Carlo returns, bootstrapped where an episode is truncated and at the segment's end.
 
@@ -41,7 +43,7 @@ def discounted_returns(
     _check_stream(reward, next_value, terminated, truncated)
     cut = (terminated | truncated).at[-1].set(True)
     bootstrap = jnp.where(cut & ~terminated, next_value, 0.0)
-    return _discounted_sum(reward + gamma * bootstrap, gamma * jnp.where(cut, 0.0, 1.0))
+    return _discounted_sum(reward + gamma * bootstrap, gamma * jnp.where(cut, 0.0, 1.0), unroll)
 
 
 def n_step_returns(
@@ -91,6 +93,7 @@ def gae(
     *,
     gamma: Number,
     lambda_: Number,
+    unroll: int = 1,
 ) -> jax.Array:
     """Generalised advantage estimation: `Â_t = δ_t + γλ Â_{t+1}`.
 
@@ -110,10 +113,10 @@ def gae(
     _check_stream(reward, next_value, terminated, truncated)
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = gamma * lambda_ * jnp.where(terminated | truncated, 0.0, 1.0)
-    return _discounted_sum(delta, decay)
+    return _discounted_sum(delta, decay, unroll)
 
 
-def _discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
+def _discounted_sum(x: jax.Array, decay: jax.Array, unroll: int) -> jax.Array:
     """`y_t = x_t + decay_t · y_{t+1}`, `[T]`, with `y_T = 0`."""
 
     def step(y: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -122,7 +125,7 @@ def _discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
         return y, y
 
     zero = jnp.zeros_like(x[0])
-    return jax.lax.scan(step, zero, (x, decay), reverse=True, unroll=backend.unroll(16))[1]
+    return jax.lax.scan(step, zero, (x, decay), reverse=True, unroll=unroll)[1]
 
 
 def _check_stream(

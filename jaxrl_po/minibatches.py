@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 
 MAX_STRATA = 64
@@ -112,19 +112,18 @@ def split(samples: Any, parts: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(parts, rows // parts, *x.shape[1:]), samples)
 
 
-def in_cache(rows: int, slots: int) -> int:
+def in_cache(rows: int, slots: int, target: Target | None) -> int:
     """Number of equal parts in which a CPU core differentiates `rows` of `slots` elements.
 
     Parts have at least `AT_A_TIME` elements. The number is 1 if there are at most twice as many in
-    all, or if a device is not one core of a CPU.
+    all, if a device is not one core of a CPU, or without a target.
 
     Example:
-      >>> from unittest import mock
-      >>> with mock.patch("jaxrl_po.backend.one_core_each", lambda: True):
-      ...     in_cache(512, 1), in_cache(2560, 1), in_cache(256, 5)
+      >>> target = Target("cpu", devices=2, cores=2)
+      >>> in_cache(512, 1, target), in_cache(2560, 1, target), in_cache(256, 5, target)
       (1, 10, 4)
     """
-    if rows * slots <= 2 * AT_A_TIME or not backend.one_core_each():
+    if rows * slots <= 2 * AT_A_TIME or target is None or not target.one_core_each:
         return 1
     most = min(rows, rows * slots // AT_A_TIME)
     return next(n for n in range(most, 0, -1) if rows % n == 0)

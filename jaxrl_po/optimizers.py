@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.config import Number
 from jaxrl_po.types import PyTree
 
@@ -167,20 +167,22 @@ class Flattening(NamedTuple):
     unravel: Callable[[PyTree], PyTree]
 
 
-def flattening(tree: PyTree) -> Flattening:
+def flattening(tree: PyTree, target: Target | None) -> Flattening:
     """One vector for the parameters of a small network on a GPU.
 
-    Saves a dozen kernels per gradient step. On a CPU, where it would cost more than it saves, for
-    large networks, and for leaves of several types, both functions return the tree unchanged.
+    Saves a dozen kernels per gradient step. On a CPU, where it would cost more than it saves,
+    without a target, for large networks, and for leaves of several types, both functions return the
+    tree unchanged.
 
     Example:
       >>> tree = {"a": jnp.ones(2), "b": jnp.zeros(3)}
-      >>> flat = flattening(tree)
-      >>> flat.unravel(flat.ravel(tree))["a"].tolist()
-      [1.0, 1.0]
+      >>> flat = flattening(tree, Target("gpu", devices=1, cores=8))
+      >>> flat.ravel(tree).tolist(), flat.unravel(flat.ravel(tree))["a"].tolist()
+      ([1.0, 1.0, 0.0, 0.0, 0.0], [1.0, 1.0])
     """
     types = {leaf.dtype for leaf in jax.tree.leaves(tree)}
-    if backend.on_cpu() or len(types) > 1 or not _is_small(tree, FLAT_UP_TO):
+    plain = target is None or target.on_cpu
+    if plain or len(types) > 1 or not _is_small(tree, FLAT_UP_TO):
         return Flattening(lambda tree: tree, lambda vector: vector)
     return Flattening(lambda tree: ravel_pytree(tree)[0], ravel_pytree(tree)[1])
 

@@ -7,15 +7,20 @@ tree equality and cause recompilation.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import optax
 
+from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 
 PyTree = Any
 Metrics = dict[str, Mean]
+Optimizer: TypeAlias = optax.GradientTransformation | None
+"""Any optax transformation with its own learning rate; None for the method's own."""
 Row = dict[str, Any]
 """One line of metrics, see `run.store.metrics`."""
 
@@ -268,6 +273,7 @@ class Problem(NamedTuple):
       grouped: `grouped(inputs)`, for rows group by group, stores once what the members of a group
         share. `apply` takes it in place of `inputs`, with the same result. None if there is nothing
         to save.
+      target: what the program is compiled for; a `Target`, or None if the problem leaves it open.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
@@ -283,3 +289,8 @@ class Problem(NamedTuple):
     actor: Any = None
     shorten: Shorten | None = None
     grouped: Callable[[Any], Any] | None = None
+    target: Any = None
+
+    def on(self, target: Target | None) -> "Problem":
+        """The problem as the source of a method for this target; None for the problem's own."""
+        return self._replace(target=target or self.target or backend.here())

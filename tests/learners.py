@@ -288,10 +288,10 @@ CASES = [
 ]
 
 
-def make(algorithm, problem, axis_name=None, **changes):
+def make(algorithm, problem, axis_name=None, given=None, **changes):
     module, config = ALGORITHMS[algorithm]
     config = dataclasses.replace(as_arrays(config), axis_name=axis_name, **changes)
-    return module.make(config, PROBLEMS[problem](axis_name))
+    return module.make(config, PROBLEMS[problem](axis_name), **given or {})
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Programs for a GPU have few operations; they compute what those for a CPU do."""
+"""Programs for a target: those for a GPU have few operations, and compute what a CPU's do."""
 
 import chex
 import flax.linen as nn
@@ -10,39 +10,36 @@ import optax
 import pytest
 from traced import equations
 
-from jaxrl_po import advantages, backend, config, control, masked, optimizers, updates
-from jaxrl_po.algorithms import ppo
-from jaxrl_po.control import hoisting, networks, recurrence, statistics
+from jaxrl_po import advantages, backend, config, control, language, masked, optimizers, updates
+from jaxrl_po.algorithms import grpo, ppo, trpo
+from jaxrl_po.backend import Target
+from jaxrl_po.control import hoisting, recurrence, statistics
+
+GPU = Target("gpu", devices=1, cores=8)
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """Programs are built as for a GPU."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-
-
-def test_a_cpu_takes_one_step_of_a_loop_at_a_time():
-    assert backend.on_cpu()
-    assert backend.unroll(16) == 1
+def test_the_target_is_this_process_where_none_is_given():
+    assert backend.here() == ("cpu", jax.local_device_count(), backend.cores())
+    problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=2)
+    assert problem.target == backend.here()
+    assert problem.on(GPU).target == problem.on(GPU).on(None).target == GPU
 
 
 @pytest.mark.parametrize(
     ("devices", "cores", "expected"), [(2, 2, True), (8, 2, True), (1, 2, False), (2, 4, False)]
 )
-def test_a_device_may_be_one_core(devices, cores, expected, monkeypatch):
-    monkeypatch.setattr(backend, "cores", lambda: cores)
-    monkeypatch.setattr(jax, "local_device_count", lambda: devices)
-    assert backend.one_core_each() is expected
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not backend.one_core_each()
+def test_a_device_may_be_one_core(devices, cores, expected):
+    assert Target("cpu", devices, cores).one_core_each is expected
+    assert not Target("gpu", devices, cores).one_core_each
 
 
-def iterations(memory):
+def iterations(memory, target):
     """Parameters and returns after five iterations of PPO on CartPole."""
     problem = control.from_settings(
         gymnax.make("CartPole-v1")[0],
         control.Settings(num_envs=4, num_steps=5, scale_rewards=True),
         control.NetworkSettings(width=8, depth=1, memory=memory),
+        target=target,
     )
     learner = ppo.make(config.as_arrays(ppo.Config(num_epochs=1, num_minibatches=2)), problem)
 
@@ -57,10 +54,9 @@ def iterations(memory):
 
 
 @pytest.mark.parametrize("memory", ["none", pytest.param("gru", marks=pytest.mark.slow)])
-def test_a_run_is_the_same_as_on_a_cpu(memory, request):
-    want, of_cpu = iterations(memory)
-    request.getfixturevalue("gpu")
-    got, of_gpu = iterations(memory)
+def test_a_run_is_the_same_as_on_a_cpu(memory):
+    want, of_cpu = iterations(memory, None)
+    got, of_gpu = iterations(memory, GPU)
     chex.assert_trees_all_close(got, want, atol=1e-5)
     np.testing.assert_array_equal(of_gpu, of_cpu)
 
@@ -75,10 +71,10 @@ def scans(function, *arguments):
     return [each.params["unroll"] for each in loops(function, *arguments)]
 
 
-def test_short_loops_take_several_steps_at_a_time(gpu):
+def test_short_loops_take_several_steps_at_a_time():
     def generalised(x):
         zeros = jnp.zeros(40, bool)
-        return advantages.gae(x, x, x, zeros, zeros, gamma=0.9, lambda_=0.8)
+        return advantages.gae(x, x, x, zeros, zeros, gamma=0.9, lambda_=0.8, unroll=16)
 
     assert scans(generalised, jnp.ones(40)) == [16]
 
@@ -89,13 +85,13 @@ def test_short_loops_take_several_steps_at_a_time(gpu):
                 x = jnp.sin(x)
             return x
 
-        return lambda x: hoisting.scan(lambda x, _: 2 * (inner(x),), x, jnp.arange(40))
+        return lambda x: hoisting.scan(lambda x, _: 2 * (inner(x),), x, jnp.arange(40), unroll=8)
 
     assert scans(walk(hoisting.SHORT), 1.0) == [8]
     assert scans(walk(hoisting.SHORT + 1), 1.0) == [1]
 
 
-def test_steps_with_long_loops_inside_are_taken_one_at_a_time(gpu):
+def test_steps_with_long_loops_inside_are_taken_one_at_a_time():
     def step(x, _):
         def inner(x, _):
             for _ in range(hoisting.SHORT):
@@ -104,35 +100,35 @@ def test_steps_with_long_loops_inside_are_taken_one_at_a_time(gpu):
 
         return 2 * (jax.lax.scan(inner, x, None, length=2)[0],)
 
-    assert scans(lambda x: hoisting.scan(step, x, jnp.arange(40)), 1.0) == [1, 1]
+    assert scans(lambda x: hoisting.scan(step, x, jnp.arange(40), unroll=8), 1.0) == [1, 1]
 
 
-def test_memories_and_rolling_returns_take_several_steps_at_a_time(gpu):
+def test_memories_and_rolling_returns_take_several_steps_at_a_time():
     cell = nn.GRUCell(3)
     memory, features, begins = jnp.zeros((2, 3)), jnp.ones((40, 2, 3)), jnp.zeros((40, 2), bool)
     params = cell.init(jax.random.key(0), memory, features[0])["params"]
 
     def total(params):
-        return recurrence.gru(params, memory, features, begins).sum()
+        return recurrence.gru(params, memory, features, begins, 8).sum()
 
     assert scans(total, params) == [8]
     assert scans(jax.grad(total), params) == [8, 8]
 
     def rolling(reward):
-        return statistics._rolling_return(jnp.zeros(2), reward, jnp.zeros((2, 40), bool), 0.9)
+        return statistics._rolling_return(jnp.zeros(2), reward, jnp.zeros((2, 40), bool), 0.9, 16)
 
     assert scans(rolling, jnp.ones((2, 40))) == [16]
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 17])
-def test_loops_of_any_length_take_several_steps_at_a_time(gpu, length):
+def test_loops_of_any_length_take_several_steps_at_a_time(length):
     xs = jnp.arange(1.0, length + 1.0)
-    last, sums = hoisting.scan(lambda total, x: (total + x, total + x), 0.0, xs)
+    last, sums = hoisting.scan(lambda total, x: (total + x, total + x), 0.0, xs, unroll=8)
     np.testing.assert_array_equal(sums, np.cumsum(xs))
     assert last == sum(range(length + 1))
 
 
-def carried(params):
+def carried(params, target):
     """Shapes of the parameters that a loop of gradient steps hands on."""
 
     def loss(params, rows):
@@ -140,7 +136,7 @@ def carried(params):
         return (error,), {"loss": error}
 
     optimizer = optax.sgd(0.1)
-    update = updates.gradient_update(loss, optimizer, num_minibatches=2)
+    update = updates.gradient_update(loss, optimizer, num_minibatches=2, target=target)
     arguments = params, optimizer.init(params), jnp.ones((4, 3)), jax.random.key(0)
     (loop,) = loops(update, *arguments)
     fixed, moving = loop.params["num_consts"], loop.params["num_carry"]
@@ -149,16 +145,15 @@ def carried(params):
     ]
 
 
-def test_gradient_steps_hand_on_one_vector(monkeypatch):
+def test_gradient_steps_hand_on_one_vector():
     params = {"w": jnp.ones(3), "b": jnp.ones((2, 2))}
-    assert carried(params) == [(2, 2), (3,)]
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert carried(params) == [(7,)]
+    assert carried(params, None) == carried(params, backend.here()) == [(2, 2), (3,)]
+    assert carried(params, GPU) == [(7,)]
 
 
-def test_a_small_tree_of_one_type_is_one_vector(gpu):
+def test_a_small_tree_of_one_type_is_one_vector():
     tree = {"a": jnp.ones((2, 3)), "b": jnp.arange(4.0)}
-    flat = optimizers.flattening(tree)
+    flat = optimizers.flattening(tree, GPU)
     assert flat.ravel(tree).shape == (10,)
     chex.assert_trees_all_equal(flat.unravel(flat.ravel(tree)), tree)
     assert flat.ravel({"a": 2.0 * tree["a"], "b": tree["b"]})[0] == 2.0
@@ -171,12 +166,88 @@ def test_a_small_tree_of_one_type_is_one_vector(gpu):
         {"a": jax.ShapeDtypeStruct((optimizers.FLAT_UP_TO + 1,), jnp.float32)},
     ],
 )
-def test_other_trees_stay_as_they_are(gpu, tree):
-    flat = optimizers.flattening(tree)
+def test_other_trees_stay_as_they_are(tree):
+    flat = optimizers.flattening(tree, GPU)
     assert flat.ravel(tree) is tree
     assert flat.unravel(tree) is tree
 
 
-def test_a_product_is_the_plain_one(gpu):
-    program = jax.make_jaxpr(networks.product)(jnp.ones((64, 16)), jnp.ones((16, 2)))
-    assert [equation.primitive.name for equation in program.eqns] == ["dot_general"]
+def on_cartpole(algorithm, config, target):
+    problem = control.from_settings(
+        gymnax.make("CartPole-v1")[0],
+        control.Settings(num_envs=4, num_steps=256, scale_rewards=True),
+        control.NetworkSettings(width=8, depth=1),
+        target=target,
+    )
+    return algorithm.make(config, problem, target=target), problem
+
+
+def on_sums(algorithm, config, target):
+    task = language.tasks.addition(1)
+    model = language.Transformer(task.tokenizer.size, width=8, layers=5, heads=2)
+    problem = language.make_problem(task, model, num_prompts=4, group_size=8, target=target)
+    return algorithm.make(config, problem, target=target), problem
+
+
+def choices(make, algorithm, config, target, monkeypatch):
+    """What the library chooses by platform, as a traced program shows it.
+
+    How many steps short loops take at a time, whether a loop hands on all trained parameters as one
+    vector, whether products are the CPU's own, and whether a minibatch is read in parts.
+    """
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "here", lambda: pytest.fail("the target was given"))
+        learner, problem = make(algorithm, config, target)
+        start = learner.init, jax.random.key(0)
+        program = jax.make_jaxpr(learner.step)(jax.eval_shape(*start))
+    trained = jax.eval_shape(*start).params.trained()
+    sizes = {sum(x.size for x in jax.tree.leaves(part)) for part in trained if part}
+    every = list(equations(program.jaxpr))
+    names = [each.primitive.name for each in every]
+    inner = [each for each in every if each.primitive.name == "scan"]
+    carried = [[x.aval.shape for x in each.invars] for each in inner]
+    return {
+        "at a time": {each.params["unroll"] for each in inner},
+        # Adam's two moments are vectors anyway.
+        "one vector": any(x.count((n,)) > 2 for x in carried for n in {*sizes, sum(sizes)}),
+        "own products": "optimization_barrier" in names or "custom_jvp_call" in names,
+        "in parts": any(each.params["length"] == 4 for each in inner),
+        "exact": problem.exact_sampler,
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "algorithm", "config"),
+    [
+        (on_cartpole, ppo, ppo.Config(num_minibatches=1, num_epochs=2)),
+        (on_cartpole, trpo, trpo.Config(value_minibatches=1, value_epochs=2)),
+        (on_sums, grpo, grpo.Config()),
+    ],
+)
+def test_a_program_for_another_platform_is_traced_here(make, algorithm, config, monkeypatch):
+    case = make, algorithm, config
+    cpu = choices(*case, Target("cpu", devices=2, cores=2), monkeypatch)
+    tpu = choices(*case, Target("tpu", devices=4, cores=2), monkeypatch)
+    of_control = make is on_cartpole
+    assert cpu == {
+        "at a time": {1},
+        "one vector": False,
+        "own products": True,
+        "in parts": of_control,  # the tokens are few
+        "exact": True,
+    }
+    assert tpu == {
+        "at a time": {1, 8, 16} if of_control else {1},
+        "one vector": True,
+        "own products": False,
+        "in parts": False,
+        "exact": of_control,  # float32 products are not exact there
+    }
+
+
+def test_a_method_may_be_for_another_target_than_its_problem():
+    problem = on_cartpole(ppo, ppo.Config(), None)[1]
+    learner = ppo.make(ppo.Config(), problem, target=GPU)
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    unrolled = {each.params["unroll"] for each in loops(learner.step, state)}
+    assert unrolled == {1, 16}  # the rollout's loops are the problem's

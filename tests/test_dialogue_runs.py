@@ -179,7 +179,8 @@ def test_a_discount_per_turn_is_that_of_the_turns():
     n_step = dataclasses.replace(per_turn, estimator="n_step", n=2)
     target, of_gae, of_two, per_step = jax.jit(
         lambda batch: [
-            actor_critic.estimate(each, batch)[1] for each in (per_turn, gae, n_step, config)
+            actor_critic.estimate(actor_critic.estimator(each), batch)[1]
+            for each in (per_turn, gae, n_step, config)
         ]
     )(batch)
     for row in range(batch.mask.shape[0]):

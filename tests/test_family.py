@@ -268,7 +268,10 @@ def test_monte_carlo_is_gae_with_lambda_one():
     @jax.jit
     def estimates(key):
         _, batch = TABULAR.collect(*TABULAR.init(key), jax.random.key(1))
-        return [actor_critic.estimate(ppo.Config(**choice), batch) for choice in choices]
+        return [
+            actor_critic.estimate(actor_critic.estimator(ppo.Config(**choice)), batch)
+            for choice in choices
+        ]
 
     gae, monte_carlo, n_step = estimates(jax.random.key(0))
     for other in (monte_carlo, n_step):
@@ -309,7 +312,9 @@ def test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted():
     def returns(key):
         learner = reinforce.make(as_arrays(reinforce.Config(**shared)), TABULAR)
         batch = learner.sample(learner.init(key))[1]
-        return actor_critic.estimate(reinforce.Config(), batch)[1], batch.mask
+        return actor_critic.estimate(actor_critic.estimator(reinforce.Config()), batch)[
+            1
+        ], batch.mask
 
     values, mask = map(np.asarray, returns(jax.random.key(0)))
     start = jax.tree.map(lambda x: x[0], first.policy)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from policies import OBSERVATIONS, PARAMS, VECTOR, categorical, gaussian, mean_kl, rng
 
-from jaxrl_po import losses, masked, trust_region, updates
+from jaxrl_po import losses, masked, natural_updates, trust_region
 from jaxrl_po.algorithms import npg
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.types import Samples
@@ -150,7 +150,7 @@ def test_the_fisher_stride_counts_rows_over_devices_and_parts():
     samples = Samples(STRIDED, action, log_prob, advantage, mask)
 
     def update(axis_name=None, num_microbatches=1):
-        return updates.trust_region_update(
+        return natural_updates.trust_region_update(
             npg.policy_surrogate,
             lambda params, samples: categorical(params, samples.inputs),
             max_kl=0.01,
@@ -252,7 +252,7 @@ def test_the_whole_update_is_that_of_the_dense_matrix(devices, num_microbatches,
         return losses.token_mean(losses.policy_gradient(log_prob, rows.advantage), rows.mask)
 
     def step(damping, max_kl, rows):
-        update = updates.trust_region_update(
+        update = natural_updates.trust_region_update(
             surrogate,
             lambda params, rows: categorical(params, rows.observation),
             max_kl=max_kl,

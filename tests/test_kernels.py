@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_po.backend import Target
 from jaxrl_po.distributions import MANY, Categorical
 from jaxrl_po.language import Transformer, kernels, lora, sampling
 from jaxrl_po.language.lora import Lora
 from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.transformer import compiled_for
 
 DEEP = Transformer(23, width=8, layers=5, heads=4, kv_heads=2, mlp_width=12)
 UNLIKE = {
@@ -84,21 +86,22 @@ def decode(model, params):
 def test_the_same_completions_are_sampled(monkeypatch):
     model, params = model_and_params("tied and not gated")
     with_kernels = jax.jit(decode, static_argnums=0)(model, params)
-    monkeypatch.setattr(kernels, "few", lambda rows: False)
+    monkeypatch.setattr(kernels, "few", lambda rows, target: False)
     without = jax.jit(lambda params: decode(model, params))(params)
     assert len(np.unique(with_kernels.tokens)) > 5
     np.testing.assert_array_equal(with_kernels.tokens, without.tokens)
     np.testing.assert_allclose(with_kernels.log_prob, without.log_prob, atol=1e-5)
 
 
-def test_many_rows_and_accelerators_keep_the_parameters(monkeypatch):
+def test_many_rows_and_accelerators_keep_the_parameters():
     model, params = model_and_params("plain")
     assert model.for_decoding(params, kernels.FEW + 1) is params
     prepared = sampling.for_decoding(model, params, 1)
     assert sampling.for_decoding(model, prepared, 1) is prepared
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert model.for_decoding(params, 1) is params
-    assert model.clone(layers=2).for_decoding(params, 1) is params
+    gpu = compiled_for(Target("gpu", devices=1, cores=8), model)
+    assert gpu.for_decoding(params, 1) is params
+    assert gpu.clone(layers=2).for_decoding(params, 1) is params
+    assert compiled_for(None, gpu) is gpu
 
 
 def test_few_actions_are_drawn_as_jax_draws_them():

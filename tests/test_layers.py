@@ -15,7 +15,15 @@ LAYERS = (
         *("divergences", "trust_region", "group_statistics"),
     },
     {  # one iteration
-        *("lengths", "minibatches", "optimizers", "updates", "learner", "dynamic_sampling"),
+        *(
+            "lengths",
+            "minibatches",
+            "optimizers",
+            "updates",
+            "natural_updates",
+            "learner",
+            "dynamic_sampling",
+        ),
     },
     {"control", "language"},  # problems
     {"algorithms"},
@@ -91,6 +99,39 @@ def circles(sources: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize("module", MODULES)
 def test_layers(module):
     assert violations(module, (PACKAGE / module).read_text()) == []
+
+
+ASKS_JAX = {"default_backend", "devices", "local_devices", "device_count", "local_device_count"}
+
+
+def asks_jax(source: str) -> list[str]:
+    """Where a program asks JAX what it runs on."""
+    return [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(source))
+        if (
+            isinstance(node, ast.Attribute) and node.attr in ASKS_JAX and "jax" in ast.unparse(node)
+        )
+        or (isinstance(node, ast.alias) and node.name in ASKS_JAX)
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_one_function_below_run_asks_jax_for_its_backend(module):
+    if module.split("/")[0] in ("run", "study", "cli"):
+        return
+    found = asks_jax((PACKAGE / module).read_text())
+    assert len(found) == (2 if module == "backend.py" else 0), found
+
+
+def test_a_question_to_jax_is_found():
+    for source in (
+        "import jax\nx = jax.default_backend()",
+        "import jax\nx = jax.devices('cpu')[0]",
+        "from jax import local_device_count",
+    ):
+        assert len(asks_jax(source)) == 1
+    assert asks_jax("target.devices") == []
 
 
 def test_no_module_imports_itself_however_far_around():

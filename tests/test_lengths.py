@@ -11,8 +11,9 @@ import pytest
 from probes import tabular_problem
 from traced import equations
 
-from jaxrl_po import backend, language, lengths, minibatches, updates
+from jaxrl_po import language, lengths, minibatches, updates
 from jaxrl_po.algorithms import a2c, actor_critic, dr_grpo, grpo, ppo
+from jaxrl_po.backend import Target
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import Transformer, dialogues
 from jaxrl_po.language.tasks import addition
@@ -96,11 +97,13 @@ def test_microbatches_are_of_rows_of_like_length():
     assert slots_of(num_microbatches=2, num_epochs=3) == 3 * (10 + 40)
 
 
+ONE_CORE_EACH = Target("cpu", devices=2, cores=2)
+
+
 def test_rows_that_are_cut_are_computed_in_no_more_parts(monkeypatch):
-    monkeypatch.setattr(backend, "one_core_each", lambda: True)
     monkeypatch.setattr(minibatches, "AT_A_TIME", 40)
-    assert slots_of(num_microbatches=2, slots=BUDGET) == 10 + 40
-    assert slots_of(num_microbatches=1, slots=BUDGET) == 8 * 40
+    assert slots_of(num_microbatches=2, slots=BUDGET, target=ONE_CORE_EACH) == 10 + 40
+    assert slots_of(num_microbatches=1, slots=BUDGET, target=ONE_CORE_EACH) == 8 * 40
 
 
 @pytest.mark.parametrize("seed", range(3))

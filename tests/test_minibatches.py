@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from learners import jitted, make
 
-from jaxrl_po import backend, minibatches
+from jaxrl_po import minibatches
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 
 
@@ -49,11 +50,11 @@ def test_minibatches_that_do_not_divide_the_rows_are_named(rows, num_minibatches
 SIZES = ((512, 1), (513, 1), (1009, 1), (1024, 1), (2560, 1), (256, 5), (64, 64), (3, 512))
 
 
-def test_a_core_computes_at_least_256_slots_at_a_time(monkeypatch):
-    monkeypatch.setattr(backend, "one_core_each", lambda: True)
-    assert [minibatches.in_cache(*size) for size in SIZES] == [1, 1, 1, 4, 10, 4, 16, 3]
-    monkeypatch.setattr(backend, "one_core_each", lambda: False)
-    assert [minibatches.in_cache(*size) for size in SIZES] == [1] * len(SIZES)
+def test_a_core_computes_at_least_256_slots_at_a_time():
+    one_each = Target("cpu", devices=2, cores=2)
+    assert [minibatches.in_cache(*size, one_each) for size in SIZES] == [1, 1, 1, 4, 10, 4, 16, 3]
+    for target in (Target("cpu", devices=1, cores=2), Target("gpu", devices=2, cores=2), None):
+        assert [minibatches.in_cache(*size, target) for size in SIZES] == [1] * len(SIZES)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,9 @@ def test_a_core_computes_at_least_256_slots_at_a_time(monkeypatch):
 def test_methods_name_the_slots_of_their_rows(algorithm, problem, expected, monkeypatch):
     asked, in_cache = set(), minibatches.in_cache
 
-    def recorded(rows, slots):
+    def recorded(rows, slots, target):
         asked.add((rows, slots))
-        return in_cache(rows, slots)
+        return in_cache(rows, slots, target)
 
     monkeypatch.setattr(minibatches, "in_cache", recorded)
     learner = make(algorithm, problem)
@@ -96,9 +97,8 @@ def test_they_learn_from_parts_what_they_learn_from_whole_minibatches(
 ):
     state = jitted(algorithm, problem)[0](jax.random.key(0))
     monkeypatch.setattr(minibatches, "AT_A_TIME", 16)
-    monkeypatch.setattr(backend, "one_core_each", lambda: True)
-    parts = jax.jit(make(algorithm, problem).step)(state)
-    monkeypatch.setattr(backend, "one_core_each", lambda: False)
-    whole = jax.jit(make(algorithm, problem).step)(state)
+    one_each, several = Target("cpu", devices=2, cores=2), Target("cpu", devices=1, cores=2)
+    parts = jax.jit(make(algorithm, problem, given={"target": one_each}).step)(state)
+    whole = jax.jit(make(algorithm, problem, given={"target": several}).step)(state)
     chex.assert_trees_all_close(parts[0].params, whole[0].params, rtol=1e-4, atol=1e-6)
     chex.assert_trees_all_close(parts[1], whole[1], rtol=1e-3, atol=1e-5)

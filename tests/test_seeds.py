@@ -12,6 +12,7 @@ from probes import tabular_problem
 
 from jaxrl_po import backend, control, language
 from jaxrl_po.algorithms import grpo, ppo
+from jaxrl_po.backend import Target
 from jaxrl_po.config import as_arrays
 from jaxrl_po.run.devices.seeds import STATE_AXES, group_size, in_groups, over_seeds
 
@@ -70,10 +71,10 @@ def test_vmapped_seeds_equal_single_runs_in_less_time_than_one_after_another():
 
 
 def test_a_core_updates_at_most_eight_seeds_side_by_side(monkeypatch):
-    monkeypatch.setattr(backend, "one_core_each", lambda: True)
+    monkeypatch.setattr(backend, "here", lambda: Target("cpu", 2, 2))
     numbers = (1, 3, 8, 10, 11, 16, 20, 22, 63, 64)
     assert [group_size(n) for n in numbers] == [1, 3, 8, 5, 11, 8, 5, 22, 7, 8]
-    monkeypatch.setattr(backend, "one_core_each", lambda: False)
+    monkeypatch.setattr(backend, "here", lambda: Target("cpu", 1, 2))
     assert [group_size(n) for n in numbers] == list(numbers)
 
 
@@ -96,7 +97,7 @@ def test_seeds_in_groups_keep_their_order_and_share_what_is_frozen():
 
 
 def test_seeds_in_groups_learn_what_they_learn_at_once(monkeypatch):
-    monkeypatch.setattr(backend, "one_core_each", lambda: True)
+    monkeypatch.setattr(backend, "here", lambda: Target("cpu", 2, 2))
     problem = tabular_problem(num_prompts=4, num_steps=8)
     learner = ppo.make(as_arrays(ppo.Config(num_minibatches=2)), problem)
     seeds = over_seeds(learner, 16)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_po import backend, control, losses, minibatches, updates
+from jaxrl_po import control, losses, minibatches, updates
 from jaxrl_po.algorithms import group_policy, grpo, npg, ppo, ppo_penalty, trpo
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 
@@ -35,18 +36,20 @@ UNFIT_SURROGATES = {
 }
 
 
-def make(method, surrogate, **changes):
+def make(method, surrogate, target=None, **changes):
     if method == "groups":
         config = grpo.Config(use_reference=False, **changes)
         return group_policy.make(
             config,
             groups(),
-            advantage=group_policy.group_relative(config),
+            group_advantage=group_policy.group_relative(config),
             surrogate=surrogate,
             aggregate=losses.sequence_mean,
+            target=target,
         )
     module = {"ppo": ppo, "ppo_penalty": ppo_penalty}[method]
-    return module.make(module.Config(num_minibatches=1, **changes), path(), surrogate=surrogate)
+    config = module.Config(num_minibatches=1, **changes)
+    return module.make(config, path(), surrogate=surrogate, target=target)
 
 
 def trace(learner):
@@ -99,6 +102,9 @@ def among_eight(log_prob, samples):
     return -log_prob * (samples.advantage - centre), {}
 
 
+ONE_CORE_EACH = Target("cpu", devices=2, cores=2)
+
+
 @pytest.fixture
 def slots(monkeypatch):
     """The slots of a row in each update that is made, on devices of one core and a small cache."""
@@ -110,7 +116,6 @@ def slots(monkeypatch):
 
     monkeypatch.setattr(updates, "gradient_update", recorded)
     monkeypatch.setattr(minibatches, "AT_A_TIME", 8)
-    monkeypatch.setattr(backend, "one_core_each", lambda: True)
     return seen
 
 
@@ -122,11 +127,11 @@ def test_a_surrogate_that_reads_its_minibatch_gets_it_whole(method, slots):
     whole = [by_quantile, centred, *([] if method == "groups" else [among_eight])]
     for surrogate in whole:
         with pytest.warns(UserWarning, match="other rows of its minibatch, which is therefore"):
-            trace(make(method, surrogate))
+            trace(make(method, surrogate, ONE_CORE_EACH))
         with pytest.raises(ConfigError, match=r"^num_microbatches must be 1 with this surrogate"):
-            trace(make(method, surrogate, num_microbatches=2))
-    trace(make(method, functools.partial(weighted, weight=2.0)))
-    trace(make(method, functools.partial(weighted, weight=2.0), num_microbatches=2))
+            trace(make(method, surrogate, ONE_CORE_EACH, num_microbatches=2))
+    trace(make(method, functools.partial(weighted, weight=2.0), ONE_CORE_EACH))
+    trace(make(method, functools.partial(weighted, weight=2.0), ONE_CORE_EACH, num_microbatches=2))
     assert set(slots[:-2]) == {None}
     assert slots[-2:] == [METHODS[method]] * 2
 

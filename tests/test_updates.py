@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from traced import equations
 
-from jaxrl_po import backend, masked, minibatches, updates
+from jaxrl_po import masked, minibatches, updates
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 
@@ -101,14 +102,14 @@ def computed_rows(**options):
 
 def test_a_core_computes_a_minibatch_in_parts_to_the_same_effect(monkeypatch):
     monkeypatch.setattr(minibatches, "AT_A_TIME", 8)
-    monkeypatch.setattr(backend, "one_core_each", lambda: True)
+    one_each = Target("cpu", devices=2, cores=2)
     assert computed_rows() == {64}
-    assert computed_rows(slots=1) == {64, 8}
-    assert computed_rows(slots=2) == {64, 4}
-    assert computed_rows(slots=1, num_microbatches=2) == {32, 8}
-    assert computed_rows(slots=1, in_order=True) == {64}
+    assert computed_rows(slots=1, target=one_each) == {64, 8}
+    assert computed_rows(slots=2, target=one_each) == {64, 4}
+    assert computed_rows(slots=1, target=one_each, num_microbatches=2) == {32, 8}
+    assert computed_rows(slots=1, target=one_each, in_order=True) == {64}
     whole, _, metrics = run(num_epochs=2, num_minibatches=2)
-    parts, _, metrics_of_parts = run(num_epochs=2, num_minibatches=2, slots=2)
+    parts, _, metrics_of_parts = run(num_epochs=2, num_minibatches=2, slots=2, target=one_each)
     chex.assert_trees_all_close(whole, parts, rtol=1e-5)
     chex.assert_trees_all_close(metrics, metrics_of_parts, rtol=1e-4)
 

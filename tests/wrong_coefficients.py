@@ -37,8 +37,8 @@ WRONG = [
     Wrong(
         "entropy with the other sign in REINFORCE",
         "algorithms.reinforce",
-        "entropy * -config.entropy_coefficient",
-        "entropy * config.entropy_coefficient",
+        'means["entropy"] * -config.entropy_coefficient',
+        'means["entropy"] * config.entropy_coefficient',
         ("test_coefficients.py::test_the_entropy_bonus_raises_entropy_in_proportion[reinforce]",),
     ),
     Wrong(
@@ -88,8 +88,8 @@ WRONG = [
     Wrong(
         "frozen parameters are trained",
         "algorithms.actor_critic",
-        "state.params.trained(), state.opt_state, samples, key, scale",
-        "state.params, state.opt_state, samples, key, scale",
+        "state.params.trained(), state.opt_state",
+        "state.params, state.opt_state",
         ("test_frozen.py::test_a_frozen_base_is_read_and_not_trained[ppo]",),
     ),
     Wrong(
@@ -102,8 +102,8 @@ WRONG = [
     Wrong(
         "γ for λ",
         "algorithms.actor_critic",
-        "lambda_=factor(config.lambda_, end)",
-        "lambda_=factor(config.gamma, end)",
+        "lambda_=lambda_, unroll",
+        "lambda_=gamma, unroll",
         ("test_coefficients.py::test_lambda_decays_what_follows",),
     ),
     Wrong(
@@ -243,28 +243,28 @@ WRONG = [
     # Trust regions.
     Wrong(
         "damping thrice",
-        "updates",
+        "natural_updates",
         "x + damping * v",
         "x + 3.0 * damping * v",
         ("test_fisher.py::test_the_whole_update_is_that_of_the_dense_matrix",),
     ),
     Wrong(
         "damping once for each device",
-        "updates",
+        "natural_updates",
         "x + damping * v",
         "x + damping * (1 if axis_name is None else jax.lax.axis_size(axis_name)) * v",
         ("test_fisher.py::test_the_whole_update_is_that_of_the_dense_matrix",),
     ),
     Wrong(
         "damping once for each microbatch",
-        "updates",
+        "natural_updates",
         "x + damping * v",
         "x + damping * num_microbatches * v",
         ("test_fisher.py::test_the_whole_update_is_that_of_the_dense_matrix",),
     ),
     Wrong(
         "no damping in the length of the step",
-        "updates",
+        "natural_updates",
         "trust_region.natural_step(direction, matvec,",
         (
             "trust_region.natural_step(direction, lambda v: jax.tree.map(lambda x, y: x - "
@@ -281,7 +281,7 @@ WRONG = [
     ),
     Wrong(
         "gradients of devices averaged by their own counts",
-        "updates",
+        "natural_updates",
         "count = pooled(lambda part: surrogate(policy(params, part), part).count, parts)",
         (
             "count = minibatches.summed(lambda part: surrogate(policy(params, part), "
@@ -291,14 +291,14 @@ WRONG = [
     ),
     Wrong(
         "rows of the Fisher matrix weighed by the devices",
-        "updates",
+        "natural_updates",
         "jnp.maximum(masked.psum(subset_mask.sum(dtype=float), axis_name), 1.0)",
         "jnp.maximum(subset.mask.sum(dtype=float), 1.0)",
         ("test_fisher.py::test_the_whole_update_is_that_of_the_dense_matrix",),
     ),
     Wrong(
         "downhill",
-        "updates",
+        "natural_updates",
         "uphill = jax.tree.map(jnp.negative, gradient)",
         "uphill = gradient",
         ("test_step_sizes.py",),
@@ -312,7 +312,7 @@ WRONG = [
     ),
     Wrong(
         "an absolute tolerance",
-        "updates",
+        "natural_updates",
         "tolerance=tolerance)\n        step",
         "tolerance=tolerance / optax.tree.norm(uphill))\n        step",
         ("test_step_sizes.py::test_the_conjugate_gradient_stops_at_that_share_of_the_gradient",),

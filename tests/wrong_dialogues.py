@@ -79,8 +79,8 @@ WRONG = [
     Wrong(
         "a discount per turn applies where none ends",
         "algorithms.actor_critic",
-        "jnp.where(turn_end, number, 1.0)",
-        "jnp.where(turn_end, 1.0, number)",
+        "jnp.where(steps.step_end, x, 1.0)",
+        "jnp.where(steps.step_end, 1.0, x)",
         ("test_dialogue_runs.py::test_a_discount_per_turn_is_that_of_the_turns",),
     ),
     Wrong(

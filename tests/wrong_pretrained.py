@@ -450,8 +450,8 @@ WRONG = [
     Wrong(
         "whole groups are sorted by row",
         "algorithms.group_policy",
-        "in_order=grouped is not None,\n            axis_name",
-        "in_order=False,\n            axis_name",
+        "in_order=grouped is not None,\n            target",
+        "in_order=False,\n            target",
         ("test_lengths.py::test_an_update_is_that_of_whole_rows[in groups-1]",),
     ),
     Wrong(

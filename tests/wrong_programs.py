@@ -155,9 +155,56 @@ WRONG = [
     Wrong(
         "a CPU hands on one vector",
         "optimizers",
-        "if backend.on_cpu() or len(types)",
-        "if len(types)",
+        "plain = target is None or target.on_cpu",
+        "plain = False",
         ("test_backend.py::test_gradient_steps_hand_on_one_vector",),
+    ),
+    Wrong(
+        "a method keeps to its problem's target whatever it is given",
+        "types",
+        "target=target or self.target or backend.here()",
+        "target=self.target or target or backend.here()",
+        ("test_backend.py::test_a_method_may_be_for_another_target_than_its_problem",),
+    ),
+    Wrong(
+        "a transformer decodes as this process would, whatever its target",
+        "language.transformer",
+        "return model.clone(target=target) if target and isinstance(model, Transformer) else model",
+        "return model",
+        ("test_kernels.py::test_many_rows_few_blocks_and_accelerators_keep_the_parameters",),
+    ),
+    Wrong(
+        "a rollout is unrolled as on a CPU, whatever its target",
+        "control.unroll",
+        "1 if target is None else target.unroll(8)",
+        "1",
+        (
+            "test_backend.py::test_a_program_for_another_platform_is_traced_here"
+            "[on_cartpole-jaxrl_po.algorithms.ppo-config0]",
+        ),
+    ),
+    Wrong(
+        "settings of an advantage that another replaces are taken without a word",
+        "algorithms.actor_critic",
+        'for name in ("gamma", "lambda_", "estimator", "n", "discount_per"):',
+        'for name in ("estimator", "n", "discount_per"):',
+        (
+            "test_own_advantage.py::test_settings_of_the_advantage_that_is_replaced_are_refused[ppo]",
+        ),
+    ),
+    Wrong(
+        "the sampler of a trajectory is the old policy",
+        "algorithms.actor_critic",
+        "sampler_log_prob=sampled,",
+        "sampler_log_prob=batch.log_prob,",
+        ("test_own_advantage.py::test_a_trajectory_is_a_row_of_the_batch",),
+    ),
+    Wrong(
+        "an advantage of one's own may have any shape",
+        "algorithms.actor_critic",
+        "chex.assert_shape(result, shape, custom_message=wanted)",
+        "",
+        ("test_own_advantage.py::test_another_form_of_result_is_named[shorter]",),
     ),
     Wrong(
         "a long step is short if it calls functions",

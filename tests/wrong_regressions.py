@@ -120,8 +120,8 @@ WRONG = [
     Wrong(
         "minibatches are computed in parts where a device has several cores",
         "minibatches",
-        "rows * slots <= 2 * AT_A_TIME or not backend.one_core_each()",
-        "rows * slots <= 2 * AT_A_TIME",
+        "or target is None or not target.one_core_each",
+        "or target is None",
         ("test_minibatches.py::test_a_core_computes_at_least_256_slots_at_a_time",),
     ),
     Wrong(
@@ -165,7 +165,7 @@ WRONG = [
     Wrong(
         "seeds are updated in groups on every device",
         "run.devices.seeds",
-        "dividing[0] if dividing and backend.one_core_each() else num_seeds",
+        "dividing[0] if dividing and backend.here().one_core_each else num_seeds",
         "dividing[0] if dividing else num_seeds",
         ("test_seeds.py::test_a_core_updates_at_most_eight_seeds_side_by_side",),
     ),

@@ -82,7 +82,7 @@ WRONG = [
     ),
     Wrong(
         "a natural step that was skipped counts as zeros",
-        "updates",
+        "natural_updates",
         "masked.total(x[None], finite[None])",
         "masked.total(jnp.where(finite, x, 0.0))",
         ("test_rounding.py::test_a_natural_step_that_is_skipped_counts_in_nothing_else",),

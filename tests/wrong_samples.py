@@ -73,21 +73,21 @@ WRONG = [
     Wrong(
         "λ per token where the discount is per turn",
         "algorithms.actor_critic",
-        "lambda_=factor(config.lambda_, end)",
+        "lambda_=lambda_",
         "lambda_=config.lambda_",
         PER_TURN,
     ),
     Wrong(
         "GAE discounts every token where the discount is per turn",
         "algorithms.actor_critic",
-        "gamma=factor(config.gamma, end), lambda_",
+        "gamma=gamma, lambda_",
         "gamma=config.gamma, lambda_",
         PER_TURN,
     ),
     Wrong(
         "n-step returns discount every token where the discount is per turn",
         "algorithms.actor_critic",
-        "gamma=factor(config.gamma, end), n=config.n",
+        "gamma=gamma, n=config.n",
         "gamma=config.gamma, n=config.n",
         PER_TURN,
     ),
@@ -330,8 +330,8 @@ WRONG = [
     Wrong(
         "the sampler of dialogues is as young as the learner",
         "language.dialogues.problem",
-        "problem_of(networks, collect)._replace(staleness=sampler.staleness)",
-        "problem_of(networks, collect)",
+        "problem_of(networks, collect, target)._replace(staleness=sampler.staleness)",
+        "problem_of(networks, collect, target)",
         SETTINGS,
     ),
     Wrong(

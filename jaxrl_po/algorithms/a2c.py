@@ -5,15 +5,16 @@ One gradient step per short rollout on
 """
 
 import jax
-import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import learner, losses, optimizers
-from jaxrl_po.algorithms import actor_critic
-from jaxrl_po.algorithms.actor_critic import ESTIMATORS, N_STEP, JointLoss
+from jaxrl_po.algorithms import actor_critic, surrogates
+from jaxrl_po.algorithms.actor_critic import ESTIMATORS, N_STEP, Advantage, JointLoss
+from jaxrl_po.algorithms.surrogates import Surrogate
+from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, Samples, TrainState
+from jaxrl_po.types import ActorCritic, Learner, Metrics, Optimizer, Problem, Samples, TrainState
 
 
 @config_lib.record
@@ -29,7 +30,13 @@ class Config(JointLoss):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config,
+    problem: Problem,
+    optimizer: Optimizer = None,
+    *,
+    surrogate: Surrogate = surrogates.policy_gradient,
+    advantage: Advantage | None = None,
+    target: Target | None = None,
 ) -> Learner:
     """A2C on any problem with a critic.
 
@@ -38,6 +45,9 @@ def make(
       problem: control or language.
       optimizer: any optax transformation with its own learning rate; None for RMSProp with
         gradients clipped by norm.
+      surrogate: see `ppo.make`.
+      advantage: see `ppo.make`.
+      target: what the program is compiled for; None for the problem's.
 
     Returns:
       The learner.
@@ -46,37 +56,33 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
+    problem, surrogate = problem.on(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.rmsprop)
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)
-        policy_loss = losses.policy_gradient(
-            distribution.log_prob(samples.action), samples.advantage
-        )
-        value_loss = losses.squared_value(value, samples.target)
+        policy_loss, others = surrogate(distribution.log_prob(samples.action), samples)
         return actor_critic.joint_loss(
-            config, distribution, samples, policy_loss=policy_loss, value_loss=value_loss
+            config,
+            distribution,
+            samples,
+            policy_loss=policy_loss,
+            value_loss=losses.squared_value(value, samples.target),
+            **others,
         )
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         rows = problem.rows(samples)
         params, opt_state, metrics = actor_critic.gradient_steps(
-            config,
-            loss,
-            optimizer,
-            state,
-            rows,
-            key,
-            slots=rows.mask[0].size,
-            shorten=problem.shorten,
+            config, problem, loss, optimizer, state, rows, key, surrogate=surrogate
         )
         kl = actor_critic.update_kl(problem, params, rows, num_parts=config.num_microbatches)
         return state._replace(params=params, opt_state=opt_state), metrics | kl
 
     return learner.make(
         problem,
-        estimate=actor_critic.make_estimate(config, problem),
+        estimate=actor_critic.make_estimate(config, problem, advantage),
         improve=improve,
         init_optimizer=optimizer.init,
         num_parts=config.num_microbatches,

@@ -1,8 +1,9 @@
 """What methods with a critic share: advantage estimation, the joint loss, a separate critic fit."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -19,6 +20,8 @@ from jaxrl_po import (
     updates,
 )
 from jaxrl_po import config as config_lib
+from jaxrl_po.algorithms import surrogates
+from jaxrl_po.algorithms.surrogates import Surrogate
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Number, number, static
 from jaxrl_po.distributions import Distribution, ratio
 from jaxrl_po.masked import Mean
@@ -26,10 +29,10 @@ from jaxrl_po.types import (
     ActorCritic,
     Batch,
     Metrics,
+    Optimizer,
     Problem,
     PyTree,
     Samples,
-    Shorten,
     TrainState,
 )
 
@@ -116,68 +119,137 @@ class Epochs(JointLoss):
         return self.num_minibatches * self.num_microbatches
 
 
-def estimate(config: Estimation, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Advantages, not whitened, and the critic's targets: both `[B, T]`, reward units.
+class Trajectory(NamedTuple):
+    """One row of a batch, leaves `[T]`, masked slots zero; see `Batch`.
+
+    Attributes:
+      reward: reward units.
+      value: V(s_t), reward units, as are those that follow.
+      next_value: V of the true next observation.
+      terminated: bool.
+      truncated: bool.
+      mask: bool.
+      step_end: bool; all True where the problem has none.
+      log_prob: nats, under the old policy.
+      sampler_log_prob: nats, under the sampler; `log_prob` where that is the old policy.
+    """
+
+    reward: jax.Array
+    value: jax.Array
+    next_value: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    mask: jax.Array
+    step_end: jax.Array
+    log_prob: jax.Array
+    sampler_log_prob: jax.Array
+
+
+Advantage = Callable[[Trajectory], tuple[jax.Array, jax.Array]]
+"""`trajectory -> (advantage [T], target of the critic [T])`, reward units; it is vmapped."""
+
+
+def estimator(config: Estimation, unroll: int = 1) -> Advantage:
+    """The advantage that the config describes, with targets in which it is added to the value.
+
+    Args:
+      config: see `Estimation`.
+      unroll: see `backend.Target.unroll`.
+    """
+
+    def advantage(steps: Trajectory) -> tuple[jax.Array, jax.Array]:
+        ends = steps.terminated, steps.truncated
+        gamma, lambda_ = (
+            jnp.where(steps.step_end, x, 1.0) if config.discount_per == TURN else x
+            for x in (config.gamma, config.lambda_)
+        )
+        if config.estimator == GAE:
+            stream = steps.reward, steps.value, steps.next_value, *ends
+            gae = advantages.gae(*stream, gamma=gamma, lambda_=lambda_, unroll=unroll)
+            return gae, gae + steps.value
+        rewards = steps.reward, steps.next_value, *ends
+        if config.estimator == N_STEP:
+            if config.n > steps.reward.size:
+                raise ConfigError(
+                    f"n must be at most {steps.reward.size}, the steps of one rollout "
+                    f"(num_steps), got {config.n}"
+                )
+            returns = advantages.n_step_returns(*rewards, gamma=gamma, n=config.n)
+        else:
+            returns = advantages.discounted_returns(*rewards, gamma=gamma, unroll=unroll)
+        return returns - steps.value, returns
+
+    return advantage
+
+
+def choose_advantage(config: Estimation, problem: Problem, given: Advantage | None) -> Advantage:
+    """The given advantage, or the config's.
 
     Raises:
-      ConfigError: n-step returns longer than the rollout.
+      ConfigError: discounts per turn where there are no turns, or a setting of the config's
+        advantage together with another.
     """
-    ends = batch.terminated, batch.truncated
-    turn_end = batch.step_end if config.discount_per == TURN else None
+    if given is None:
+        if config.discount_per == TURN:
+            require_turns(problem, "discount_per", STEP)
+        return estimator(config, problem.target.unroll(16))
+    for name in ("gamma", "lambda_", "estimator", "n", "discount_per"):
+        config_lib.require_unset(config, name, "the advantage is the method's own; leave it out")
 
-    def factor(number: Number, turn_end: jax.Array | None) -> Any:
-        """γ or λ of each step."""
-        return number if turn_end is None else jnp.where(turn_end, number, 1.0)
+    def checked(trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
+        result, shape = given(trajectory), trajectory.reward.shape
+        wanted = f"advantage must return (advantage, target), each {list(shape)}, as its reward"
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ConfigError(f"{wanted}, got {surrogates.form(result)}")
+        chex.assert_shape(result, shape, custom_message=wanted)
+        return result
 
-    if config.estimator == GAE:
-        gae = jax.vmap(
-            lambda end, *stream: advantages.gae(
-                *stream, gamma=factor(config.gamma, end), lambda_=factor(config.lambda_, end)
-            )
+    return checked
+
+
+def estimate(advantage: Advantage, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Advantages, not whitened, and the critic's targets: both `[B, T]`, reward units."""
+    sampled = batch.log_prob if batch.sampler_log_prob is None else batch.sampler_log_prob
+    return jax.vmap(advantage)(
+        Trajectory(
+            reward=batch.reward,
+            value=batch.value,
+            next_value=batch.next_value,
+            terminated=batch.terminated,
+            truncated=batch.truncated,
+            mask=batch.mask,
+            step_end=jnp.ones_like(batch.mask) if batch.step_end is None else batch.step_end,
+            log_prob=batch.log_prob,
+            sampler_log_prob=sampled,
         )
-        advantage = gae(turn_end, batch.reward, batch.value, batch.next_value, *ends)
-        return advantage, advantage + batch.value
-    if config.estimator == N_STEP:
-        if config.n > batch.reward.shape[1]:
-            raise ConfigError(
-                f"n must be at most {batch.reward.shape[1]}, the steps of one rollout "
-                f"(num_steps), got {config.n}"
-            )
-        returns = jax.vmap(
-            lambda end, *stream: advantages.n_step_returns(
-                *stream, gamma=factor(config.gamma, end), n=config.n
-            )
-        )
-    else:
-        returns = jax.vmap(
-            lambda end, *stream: advantages.discounted_returns(
-                *stream, gamma=factor(config.gamma, end)
-            )
-        )
-    target = returns(turn_end, batch.reward, batch.next_value, *ends)
-    return target - batch.value, target
+    )
 
 
 def make_estimate(
-    config: Estimation, problem: Problem, *, keep_value: bool = False, keep_proposal: bool = False
+    config: Estimation,
+    problem: Problem,
+    advantage: Advantage | None = None,
+    *,
+    keep_value: bool = False,
+    keep_proposal: bool = False,
 ) -> learner.Estimate:
     """`estimate(state, batch) -> samples` with targets and, if so configured, whitened advantages.
 
     Args:
       config: see `Estimation`.
       problem: with turns, if discounts are per turn.
+      advantage: in place of the config's, see `choose_advantage`.
       keep_value: keep the critic's values from collection, for a clipped value loss.
       keep_proposal: keep log μ of the actions, for a surrogate weighted by π / μ.
 
     Raises:
-      ConfigError: discounts per turn where there are no turns.
+      ConfigError: see `choose_advantage`.
     """
-    if config.discount_per == TURN:
-        require_turns(problem, "discount_per", STEP)
+    chosen = choose_advantage(config, problem, advantage)
 
     def from_batch(state: TrainState, batch: Batch) -> Samples:
         del state
-        advantage, target = estimate(config, batch)
+        advantage, target = estimate(chosen, batch)
         if config.normalize_advantage:  # mean 0 and std 1 over the unmasked slots of all devices
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         value = batch.value if keep_value else None
@@ -212,49 +284,59 @@ def wrt_policy(function: Callable[..., Any], params: ActorCritic) -> Callable[..
 
 
 def gradient_steps(
-    config: "JointLoss",
+    config: JointLoss,
+    problem: Problem,
     loss: updates.Loss,
     optimizer: optax.GradientTransformation,
     state: TrainState,
-    samples: Any,
+    samples: Samples,
     key: jax.Array,
     *,
-    slots: int | None,
+    surrogate: Surrogate,
+    beside: PyTree = None,
     num_epochs: int = 1,
     num_minibatches: int = 1,
-    shorten: Shorten | None = None,
     stop: updates.Stop | None = None,
 ) -> tuple[ActorCritic, PyTree, Metrics]:
     """Epochs of minibatch steps on a loss of policy and critic; frozen parameters get no gradient.
 
     Args:
       config: see `JointLoss`.
+      problem: source of the samples.
       loss: `loss(params, samples) -> (means, metrics)` of the whole `ActorCritic`.
       optimizer: any optax transformation.
       state: before the update.
       samples: leaves lead with the rows.
       key: consumed by the shuffles.
-      slots: see `updates.gradient_update`, as for `num_epochs`, `num_minibatches`, `shorten` and
-        `stop`.
+      surrogate: that of the loss; if it mixes rows, a minibatch stays whole.
+      beside: further leaves, shuffled along: the loss reads `(samples, beside)`. None for none.
+      num_epochs: see `updates.gradient_update`, as for `num_minibatches` and `stop`.
+      num_minibatches: likewise.
+      stop: likewise.
 
     Returns:
       Parameters, optimizer state and metrics, see `updates.gradient_update`.
     """
-    frozen = state.params.frozen
+    frozen, num_parts = state.params.frozen, num_minibatches * config.num_microbatches
     update = updates.gradient_update(
         lambda params, samples: loss(params._replace(frozen=frozen), samples),
         optimizer,
         num_epochs=num_epochs,
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
-        slots=slots,
-        shorten=shorten,
+        slots=surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target),
+        shorten=problem.shorten if beside is None else None,
         stop=stop,
+        target=problem.target,
         axis_name=config.axis_name,
     )
     scale = optimizers.decay(state.step, config.decay_iterations)  # from 1 to 0, or always 1
     params, opt_state, metrics = update(
-        state.params.trained(), state.opt_state, samples, key, scale
+        state.params.trained(),
+        state.opt_state,
+        samples if beside is None else (samples, beside),
+        key,
+        scale,
     )
     return params._replace(frozen=frozen), opt_state, metrics
 
@@ -290,7 +372,7 @@ def joint_loss(
 
 def choose_optimizer(
     config: Any,
-    given: optax.GradientTransformation | None,
+    given: Optimizer,
     default: Callable[..., optax.GradientTransformation],
 ) -> optax.GradientTransformation:
     """The given optimizer, or the default with the config's step size, gradient-norm clip and ε.
@@ -299,11 +381,8 @@ def choose_optimizer(
       ConfigError: one of these is set together with an optimizer.
     """
     if given is None:
-        return default(
-            config.learning_rate,
-            max_grad_norm=config.max_grad_norm,
-            epsilon=config.optimizer_epsilon,
-        )
+        clip, epsilon = config.max_grad_norm, config.optimizer_epsilon
+        return default(config.learning_rate, max_grad_norm=clip, epsilon=epsilon)
     for name in ("learning_rate", "max_grad_norm", "optimizer_epsilon"):
         config_lib.require_unset(config, name, "the optimizer is the method's own; leave it out")
     return given

@@ -5,14 +5,14 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.algorithms import group_policy
+from jaxrl_po.backend import Target
 from jaxrl_po.config import POSITIVE, Interval, Number, number
 from jaxrl_po.distributions import ratio
-from jaxrl_po.types import Learner, Problem, Samples
+from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
@@ -28,7 +28,7 @@ class Config(group_policy.GroupScale, group_policy.OptionalReference):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """CISPO on any problem in groups; arguments as for `grpo.make`."""
 
@@ -49,9 +49,9 @@ def make(
 
     return group_policy.make(
         config,
-        problem,
+        problem.on(target),
         optimizer,
-        advantage=group_policy.group_relative(config),
+        group_advantage=group_policy.group_relative(config),
         surrogate=surrogate,
         aggregate=losses.token_mean,
         loss_kl=divergences.k3,

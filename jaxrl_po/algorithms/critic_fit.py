@@ -8,7 +8,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import learner, losses, optimizers, updates
-from jaxrl_po.algorithms.actor_critic import Estimation, make_estimate
+from jaxrl_po.algorithms.actor_critic import Estimation
 from jaxrl_po.config import COUNT, POSITIVE, ConfigError, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples, TrainState
@@ -40,8 +40,8 @@ def make_with_fitted_critic(
     config: CriticFit,
     problem: Problem,
     *,
+    estimate: learner.Estimate,
     improve_policy: ImprovePolicy,
-    estimate: learner.Estimate | None = None,
     init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: None,
     num_parts: int = 1,
 ) -> Learner:
@@ -50,9 +50,9 @@ def make_with_fitted_critic(
     Args:
       config: see `CriticFit`.
       problem: its critic is fitted if it has one.
+      estimate: see `learner.make`.
       improve_policy: `(params, opt_state, samples, key) -> (policy, opt_state, metrics)`, with the
         policy's own optimizer state; consumes `key`.
-      estimate: see `learner.make`; None for `make_estimate(config, problem)`.
       init_policy_optimizer: policy parameters to the state of their optimizer; none by default.
       num_parts: see `learner.make`.
 
@@ -76,6 +76,7 @@ def make_with_fitted_critic(
             num_epochs=config.value_epochs,
             num_minibatches=config.value_minibatches,
             slots=rows.mask[0].size,
+            target=problem.target,
             axis_name=config.axis_name,
         )
         value, opt_state, metrics = update(params.value, opt_state, rows, key)
@@ -105,9 +106,7 @@ def make_with_fitted_critic(
 
     return learner.make(
         problem,
-        estimate=make_estimate(config, problem, keep_proposal=not problem.on_policy)
-        if estimate is None
-        else estimate,
+        estimate=estimate,
         improve=improve,
         init_optimizer=init_optimizer,
         num_parts=num_parts,

@@ -7,16 +7,16 @@ penalty (`use_reference`). With all of them undone it is GRPO.
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.advantages import informative
 from jaxrl_po.algorithms import group_policy
+from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import rewards
-from jaxrl_po.types import Batch, Learner, Problem
+from jaxrl_po.types import Batch, Learner, Optimizer, Problem
 
 OFF, REFILL, REWEIGHT = DYNAMIC = ("off", "refill", "reweight")
 
@@ -95,7 +95,7 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """DAPO on any problem in groups.
 
@@ -104,6 +104,7 @@ def make(
       problem: with group_size of at least 2; its raw scores decide which groups are informative.
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
+      target: what the program is compiled for; None for the problem's.
 
     Returns:
       The learner.
@@ -149,9 +150,9 @@ def make(
 
     return group_policy.make(
         config,
-        problem,
+        problem.on(target),
         optimizer,
-        advantage=group_policy.group_relative(config),
+        group_advantage=group_policy.group_relative(config),
         surrogate=group_policy.clipped(config),
         aggregate=losses.token_mean if config.token_level_loss else losses.sequence_mean,
         reward_fn=reward_fn,

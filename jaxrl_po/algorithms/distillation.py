@@ -7,14 +7,14 @@ arXiv:2306.13649; Lu 2025, "On-policy distillation", Thinking Machines). Scores 
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.algorithms import corrections, group_policy, surrogates
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import log_ratio
-from jaxrl_po.types import Batch, Learner, Problem, Samples
+from jaxrl_po.types import Batch, Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
@@ -29,7 +29,7 @@ class Config(group_policy.OptionalReference):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """Distillation on a problem with a teacher (`teacher.with_teacher`); groups may be of one."""
 
@@ -52,9 +52,9 @@ def make(
 
     return group_policy.make(
         config,
-        problem,
+        problem.on(target),
         optimizer,
-        advantage=no_advantage,
+        group_advantage=no_advantage,
         surrogate=surrogate,
         aggregate=losses.token_mean,
         loss_mask_fn=loss_mask,

@@ -6,13 +6,13 @@ only centred, and token sums are divided by a constant, the token budget.
 """
 
 import jax
-import optax
 
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import group_policy
+from jaxrl_po.backend import Target
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Learner, Problem
+from jaxrl_po.types import Learner, Optimizer, Problem
 
 
 @config_lib.record
@@ -21,7 +21,7 @@ class Config(group_policy.Clip, group_policy.OptionalReference):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """Dr. GRPO on any problem in groups; arguments as for `grpo.make`."""
 
@@ -30,9 +30,9 @@ def make(
 
     return group_policy.make(
         config,
-        problem,
+        problem.on(target),
         optimizer,
-        advantage=group_policy.outcome_advantage(
+        group_advantage=group_policy.outcome_advantage(
             lambda r: advantages.group_relative(r, scale="none")
         ),
         surrogate=group_policy.clipped(config),

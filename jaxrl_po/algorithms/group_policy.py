@@ -19,6 +19,7 @@ from jaxrl_po.algorithms import actor_critic, corrections, surrogates
 from jaxrl_po.algorithms import reference as reference_lib
 from jaxrl_po.algorithms.reference import Divergence
 from jaxrl_po.algorithms.surrogates import CLIP, Surrogate
+from jaxrl_po.backend import Target
 from jaxrl_po.config import (
     COUNT,
     NON_NEGATIVE,
@@ -36,6 +37,7 @@ from jaxrl_po.types import (
     Batch,
     Learner,
     Metrics,
+    Optimizer,
     Problem,
     PyTree,
     Samples,
@@ -46,7 +48,7 @@ ABOVE_ONE = Interval(1.0, open_low=True)
 KL_STRIDE = 4  # a pass over all groups of one update would be a quarter of its training
 STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
 
-Advantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+GroupAdvantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`(reward [P, G, T], mask [P, G, T], step_end [P, G, T]) -> [P, G, T]`; see `Batch`."""
 Aggregate = Callable[[jax.Array, jax.Array], Mean]
 """`(elements [B, T], mask [B, T]) -> Mean`."""
@@ -181,7 +183,7 @@ class GroupScale(GradientSteps):
         )
 
 
-def group_relative(config: GroupScale) -> Advantage:
+def group_relative(config: GroupScale) -> GroupAdvantage:
     """`(R − mean) / scale` within the group, for every token.
 
     See `advantages.group_relative` and `advantages.maximum_likelihood`.
@@ -197,7 +199,7 @@ def group_relative(config: GroupScale) -> Advantage:
     )
 
 
-def batch_relative(epsilon: Number, axis_name: str | None) -> Advantage:
+def batch_relative(epsilon: Number, axis_name: str | None) -> GroupAdvantage:
     """`(R − mean of the group) / (std of all outcomes + ε)`: Lite PPO (arXiv:2508.08221).
 
     A group in which a single member differs does not get a tiny divisor. The std has ddof 0; rows
@@ -213,7 +215,7 @@ def batch_relative(epsilon: Number, axis_name: str | None) -> Advantage:
     return advantage
 
 
-def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> Advantage:
+def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> GroupAdvantage:
     """Outcome supervision: one advantage for all tokens of a response.
 
     Args:
@@ -280,9 +282,9 @@ def clipped(config: Clip) -> Surrogate:
 def make(
     config: GradientSteps,
     problem: Problem,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: Optimizer = None,
     *,
-    advantage: Advantage,
+    group_advantage: GroupAdvantage,
     surrogate: Surrogate,
     aggregate: Aggregate,
     reward_fn: Callable[[Batch], jax.Array] = lambda batch: batch.reward,
@@ -291,6 +293,7 @@ def make(
     reward_kl: Divergence | None = None,
     loss_kl: Divergence | None = None,
     select: Callable[[Samples], jax.Array] | None = None,
+    target: Target | None = None,
 ) -> Learner:
     """A learner that compares responses within groups.
 
@@ -303,7 +306,7 @@ def make(
       problem: completions of prompts, or episodes, in groups; a critic is not trained.
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
-      advantage: see `Advantage`; masked slots have reward 0.
+      group_advantage: see `GroupAdvantage`; masked slots have reward 0.
       surrogate: see `Surrogate`.
       aggregate: see `Aggregate`.
       reward_fn: batch to rewards `[B, T]`, for reward shaping.
@@ -314,6 +317,7 @@ def make(
       loss_kl: estimate of KL(policy ‖ reference) for the penalty in the loss, or None.
       select: `select(samples) -> Samples.penalized`, on the whole batch, for a surrogate that
         penalises some tokens; or None.
+      target: what the program is compiled for; None for the problem's.
 
     Returns:
       The learner. Metrics `signal`: share of tokens with a non-zero advantage, unless a teacher
@@ -325,6 +329,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
+    problem = problem.on(target)
     actor_critic.require_on_policy(problem)
     grouped = problem.grouped if config.num_minibatches == 1 and not extra_samples else None
     if grouped is not None:
@@ -349,9 +354,12 @@ def make(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            slots=surrogates.slots(surrogate, trained_on, config.num_minibatches, num_parts),
+            slots=surrogates.slots(
+                surrogate, trained_on, config.num_minibatches, num_parts, problem.target
+            ),
             shorten=problem.shorten,
             in_order=grouped is not None,
+            target=problem.target,
             axis_name=config.axis_name,
         )
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
@@ -375,7 +383,7 @@ def make(
             state = reset(state, optimizer, reference.reset_iterations)
         return state, metrics
 
-    estimate = make_estimate(config, advantage, reward_fn, loss_mask_fn, select)
+    estimate = make_estimate(config, group_advantage, reward_fn, loss_mask_fn, select)
     if reference is not None:
         estimate = reference_lib.with_reference_log_prob(
             estimate,
@@ -401,7 +409,7 @@ def make(
 
 def make_estimate(
     config: GradientSteps,
-    advantage: Advantage,
+    group_advantage: GroupAdvantage,
     reward_fn: Callable[[Batch], jax.Array],
     loss_mask_fn: Callable[[Batch], jax.Array],
     select: Callable[[Samples], jax.Array] | None,
@@ -414,7 +422,7 @@ def make_estimate(
         grouped = [
             x.reshape(*batch.score.shape, -1) for x in (reward_fn(batch), batch.mask, step_end)
         ]
-        relative = advantage(*grouped).reshape(batch.mask.shape)
+        relative = group_advantage(*grouped).reshape(batch.mask.shape)
         # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
         fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
         samples = Samples(

@@ -14,15 +14,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic, group_policy
 from jaxrl_po.algorithms.actor_critic import TURN
+from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Number, number, static
 from jaxrl_po.group_statistics import running_relative
-from jaxrl_po.types import Learner, Problem
+from jaxrl_po.types import Learner, Optimizer, Problem
 
 OUTCOME, PROCESS = "outcome", "process"
 SUPERVISIONS = (OUTCOME, PROCESS, TURN)
@@ -83,7 +83,7 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """GRPO on any problem in groups: completions of one prompt, or episodes from one initial state.
 
@@ -93,6 +93,7 @@ def make(
         response; for running statistics, with strata (then a group may have one member).
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
+      target: what the program is compiled for; None for the problem's.
 
     Returns:
       The learner.
@@ -113,7 +114,7 @@ def make(
             problem, decay=config.running_decay, axis_name=config.axis_name, **settings
         )
 
-    def along(estimator: Callable[..., jax.Array]) -> group_policy.Advantage:
+    def along(estimator: Callable[..., jax.Array]) -> group_policy.GroupAdvantage:
         """An advantage that differs along the response, by an estimator for one group."""
 
         def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
@@ -142,9 +143,9 @@ def make(
 
     return group_policy.make(
         config,
-        problem,
+        problem.on(target),
         optimizer,
-        advantage=advantage,
+        group_advantage=advantage,
         surrogate=group_policy.clipped(config),
         aggregate=losses.sequence_mean,
         extra_samples=config.extra_samples,

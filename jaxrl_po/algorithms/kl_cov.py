@@ -6,14 +6,14 @@ are chosen once for each batch, among all of it, while π is π_old.
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses, token_weights
 from jaxrl_po.algorithms import group_policy
+from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, Interval, Number, number
 from jaxrl_po.distributions import log_ratio
-from jaxrl_po.types import Learner, Problem, Samples
+from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
@@ -29,7 +29,7 @@ class Config(group_policy.GroupScale, group_policy.OptionalReference):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """KL-Cov on any problem in groups; arguments as for `grpo.make`."""
 
@@ -51,9 +51,9 @@ def make(
 
     return group_policy.make(
         config,
-        problem,
+        problem.on(target),
         optimizer,
-        advantage=group_policy.group_relative(config),
+        group_advantage=group_policy.group_relative(config),
         surrogate=surrogate,
         aggregate=losses.token_mean,
         loss_kl=divergences.k3,

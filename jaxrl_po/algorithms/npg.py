@@ -4,15 +4,20 @@
 is at most δ. Without TRPO's line search, neither the true KL nor an improvement is guaranteed.
 """
 
+from typing import Any
+
 import jax
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import losses, minibatches, trust_region, updates
+from jaxrl_po import losses, minibatches, natural_updates, trust_region
 from jaxrl_po.algorithms import actor_critic, critic_fit, surrogates
+from jaxrl_po.algorithms.actor_critic import Advantage
 from jaxrl_po.algorithms.critic_fit import CriticFit
-from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Number, number, static
+from jaxrl_po.backend import Target
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
+from jaxrl_po.natural_updates import Search, Surrogate
 from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples
 
 
@@ -46,12 +51,32 @@ def proposal_surrogate(distribution: Distribution, samples: Samples) -> Mean:
     return policy_surrogate(distribution, samples._replace(log_prob=samples.sampler_log_prob))
 
 
+def checked_mean(surrogate: Surrogate) -> Surrogate:
+    """The same for the surrogate of a natural step, which returns a `Mean` of two numbers."""
+
+    def call(distribution: Any, samples: Samples) -> Mean:
+        result = surrogate(distribution, samples)
+        if (
+            isinstance(result, Mean)
+            and surrogates.shape_of(result.total) == surrogates.shape_of(result.count) == ()
+        ):
+            return result
+        raise ConfigError(
+            "surrogate must return a Mean of two numbers, as losses.token_mean(elements, mask) "
+            f"does, got {surrogates.form(result)}"
+        )
+
+    return call
+
+
 def make(
     config: Config,
     problem: Problem,
     *,
-    search: updates.Search = trust_region.full_step,
-    surrogate: updates.Surrogate | None = None,
+    search: Search = trust_region.full_step,
+    surrogate: Surrogate | None = None,
+    advantage: Advantage | None = None,
+    target: Target | None = None,
 ) -> Learner:
     """Natural policy gradient on any problem with a separate critic, or none.
 
@@ -61,6 +86,8 @@ def make(
       search: how far to go along the natural step, see `trust_region.line_search`.
       surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None for `policy_surrogate`,
         or `proposal_surrogate` if the problem is not on-policy.
+      advantage: see `ppo.make`.
+      target: what the program is compiled for; None for the problem's.
 
     Returns:
       The learner.
@@ -69,16 +96,17 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
+    problem = problem.on(target)
     policy = actor_critic.policy_of(problem)
     if surrogate is None:
         surrogate = policy_surrogate if problem.on_policy else proposal_surrogate
-    surrogate = surrogates.checked_mean(surrogate)
+    surrogate = checked_mean(surrogate)
 
     def improve_policy(
         params: ActorCritic, opt_state: PyTree, samples: Samples, key: jax.Array
     ) -> tuple[PyTree, PyTree, Metrics]:
         del key
-        update = updates.trust_region_update(
+        update = natural_updates.trust_region_update(
             surrogate,
             actor_critic.wrt_policy(policy, params),
             max_kl=config.max_kl,
@@ -101,5 +129,11 @@ def make(
         return new, opt_state, {**metrics, **kl, "entropy": entropy}
 
     return critic_fit.make_with_fitted_critic(
-        config, problem, improve_policy=improve_policy, num_parts=config.num_microbatches
+        config,
+        problem,
+        estimate=actor_critic.make_estimate(
+            config, problem, advantage, keep_proposal=not problem.on_policy
+        ),
+        improve_policy=improve_policy,
+        num_parts=config.num_microbatches,
     )

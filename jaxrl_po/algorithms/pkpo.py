@@ -7,14 +7,13 @@ The score of a response becomes what it adds to the maximum of k − 1 others, e
 import functools
 
 import jax
-import optax
 
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import group_policy, surrogates
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, Interval, static
-from jaxrl_po.masked import Mean
-from jaxrl_po.types import Learner, Problem
+from jaxrl_po.types import Learner, Optimizer, Problem
 
 
 @config_lib.record
@@ -32,7 +31,7 @@ class Config(group_policy.OptionalReference):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """PKPO on any problem in groups of at least k; arguments as for `grpo.make`."""
 
@@ -45,16 +44,13 @@ def make(
         relative = functools.partial(advantages.pass_at_k, k=config.k)
         return group_policy.outcome_advantage(relative)(reward, mask, step_end)
 
-    def sequence_sum(elements: jax.Array, mask: jax.Array) -> Mean:
-        # Mean over responses of the sum over tokens.
-        return losses.fixed_length_mean(elements, mask, 1)
-
     return group_policy.make(
         config,
-        problem,
+        problem.on(target),
         optimizer,
-        advantage=advantage,
+        group_advantage=advantage,
         surrogate=surrogates.plain,
-        aggregate=sequence_sum,
+        # Mean over responses of the sum over tokens.
+        aggregate=functools.partial(losses.fixed_length_mean, length=1),
         loss_kl=divergences.k3,
     )

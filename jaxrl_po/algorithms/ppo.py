@@ -12,16 +12,16 @@ compiled in, and `config.validate` what refuses values out of range.
 """
 
 import jax
-import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, learner, losses, optimizers
 from jaxrl_po.algorithms import actor_critic, surrogates
-from jaxrl_po.algorithms.actor_critic import Epochs
+from jaxrl_po.algorithms.actor_critic import Advantage, Epochs
 from jaxrl_po.algorithms.surrogates import CLIP, Surrogate
+from jaxrl_po.backend import Target
 from jaxrl_po.config import POSITIVE, Number, number, static
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, Samples, TrainState
+from jaxrl_po.types import ActorCritic, Learner, Metrics, Optimizer, Problem, Samples, TrainState
 
 
 @config_lib.record
@@ -56,9 +56,11 @@ class Config(Epochs):
 def make(
     config: Config,
     problem: Problem,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: Optimizer = None,
     *,
     surrogate: Surrogate | None = None,
+    advantage: Advantage | None = None,
+    target: Target | None = None,
 ) -> Learner:
     """PPO on any problem with a critic.
 
@@ -69,6 +71,9 @@ def make(
         clipped by norm.
       surrogate: `(log_prob, samples) -> (elements to minimise, elements to log)`; None for
         `surrogates.clipped`.
+      advantage: `trajectory -> (advantage [T], target [T])` in place of the config's, with which go
+        gamma, lambda_, estimator, n and discount_per; see `actor_critic.Trajectory`.
+      target: what the program is compiled for; None for the problem's.
 
     Returns:
       The learner.
@@ -77,6 +82,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
+    problem = problem.on(target)
     actor_critic.require_on_policy(problem)
     # By default Adam, its step size and the clip of the gradient's norm taken from the config.
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
@@ -116,15 +122,15 @@ def make(
         rows = problem.rows(samples)
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,
+            problem,
             loss,
             optimizer,
             state,
             rows,
             key,
-            slots=surrogates.slots(surrogate, rows, config.num_minibatches, config.num_parts),
+            surrogate=surrogate,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
-            shorten=problem.shorten,
             stop=exceeds_target if config.early_stop else None,
         )
         metrics |= actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
@@ -132,7 +138,9 @@ def make(
 
     return learner.make(
         problem,
-        estimate=actor_critic.make_estimate(config, problem, keep_value=config.clip_value),
+        estimate=actor_critic.make_estimate(
+            config, problem, advantage, keep_value=config.clip_value
+        ),
         improve=improve,
         init_optimizer=optimizer.init,
         num_parts=config.num_parts,

@@ -5,24 +5,25 @@ towards `target_kl`, or adapted within an iteration until the batch's KL is near
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, learner, losses, masked, minibatches, optimizers
 from jaxrl_po.algorithms import actor_critic, surrogates
-from jaxrl_po.algorithms.actor_critic import Epochs
+from jaxrl_po.algorithms.actor_critic import Advantage, Epochs
 from jaxrl_po.algorithms.surrogates import Surrogate
+from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples, TrainState
+from jaxrl_po.types import ActorCritic, Learner, Metrics, Optimizer, Problem, Samples, TrainState
 
 FIXED, ADAPTIVE, SATISFIED = PENALTIES = ("fixed", "adaptive", "satisfied")
 OLD_NEW, NEW_OLD = DIRECTIONS = ("old_new", "new_old")
-Update = tuple[ActorCritic, PyTree, Metrics]
+Update = tuple[ActorCritic, Any, Metrics]
 
 
 @config_lib.record
@@ -56,15 +57,18 @@ class Config(Epochs):
 def make(
     config: Config,
     problem: Problem,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: Optimizer = None,
     *,
     surrogate: Surrogate = surrogates.plain,
+    advantage: Advantage | None = None,
+    target: Target | None = None,
 ) -> Learner:
     """PPO with a KL penalty on any problem with a critic; arguments as for `ppo.make`.
 
     Metric `exact_kl` is in the direction of `kl_direction`; `policy_loss` includes the penalty.
     """
     config.validate()
+    problem = problem.on(target)
     actor_critic.require_on_policy(problem)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
@@ -97,25 +101,26 @@ def make(
     def optimise(state: TrainState, beta: jax.Array, rows: Samples, key: jax.Array) -> Update:
         """One update from the old parameters with a given β, and its KL."""
         # The old distributions are shuffled along with the samples.
-        samples = rows, policy(state.params, rows)
-        shape = rows.mask.shape
-        if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(samples[1])):
+        old, shape = policy(state.params, rows), rows.mask.shape
+        if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(old)):
             raise ConfigError(
                 "the penalty keeps the old distribution of every token, which is too much for a "
                 "vocabulary of this size: take ppo, which needs log-probabilities alone"
             )
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,
+            problem,
             functools.partial(loss, beta=beta),
             optimizer,
             state,
-            samples,
+            rows,
             key,
-            slots=surrogates.slots(surrogate, rows, config.num_minibatches, config.num_parts),
+            surrogate=surrogate,
+            beside=old,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
         )
-        parts = minibatches.split(samples, config.num_parts)
+        parts = minibatches.split((rows, old), config.num_parts)
         metrics["exact_kl"] = minibatches.summed(functools.partial(exact_kl, params), parts)
         metrics |= actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
         return params, opt_state, metrics
@@ -161,7 +166,7 @@ def make(
 
     return learner.make(
         problem,
-        estimate=actor_critic.make_estimate(config, problem),
+        estimate=actor_critic.make_estimate(config, problem, advantage),
         improve=improve,
         init_optimizer=optimizer.init,
         kl_coefficient=config.kl_coefficient,

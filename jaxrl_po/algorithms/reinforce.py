@@ -6,13 +6,14 @@ equal weight.
 """
 
 import jax
-import optax
 
 from jaxrl_po import advantages, losses, masked, optimizers, updates
 from jaxrl_po import config as config_lib
-from jaxrl_po.algorithms import actor_critic, critic_fit
-from jaxrl_po.algorithms.actor_critic import ESTIMATORS, MONTE_CARLO
+from jaxrl_po.algorithms import actor_critic, critic_fit, surrogates
+from jaxrl_po.algorithms.actor_critic import ESTIMATORS, MONTE_CARLO, Advantage
 from jaxrl_po.algorithms.critic_fit import CriticFit
+from jaxrl_po.algorithms.surrogates import Surrogate
+from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, Number, number, static
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
@@ -20,6 +21,7 @@ from jaxrl_po.types import (
     Batch,
     Learner,
     Metrics,
+    Optimizer,
     Problem,
     PyTree,
     Samples,
@@ -46,7 +48,13 @@ class Config(CriticFit):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config,
+    problem: Problem,
+    optimizer: Optimizer = None,
+    *,
+    surrogate: Surrogate = surrogates.policy_gradient,
+    advantage: Advantage | None = None,
+    target: Target | None = None,
 ) -> Learner:
     """REINFORCE on any problem with a separate critic, or none.
 
@@ -57,6 +65,9 @@ def make(
       problem: control or language.
       optimizer: of the policy: any optax transformation with its own learning rate; None for Adam
         with gradients clipped by norm.
+      surrogate: see `ppo.make`.
+      advantage: see `ppo.make`; the baseline is then its own too.
+      target: what the program is compiled for; None for the problem's.
 
     Returns:
       The learner.
@@ -65,13 +76,18 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
+    problem, surrogate = problem.on(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
+    chosen = actor_critic.choose_advantage(config, problem, advantage)
+    if advantage is not None:
+        own = "the advantage is the method's own; leave it out"
+        config_lib.require_unset(config, "baseline", own)
 
     def estimate(state: TrainState, batch: Batch) -> Samples:
         del state
-        advantage, target = actor_critic.estimate(config, batch)
+        advantage, target = actor_critic.estimate(chosen, batch)
         if config.baseline != VALUE:
             advantage = target
         if config.baseline == BATCH_MEAN:
@@ -93,13 +109,10 @@ def make(
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
-        elements = losses.policy_gradient(distribution.log_prob(samples.action), samples.advantage)
-        policy_loss = losses.token_mean(elements, samples.mask)
-        entropy = losses.token_mean(distribution.entropy(), samples.mask)
-        return (policy_loss, entropy * -config.entropy_coefficient), {
-            "policy_loss": policy_loss,
-            "entropy": entropy,
-        }
+        elements, others = surrogate(distribution.log_prob(samples.action), samples)
+        logged = {"policy_loss": elements, "entropy": distribution.entropy(), **others}
+        means = {name: losses.token_mean(x, samples.mask) for name, x in logged.items()}
+        return (means["policy_loss"], means["entropy"] * -config.entropy_coefficient), means
 
     def improve_policy(
         params: ActorCritic, opt_state: PyTree, samples: Samples, key: jax.Array
@@ -108,8 +121,9 @@ def make(
             actor_critic.wrt_policy(loss, params),
             optimizer,
             num_microbatches=config.num_microbatches,
-            slots=samples.mask[0].size,
+            slots=surrogates.slots(surrogate, samples, 1, config.num_parts, problem.target),
             shorten=problem.shorten,
+            target=problem.target,
             axis_name=config.axis_name,
         )
         new, opt_state, metrics = update(params.policy, opt_state, samples, key)

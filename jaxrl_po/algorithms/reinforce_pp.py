@@ -7,13 +7,13 @@ from the outcome first, and the KL penalty to the reference is in the loss inste
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import group_policy
+from jaxrl_po.backend import Target
 from jaxrl_po.config import static
-from jaxrl_po.types import Learner, Problem
+from jaxrl_po.types import Learner, Optimizer, Problem
 
 
 @config_lib.record
@@ -26,7 +26,7 @@ class Config(group_policy.Clip, group_policy.Reference):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """REINFORCE++ on any problem, in groups if `group_baseline`; arguments as for `grpo.make`."""
     centred = group_policy.outcome_advantage(lambda r: advantages.group_relative(r, scale="none"))
@@ -47,9 +47,9 @@ def make(
 
     return group_policy.make(
         config,
-        problem,
+        problem.on(target),
         optimizer,
-        advantage=advantage,
+        group_advantage=advantage,
         surrogate=group_policy.clipped(config),
         aggregate=losses.token_mean,
         reward_kl=None if config.group_baseline else distance,

@@ -5,14 +5,13 @@ minus `β · (log π − log π_ref)`. Nothing is clipped; in the first update o
 the gradient of `−log π · A`.
 """
 
-import jax
-import optax
+import functools
 
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
-from jaxrl_po.algorithms import group_policy
-from jaxrl_po.masked import Mean
-from jaxrl_po.types import Learner, Problem, Samples
+from jaxrl_po.algorithms import group_policy, surrogates
+from jaxrl_po.backend import Target
+from jaxrl_po.types import Learner, Optimizer, Problem
 
 
 @config_lib.record
@@ -21,23 +20,16 @@ class Config(group_policy.Reference):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """RLOO on any problem in groups; arguments as for `grpo.make`."""
-
-    def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return losses.surrogate(log_prob, samples.log_prob, samples.advantage), {}
-
-    def sequence_sum(elements: jax.Array, mask: jax.Array) -> Mean:
-        # Mean over responses of the sum over tokens.
-        return losses.fixed_length_mean(elements, mask, 1)
-
     return group_policy.make(
         config,
-        problem,
+        problem.on(target),
         optimizer,
-        advantage=group_policy.outcome_advantage(advantages.leave_one_out),
-        surrogate=surrogate,
-        aggregate=sequence_sum,
+        group_advantage=group_policy.outcome_advantage(advantages.leave_one_out),
+        surrogate=surrogates.plain,
+        # Mean over responses of the sum over tokens.
+        aggregate=functools.partial(losses.fixed_length_mean, length=1),
         reward_kl=divergences.k1,
     )

@@ -6,13 +6,22 @@ of REINFORCE with demonstrations in place of samples, and an advantage of 1.
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import learner, losses, optimizers, updates
 from jaxrl_po.algorithms import actor_critic, group_policy
+from jaxrl_po.backend import Target
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, Problem, Samples, TrainState
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    Learner,
+    Metrics,
+    Optimizer,
+    Problem,
+    Samples,
+    TrainState,
+)
 
 
 @config_lib.record
@@ -21,7 +30,7 @@ class Config(group_policy.Steps):
 
 
 def make(
-    config: Config, problem: Problem, optimizer: optax.GradientTransformation | None = None
+    config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
     """Supervised training on a problem of demonstrations.
 
@@ -30,6 +39,7 @@ def make(
       problem: of demonstrations, see `language.demonstrations.make_problem`.
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
+      target: what the program is compiled for; None for the problem's.
 
     Returns:
       The learner.
@@ -38,6 +48,7 @@ def make(
       ConfigError: names the invalid field.
     """
     config.validate()
+    problem = problem.on(target)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
     policy = actor_critic.policy_of(problem)
 
@@ -65,6 +76,7 @@ def make(
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
             shorten=problem.shorten,
+            target=problem.target,
             axis_name=config.axis_name,
         )
         scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(

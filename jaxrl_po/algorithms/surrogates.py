@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from jaxrl_po import losses, minibatches, updates
+from jaxrl_po import losses, minibatches
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, Interval, Number
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import Samples
@@ -18,6 +19,13 @@ CLIP = Interval(0.0, 1.0, True, True)
 
 Surrogate = Callable[[jax.Array, Samples], tuple[jax.Array, dict[str, jax.Array]]]
 """`(log_prob E*, samples) -> elements to minimise E*, and elements to log`."""
+
+
+def policy_gradient(
+    log_prob: jax.Array, samples: Samples
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """`−log π · A`, see `losses.policy_gradient`; logs nothing."""
+    return losses.policy_gradient(log_prob, samples.advantage), {}
 
 
 def plain(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -75,19 +83,23 @@ def checked(surrogate: Surrogate) -> Surrogate:
             isinstance(result, tuple)
             and len(result) == 2
             and isinstance(result[1], dict)
-            and all(_shape(x) == shape for x in (result[0], *result[1].values()))
+            and all(shape_of(x) == shape for x in (result[0], *result[1].values()))
         ):
             return result
         raise ConfigError(
             "surrogate must return (elements to minimise, dict of elements to log), each of the "
-            f"shape {list(shape)} of log_prob, got {_form(result)}; log nothing with {{}}"
+            f"shape {list(shape)} of log_prob, got {form(result)}; log nothing with {{}}"
         )
 
     return call
 
 
 def slots(
-    surrogate: Surrogate, samples: Samples, num_minibatches: int, num_parts: int
+    surrogate: Surrogate,
+    samples: Samples,
+    num_minibatches: int,
+    num_parts: int,
+    target: Target,
 ) -> int | None:
     """Elements in a row, or None if a minibatch must stay whole; see `updates.gradient_update`.
 
@@ -99,13 +111,14 @@ def slots(
       samples: all rows of this device.
       num_minibatches: in which the rows are divided.
       num_parts: minibatches × microbatches.
+      target: what the program is for.
 
     Raises:
       ConfigError: such a surrogate, and several microbatches.
     """
     of_row, rows = samples.mask[0].size, samples.mask.shape[0]
     several = num_parts > num_minibatches
-    if not several and minibatches.in_cache(rows // num_minibatches, of_row) == 1:
+    if not several and minibatches.in_cache(rows // num_minibatches, of_row, target) == 1:
         return of_row
     if _is_row_wise(surrogate, samples, rows // num_minibatches):
         return of_row
@@ -148,31 +161,17 @@ def _is_row_wise(surrogate: Surrogate, samples: Samples, rows: int) -> bool:
     return np.array_equal(low, high, equal_nan=True)
 
 
-def checked_mean(surrogate: updates.Surrogate) -> updates.Surrogate:
-    """The same for the surrogate of a natural step, which returns a `Mean` of two numbers."""
-
-    def call(distribution: Any, samples: Samples) -> Mean:
-        result = surrogate(distribution, samples)
-        if isinstance(result, Mean) and _shape(result.total) == _shape(result.count) == ():
-            return result
-        raise ConfigError(
-            "surrogate must return a Mean of two numbers, as losses.token_mean(elements, mask) "
-            f"does, got {_form(result)}"
-        )
-
-    return call
-
-
-def _shape(x: Any) -> tuple[int, ...] | None:
+def shape_of(x: Any) -> tuple[int, ...] | None:
+    """The shape of an array, and None of anything else."""
     return getattr(x, "shape", None)
 
 
-def _form(result: Any) -> str:
+def form(result: Any) -> str:
     """What a surrogate returned, in short: kinds and shapes."""
     if isinstance(result, Mean):
-        return f"Mean of {_form(result.total)} and {_form(result.count)}"
+        return f"Mean of {form(result.total)} and {form(result.count)}"
     if isinstance(result, tuple):
-        return f"({', '.join(map(_form, result))})"
+        return f"({', '.join(map(form, result))})"
     if isinstance(result, dict):
-        return f"{{{', '.join(f'{name}: {_form(x)}' for name, x in result.items())}}}"
+        return f"{{{', '.join(f'{name}: {form(x)}' for name, x in result.items())}}}"
     return f"array {list(result.shape)}" if hasattr(result, "shape") else type(result).__name__

@@ -10,9 +10,12 @@ The problem decides between single path (`control.make_problem`) and vine (`cont
 import functools
 
 from jaxrl_po import config as config_lib
-from jaxrl_po import trust_region, updates
+from jaxrl_po import trust_region
 from jaxrl_po.algorithms import npg
+from jaxrl_po.algorithms.actor_critic import Advantage
+from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, Interval, Number, number, static
+from jaxrl_po.natural_updates import Surrogate
 from jaxrl_po.types import Learner, Problem
 
 
@@ -29,7 +32,12 @@ class Config(npg.Config):
 
 
 def make(
-    config: Config, problem: Problem, *, surrogate: updates.Surrogate | None = None
+    config: Config,
+    problem: Problem,
+    *,
+    surrogate: Surrogate | None = None,
+    advantage: Advantage | None = None,
+    target: Target | None = None,
 ) -> Learner:
     """TRPO on any problem with a separate critic, or none.
 
@@ -37,6 +45,8 @@ def make(
       config: see `Config`.
       problem: control or language.
       surrogate: see `npg.make`.
+      advantage: see `ppo.make`.
+      target: what the program is compiled for; None for the problem's.
 
     Returns:
       The learner.
@@ -51,4 +61,6 @@ def make(
         backtrack=config.backtrack,
         iterations=config.backtracks,
     )
-    return npg.make(config, problem, search=search, surrogate=surrogate)
+    return npg.make(
+        config, problem, search=search, surrogate=surrogate, advantage=advantage, target=target
+    )

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import distributions
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.networks import Recurrent
 from jaxrl_po.control.spaces import Observation, Spaces
@@ -86,7 +87,12 @@ def actor_of(problem: Problem) -> Actor:
 
 
 def problem_of(
-    nets: Networks, init: Callable[..., Any], collect: Callable[..., Any], *, on_policy: bool = True
+    nets: Networks,
+    init: Callable[..., Any],
+    collect: Callable[..., Any],
+    target: Target,
+    *,
+    on_policy: bool = True,
 ) -> Problem:
     """The control problem of these networks, with its `rows` and, with memory, its `actor`."""
     remembers = has_memory(nets)
@@ -102,6 +108,7 @@ def problem_of(
             if remembers
             else None
         ),
+        target=target,
     )
 
 

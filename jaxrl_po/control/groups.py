@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import backend, masked
 from jaxrl_po.advantages import informative, outcomes
+from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import Sequences, build_networks, problem_of, require_fit
@@ -35,6 +36,7 @@ def groups_from_settings(
     network: NetworkSettings | None = None,
     *,
     policy: Any = None,
+    target: Target | None = None,
 ) -> Problem:
     """`make_groups` with its arguments taken from settings records; there is no critic.
 
@@ -42,8 +44,8 @@ def groups_from_settings(
       ConfigError: a setting of the critic, or one out of its range or without effect.
     """
     check(settings)
-    policy = policy_module(adapt(env).spaces, network, policy)
-    return make_groups(env, **vars(settings), policy=policy)
+    policy = policy_module(adapt(env).spaces, network, policy, target=target)
+    return make_groups(env, **vars(settings), policy=policy, target=target)
 
 
 def make_groups(
@@ -55,6 +57,7 @@ def make_groups(
     env_params: Any = None,
     policy: Any = None,
     critic: Any = None,
+    target: Target | None = None,
 ) -> Problem:
     """A control problem in groups: P fresh initial states per iteration, G episodes from each.
 
@@ -67,6 +70,7 @@ def make_groups(
       policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
         It may be a `networks.Recurrent`.
       critic: Flax module, observation to a value, or None for no critic (values are then zeros).
+      target: what the program is compiled for; None for `backend.here()`.
 
     Returns:
       The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its
@@ -87,7 +91,8 @@ def make_groups(
     """
     check(GroupSettings(num_prompts=num_prompts, group_size=group_size, num_steps=num_steps))
     environment = adapt(env, env_params)
-    policy = policy_module(environment.spaces, policy=policy)
+    target = target or backend.here()
+    policy = policy_module(environment.spaces, policy=policy, target=target)
     nets = build_networks({"policy": policy, "critic": critic}, environment.spaces)
     require_fit(nets, environment.spaces)
 
@@ -116,6 +121,7 @@ def make_groups(
             members._replace(number=index, memory=memory),
             step_key,
             num_steps=num_steps,
+            target=target,
         )
         # Environments run on after their first end, in episodes that the mask leaves out.
         transition = trajectory.transition
@@ -153,4 +159,4 @@ def make_groups(
         )
         return collector, batch
 
-    return problem_of(nets, init, collect)
+    return problem_of(nets, init, collect, target)

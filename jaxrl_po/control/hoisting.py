@@ -13,7 +13,6 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.extend.core.primitives import jit_p
 
-from jaxrl_po import backend
 from jaxrl_po.types import PyTree
 
 Carry = TypeVar("Carry")
@@ -44,14 +43,12 @@ def scan(
     xs: PyTree,
     *,
     most: float = 4.0,
+    unroll: int = 1,
 ) -> tuple[Carry, PyTree]:
     """`jax.lax.scan(step, carry, xs)`, with what depends on `xs` alone computed before the loop.
 
     The operations are the same; results may differ in the last bit, where the compiler fuses them
     differently.
-
-    On a GPU, several steps of a short program from which something was hoisted are one pass of the
-    loop, see `backend.unroll`.
 
     The program of one step is walked twice: once for what does not depend on the carry, vmapped
     over `xs`, and once, in the loop, for the rest. The inside of a branch or an inner loop that
@@ -63,6 +60,8 @@ def scan(
       xs: leaves `[T, …]`.
       most: memory limit of the precomputed values, as a multiple of the memory of the outputs `y`;
         above it nothing is hoisted.
+      unroll: steps of a short program, from which something was hoisted, in one pass of the loop,
+        see `Target.unroll`.
 
     Returns:
       As `jax.lax.scan`: the last carry, and `y` of all steps, leaves `[T, …]`.
@@ -99,7 +98,7 @@ def scan(
 
     if _bytes(jax.eval_shape(before, x)) > most * _bytes(shapes[1]):
         return jax.lax.scan(step, carry, xs)
-    unroll = backend.unroll(8) if _equations(program.jaxpr) <= SHORT else 1
+    unroll = unroll if _equations(program.jaxpr) <= SHORT else 1
     # With a length, since nothing may depend on `xs` alone.
     length = jax.tree.leaves(xs)[0].shape[0]
     return jax.lax.scan(after, carry, jax.vmap(before)(xs), length, unroll=unroll)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po.backend import Target
 from jaxrl_po.config import (
     COUNT,
     NON_NEGATIVE,
@@ -86,8 +87,12 @@ class NetworkSettings:
             raise ConfigError("critic_width must be 0 with shared_torso: there is one body")
 
 
-def default_modules(spaces: Spaces, settings: NetworkSettings) -> dict[str, Any]:
+def default_modules(
+    spaces: Spaces, settings: NetworkSettings, target: Target | None = None
+) -> dict[str, Any]:
     """MLPs for actor and critic (for images, after convolutions) and a head for the action space.
+
+    They are compiled for the target, None for `backend.here()`.
 
     Raises:
       ConfigError: for a setting that has no effect on these spaces.
@@ -117,18 +122,18 @@ def default_modules(spaces: Spaces, settings: NetworkSettings) -> dict[str, Any]
             "shared_torso must be off where the critic sees more than the policy (privileged_state)"
         )
 
-    torso = _torso(seen, settings, settings.width)
-    head = _head(spaces, settings)
+    torso = _torso(seen, settings, settings.width, target)
+    head = _head(spaces, settings, target)
     initialization = INITIALIZATIONS[settings.initialization]
     if settings.shared_torso:
         return {"actor_critic": networks.SharedActorCritic(torso, head, initialization)}
     width = settings.critic_width or settings.width
-    of_critic = _torso(judged, settings, width)
+    of_critic = _torso(judged, settings, width, target)
     if settings.memory == GRU:
         return {
-            "policy": networks.Recurrent(torso, head, settings.width, initialization),
+            "policy": networks.Recurrent(torso, head, settings.width, initialization, target),
             "critic": networks.Recurrent(
-                of_critic, networks.ValueHead(initialization), width, initialization
+                of_critic, networks.ValueHead(initialization), width, initialization, target
             ),
         }
     return {
@@ -138,7 +143,11 @@ def default_modules(spaces: Spaces, settings: NetworkSettings) -> dict[str, Any]
 
 
 def policy_module(
-    spaces: Spaces, settings: NetworkSettings | None = None, policy: Any = None
+    spaces: Spaces,
+    settings: NetworkSettings | None = None,
+    policy: Any = None,
+    *,
+    target: Target | None = None,
 ) -> Any:
     """The policy module of a problem without a critic: `policy`, or built from the settings.
 
@@ -151,7 +160,7 @@ def policy_module(
         return policy
     for name in ("shared_torso", "critic_width"):
         require_unset(settings, name, "there is a critic; leave it out")
-    return default_modules(spaces, settings)["policy"]
+    return default_modules(spaces, settings, target)["policy"]
 
 
 def choose_modules(
@@ -160,6 +169,8 @@ def choose_modules(
     critic: Any,
     actor_critic: Any = None,
     settings: NetworkSettings | None = None,
+    *,
+    target: Target | None = None,
 ) -> dict[str, Any]:
     """The given modules; each that is None is built from the settings.
 
@@ -185,7 +196,7 @@ def choose_modules(
     for role in given:
         for name in (*of_given[role], "shared_torso"):
             require_unset(settings, name, f"the {role} is made here, not given; leave it out")
-    return default_modules(spaces, settings) | given
+    return default_modules(spaces, settings, target) | given
 
 
 def _require_default(settings: NetworkSettings) -> None:
@@ -193,22 +204,23 @@ def _require_default(settings: NetworkSettings) -> None:
         require_unset(settings, field.name, "the networks are made here, not given; leave it out")
 
 
-def _head(spaces: Spaces, settings: NetworkSettings) -> Any:
+def _head(spaces: Spaces, settings: NetworkSettings, target: Target | None) -> Any:
     initialization = INITIALIZATIONS[settings.initialization]
     if spaces.choices:
-        return networks.MultiCategoricalHead(spaces.choices, initialization)
+        return networks.MultiCategoricalHead(spaces.choices, initialization, target)
     if spaces.num_actions:
-        return networks.CategoricalHead(spaces.num_actions, initialization)
+        return networks.CategoricalHead(spaces.num_actions, initialization, target)
     return networks.GaussianHead(
         spaces.action_size,
         settings.initial_log_std,
         settings.std == DEPENDENT,
         TanhGaussian if settings.squash else DiagonalGaussian,
         initialization,
+        target,
     )
 
 
-def _torso(seen: PyTree, settings: NetworkSettings, width: int) -> Any:
+def _torso(seen: PyTree, settings: NetworkSettings, width: int, target: Target | None) -> Any:
     """The layers before a head; the arrays of a structured observation are concatenated."""
     hidden = (width,) * settings.depth
     activation = ACTIVATIONS[settings.activation]
@@ -224,13 +236,13 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int) -> Any:
                 convolutions = ((settings.channels, 1, 1), *convolutions)
         rank = len(x.shape)
         return networks.Torso(
-            hidden, activation, rank, convolutions, settings.layer_norm, initialization
+            hidden, activation, rank, convolutions, settings.layer_norm, initialization, target
         )
 
     leaves = jax.tree.leaves(seen)
     if len(leaves) == 1 and leaves[0] is seen:
         return reader(seen, hidden)
-    joined = networks.Torso(hidden, activation, 1, (), settings.layer_norm, initialization)
+    joined = networks.Torso(hidden, activation, 1, (), settings.layer_norm, initialization, target)
     return networks.SideBySide(tuple(reader(x, ()) for x in leaves), joined)
 
 

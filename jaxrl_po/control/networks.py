@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.control.recurrence import gru
 from jaxrl_po.distributions import (
     Categorical,
@@ -95,13 +96,22 @@ NARROW = 8  # columns of a kernel whose derivative `product` takes column by col
 TALL = 2  # rows over columns of a kernel from which its gradient is computed transposed
 
 
+def product_for(target: Target | None) -> Callable[..., jax.Array] | None:
+    """The `dot_general` of a `nn.Dense`: `product` on a CPU, else None for XLA's own.
+
+    Args:
+      target: what it is compiled for; None for `backend.here()`.
+    """
+    return product if (target or backend.here()).on_cpu else None
+
+
 def product(
     x: jax.Array, kernel: jax.Array, dimensions: Any = None, precision: Any = None
 ) -> jax.Array:
-    """`x @ kernel`, `[E*, D]` and `[D, A]` to `[E*, A]`: the `dot_general` of a `nn.Dense`.
+    """`x @ kernel`, `[E*, D]` and `[D, A]` to `[E*, A]`, for a CPU.
 
-    The gradient of the kernel is another product than XLA would choose where its CPU is slow;
-    elsewhere XLA's is kept. For a policy's head, `[D, E]` times `[E, 2]` takes three to nine times
+    The gradient of the kernel is another product than XLA would choose where its CPU is slow. For a
+    policy's head, `[D, E]` times `[E, 2]` takes three to nine times
     as long as two products with a vector: a derivative with respect to a narrow kernel is taken
     column by column. For a layer that reads much and keeps little, `[D, E]` times `[E, A]` takes up
     to five times as long as `[A, E]` times `[E, D]`, transposed afterwards, most with several seeds
@@ -116,8 +126,6 @@ def product(
     size, columns = kernel.shape
     if precision is not None:
         return jnp.matmul(x, kernel, precision=precision)
-    if not backend.on_cpu():
-        return x @ kernel
     if columns <= NARROW:
         return _product(_by_columns, x, kernel)
     # With few rows the transpose would take longer than it spares.
@@ -162,12 +170,14 @@ class Convolution(nn.Module):
       kernel: height and width of the kernel, a multiple of the stride.
       stride: step between its places.
       initialization: of its kernel, scale √2.
+      target: see `product_for`.
     """
 
     channels: int
     kernel: int = 3
     stride: int = 1
     initialization: Initialization = orthogonal
+    target: Target | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -184,7 +194,7 @@ class Convolution(nn.Module):
         wide = jnp.concatenate([blocks[..., j : j + width, :] for j in range(places)], axis=-1)
         views = jnp.concatenate([wide[..., i : i + height, :, :] for i in range(places)], axis=-1)
         init = self.initialization(math.sqrt(2.0))
-        dense = nn.Dense(self.channels, kernel_init=init, dot_general=product)
+        dense = nn.Dense(self.channels, kernel_init=init, dot_general=product_for(self.target))
         return dense(views.reshape(-1, views.shape[-1])).reshape(*views.shape[:-1], -1)
 
 
@@ -206,6 +216,7 @@ class Torso(nn.Module):
       convolutions: channels, kernel and stride of each, over observations `[H, W, C]`.
       layer_norm: normalise each hidden layer before its activation (Ba et al. 2016).
       initialization: of the kernels, scale √2.
+      target: see `product_for`.
     """
 
     hidden: Sequence[int] = (64, 64)
@@ -214,6 +225,7 @@ class Torso(nn.Module):
     convolutions: Sequence[tuple[int, int, int]] = ()
     layer_norm: bool = False
     initialization: Initialization = orthogonal
+    target: Target | None = None
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
@@ -222,12 +234,12 @@ class Torso(nn.Module):
         if x.dtype == jnp.uint8:
             x = x.astype(float) / 255.0
         for channels, kernel, stride in self.convolutions:
-            layer = Convolution(channels, kernel, stride, self.initialization)
+            layer = Convolution(channels, kernel, stride, self.initialization, self.target)
             x = self.activation(layer(x))
         x = x.reshape(*x.shape[: x.ndim - self.observation_rank], -1)
         for width in self.hidden:
             init = self.initialization(math.sqrt(2.0))
-            x = nn.Dense(width, kernel_init=init, dot_general=product)(x)
+            x = nn.Dense(width, kernel_init=init, dot_general=product_for(self.target))(x)
             x = self.activation(nn.LayerNorm()(x) if self.layer_norm else x)
         return x
 
@@ -250,9 +262,12 @@ class SideBySide(nn.Module):
         return self.torso(jnp.concatenate(features, axis=-1))
 
 
-def readout(size: int, initialization: Initialization, **kwargs: Any) -> nn.Dense:
+def readout(
+    size: int, initialization: Initialization, target: Target | None, **kwargs: Any
+) -> nn.Dense:
     """The last layer of a policy; scale 0.01, so that its output starts out near 0."""
-    return nn.Dense(size, kernel_init=initialization(0.01), dot_general=product, **kwargs)
+    init, dot_general = initialization(0.01), product_for(target)
+    return nn.Dense(size, kernel_init=init, dot_general=dot_general, **kwargs)
 
 
 class CategoricalHead(nn.Module):
@@ -260,11 +275,12 @@ class CategoricalHead(nn.Module):
 
     num_actions: int
     initialization: Initialization = orthogonal
+    target: Target | None = None
 
     @nn.compact
     def __call__(self, features: jax.Array) -> Categorical:
         """Returns the distribution, batch shape `E*`."""
-        return Categorical(readout(self.num_actions, self.initialization)(features))
+        return Categorical(readout(self.num_actions, self.initialization, self.target)(features))
 
 
 class MultiCategoricalHead(nn.Module):
@@ -272,11 +288,12 @@ class MultiCategoricalHead(nn.Module):
 
     sizes: tuple[int, ...]
     initialization: Initialization = orthogonal
+    target: Target | None = None
 
     @nn.compact
     def __call__(self, features: jax.Array) -> MultiCategorical:
         """Returns the distribution, batch shape `E*`."""
-        logits = readout(sum(self.sizes), self.initialization)(features)
+        logits = readout(sum(self.sizes), self.initialization, self.target)(features)
         return MultiCategorical(logits, self.sizes)
 
 
@@ -289,6 +306,7 @@ class GaussianHead(nn.Module):
       depends: log σ is computed from the features; otherwise it is one vector for all states.
       distribution: the Gaussian, or the same squashed by tanh.
       initialization: of the kernels, scale 0.01.
+      target: see `product_for`.
     """
 
     action_size: int
@@ -296,15 +314,16 @@ class GaussianHead(nn.Module):
     depends: bool = False
     distribution: type[DiagonalGaussian] | type[TanhGaussian] = DiagonalGaussian
     initialization: Initialization = orthogonal
+    target: Target | None = None
 
     @nn.compact
     def __call__(self, features: jax.Array) -> DiagonalGaussian | TanhGaussian:
         """Returns the distribution, batch shape `E*`."""
-        mean = readout(self.action_size, self.initialization)(features)
+        read = functools.partial(readout, self.action_size, self.initialization, self.target)
+        mean = read()(features)
         start = nn.initializers.constant(self.initial_log_std)
         if self.depends:
-            log_std = readout(self.action_size, self.initialization, bias_init=start)(features)
-            return self.distribution(mean, log_std)
+            return self.distribution(mean, read(bias_init=start)(features))
         log_std = self.param("log_std", start, (self.action_size,))
         return self.distribution(mean, jnp.broadcast_to(log_std, mean.shape))
 
@@ -331,12 +350,14 @@ class Recurrent(nn.Module):
       head: memories to the output.
       size: H, units of the GRU.
       initialization: of its kernels, scale 1.
+      target: what it is compiled for; None for `backend.here()`.
     """
 
     torso: nn.Module
     head: nn.Module
     size: int
     initialization: Initialization = orthogonal
+    target: Target | None = None
 
     @nn.compact
     def __call__(
@@ -358,7 +379,9 @@ class Recurrent(nn.Module):
         features = self.torso(jax.tree.map(time_first, observation))
         if self.is_initializing():
             cell(memory, features[0])
-        memories = time_first(gru(cell.variables["params"], memory, features, time_first(begins)))
+        unroll = (self.target or backend.here()).unroll(8)
+        read = memory, features, time_first(begins)
+        memories = time_first(gru(cell.variables["params"], *read, unroll))
         return memories, self.head(memories)
 
 

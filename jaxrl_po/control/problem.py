@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import distributions, masked
+from jaxrl_po import backend, distributions, masked
+from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, UNIT, check, record, require_effect, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import (
@@ -61,14 +62,15 @@ def from_settings(
     axis_name: str | None = None,
     policy: Any = None,
     critic: Any = None,
+    target: Target | None = None,
 ) -> Problem:
     """`make_problem` with its arguments taken from settings records.
 
     A policy or critic that is given replaces the one that `network` describes.
     """
     settings.validate()
-    modules = choose_modules(adapt(env).spaces, policy, critic, settings=network)
-    return make_problem(env, **vars(settings), **modules, axis_name=axis_name)
+    modules = choose_modules(adapt(env).spaces, policy, critic, settings=network, target=target)
+    return make_problem(env, **vars(settings), **modules, axis_name=axis_name, target=target)
 
 
 def make_problem(
@@ -84,6 +86,7 @@ def make_problem(
     scale_rewards: bool = False,
     reward_discount: float = 0.99,
     axis_name: str | None = None,
+    target: Target | None = None,
 ) -> Problem:
     """A control problem: `num_envs` environments whose episodes continue across iterations.
 
@@ -107,6 +110,7 @@ def make_problem(
         `advantages.scale_of`.
       reward_discount: γ of that rolling return, in [0, 1].
       axis_name: device axis over which environments are sharded, or None.
+      target: what the program is compiled for; None for `backend.here()`.
 
     Returns:
       The `Problem`. Its metrics `episode_return` (raw reward units) and `episode_length` (steps)
@@ -127,10 +131,14 @@ def make_problem(
       ((2, 3, 4), (2, 3))
     """
     check(Settings(num_envs=num_envs, num_steps=num_steps, reward_discount=reward_discount))
-    statistics = Statistics(normalize_observations, scale_rewards, reward_discount, axis_name)
+    target = target or backend.here()
+    statistics = Statistics(
+        normalize_observations, scale_rewards, reward_discount, target, axis_name
+    )
     environment = adapt(env, env_params)
     spaces = environment.spaces
-    nets = build_networks(choose_modules(spaces, policy, critic, actor_critic), spaces)
+    modules = choose_modules(spaces, policy, critic, actor_critic, target=target)
+    nets = build_networks(modules, spaces)
     require_fit(nets, spaces)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
@@ -150,7 +158,9 @@ def make_problem(
     ) -> tuple[CollectorState, Batch]:
         before: Any = collector.sharded[ENVIRONMENTS]
         act = functools.partial(act_normalized, nets, params, collector)
-        envs, trajectory = unroll.unroll(environment, act, before, key, num_steps=num_steps)
+        envs, trajectory = unroll.unroll(
+            environment, act, before, key, num_steps=num_steps, target=target
+        )
         transition = trajectory.transition
         ended = transition.terminated | transition.truncated
         seen = normalize(collector, trajectory.observation)
@@ -190,7 +200,7 @@ def make_problem(
             collector = collector.add(sharded={CRITIC_MEMORY: after})
         return collector, batch
 
-    return problem_of(nets, init, collect)
+    return problem_of(nets, init, collect, target)
 
 
 def mark_nonfinite(

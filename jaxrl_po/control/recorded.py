@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import backend, masked
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import (
@@ -72,6 +73,7 @@ def recorded_from_settings(
     axis_name: str | None = None,
     policy: Any = None,
     critic: Any = None,
+    target: Target | None = None,
 ) -> Problem:
     """A problem that reads its rollouts from `with_recording`.
 
@@ -82,6 +84,7 @@ def recorded_from_settings(
       axis_name: device axis over which environments are sharded, or None.
       policy: Flax module in place of the one that `network` describes, or None.
       critic: likewise.
+      target: what the program is compiled for; None for `backend.here()`.
 
     Returns:
       The `Problem`. Its metrics are those of `make_problem`.
@@ -90,10 +93,11 @@ def recorded_from_settings(
       ConfigError: for a setting out of its range or without effect.
     """
     settings.validate()
-    statistics = Statistics(
-        settings.normalize_observations, settings.scale_rewards, settings.reward_discount, axis_name
-    )
-    nets = build_networks(choose_modules(spaces, policy, critic, settings=network), spaces)
+    target = target or backend.here()
+    kept = settings.normalize_observations, settings.scale_rewards, settings.reward_discount
+    statistics = Statistics(*kept, target, axis_name)
+    modules = choose_modules(spaces, policy, critic, settings=network, target=target)
+    nets = build_networks(modules, spaces)
     require_fit(nets, spaces)
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
@@ -151,7 +155,7 @@ def recorded_from_settings(
             collector = collector.add(sharded={CRITIC_MEMORY: after})
         return collector, batch
 
-    return problem_of(nets, init, collect)
+    return problem_of(nets, init, collect, target)
 
 
 def act(

@@ -1,5 +1,6 @@
 """A gated recurrent unit over time, with the products that need no loop taken out of it."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,14 +8,16 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend
-
 Gates = tuple[jax.Array, jax.Array, jax.Array]
 """One array for each of reset gate r, update gate z and candidate n."""
 
 
 def gru(
-    params: Mapping[str, Any], memory: jax.Array, features: jax.Array, begins: jax.Array
+    params: Mapping[str, Any],
+    memory: jax.Array,
+    features: jax.Array,
+    begins: jax.Array,
+    unroll: int = 1,
 ) -> jax.Array:
     """Memories after each of T steps.
 
@@ -28,6 +31,7 @@ def gru(
       memory: `[B, H]`, before the first step.
       features: `[T, B, D]`, x.
       begins: `[T, B]`, bool.
+      unroll: steps of the loop in one pass, see `backend.Target.unroll`.
 
     Returns:
       `[T, B, H]`.
@@ -40,25 +44,23 @@ def gru(
     )
     kernels = tuple(params[name]["kernel"] for name in ("hr", "hz", "hn"))
     bias = jnp.broadcast_to(params["hn"]["bias"], memory.shape)
-    return _memories(kernels, bias, read, memory, begins)
+    return _memories(unroll, kernels, bias, read, memory, begins)
 
 
 # Differentiated by JAX, the loop adds up the gradient of each kernel in every step. Here a step of
 # the backward pass is elementwise but for three products with the memories' cotangent, and the
 # gradient of a kernel is one product over all steps: on a CPU up to 2.7 times as fast.
-@jax.custom_jvp
-def _memories(
-    kernels: Gates, bias: jax.Array, read: Gates, memory: jax.Array, begins: jax.Array
-) -> jax.Array:
-    return _run(kernels, bias, read, memory, begins)[0]
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _memories(unroll: int, *primals: Any) -> jax.Array:
+    return _run(unroll, *primals)[0]
 
 
 @_memories.defjvp
-def _memories_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _memories_jvp(unroll: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     """`dh' = z ⊙ dh + Σ_g ∂h'/∂(U_g h) ⊙ (U_g dh + dU_g h) + …`, linear in dh."""
     kernels, begins = primals[0], primals[-1]
     d_kernels, d_bias, d_read, d_memory, _ = tangents
-    after, before, z, by_n, slopes = _run(*primals)
+    after, before, z, by_n, slopes = _run(unroll, *primals)
 
     rows = before.reshape(-1, before.shape[-1])
     d_r, d_z, d_n = ((rows @ kernel).reshape(before.shape) for kernel in d_kernels)
@@ -79,11 +81,16 @@ def _memories_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         return dh, dh
 
     xs = added, keep, z, slopes
-    return after, jax.lax.scan(step, d_memory, xs, unroll=backend.unroll(8))[1]
+    return after, jax.lax.scan(step, d_memory, xs, unroll=unroll)[1]
 
 
 def _run(
-    kernels: Gates, bias: jax.Array, read: Gates, memory: jax.Array, begins: jax.Array
+    unroll: int,
+    kernels: Gates,
+    bias: jax.Array,
+    read: Gates,
+    memory: jax.Array,
+    begins: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Gates]:
     """Of every step, `[T, B, H]`: h', h, z, and the slopes of h' in `W_n x` and each `U_g h`."""
 
@@ -99,7 +106,7 @@ def _run(
         slopes = by_n * of_n * r * (1.0 - r), (h - n) * z * (1.0 - z), by_n * r
         return after, (after, h, z, by_n, slopes)
 
-    return jax.lax.scan(step, memory, (read, begins), unroll=backend.unroll(8))[1]
+    return jax.lax.scan(step, memory, (read, begins), unroll=unroll)[1]
 
 
 def _total(slopes: Gates, values: Sequence[jax.Array]) -> jax.Array:

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import advantages, backend
+from jaxrl_po import advantages
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import normalizer
 from jaxrl_po.control.normalizer import Normalizer
@@ -29,12 +30,14 @@ class Statistics(NamedTuple):
       normalize_observations: keep those of observations, see `normalize`.
       scale_rewards: keep those of the rolling discounted return, and scale rewards by them.
       discount: γ of that return, in [0, 1].
+      target: what the program is for.
       axis_name: device axis over which environments are sharded, or None.
     """
 
     normalize_observations: bool
     scale_rewards: bool
     discount: float
+    target: Target
     axis_name: str | None = None
 
     def init(self, observation: PyTree, num_envs: int) -> CollectorState:
@@ -89,7 +92,7 @@ class Statistics(NamedTuple):
         sharded, replicated = dict(collector.sharded), dict(collector.replicated)
         if self.scale_rewards:
             sharded[ROLLING_RETURN], rolling = _rolling_return(
-                sharded[ROLLING_RETURN], reward, ended, self.discount
+                sharded[ROLLING_RETURN], reward, ended, self.discount, self.target.unroll(16)
             )
             merged = normalizer.merge(
                 replicated[RETURN_STATISTICS], rolling, mask, axis_name=self.axis_name
@@ -144,7 +147,7 @@ def _each(kept: Any, left: Any, statistics: PyTree, observation: PyTree) -> PyTr
 
 
 def _rolling_return(
-    discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float
+    discounted: jax.Array, reward: jax.Array, ended: jax.Array, gamma: float, unroll: int
 ) -> tuple[jax.Array, jax.Array]:
     """`R_t = γ R_{t−1} + r_t` `[B, T]` and the next carry `[B]`.
 
@@ -156,5 +159,5 @@ def _rolling_return(
         rolling = gamma * carry + reward
         return jnp.where(ended | ~jnp.isfinite(rolling), 0.0, rolling), rolling
 
-    carry, rolling = jax.lax.scan(step, discounted, (reward.T, ended.T), unroll=backend.unroll(16))
+    carry, rolling = jax.lax.scan(step, discounted, (reward.T, ended.T), unroll=unroll)
     return carry, rolling.T

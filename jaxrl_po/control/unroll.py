@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import masked
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import hoisting
 from jaxrl_po.control.actor import play
@@ -107,6 +108,7 @@ def unroll(
     key: jax.Array,
     *,
     num_steps: int,
+    target: Target | None = None,
     first: jax.Array | int = 0,
     keep_states: bool = False,
     greedy: bool = False,
@@ -119,6 +121,7 @@ def unroll(
       envs: their state before.
       key: consumed; step t of environment b uses `fold_in(fold_in(key, b), t)`.
       num_steps: T.
+      target: what the program is for; None for what is plain everywhere.
       first: t of the first step, to go on with the same key where an earlier call ended; other than
         0 only for an environment without `refresh`.
       keep_states: keep the internal states in the trajectory, so that one can branch from them.
@@ -159,7 +162,8 @@ def unroll(
 
     # Random numbers and initial states are computed before the loop: drawn in each step, they cost
     # more than the environment itself.
-    run = functools.partial(hoisting.scan, step)
+    at_a_time = 1 if target is None else target.unroll(8)
+    run = functools.partial(hoisting.scan, step, unroll=at_a_time)
     if environment.refresh is None or not num_steps:
         envs, trajectory = run(envs, first + jnp.arange(num_steps))
     else:

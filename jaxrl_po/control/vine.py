@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import backend, masked
+from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, NON_NEGATIVE, UNIT, ConfigError, check, record, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import build_networks, has_memory, play, problem_of, require_fit
@@ -53,6 +54,7 @@ def vine_from_settings(
     network: NetworkSettings | None = None,
     *,
     policy: Any = None,
+    target: Target | None = None,
 ) -> Problem:
     """`make_vine` with its arguments taken from settings records; there is no critic.
 
@@ -60,8 +62,8 @@ def vine_from_settings(
       ConfigError: as `make_vine`, or a setting of the critic, out of its range or without effect.
     """
     check(settings)
-    policy = policy_module(adapt(env).spaces, network, policy)
-    return make_vine(env, **vars(settings), policy=policy)
+    policy = policy_module(adapt(env).spaces, network, policy, target=target)
+    return make_vine(env, **vars(settings), policy=policy, target=target)
 
 
 def make_vine(
@@ -75,6 +77,7 @@ def make_vine(
     discount: float = 0.99,
     env_params: Any = None,
     policy: Any = None,
+    target: Target | None = None,
 ) -> Problem:
     """A control problem that estimates `Q̂(s, a)` from K branches at each of some visited states.
 
@@ -100,6 +103,7 @@ def make_vine(
       discount: γ of the return of a branch, in [0, 1].
       env_params: parameters of the environment; None takes its defaults.
       policy: Flax module, observation to a distribution; None builds a 64 × 64 tanh perceptron.
+      target: what the program is compiled for; None for `backend.here()`.
 
     Returns:
       The `Problem`; `score` `[num_envs · num_states, K]` is Q̂. Metrics are of the trunks. Source:
@@ -137,7 +141,8 @@ def make_vine(
             "a vine goes back to visited states: env must keep its state in the pytree "
             "that step returns"
         )
-    policy = policy_module(environment.spaces, policy=policy)
+    target = target or backend.here()
+    policy = policy_module(environment.spaces, policy=policy, target=target)
     nets = build_networks({"policy": policy, "critic": None}, environment.spaces)
     require_fit(nets, environment.spaces)
     if has_memory(nets):
@@ -155,11 +160,12 @@ def make_vine(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
         act = functools.partial(nets.act, params)
-        envs, batch = grow(environment, act, sizes, branches, collector.sharded[ENVIRONMENTS], key)
+        before = collector.sharded[ENVIRONMENTS]
+        envs, batch = grow(environment, act, sizes, branches, before, key, target)
         sharded = {**collector.sharded, ENVIRONMENTS: envs}
         return collector._replace(sharded=sharded), batch
 
-    return problem_of(nets, init, collect, on_policy=num_branches > 0)
+    return problem_of(nets, init, collect, target, on_policy=num_branches > 0)
 
 
 def count_branches(num_actions: int, num_branches: int) -> int:
@@ -188,6 +194,7 @@ def grow(
     branches: int,
     envs: EnvState,
     key: jax.Array,
+    target: Target,
 ) -> tuple[EnvState, Batch]:
     """The trunks, and the batch of what branches from them returned.
 
@@ -198,11 +205,12 @@ def grow(
       branches: K.
       envs: where the trunks begin, `[B, …]`.
       key: consumed.
+      target: what the program is for.
     """
     trunk_key, state_key, action_key, branch_key = jax.random.split(key, 4)
     num_steps, num_states = sizes.num_steps, sizes.num_states
     envs, trunk = unroll.unroll(
-        environment, act, envs, trunk_key, num_steps=num_steps, keep_states=True
+        environment, act, envs, trunk_key, num_steps=num_steps, keep_states=True, target=target
     )
     choose = jax.vmap(lambda key: jax.random.choice(key, num_steps, (num_states,), replace=False))
     times = choose(unroll.row_keys(state_key, envs.number))
@@ -232,9 +240,8 @@ def grow(
         keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, state_index), branch)
         action = unroll.choose(distribution, keys, greedy=False)
     log_prob = distribution.log_prob(action)
-    q = branch_returns(
-        environment, act, sizes, state_index, states, play(distribution, action), branch_key
-    )
+    played = play(distribution, action)
+    q = branch_returns(environment, act, sizes, state_index, states, played, branch_key, target)
     # What a branch that no policy takes returns has no weight, even if it is not a number.
     q = jnp.where(log_prob == -jnp.inf, 0.0, q)
     score = q.reshape(-1, branches)
@@ -273,6 +280,7 @@ def branch_returns(
     states: Any,
     action: jax.Array,
     key: jax.Array,
+    target: Target,
 ) -> jax.Array:
     """Discounted returns `[N]` of branches, reward units, up to their end or the horizon.
 
@@ -284,6 +292,7 @@ def branch_returns(
       states: of the environment, `[N, …]`.
       action: the first, `[N, …]`, in the environment's form.
       key: consumed.
+      target: what the program is for.
     """
     first_key, rest_key = jax.random.split(key)
     state, first = jax.vmap(environment.step)(
@@ -296,6 +305,7 @@ def branch_returns(
         EnvState(state_index, state, first.observation, zeros, zeros),
         rest_key,
         num_steps=sizes.horizon - 1,
+        target=target,
     )
     ended = jnp.concatenate(
         [

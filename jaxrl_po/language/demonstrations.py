@@ -5,14 +5,15 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import backend, masked
+from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, ConfigError, check, record, static
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.mismatch import Sampler
 from jaxrl_po.language.networks import SAMPLER, Sequences, make_networks, prompt_keys
 from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
-from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.unembedding import next_tokens
 from jaxrl_po.language.warm_start import answered, drawn
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, Samples
@@ -44,6 +45,7 @@ def make_problem(
     *,
     num_prompts: int = 64,
     initial: PyTree | None = None,
+    target: Target | None = None,
 ) -> Problem:
     """A problem whose `collect` draws demonstrations; their actions are the tokens of answers.
 
@@ -54,6 +56,7 @@ def make_problem(
       model: the policy.
       num_prompts: B, over all devices.
       initial: see `language.make_problem`.
+      target: likewise.
 
     Returns:
       The `Problem`.
@@ -74,6 +77,7 @@ def make_problem(
     if isinstance(task, Dialogue):
         raise ConfigError("task must be no dialogue: supervised training is on single answers")
     check(Settings(num_prompts=num_prompts))
+    model, target = compiled_for(target, model), target or backend.here()
     networks = make_networks(
         task,
         model,
@@ -86,6 +90,7 @@ def make_problem(
         sampler=Sampler(),
         initial=initial,
         warm=None,
+        target=target,
     )
 
     def collect(
@@ -113,7 +118,14 @@ def make_problem(
         cut = jax.tree.map(lambda x: x[:, :steps], samples._replace(inputs=None))
         return cut._replace(inputs=samples.inputs._replace(tokens=tokens))
 
-    return Problem(networks.init, collect, networks.apply, lambda samples: samples, shorten=shorten)
+    return Problem(
+        networks.init,
+        collect,
+        networks.apply,
+        lambda samples: samples,
+        shorten=shorten,
+        target=target,
+    )
 
 
 def make_evaluate(

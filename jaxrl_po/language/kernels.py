@@ -6,6 +6,7 @@ Shape suffixes as in `transformer`; I inputs and O outputs of a matrix.
 import jax
 
 from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.types import PyTree
 
 BY_OUTPUTS = "by_outputs"
@@ -20,9 +21,9 @@ FEW = 64
 """Rows up to which it pays: above, the other order of a product's operands is as fast."""
 
 
-def few(rows: int) -> bool:
-    """Whether a product with this many rows is faster by outputs."""
-    return rows <= FEW and backend.on_cpu()
+def few(rows: int, target: Target | None) -> bool:
+    """Whether a product with this many rows is faster by outputs; None is `backend.here()`."""
+    return rows <= FEW and (target or backend.here()).on_cpu
 
 
 def apart(blocks: PyTree, layers: int) -> PyTree:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora
@@ -93,6 +93,7 @@ def make_networks(
     sampler: Sampler,
     initial: PyTree | None,
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None,
+    target: Target,
 ) -> Networks:
     """Checks the models against the task or dialogue, and makes the functions of a problem.
 
@@ -108,6 +109,7 @@ def make_networks(
       sampler: likewise.
       initial: likewise.
       warm: likewise.
+      target: what the program is compiled for.
 
     Raises:
       ConfigError: for an invalid argument, which the message names.
@@ -116,7 +118,7 @@ def make_networks(
         # Below float32 the cached and the whole forward pass round differently. A custom module
         # need not have a dtype.
         dtype = getattr(model, "dtype", jnp.float32)
-        whole = jnp.promote_types(dtype, jnp.float32) == dtype and exact_products()
+        whole = jnp.promote_types(dtype, jnp.float32) == dtype and exact_products(target)
         old_log_prob = SAMPLER if whole and not sampler.differs(model) else LEARNER
     check_vocabulary(source, model)
     # A custom module need not know of adapters either.
@@ -205,10 +207,10 @@ def prompt_keys(collector: CollectorState, key: jax.Array) -> jax.Array:
     return pairs
 
 
-def exact_products() -> bool:
+def exact_products(target: Target) -> bool:
     """Whether float32 matrix products have full precision: accelerators use TF32 or bfloat16.
 
     `jax_default_matmul_precision` decides, and on a CPU they always have.
     """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return backend.on_cpu() or precision in ("highest", "float32")
+    return target.on_cpu or precision in ("highest", "float32")

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import masked
+from jaxrl_po import backend, masked
 from jaxrl_po.advantages import informative
+from jaxrl_po.backend import Target
 from jaxrl_po.config import (
     COUNT,
     NON_NEGATIVE,
@@ -36,7 +37,7 @@ from jaxrl_po.language.networks import (
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.tasks.types import check_lengths, reading
-from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
 
@@ -162,6 +163,7 @@ def make_problem(
     critic: Transformer | None = None,
     initial: PyTree | None = None,
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
+    target: Target | None = None,
 ) -> Problem:
     """A language problem: per iteration `num_prompts` prompts with `group_size` completions each.
 
@@ -192,6 +194,7 @@ def make_problem(
         model has adapters (`lora`), they are the base, which is frozen, and the adapters are drawn.
       warm: supervised warm start from the initial parameters, part of `init`, or a function in its
         place, from these and a key to other parameters; None for none.
+      target: what the program is compiled for; None for `backend.here()`.
 
     Returns:
       The `Problem`. Metrics: with `verify`, `accuracy` (raw score), `wrong_length` (tokens of the
@@ -233,6 +236,8 @@ def make_problem(
             "or verify): it is its credit for each token"
         )
 
+    model, critic = (compiled_for(target, each) for each in (model, critic))
+    target = target or backend.here()
     networks = make_networks(
         task,
         model,
@@ -245,6 +250,7 @@ def make_problem(
         sampler=sampler,
         initial=initial,
         warm=warm,
+        target=target,
     )
 
     decoding = sampling.Decoding(budget, temperature, top_k, top_p)
@@ -275,6 +281,7 @@ def make_problem(
         shorten=shorten if budget >= CUT else None,
         grouped=networks.grouped,
         staleness=sampler.staleness,
+        target=target,
     )
 
 

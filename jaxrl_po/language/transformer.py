@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.language import kernels
 from jaxrl_po.language.blocks import Apart, Attention, Block, Mlp, last_of, scaled, wide
 from jaxrl_po.language.lora import ADAPTERS, Lora
@@ -98,6 +99,7 @@ class Transformer(nn.Module):
         not.
       constrain: sharding constraint on the activations `[M, D]` between blocks; the default has
         none.
+      target: what it is compiled for; None for `backend.here()`.
     """
 
     vocabulary: int
@@ -125,6 +127,7 @@ class Transformer(nn.Module):
     dtype: jnp.dtype = jnp.dtype("float32")
     remat: bool = False
     constrain: Callable[[jax.Array], jax.Array] = lambda x_MxD: x_MxD
+    target: Target | None = None
 
     @nn.compact
     def __call__(
@@ -221,7 +224,9 @@ class Transformer(nn.Module):
         if not unembed:
             out_MxV = x_MxD
         elif self.ties_output:
-            one_by_one = self.scanned and cache is not None and kernels.few(x_MxD.shape[0])
+            one_by_one = (
+                self.scanned and cache is not None and kernels.few(x_MxD.shape[0], self.target)
+            )
             out_MxV = (
                 kernels.product(x_MxD, embedding_VxD) if one_by_one else x_MxD @ embedding_VxD.T
             )
@@ -365,9 +370,9 @@ class Transformer(nn.Module):
     def for_decoding(self, params: PyTree, rows: int) -> PyTree:
         """The parameters, and those of blocks in a form that decodes faster; see `kernels`."""
         blocks = params["params"]["blocks"]
-        if not self.scanned and backend.on_cpu():
+        if not self.scanned and (self.target or backend.here()).on_cpu:
             return {**params, kernels.APART: {"blocks": kernels.apart(blocks, self.layers)}}
-        if not (self.scanned and kernels.few(rows)):
+        if not (self.scanned and kernels.few(rows, self.target)):
             return params
         return {**params, kernels.BY_OUTPUTS: {"blocks": kernels.by_outputs(blocks, self.dtype)}}
 
@@ -377,6 +382,11 @@ class Transformer(nn.Module):
         shape = (batch, *blocks, self.kv_heads or self.heads, length, self.size)
         pair = jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)
         return pair if self.scanned else (pair,) * self.layers
+
+
+def compiled_for(target: Target | None, model: Any) -> Any:
+    """The model for a target, or as it is without one; a custom module need not know of targets."""
+    return model.clone(target=target) if target and isinstance(model, Transformer) else model
 
 
 @functools.lru_cache(maxsize=16)  # a run asks several times, and tracing takes half a second

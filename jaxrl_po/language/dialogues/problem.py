@@ -5,8 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import backend, masked
 from jaxrl_po.advantages import informative
+from jaxrl_po.backend import Target
 from jaxrl_po.config import check
 from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_budget, check_top_k
@@ -16,7 +17,7 @@ from jaxrl_po.language.networks import AUTO, Networks, Sequences, make_networks,
 from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Sampling, rows
 from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.transcript import Conversations
-from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree
 
@@ -38,6 +39,7 @@ def make_problem(
     critic: Transformer | None = None,
     initial: PyTree | None = None,
     warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None = None,
+    target: Target | None = None,
 ) -> Problem:
     """A problem of dialogues: `num_prompts` starting states with `group_size` dialogues each.
 
@@ -61,6 +63,7 @@ def make_problem(
       critic: likewise; its value before a token is that of the dialogue so far.
       initial: likewise.
       warm: likewise; demonstrations are the dialogue's.
+      target: likewise.
 
     Returns:
       The `Problem`. Metrics: `accuracy`, in groups `dead_groups` (share of groups whose raw scores
@@ -86,6 +89,8 @@ def make_problem(
     check_contract(dialogue)
     budget = check_budget(dialogue, max_new_tokens)
     columns = dialogue.longest(budget)
+    model, critic = (compiled_for(target, each) for each in (model, critic))
+    target = target or backend.here()
     networks = make_networks(
         dialogue,
         model,
@@ -98,6 +103,7 @@ def make_problem(
         sampler=sampler,
         initial=initial,
         warm=warm,
+        target=target,
     )
 
     def collect(
@@ -134,7 +140,7 @@ def make_problem(
             measures,
         )
 
-    return problem_of(networks, collect)._replace(staleness=sampler.staleness)
+    return problem_of(networks, collect, target)._replace(staleness=sampler.staleness)
 
 
 def batch_of(
@@ -187,7 +193,7 @@ def batch_of(
     )
 
 
-def problem_of(networks: Networks, collect: Collect) -> Problem:
+def problem_of(networks: Networks, collect: Collect, target: Target) -> Problem:
     """The problem whose batches are those of `batch_of`."""
     return Problem(
         networks.init,
@@ -199,4 +205,5 @@ def problem_of(networks: Networks, collect: Collect) -> Problem:
         truncated_is_overlong=False,
         turns=True,
         grouped=networks.grouped,
+        target=target,
     )

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
 from jaxrl_po.language.checks import check_top_k
 from jaxrl_po.language.dialogues.problem import batch_of, problem_of
@@ -16,7 +18,7 @@ from jaxrl_po.language.networks import make_networks
 from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Sampling
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transcript import Conversations
-from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, TrainState
 
@@ -54,6 +56,7 @@ def recorded_problem(
     columns: int,
     critic: Transformer | None = None,
     initial: PyTree | None = None,
+    target: Target | None = None,
 ) -> Problem:
     """A problem that reads its dialogues from `with_recording`.
 
@@ -64,6 +67,7 @@ def recorded_problem(
       columns: N, tokens of the longest dialogue after its prompt.
       critic: see `language.make_problem`.
       initial: likewise.
+      target: likewise.
 
     Returns:
       The `Problem`; its batches are those of `dialogues.make_problem`. Its metrics are too, with
@@ -74,6 +78,8 @@ def recorded_problem(
     """
     check(settings)
     check_top_k(settings.top_k, model)
+    model, critic = (compiled_for(target, each) for each in (model, critic))
+    target = target or backend.here()
     networks = make_networks(
         task,
         model,
@@ -86,6 +92,7 @@ def recorded_problem(
         old_log_prob=settings.old_log_prob,
         initial=initial,
         warm=None,
+        target=target,
     )
 
     def collect(
@@ -113,4 +120,4 @@ def recorded_problem(
             measures,
         )
 
-    return problem_of(networks, collect)
+    return problem_of(networks, collect, target)

@@ -47,12 +47,13 @@ def return_freed_memory() -> None:
 
 def suited(arguments: PyTree) -> dict[str, str | bool]:
     """XLA's settings for a program with these arguments, unless `XLA_FLAGS` says otherwise."""
-    if backend.on_cpu():
+    here = backend.here()
+    if here.on_cpu:
         # LLVM's second and third level take a fifth of the compile time and make nothing faster:
         # XLA has already fused and vectorised.
         return {"xla_backend_optimization_level": "1"}
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arguments))
-    if jax.default_backend() == "gpu" and size < SMALL:
+    if here.platform == "gpu" and size < SMALL:
         # Independent kernels, such as actor's and critic's, run concurrently, and so share less
         # memory.
         return {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}

@@ -90,7 +90,7 @@ def group_size(num_seeds: int) -> int:
     """
     sizes = range(SIDE_BY_SIDE, SIDE_BY_SIDE // 2 - 1, -1)
     dividing = [size for size in sizes if num_seeds % size == 0]
-    return dividing[0] if dividing and backend.one_core_each() else num_seeds
+    return dividing[0] if dividing and backend.here().one_core_each else num_seeds
 
 
 def in_groups(
