@@ -4,11 +4,11 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 21_340,
-    "shell code": 9_760,
-    "experiments code": 4_900,
+    "library code": 22_110,
+    "shell code": 9_915,
+    "experiments code": 4_832,
     "shell import pairs": 310,
-    "functions above 70 lines of code": 14,
+    "functions above 70 lines of code": 13,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 1,
     "ppo's closure, files": 16,

@@ -13,9 +13,9 @@ from folders import arguments, write_place, write_rows
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.compilation import Memory
+from jaxrl_po.run.experiment import composition, models, plan, policies
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.experiment import language as script
-from jaxrl_po.run.experiment import models, plan, policies
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store.metrics import read
@@ -110,7 +110,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     # A sentence fits, and the answer of one word does not set the budget.
     *_, records = asked("--problem.max_new_tokens=0")
     base = models.read_base(str(place / "model"), records["model"])
-    settings = script.problem_settings(records, models.make_task(records, base), base)
+    settings = composition.problem_settings(records, models.make_task(records, base), base)
     assert settings.max_new_tokens == 64
     for flag, message in (
         (
@@ -255,7 +255,7 @@ BAD_FLAGS = {
     "--task.template_arguments={": "--task.template_arguments must be JSON, got '{'",
     '--task.template_arguments={"a":1}': "--task.template_arguments has no effect unless",
     "--critic.width=8": "--critic.width is not a flag",
-    "--reward=maths": "--reward=maths must be verifier, model, math, or .*did you mean math",
+    "--reward=maths": "--reward=maths must be verifier, model, math, .*or .*did you mean math",
 }
 
 

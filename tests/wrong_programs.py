@@ -171,7 +171,7 @@ WRONG = [
         "language.transformer",
         "return model.clone(target=target) if target and isinstance(model, Transformer) else model",
         "return model",
-        ("test_kernels.py::test_many_rows_few_blocks_and_accelerators_keep_the_parameters",),
+        ("test_kernels.py::test_many_rows_and_accelerators_keep_the_parameters",),
     ),
     Wrong(
         "a rollout is unrolled as on a CPU, whatever its target",

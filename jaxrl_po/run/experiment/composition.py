@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_po import language
-from jaxrl_po.algorithms import reference
+from jaxrl_po.algorithms import dapo, reference
 from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
 from jaxrl_po.language import demonstrations, lora
-from jaxrl_po.language.dialogue import Dialogue
+from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.language.transformer import Transformer
@@ -17,6 +17,27 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import methods, models
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree
+
+SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
+
+
+def problem_settings(
+    records: Mapping[str, Any], task: AnyTask, base: models.Base | None = None
+) -> Any:
+    """`--problem.*`, with a token budget for the longest answer.
+
+    A pretrained model answers in sentences, and soft overlong punishment needs room.
+    """
+    settings, method = records["problem"], records["config"]
+    if settings.max_new_tokens or isinstance(task, Dialogue) or records[""].environment:
+        return settings
+    budget = task.answer_length
+    if base is not None:
+        room = base.text.context - task.prompt_length if base.text.context else SENTENCE
+        budget = max(budget, min(SENTENCE, room))
+    if isinstance(method, dapo.Config) and method.soft_overlong:
+        budget = language.rewards.budget_with_room(budget)
+    return dataclasses.replace(settings, max_new_tokens=budget)
 
 
 class Composition(NamedTuple):

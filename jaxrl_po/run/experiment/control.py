@@ -3,20 +3,19 @@
 import dataclasses
 import functools
 import json
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_po import config, control, losses
 from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
+from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags, methods, suites, user_code
 from jaxrl_po.run.experiment.assembly import Script
@@ -264,7 +263,7 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
     env = make_env(options.env, options.env_params)
     problem = way.build(env, settings, network, axis_name=axis_name, **own)
     if options.demonstrations:
-        steps = read_demonstrations(options.demonstrations, control.adapt(env).spaces)
+        steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
         if options.sampling not in ("auto", "path") or settings.normalize_observations:
             raise UsageError(
                 "--sampling must be path and --problem.normalize_observations off with "
@@ -272,40 +271,6 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
             )
         problem = control.demonstrated(problem, *steps, num_steps=settings.num_steps)
     return Built(problem, control.adapt(env).spaces, env, None)
-
-
-def read_demonstrations(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:
-    """Observations and actions `[N, …]` of recorded episodes.
-
-    Raises:
-      UsageError: the file cannot be read, lacks an array, or is of another environment.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = [stored["observation"], stored["action"]]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UsageError(
-            f"--demonstrations={path} must be an .npz file with observation and action: {error}"
-        ) from None
-    if len(arrays[0]) != len(arrays[1]) or not len(arrays[0]):
-        raise UsageError(f"--demonstrations={path} must have an action for each observation")
-    found = []
-    for name, array, wanted in zip(
-        ("observation", "action"), arrays, (spaces.observation, spaces.action), strict=True
-    ):
-        shape = getattr(wanted, "shape", None)
-        if shape is None or array.shape[1:] != shape or not np.isfinite(array).all():
-            raise UsageError(
-                f"--demonstrations={path}: {name} must be finite and have the shape "
-                f"{[len(array), *(shape or ())]}, got {list(array.shape)}; structured observations "
-                "are not supported"
-            )
-        found.append(jnp.asarray(array, wanted.dtype))
-    if spaces.num_actions and not (found[1].min() >= 0 and found[1].max() < spaces.num_actions):
-        raise UsageError(
-            f"--demonstrations={path}: action must lie in [0, {spaces.num_actions - 1}]"
-        )
-    return found[0], found[1]
 
 
 def steps(records: Mapping[str, Any]) -> int:

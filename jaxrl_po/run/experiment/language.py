@@ -1,12 +1,11 @@
 """Trains a transformer on a task: `jaxrl-po language --task=addition --out=runs/addition`."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_po import config, language
-from jaxrl_po.algorithms import dapo, reference
+from jaxrl_po.algorithms import reference
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, number, static
 from jaxrl_po.language import demonstrations
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
@@ -34,8 +33,6 @@ from jaxrl_po.run.experiment.tasks import TASKS
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host.dialogues import setup as conversations
 from jaxrl_po.run.loop import programs, supervised
-
-SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
 
 @config.record
@@ -126,30 +123,11 @@ class Options(RunOptions):
             )
 
 
-def problem_settings(
-    records: Mapping[str, Any], task: AnyTask, base: models.Base | None = None
-) -> Any:
-    """`--problem.*`, with a token budget for the longest answer.
-
-    A pretrained model answers in sentences, and soft overlong punishment needs room.
-    """
-    settings, method = records["problem"], records["config"]
-    if settings.max_new_tokens or isinstance(task, Dialogue) or records[""].environment:
-        return settings
-    budget = task.answer_length
-    if base is not None:
-        room = base.text.context - task.prompt_length if base.text.context else SENTENCE
-        budget = max(budget, min(SENTENCE, room))
-    if isinstance(method, dapo.Config) and method.soft_overlong:
-        budget = language.rewards.budget_with_room(budget)
-    return dataclasses.replace(settings, max_new_tokens=budget)
-
-
 def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> assembly.Setup:
     """The setup: the method on the task, with a policy and, if it needs one, a critic."""
     options = records[""]
     start = models.start(SCRIPT, records, answers=rewarding.needs_answers(options))
-    task, settings = start.task, problem_settings(records, start.task, start.base)
+    task, settings = start.task, composition.problem_settings(records, start.task, start.base)
     rewarded = rewarding.host_score(records, task, placement)
     hosted = None
     if options.environment:
@@ -286,7 +264,9 @@ def require_room(records: Mapping[str, Any], start: models.Start) -> None:
         if records["warm_start"].steps:
             raise UsageError("--warm_start.steps needs prompts with answers")
     context = start.base.text.context if start.base else 0
-    budget = problem_settings(records, task, start.base).max_new_tokens or task.answer_length
+    budget = (
+        composition.problem_settings(records, task, start.base).max_new_tokens or task.answer_length
+    )
     longest = task.longest(budget) if isinstance(task, Dialogue) else budget
     whole = task.prompt_length + longest
     if 0 < context < whole:

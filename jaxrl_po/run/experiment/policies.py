@@ -18,7 +18,7 @@ from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.experiment import control, earlier, flags, models
+from jaxrl_po.run.experiment import composition, control, earlier, flags, models
 from jaxrl_po.run.experiment import language as language_command
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.types import ActorCritic, TrainState
@@ -143,7 +143,7 @@ def _generate(records: dict[str, Any], state: TrainState) -> Callable[..., list[
     model = records["model"].build(task.tokenizer.size) if base is None else base.model
     if records["lora"].rank:
         model = model.clone(lora=records["lora"].lora)
-    settings = language_command.problem_settings(records, task, base)
+    settings = composition.problem_settings(records, task, base)
     budget = settings.max_new_tokens or task.answer_length
 
     @jax.jit
