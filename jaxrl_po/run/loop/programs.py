@@ -114,6 +114,7 @@ class Job:
       score: the evaluated quantity that selects the best checkpoint by its highest mean over seeds;
         empty for none.
       examples: shown at each evaluation, or None.
+      compile_chunk: another kind of chunk than the three of this file; None for these.
       explain: rows of examples to lines that are shown where the score of every seed is 0 before
         training; None for no lines.
       where: the placement on devices, in words.
@@ -142,6 +143,7 @@ class Job:
     given: PyTree = None
     judge: Callable[[PyTree], dict[str, Any]] | None = None
     explain: Callable[[list[Row]], list[str]] | None = None
+    compile_chunk: "CompileChunk | None" = None
 
     @property
     def start(self) -> PyTree:
@@ -208,6 +210,8 @@ def _with_reward(batch: Batch) -> Batch:
 Chunk = Callable[
     [TrainState, Any, Callable[[str], None], threading.Event], tuple[TrainState, Metrics, int]
 ]
+CompileChunk = Callable[[Job, TrainState, PyTree], tuple[Chunk, Memory]]
+"""`(job, like, placed)`: the shapes of the state, and its shardings before and after a chunk."""
 
 
 def compile_programs(job: Job) -> Programs:
@@ -217,7 +221,9 @@ def compile_programs(job: Job) -> Programs:
     # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
     like = with_shardings(shapes, placed)
-    if job.rollouts is not None:
+    if job.compile_chunk is not None:
+        chunk, memory_of_chunk = job.compile_chunk(job, like, placed)
+    elif job.rollouts is not None:
         chunk, memory_of_chunk = compile_with_rollouts(job, job.rollouts, like, placed)
     elif job.rewarded is not None:
         chunk, memory_of_chunk = compile_with_score(job, like, placed)
