@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 22_110,
-    "shell code": 9_915,
+    "library code": 22_116,
+    "shell code": 9_921,
     "experiments code": 4_832,
     "shell import pairs": 310,
     "functions above 70 lines of code": 13,
