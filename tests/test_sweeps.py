@@ -186,6 +186,15 @@ def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
         sweep.main([*SMALL, f"--out={tmp_path}", "--resume"])
 
 
+def test_an_overwritten_sweep_begins_anew(tmp_path, swept, programs_run):
+    """What another sweep left of its programs would be resumed."""
+    out = shutil.copytree(swept, tmp_path / "sweep")
+    (out / "programs" / "1" / "checkpoints").mkdir(parents=True)
+    assert sweep.main([*SMALL, *RANGES, f"--out={out}", "--overwrite"]) == 0
+    assert len(programs_run) == 2
+    assert not (out / "programs").exists()
+
+
 def test_what_is_best_can_be_given_and_saved(tmp_path, programs_run, monkeypatch, capsys):
     """Flags that depend on a swept one, and tuned flags that it makes ineffective."""
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")

@@ -394,4 +394,11 @@ WRONG = [
         "action=action[drawn - 1]",
         ("test_cloning.py::test_steps_are_drawn_with_their_actions_whatever_the_layout",),
     ),
+    Wrong(
+        "an overwritten sweep goes on with the programs of the one before",
+        "run.store.folder",
+        '"table.txt", "programs")',
+        '"table.txt")',
+        ("test_sweeps.py::test_an_overwritten_sweep_begins_anew",),
+    ),
 ]

@@ -25,7 +25,7 @@ ARTEFACTS = (
     *(CONFIG, "metrics.jsonl", "samples.jsonl", ".chunk.json", "summary.json", "curves.png"),
     *("checkpoints", "tensorboard", "wandb_id"),
     *("evaluation.json", "episode.gif"),  # written by `evaluate` and `render`
-    *("sweep.json", "sweep.png", "table.txt"),  # written by `sweep`
+    *("sweep.json", "sweep.png", "table.txt", "programs"),  # written by `sweep`
     *("arms", "verdict.json", "verdict.png"),  # written by `study`
 )
 LINKED = ("metrics.jsonl", "checkpoints", "checkpoints/latest", "checkpoints/best")
