@@ -75,7 +75,7 @@ def test_every_method_of_the_family_has_valid_flags(tmp_path, monkeypatch):
         raise AssertionError("compiled")
 
     monkeypatch.setattr("jaxrl_po.run.loop.programs.check", refuse)
-    for name in methods.ALGORITHMS:
+    for name in methods.WITH_CRITIC | methods.IN_GROUPS:
         with pytest.raises(AssertionError, match="compiled"):
             family.main([f"--methods={name}", f"--out={tmp_path / name}", "--total_steps=100000"])
 

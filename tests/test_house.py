@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 22_116,
-    "shell code": 9_921,
+    "library code": 22_136,
+    "shell code": 9_939,
     "experiments code": 4_832,
     "shell import pairs": 310,
     "functions above 70 lines of code": 13,

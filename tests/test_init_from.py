@@ -65,7 +65,7 @@ def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(
         UsageError,
         match=r"--init_from=.* must be the folder of a run of jaxrl-po language or of a "
-        r"pretrained model; it holds no config.json",
+        r"pretrained model, or a GGUF file; it holds no config.json",
     ):
         launch.language([*SMALL, f"--init_from={tmp_path}", f"--out={tmp_path / 'run'}"])
     (tmp_path / "config.json").write_text('{"mode": "llama"}')

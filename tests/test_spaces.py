@@ -15,6 +15,7 @@ from structured import NoneLegal, Structured, TwoChoices, problem_of
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
+from jaxrl_po.backend import here
 from jaxrl_po.cli import launch, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import networks
@@ -338,7 +339,7 @@ def test_bytes_are_an_image_by_their_bounds_and_axes(low, high, shape, scaled):
     torso = networks.Torso(hidden=(), observation_rank=len(shape))
     want = np.ones(np.prod(shape)) / (255 if scaled else 1)
     np.testing.assert_allclose(torso.apply({}, ones), want)
-    statistics = Statistics(normalize_observations=True, scale_rewards=False, discount=0.99)
+    statistics = Statistics(True, scale_rewards=False, discount=0.99, target=here())
     if scaled:
         with pytest.raises(ConfigError, match="normalize_observations must be off"):
             statistics.init(spaces.observation, 2)

@@ -289,7 +289,7 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
         (["--total_steps=1"], "--total_steps=1 must be 0 or at least 32"),
         (["--devices=99"], "--devices must be at most"),
         (["--critic=nowhere.py:A"], "there is no file"),
-        (["--draws=3"], "--draws=3 must be at least 1 with a flag that has a distribution"),
+        (["--draws=3"], "--draws=3 must be left out unless a flag has a distribution"),
         (["--config.gamma=uniform(0,1)"], "--draws=0 must be at least 1 with a flag that has"),
         (
             ["--draws=3", "--config.gamma=log_uniform(0,1)"],

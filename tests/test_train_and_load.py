@@ -145,7 +145,9 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"iterations": -1}, "iterations must lie in"),
+        ({"iterations": -1}, "iterations must be a whole number in"),
+        ({"iterations": 1.5}, "iterations must be a whole number in"),
+        ({"total_steps": 9}, "^total_steps is no argument of train with a learner: iterations"),
         ({"seeds": 0}, "seeds must lie in"),
         ({"log_every": -1}, "log_every must lie in"),
         ({"steps_per_iteration": 0}, "steps_per_iteration must lie in"),
@@ -306,6 +308,7 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
     ("keywords", "message"),
     [
         ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s is not a flag; did you mean seeds\?"),
+        ({"env": object()}, r"^env must be a number or text, such as file.py:Name for an object"),
         ({"seeds": 2.5}, r"^seeds must be an integer, got '2.5'"),
         ({"seeds": 0}, r"^seeds must lie in \[1, inf\) seeds, got 0"),
         ({"over": {"config.lr": 1.0}}, r"^config.lr is not a flag; did you mean config.learning_"),

@@ -88,7 +88,8 @@ def test_a_call_that_hangs_ends_though_nobody_can_kill_it():
     def hang(completions):
         time.sleep(60.0)
 
-    start = {"source": "own.py:hang", "timeout": 0.5 - scoring_worker.GRACE}
+    limit = 0.5 - scoring_worker.GRACE
+    start = {"source": "own.py:hang", "arguments": {}, "timeout": limit}
     process = workers.fork(lambda pipe: scoring_worker.serve(pipe, hang, start), [])
     assert process.receive() == {}
     process.send({"completions": [""]})

@@ -87,6 +87,8 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
             "env must be the environment alone; gymnax.make returns it with its parameters: pass "
             "gymnax.make(name)[0]"
         )
+    if isinstance(env, type):
+        raise ConfigError(f"env must be an environment, got a class: give {env.__name__}()")
     missing = [name for name in METHODS if not callable(getattr(env, name, None))]
     missing += [] if hasattr(env, "default_params") else ["default_params"]
     if missing:

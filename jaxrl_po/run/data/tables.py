@@ -44,7 +44,7 @@ class File(Wording):
     train: str = static(
         "",
         "JSONL file of prompts: each line has a prompt or messages, an answer and any further "
-        "columns",
+        "columns; for --algorithm=sft a prompt and a completion, messages, or a text",
     )
     test: str = static(
         "", "file of prompts for jaxrl-po evaluate; empty to hold out more of the train file"

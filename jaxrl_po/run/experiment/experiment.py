@@ -1,6 +1,7 @@
 """`Experiment`: what is to be run, as data."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
@@ -31,7 +32,7 @@ class Experiment:
 
     Example:
       >>> Experiment(env="Pendulum-v1", seeds=4, over={"config.gamma": 0.9}, out="runs/pendulum")
-      Experiment('control', env=Pendulum-v1, seeds=4, out=runs/pendulum, config.gamma=0.9)
+      Experiment('control', out=runs/pendulum, seeds=4, env=Pendulum-v1, config.gamma=0.9)
     """
 
     script: str
@@ -40,6 +41,12 @@ class Experiment:
     def __init__(self, *, over: Mapping[str, Any] = MappingProxyType({}), **flags_: Any):
         if {"env", "task"} <= flags_.keys():
             raise ConfigError("env must be left out beside task: an experiment has one of them")
+        for name, value in {**flags_, **over}.items():
+            if not isinstance(value, bool | int | float | str | list | tuple | os.PathLike):
+                raise ConfigError(
+                    f"{name} must be a number or text, such as file.py:Name for an object of your "
+                    f"own, got {type(value).__name__}; or give run.train a learner"
+                )
         own = {field.name for field in dataclasses.fields(language.Options)}
         shared = {field.name for field in dataclasses.fields(control.Options)}
         script = SCRIPTS["language" if flags_.keys() & own - shared else "control"]

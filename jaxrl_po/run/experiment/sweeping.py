@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, static
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
@@ -88,13 +88,16 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
       >>> rates = {"config.learning_rate": "log_uniform(1e-5, 1e-2)"}
       >>> sweep(Experiment(env="CartPole-v1", out="runs/a"), over=rates, draws=32)  # doctest: +SKIP
     """
+    if not isinstance(experiment, Experiment) or experiment.script != control.SCRIPT.name:
+        raise ConfigError("experiment must be an Experiment in control: run.Experiment(env=…)")
+    for name, values in over.items():
+        if not isinstance(values, str | list | tuple):
+            raise ConfigError(f"over: {name} must have a list of values or a text, got {values!r}")
     searched = {
         name: values if isinstance(values, str) else ",".join(map(flags.shown, values))
         for name, values in over.items()
     }
     with flags.as_arguments():
-        if experiment.script != control.SCRIPT.name:
-            raise UsageError("experiment must be one in control")
         return carry_out(flags.written({**experiment.settings, **options, **searched}))
 
 
@@ -237,10 +240,12 @@ def refuse(options: Options, asked: Asked) -> None:
             raise UsageError(
                 f"--{name} must be left out: a sweep has --evaluations, and keeps whole runs"
             )
-    if bool(options.draws) != bool(asked.drawn):
+    if asked.drawn and not options.draws:
+        raise UsageError("--draws=0 must be at least 1 with a flag that has a distribution")
+    if options.draws and not asked.drawn:
         raise UsageError(
-            f"--draws={options.draws} must be at least 1 with a flag that has a distribution, "
-            "such as --config.learning_rate=log_uniform(1e-5,1e-2), and left out without one"
+            f"--draws={options.draws} must be left out unless a flag has a distribution: "
+            "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(low,high) or choice(a,b,c)"
         )
     if not options.total_steps:
         raise UsageError("--total_steps=0 must be at least the steps of an iteration in a sweep")

@@ -1,6 +1,7 @@
 """`train` and `resume`: experiments, and learners of one's own with all that commands have."""
 
 import contextlib
+import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -120,6 +121,11 @@ def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Traine
     """
     with flags.as_arguments():
         if not isinstance(what, Experiment):
+            known = inspect.signature(plan_of).parameters
+            for name in options.keys() - known.keys():
+                raise ConfigError(
+                    f"{name} is no argument of train with a learner: {', '.join(list(known)[1:])}"
+                )
             return carry_out(plan_of(what, *arguments, **options))
         if arguments or options:
             raise ConfigError(
@@ -176,8 +182,8 @@ def plan_of(
     eval_every: int = 5,
 ) -> Plan:
     """The plan of a learner of one's own; see `train`."""
-    if iterations not in NON_NEGATIVE:
-        raise ConfigError(f"iterations must lie in {NON_NEGATIVE}, got {iterations}")
+    if not isinstance(iterations, int) or iterations not in NON_NEGATIVE:
+        raise ConfigError(f"iterations must be a whole number in {NON_NEGATIVE}, got {iterations}")
     if steps_per_iteration not in COUNT:
         raise ConfigError(f"steps_per_iteration must lie in {COUNT}, got {steps_per_iteration}")
     if score and evaluate is None:
