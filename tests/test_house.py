@@ -4,10 +4,10 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 22_136,
-    "shell code": 9_939,
+    "library code": 22_184,
+    "shell code": 9_987,
     "experiments code": 4_832,
-    "shell import pairs": 310,
+    "shell import pairs": 311,
     "functions above 70 lines of code": 13,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 1,

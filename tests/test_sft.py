@@ -12,9 +12,10 @@ from folders import arguments, write_place, write_rows
 
 from jaxrl_po.algorithms import sft
 from jaxrl_po.cli import evaluate, launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer, demonstrations, warm_start
 from jaxrl_po.language.tasks import addition
-from jaxrl_po.run.data import prompts
+from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, plan
 from jaxrl_po.run.experiment.flags import UsageError
@@ -91,6 +92,18 @@ def test_rows_demonstrate_answers(columns, found):
     assert [row.columns for row in prompts.Row(columns, "row").demonstrations()] == found
 
 
+def test_conversations_that_begin_alike_are_held_out_by_what_differs():
+    said = [
+        {"messages": [*CHAT[:2], {"role": "user", "content": f"{i}"}, CHAT[3]]} for i in range(40)
+    ]
+    parts = prompts.split([prompts.Row(row, "row") for row in said], 0.2, 2, whole=True)
+    found = [{row.identity(True) for row in part} for part in tables.demonstrated(parts)]
+    assert len(set.union(*found)) == 41  # each last answer, and the first once
+    assert sum(map(len, found)) == 41
+    with pytest.raises(ConfigError, match=r"^row: all that is held out is trained on as well"):
+        tables.demonstrated([parts[0], parts[0][:1]])
+
+
 def read_task(tmp_path, rows, *flags):
     train = write_rows(tmp_path / "rows.jsonl", rows)
     given = arguments(tmp_path, tmp_path / "run", train, *flags, "--algorithm=sft")
@@ -128,6 +141,7 @@ def test_bad_rows_are_named(tmp_path, row, message):
         (["--reward=math"], r"^--reward has no effect unless the method samples completions"),
         (["--eval_samples=2"], r"^--eval_samples has no effect unless the method samples"),
         (["--warm_start.steps=2"], r"^--warm_start.steps is not a flag"),
+        (["--environment=a.py:A"], r"^--environment must be left out with algorithm=sft"),
         (["--task=mastermind"], r"^--task=mastermind must be no dialogue with --algorithm=sft"),
     ],
 )

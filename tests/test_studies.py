@@ -340,6 +340,13 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, small):
             "language.SCRIPT",
         ),
         (fine._replace(script=control.SCRIPT), "what is tuned for"),
+        (
+            fine._replace(
+                flags={"total_steps": 5120},
+                arms={"a": Arm({}, "problem.num_prompts", (8, 16)), "b": fine.arms["b"]},
+            ),
+            "problem.num_prompts cannot be tuned: only a number of --config",
+        ),
         (fine._replace(flags={"total_steps": 1024}), "10 evaluations must divide"),
         (fine._replace(flags={"total_steps": 5120}, warm_start={"warm_star": 1}), "warm_star"),
     ):

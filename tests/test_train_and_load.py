@@ -146,6 +146,7 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ({"iterations": -1}, "iterations must be a whole number in"),
+        ({"resume": True}, "^out must name the folder of a run"),
         ({"iterations": 1.5}, "iterations must be a whole number in"),
         ({"total_steps": 9}, "^total_steps is no argument of train with a learner: iterations"),
         ({"seeds": 0}, "seeds must lie in"),

@@ -28,7 +28,7 @@ from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET, Panel, Series
 from jaxrl_po.run.store import folder, metrics
 
-SCORES = ("greedy_return", "greedy_accuracy")
+SCORES = ("greedy_return", "greedy_accuracy", "held_out_log_prob")
 BAND: dict[str, Any] = {"linewidth": 6, "alpha": 0.35}
 UNITS = {"control": "environment steps", "language": "completions"}
 

@@ -23,7 +23,16 @@ from jaxrl_po.run.data.rewarding import VERIFIER
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import control, flags, language, methods, plan, user_code, vmapped
+from jaxrl_po.run.experiment import (
+    control,
+    flags,
+    language,
+    methods,
+    plan,
+    search,
+    user_code,
+    vmapped,
+)
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.vmapped import Curves
 from jaxrl_po.run.figures import plotting
@@ -109,6 +118,12 @@ def require_learner(claim: Claim, setting: str, arm: Arm) -> None:
         reward = getattr(options, "reward", VERIFIER)
         if getattr(options, "environment", "") or reward != VERIFIER:
             raise UsageError("--claim: reward and environment of a study must be in its program")
+    each = [settled(claim, setting, arm, value, [])[0] for value in arm.values]
+    if len(set(map(search.static_part, each))) > 1:
+        raise UsageError(
+            f"--claim: {arm.tuned} cannot be tuned: only a number of --config.* can, which "
+            "needs no program of its own"
+        )
 
 
 def settled(

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         )
         return 0
     try:
-        swept = sweeping.carry_out(argv)
+        swept = sweeping.carry_out(argv, leave_early=True)
     except training.FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -3,11 +3,13 @@
 They run in the worker process of `scoring`, so this imports only what that needs.
 """
 
+import decimal
 import re
 from collections.abc import Sequence
 from typing import Any
 
-NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
+# A minus between numbers or words is none of theirs.
+NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)")
 
 
 def same(found: str, answer: str) -> bool:
@@ -19,7 +21,7 @@ def same(found: str, answer: str) -> bool:
     """
     pair = found.strip(), answer.strip()
     if all(NUMBER.fullmatch(each) for each in pair):
-        a, b = (float(each.replace(",", "")) for each in pair)
+        a, b = (decimal.Decimal(each.replace(",", "")) for each in pair)
         return a == b
     return pair[0] == pair[1]
 

@@ -19,11 +19,11 @@ def read(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = [stored["observation"], stored["action"]]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UsageError(
             f"--demonstrations={path} must be an .npz file with observation and action: {error}"
         ) from None
-    if len(arrays[0]) != len(arrays[1]) or not len(arrays[0]):
+    if not all(map(np.ndim, arrays)) or len(arrays[0]) != len(arrays[1]) or not len(arrays[0]):
         raise UsageError(f"--demonstrations={path} must have an action for each observation")
     found = []
     for name, array, wanted in zip(
@@ -36,6 +36,8 @@ def read(path: str, spaces: control.Spaces) -> tuple[jax.Array, jax.Array]:
                 f"{[len(array), *(shape or ())]}, got {list(array.shape)}; structured observations "
                 "are not supported"
             )
+        if np.issubdtype(wanted.dtype, np.integer) and (array % 1).any():
+            raise UsageError(f"--demonstrations={path}: {name} must be whole numbers")
         found.append(jnp.asarray(array, wanted.dtype))
     if spaces.num_actions and not (found[1].min() >= 0 and found[1].max() < spaces.num_actions):
         raise UsageError(

@@ -115,7 +115,7 @@ def from_file(
     parts = read_rows(train, test, test_fraction, answers=answers, whole=whole, texts=supervised)
     try:
         if supervised:
-            parts = [[each for row in part for each in row.demonstrations()] for part in parts]
+            parts = demonstrated(parts)
         (rows, validation, held_out), text = worded(parts, text, **wording)
         return prompts.make_task(
             train,
@@ -131,6 +131,24 @@ def from_file(
         # It begins with the place of the row.
         side = "test" if test and str(error).startswith(test) else "train"
         raise UsageError(f"--task.{side}: {error}") from None
+
+
+def demonstrated(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Row]]:
+    """What the rows of each part demonstrate; no part has what an earlier one has.
+
+    Conversations that differ may begin alike.
+
+    Raises:
+      ConfigError: nothing is left to hold out.
+    """
+    found, seen = list[list[prompts.Row]](), set[str]()
+    for part in parts:
+        shown = [each for row in part for each in row.demonstrations()]
+        found.append([each for each in shown if each.identity(True) not in seen])
+        seen |= {each.identity(True) for each in shown}
+        if part and not found[-1]:
+            raise ConfigError(f"{part[0].place}: all that is held out is trained on as well")
+    return found
 
 
 def worded(

@@ -346,7 +346,12 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             'used, and where needed, not in each step (--env_params={"reset_interval": 1})',
         )
     return assembly.Setup(
-        learner, greedy(evaluate), score="greedy_return", notes=notes, learner_of=learner_of
+        learner,
+        greedy(evaluate),
+        score="greedy_return",
+        notes=notes,
+        learner_of=learner_of,
+        prompts=user_code.digest(options.demonstrations) if options.demonstrations else "",
     )
 
 

@@ -11,7 +11,7 @@ import jax
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, methods, plan, user_code
+from jaxrl_po.run.experiment import assembly, flags, methods, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.user_code import UserCodeError
@@ -92,7 +92,9 @@ def state(
         user's own that is gone.
     """
     options = records[""]
-    for file in user_code.files(vars(options)):
+    settings = flags.flatten(records)
+    data = [Path(settings[name]) for name in user_code.DATA if settings.get(name)]
+    for file in [*user_code.files(vars(options)), *data]:
         if not file.is_file():
             raise UsageError(
                 f"--{flag}={run} was made with {file}, which must be there again, "

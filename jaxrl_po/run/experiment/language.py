@@ -107,6 +107,10 @@ class Options(RunOptions):
         super().validate()
         if not self.environment:
             return
+        if self.algorithm in methods.SUPERVISED:
+            raise ConfigError(
+                f"environment must be left out with algorithm={self.algorithm}, which samples none"
+            )
         for name, wanted, why in (
             ("distributed", False, "environments run in one process"),
             ("task", "file", "its prompts come from a file"),
@@ -235,7 +239,7 @@ def demonstrated(options: Options, task: AnyTask) -> language.Task:
         raise UsageError(
             f"--task={options.task} must be no dialogue with --algorithm={options.algorithm}"
         )
-    for name in ("reward", "eval_samples", "environment"):
+    for name in ("reward", "eval_samples"):
         config.require_effect(options, name, False, "the method samples completions")
     return task
 

@@ -101,8 +101,13 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
         return carry_out(flags.written({**experiment.settings, **options, **searched}))
 
 
-def carry_out(argv: Sequence[str]) -> Swept:
+def carry_out(argv: Sequence[str], *, leave_early: bool = False) -> Swept:
     """Carries out the sweep of a command's arguments, or goes on with it.
+
+    Args:
+      argv: the arguments.
+      leave_early: end the process at a signal, as a command does; else it is a KeyboardInterrupt
+        after the iteration, saved.
 
     Raises:
       UsageError: before anything is trained or an earlier sweep is overwritten.
@@ -126,7 +131,7 @@ def carry_out(argv: Sequence[str]) -> Swept:
             check([records for _, records in group], options, given)
     with (
         folder.claim(options.out, overwrite=options.overwrite) as out,
-        interrupts.kept(out),
+        interrupts.kept(out, leave_early=leave_early),
         flags.blame(sections),
     ):
         lasting = {
@@ -140,9 +145,12 @@ def carry_out(argv: Sequence[str]) -> Swept:
             if any(combination not in [row["flags"] for row in rows] for combination, _ in group):
                 title = f"program {number} of {len(groups)}"
                 place = out / PROGRAMS / str(number)
-                result = interrupts.in_thread(
-                    run, [records for _, records in group], options, given, place, title
-                )
+                records_of = [records for _, records in group]
+                if leave_early:
+                    of_group = records_of, options, given, place, title
+                    result = interrupts.in_thread(run, *of_group)
+                else:
+                    result = run(records_of, options, given, place, title)
                 rows += [
                     {"flags": combination, **result, "scores": scores}
                     for (combination, _), scores in zip(group, result["scores"], strict=True)

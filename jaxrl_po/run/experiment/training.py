@@ -188,6 +188,8 @@ def plan_of(
         raise ConfigError(f"steps_per_iteration must lie in {COUNT}, got {steps_per_iteration}")
     if score and evaluate is None:
         raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
+    if (resume or overwrite) and not out:
+        raise ConfigError("out must name the folder of a run that is resumed or replaced")
     if processes.several():
         raise ConfigError("a learner is trained in one process; an Experiment has distributed=True")
     total = iterations * steps_per_iteration

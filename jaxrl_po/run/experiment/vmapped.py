@@ -49,6 +49,7 @@ def train(
       of each setting have the same random numbers.
 
     Raises:
+      KeyboardInterrupt: a signal ended it, saved.
       runner.NoAction, PoolError: see `runner.run`.
     """
     place.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,9 @@ def train(
     )
     total = iterations * steps_per_iteration
     with Progress(title, total, watch=[setup.score], num_seeds=runs) as progress:
-        runner.run(job, place, progress, resume=True)
+        outcome = runner.run(job, place, progress, resume=True)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
     rows = metrics.read(place / runner.METRICS)
     return [row for row in rows if row["iteration"] and setup.score in row]
 

@@ -61,11 +61,12 @@ def hear_signals(started: threading.Event, *, leave_early: bool) -> Iterator[thr
 
 
 @contextlib.contextmanager
-def kept(out: Path) -> Iterator[None]:
+def kept(out: Path, *, leave_early: bool = True) -> Iterator[None]:
     """Ends the process at a signal, whose status tells which, and says that it may be resumed.
 
     Args:
       out: its folder.
+      leave_early: end it; False leaves signals to what runs inside.
 
     Raises:
       RunError: one line on what cannot be written.
@@ -76,7 +77,7 @@ def kept(out: Path) -> Iterator[None]:
         _leave(128 + number)
 
     try:
-        with _handled(leave), streams.outlived():
+        with _handled(leave) if leave_early else contextlib.nullcontext(), streams.outlived():
             yield
     except OSError as error:
         then = f"continue with --out={out} --resume: what is done is kept"
