@@ -4,8 +4,8 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 22_184,
-    "shell code": 9_987,
+    "library code": 22_192,
+    "shell code": 9_995,
     "experiments code": 4_832,
     "shell import pairs": 311,
     "functions above 70 lines of code": 13,

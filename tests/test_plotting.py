@@ -157,6 +157,13 @@ def test_names_stand_as_they_are_whatever_a_matplotlibrc_asks_for(tmp_path, text
     assert "<use" in (tmp_path / "picture.svg").read_text()  # glyphs: `svg.fonttype` of ours
 
 
+def test_what_was_drawn_stands_on_an_axis_of_numbers(tmp_path, texts):
+    rows = [({"config.learning_rate": f"{1.3 * 10.0**-i:.4g}"}, [1.0, 2.0]) for i in range(1, 6)]
+    plotting.save_sweep(rows, "score", tmp_path / "picture.svg")
+    assert {"0.01", "0.001"} <= set(texts)
+    assert not any("$" in text for text in texts)
+
+
 def test_a_picture_that_cannot_be_drawn_is_one_line(tmp_path, capsys):
     with plotting.beside(tmp_path / "curves.png"):
         raise RuntimeError("no room\nfor it")

@@ -186,6 +186,12 @@ def save_sweep(
         columns = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for axes, name in zip(columns, names, strict=True):
             ticks = sorted({values.get(name, "") for values, _ in rows}, key=_as_number)
+            numbers = [_as_number(tick)[0] for tick in ticks]
+            drawn = len(ticks) == len(rows) > 4 and math.isfinite(max(numbers))
+            if drawn and min(numbers) > 0.0 and max(numbers) > 10.0 * min(numbers):
+                axes.set_xscale("log")
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.xaxis.set_minor_formatter("")
             # The best is drawn last, on top.
             for rank, (values, scores) in reversed(list(enumerate(rows))):
                 finite = np.asarray(scores, np.float64)
@@ -193,11 +199,13 @@ def save_sweep(
                 if not finite.size:
                     continue
                 colour = COLOURS[1] if rank == 0 else COLOURS[0]
-                x = ticks.index(values.get(name, "")) + 0.5 * (rank / max(len(rows) - 1, 1) - 0.5)
+                at = ticks.index(values.get(name, ""))
+                x = numbers[at] if drawn else at + 0.5 * (rank / max(len(rows) - 1, 1) - 0.5)
                 axes.vlines(x, finite.min(), finite.max(), color=colour, alpha=0.35, linewidth=1.2)
                 axes.plot(x, finite.mean(), "o", color=colour, markersize=5)
-            axes.set_xticks(range(len(ticks)), ticks)
-            if sum(map(len, ticks)) > 30:
+            if not drawn:
+                axes.set_xticks(range(len(ticks)), ticks)
+            if not drawn and sum(map(len, ticks)) > 30:
                 axes.tick_params(axis="x", labelrotation=20)
             axes.set_xlabel(name)
         columns[0].set_ylabel(y_label)
