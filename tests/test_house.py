@@ -4,11 +4,11 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 22_192,
-    "shell code": 9_995,
+    "library code": 22_199,
+    "shell code": 10_002,
     "experiments code": 4_832,
     "shell import pairs": 311,
-    "functions above 70 lines of code": 13,
+    "functions above 70 lines of code": 11,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 1,
     "ppo's closure, files": 16,

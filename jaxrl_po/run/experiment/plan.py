@@ -101,14 +101,7 @@ def prepare(
         if getattr(options, flag):
             extras.require(flag, package, flag)
     with flags.blame(sections):
-        placement = parallel.choose(
-            options.devices,
-            num_seeds=options.seeds,
-            num_rows=script.rows(records),
-            mesh=options.mesh,
-            shard_params=script.shards_params(options),
-            num_processes=options.num_processes if options.distributed else 1,
-        )
+        placement = _place(script, records)
         records, iterations = settle(script, records, settings if before else given)
         setup = script.build(records, ALGORITHMS[options.algorithm], placement)
         if placement.cuts_params and setup.axes is None:
@@ -150,6 +143,19 @@ def prepare(
         _notes(setup, job, options, tuned, changes),
         setup.initial,
         setup.rewarded,
+    )
+
+
+def _place(script: Script, records: Mapping[str, Any]) -> Placement:
+    """Where the run is computed."""
+    options = records[""]
+    return parallel.choose(
+        options.devices,
+        num_seeds=options.seeds,
+        num_rows=script.rows(records),
+        mesh=options.mesh,
+        shard_params=script.shards_params(options),
+        num_processes=options.num_processes if options.distributed else 1,
     )
 
 

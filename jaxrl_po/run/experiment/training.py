@@ -165,6 +165,26 @@ def join(options: Options) -> None:
         )
 
 
+def _earlier(options: Options, iterations: int) -> dict[str, Any]:
+    """The settings of the run of a learner that is resumed; empty for a new one.
+
+    Raises:
+      ConfigError, UsageError: it is another kind of run, or a longer one.
+    """
+    out = options.out
+    stored = folder.inspect(out, resume=options.resume, overwrite=options.overwrite) if out else {}
+    if stored.get("script", SCRIPT) != SCRIPT:
+        raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
+    provenance.require_readable(stored.get("resolved", {}), out)
+    least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
+    if iterations < least:
+        raise ConfigError(
+            f"iterations must be at least {least}, those of the run in out={out} that is "
+            f"resumed, got {iterations}: they may only grow"
+        )
+    return stored
+
+
 def plan_of(
     learner: Learner,
     iterations: int,
@@ -204,17 +224,8 @@ def plan_of(
         overwrite=overwrite,
     )
     config.check(options)
-    stored = folder.inspect(str(out), resume=resume, overwrite=overwrite) if out else {}
+    stored = _earlier(options, iterations)
     before = stored.get("resolved", {})
-    if stored.get("script", SCRIPT) != SCRIPT:
-        raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
-    provenance.require_readable(before, str(out))
-    least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
-    if iterations < least:
-        raise ConfigError(
-            f"iterations must be at least {least}, those of the run in out={out} that is "
-            f"resumed, got {iterations}: they may only grow"
-        )
     settings = {
         "seeds": seeds,
         "seed": seed,
