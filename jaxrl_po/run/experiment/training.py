@@ -172,6 +172,10 @@ def _earlier(options: Options, iterations: int) -> dict[str, Any]:
       ConfigError, UsageError: it is another kind of run, or a longer one.
     """
     out = options.out
+    if (options.resume or options.overwrite) and not out:
+        raise ConfigError("out must name the folder of a run that is resumed or replaced")
+    if processes.several():
+        raise ConfigError("a learner is trained in one process; an Experiment has distributed=True")
     stored = folder.inspect(out, resume=options.resume, overwrite=options.overwrite) if out else {}
     if stored.get("script", SCRIPT) != SCRIPT:
         raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
@@ -208,10 +212,6 @@ def plan_of(
         raise ConfigError(f"steps_per_iteration must lie in {COUNT}, got {steps_per_iteration}")
     if score and evaluate is None:
         raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
-    if (resume or overwrite) and not out:
-        raise ConfigError("out must name the folder of a run that is resumed or replaced")
-    if processes.several():
-        raise ConfigError("a learner is trained in one process; an Experiment has distributed=True")
     total = iterations * steps_per_iteration
     options = Options(
         seeds=seeds,
