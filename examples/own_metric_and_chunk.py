@@ -1,4 +1,4 @@
-"""A metric and a kind of chunk of one's own, in one file.
+"""A custom metric, and a custom way to run the iterations between two lines of metrics.
 
 `python examples/own_metric_and_chunk.py runs/own` trains PPO on CartPole-v1 with both.
 """

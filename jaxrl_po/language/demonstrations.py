@@ -11,12 +11,12 @@ from jaxrl_po.config import COUNT, ConfigError, check, record, static
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.mismatch import Sampler
-from jaxrl_po.language.networks import SAMPLER, Sequences, make_networks, prompt_keys
+from jaxrl_po.language.networks import SAMPLER, Sequences, make_networks, prompt_keys, shorten_after
 from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.unembedding import next_tokens
 from jaxrl_po.language.warm_start import answered, drawn
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, Samples
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
 AT_A_TIME = 16  # rows of an evaluation, to bound memory
 
@@ -113,17 +113,12 @@ def make_problem(
             metrics={"answer_length": masked.total(mask.sum(axis=1))},
         )
 
-    def shorten(samples: Samples, steps: int) -> Samples:
-        tokens = samples.inputs.tokens[:, : task.prompt_length + steps]
-        cut = jax.tree.map(lambda x: x[:, :steps], samples._replace(inputs=None))
-        return cut._replace(inputs=samples.inputs._replace(tokens=tokens))
-
     return Problem(
         networks.init,
         collect,
         networks.apply,
         lambda samples: samples,
-        shorten=shorten,
+        shorten=shorten_after(task.prompt_length),
         target=target,
     )
 

@@ -17,7 +17,7 @@ from jaxrl_po.language.tasks.types import DATA, Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
-from jaxrl_po.types import ActorCritic, CollectorState, PyTree
+from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples, Shorten
 
 AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
 
@@ -198,6 +198,17 @@ def make_networks(
     deep = isinstance(model, Transformer) and model.scanned
     shares = deep and critic is None and group_size > 1
     return Networks(init, apply, value, old_log_prob == SAMPLER, grouped if shares else None)
+
+
+def shorten_after(prompt_length: int) -> Shorten:
+    """`Problem.shorten` of rows of `Sequences` whose prompts have L tokens, padding included."""
+
+    def shorten(samples: Samples, steps: int) -> Samples:
+        tokens = samples.inputs.tokens[:, : prompt_length + steps]
+        cut = jax.tree.map(lambda x: x[:, :steps], samples._replace(inputs=None))
+        return cut._replace(inputs=samples.inputs._replace(tokens=tokens))
+
+    return shorten
 
 
 def prompt_keys(collector: CollectorState, key: jax.Array) -> jax.Array:

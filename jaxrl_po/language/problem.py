@@ -33,6 +33,7 @@ from jaxrl_po.language.networks import (
     Sequences,
     make_networks,
     prompt_keys,
+    shorten_after,
 )
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task, finite
@@ -266,11 +267,6 @@ def make_problem(
         process_reward=process_reward,
     )
 
-    def shorten(samples: Samples, steps: int) -> Samples:
-        tokens = samples.inputs.tokens[:, : task.prompt_length + steps]
-        cut = jax.tree.map(lambda x: x[:, :steps], samples._replace(inputs=None))
-        return cut._replace(inputs=samples.inputs._replace(tokens=tokens))
-
     return Problem(
         networks.init,
         collect,
@@ -278,7 +274,7 @@ def make_problem(
         rows,
         _drawn_from(task, prompt_set).strata,
         exact_sampler=networks.exact_sampler,
-        shorten=shorten if budget >= CUT else None,
+        shorten=shorten_after(task.prompt_length) if budget >= CUT else None,
         grouped=networks.grouped,
         staleness=sampler.staleness,
         target=target,
