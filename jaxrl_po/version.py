@@ -1,3 +1,4 @@
-"""The version, kept apart so that packaging need not import JAX."""
+"""The version and the format of runs, kept apart so that packaging need not import JAX."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
+FORMATS = (1,)  # of config.json and of checkpoints: all that are read; the last is written

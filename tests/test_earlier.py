@@ -122,7 +122,7 @@ def fake_run(folder, scores, score="greedy_return", **settings):
     """Two lines of as many seeds; the second is final."""
     folder.mkdir(parents=True)
     place = {} if "task" in settings else {"script": "control", "env": "CartPole-v1"}
-    (folder / "config.json").write_text(json.dumps(place | settings))
+    (folder / "config.json").write_text(json.dumps({"format": 1} | place | settings))
     zeros = [0.0] * len(scores)
     lines = [
         {"iteration": i, "step": 10 * i, score: x, "entropy": zeros}
@@ -320,6 +320,7 @@ def page(tmp_path):
         fake_run(tmp_path / name, scores) for name, scores in (("a", [1.0, 2.0]), ("b", [2.0, 2.5]))
     ]
     settings = {
+        "format": 1,
         "script": "control",
         "env": "CartPole-v1",
         "algorithm": "a2c",

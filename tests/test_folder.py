@@ -42,7 +42,7 @@ def test_a_folder_that_was_only_claimed_is_free(tmp_path):
 @pytest.fixture
 def begun(tmp_path):
     """What an interrupt leaves while the programs compile."""
-    folder.write_json(tmp_path / "config.json", {"script": "control", "seed": 3})
+    folder.write_settings(tmp_path, {"script": "control", "seed": 3})
     (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
     (tmp_path / "metrics.jsonl").write_text('{"iterat')
     (tmp_path / "wandb_id").write_text("1")
@@ -51,7 +51,7 @@ def begun(tmp_path):
 
 def test_a_run_that_was_only_begun_does_not_block_the_same_command(begun):
     assert inspect(begun) == {}
-    assert inspect(begun, resume=True) == {"script": "control", "seed": 3}
+    assert inspect(begun, resume=True) == {"format": 1, "script": "control", "seed": 3}
 
 
 def empty_mount(out):

@@ -3,7 +3,6 @@
 Equality to the bit is in `test_faults` and `test_kills`.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -12,9 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from tiny import CONTROL
 
-from jaxrl_po.cli import launch
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import provenance
 from jaxrl_po.version import __version__
@@ -196,14 +193,3 @@ def test_xla_hears_it(tmp_path):
     options = [path.read_text() for path in dump.glob("*debug_options")]
     assert options
     assert all("xla_gpu_deterministic_ops: true" in text for text in options)
-
-
-@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
-def test_a_run_of_an_earlier_version_is_refused_before_anything_is_written(
-    tmp_path, no_compilation, version
-):
-    config = {"script": "control", "resolved": {"versions": {"jaxrl_po": version}}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match=rf"--out=\S+ is of jaxrl_po {version}.*--init_from"):
-        launch.control([*CONTROL, f"--out={tmp_path}", "--resume"])
-    assert json.loads((tmp_path / "config.json").read_text()) == config

@@ -276,7 +276,7 @@ def test_bad_input_is_one_line_that_names_the_flag(script, run, tmp_path, argume
     (tmp_path / "folder.gif").mkdir()
     (tmp_path / "file").touch()
     contents = {
-        "language": json.dumps({"script": "language"}),
+        "language": json.dumps({"format": 1, "script": "language"}),
         "damaged": "{",
         "other": json.dumps(stored | {"algorithm": "vpg"}),
         "wider": json.dumps(stored | {"network.width": 16}),

@@ -175,7 +175,7 @@ def test_a_resumed_sweep_names_the_flags_that_differ(tmp_path, swept, arguments,
 
 
 @pytest.mark.parametrize(
-    "stored", ['{"script": "control", "seeds": 2}', '{"script": "sweep", "argv": []}']
+    "stored", ['{"format": 1, "script": "control"}', '{"format": 1, "script": "sweep"}']
 )
 def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
     (tmp_path / "config.json").write_text(stored)

@@ -297,7 +297,7 @@ def carry_out(claim: Claim, options: Options) -> int:
         folder.claim(options.out, overwrite=options.overwrite) as out,
         interrupts.kept(out),
     ):
-        folder.write_json(out / folder.CONFIG, said)
+        folder.write_settings(out, said)
         results = interrupts.in_thread(run, claim, out, options.devices)
         outcomes = claims.judge(claim, results)
         text = claims.table(claim, results, outcomes)

@@ -213,7 +213,7 @@ def stored(script: Script, options: Options) -> dict[str, Any]:
     """The settings of the run that is resumed; empty for a new one.
 
     Raises:
-      UsageError: the folder cannot be used, or holds a run of another script or a later version.
+      UsageError: the folder cannot be used, or holds a run of another script or format.
     """
     found = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     if found.get("script", script.name) != script.name:
@@ -221,7 +221,6 @@ def stored(script: Script, options: Options) -> dict[str, Any]:
             f"--resume: --out={options.out} holds a run of jaxrl-po {found['script']}, not "
             f"of jaxrl-po {script.name}"
         )
-    provenance.require_readable(found.get("resolved", {}), options.out)
     return found | user_code.absolute(found)
 
 

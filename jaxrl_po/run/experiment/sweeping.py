@@ -139,7 +139,7 @@ def carry_out(argv: Sequence[str], *, leave_early: bool = False) -> Swept:
         }
         said = {"script": "sweep", **asked._replace(flags=lasting)._asdict()}
         code = {user_code.DIGESTS: user_code.digests(lasting)}
-        folder.write_json(out / folder.CONFIG, said | {"resolved": code})
+        folder.write_settings(out, said | {"resolved": code})
         rows = done(out / "sweep.json") if options.resume else []
         for number, group in enumerate(groups.values(), 1):
             if any(combination not in [row["flags"] for row in rows] for combination, _ in group):

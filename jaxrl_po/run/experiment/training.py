@@ -179,7 +179,6 @@ def _earlier(options: Options, iterations: int) -> dict[str, Any]:
     stored = folder.inspect(out, resume=options.resume, overwrite=options.overwrite) if out else {}
     if stored.get("script", SCRIPT) != SCRIPT:
         raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
-    provenance.require_readable(stored.get("resolved", {}), out)
     least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
     if iterations < least:
         raise ConfigError(
@@ -332,7 +331,7 @@ def carry_out(plan: Plan, *, leave_early: bool = False) -> Trained:
                 stack.enter_context(contextlib.closing(plan.job.rollouts))
             out = stack.enter_context(_place(plan))
             if processes.is_writer():
-                folder.write_json(out / folder.CONFIG, plan.settings)
+                folder.write_settings(out, plan.settings)
         progress = Progress(
             plan.title,
             plan.job.iterations * plan.job.steps_per_iteration,

@@ -1,9 +1,10 @@
 """Checkpoints of a training state: written atomically in the background, verified when read.
 
-A thin layer over orbax. A state is stored as a dict from the path of each leaf to a host array.
-Typed PRNG keys are stored as their raw words; arrays of size zero, which orbax refuses, are not
-stored but rebuilt when the state is loaded. Checksums of the files are written last: a checkpoint
-without them is unfinished; one that does not match them is damaged and never handed to orbax.
+A thin layer over orbax. A state is stored as a dict from the path of each leaf to a host array, and
+the number of the format beside them. Typed PRNG keys are stored as their raw words; arrays of size
+zero, which orbax refuses, are not stored but rebuilt when the state is loaded. Checksums of the
+files are written last: a checkpoint without them is unfinished; one that does not match them is
+damaged and never handed to orbax.
 
 With several processes, all take part in saving, the first one writes, and all read. Arrays are
 stored with their global shapes, so a state can be loaded onto another number of devices and
@@ -29,9 +30,11 @@ from jaxrl_po.run.devices import processes
 from jaxrl_po.run.store import failures
 from jaxrl_po.run.store.metrics import write_atomically
 from jaxrl_po.types import PyTree
+from jaxrl_po.version import FORMATS
 
 CHECKSUMS = "checksums.json"
 ITEM = "default"  # the folder that orbax gives to a single item
+FORMAT = "format"  # beside the paths of leaves, which begin with a dot or a bracket
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -109,7 +112,8 @@ class Store:
             self._folder.stat()  # orbax would make one that was moved again
             if iteration in self._manager.all_steps():
                 self._manager.delete(iteration)
-            self._manager.save(iteration, args=ocp.args.StandardSave(arrays), force=True)
+            stored = {**arrays, FORMAT: np.int32(FORMATS[-1])}
+            self._manager.save(iteration, args=ocp.args.StandardSave(stored), force=True)
             write_atomically(step / CHECKSUMS, json.dumps(checksums(step / ITEM)))
             steps = self._steps()
             # Later steps are left over from before a resume at an earlier iteration.
@@ -169,8 +173,8 @@ class Store:
         return newest
 
     def read(self, iteration: int) -> Arrays:
-        """The stored arrays of one checkpoint, by leaf path."""
-        return dict(self._manager.restore(iteration, args=ocp.args.StandardRestore()))
+        """The stored arrays of one checkpoint, by leaf path; raises CheckpointError, see `peek`."""
+        return _restore(self._manager, iteration)
 
     def close(self) -> None:
         """Waits until everything is written."""
@@ -193,6 +197,13 @@ def _manager(folder: Path, *, read_only: bool) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(folder, options=options)
 
 
+def _restore(manager: ocp.CheckpointManager, iteration: int) -> Arrays:
+    arrays = dict(manager.restore(iteration, args=ocp.args.StandardRestore()))
+    if why := failures.unread(arrays.pop(FORMAT, None)):
+        raise CheckpointError(f"the checkpoint {why}")
+    return arrays
+
+
 def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
     """The newest intact checkpoint of a folder, which another process may be writing to.
 
@@ -206,7 +217,7 @@ def peek(folder: Path, like: PyTree) -> tuple[int, PyTree] | None:
       `(iteration, state)`, placed like `like`, or None if no checkpoint is intact.
 
     Raises:
-      CheckpointError: it holds other names, shapes or dtypes.
+      CheckpointError: it holds other names, shapes or dtypes, or is of another format.
     """
     found = _peek_arrays(folder)
     return None if found is None else (found[0], from_host(found[1], like))
@@ -226,7 +237,7 @@ def peek_policy(folder: Path, like: PyTree, *, seed_index: int) -> PyTree | None
       The parameters, or None if no checkpoint is intact.
 
     Raises:
-      CheckpointError: it holds other names, shapes or dtypes.
+      CheckpointError: it holds other names, shapes or dtypes, or is of another format.
     """
     found, policy = _peek_arrays(folder), ".params.policy"
     if found is None:
@@ -249,7 +260,7 @@ def _peek_arrays(folder: Path) -> tuple[int, Arrays] | None:
                 continue
             try:
                 with contextlib.closing(_manager(folder.absolute(), read_only=True)) as manager:
-                    arrays = dict(manager.restore(iteration, args=ocp.args.StandardRestore()))
+                    arrays = _restore(manager, iteration)
             except Exception:
                 if condition_of(step) == "intact":
                     raise

@@ -11,6 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from jaxrl_po.version import FORMATS, __version__
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -71,3 +73,14 @@ def _unless_of_a_loop(tell: Any, what: Any) -> None:
     closed = "Event loop is closed" in str(what.exc_value)
     if not closed and what.object is not asyncio.BaseEventLoop.__del__:
         tell(what)
+
+
+def unread(number: Any) -> str:
+    """Why a folder or a checkpoint with this format number is not read; empty where it is."""
+    if number in FORMATS:
+        return ""
+    reads = f"and jaxrl_po {__version__} reads {', '.join(map(str, FORMATS))}"
+    if number is None:
+        remedy = "begin the run anew, or use the version that wrote it"
+        return f"has no format number, as before version 0.4, {reads}; {remedy}"
+    return f"has format {number}, {reads}; install a later version"

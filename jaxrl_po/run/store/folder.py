@@ -16,8 +16,9 @@ from typing import Any
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.experiment.flags import RunError, UsageError, shown
-from jaxrl_po.run.store.failures import is_full, line, reason
+from jaxrl_po.run.store.failures import is_full, line, reason, unread
 from jaxrl_po.run.store.metrics import strict, write_atomically
+from jaxrl_po.version import FORMATS
 
 CONFIG = "config.json"
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -102,7 +103,7 @@ def _only_begun(folder: Path) -> bool:
         return False
     try:
         ours = "script" in read_settings(folder)
-    except (OSError, ValueError):
+    except (OSError, ValueError, UsageError):
         return False
     begun = "metrics.jsonl" in held and b"\n" in held["metrics.jsonl"].read_bytes()
     return ours and not begun and not any((*folder.glob("checkpoints/*/*"), *folder.glob("arms/*")))
@@ -146,8 +147,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
     Raises:
       OSError: it cannot be read.
       ValueError: it is damaged.
+      UsageError: it is of another format, see `FORMATS`.
     """
     stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    ours = isinstance(stored, dict) and ("format" in stored or "script" in stored)
+    if ours and (why := unread(stored.get("format"))):
+        raise UsageError(f"{folder / CONFIG} {why}")
     resolved = stored.get("resolved", {}) if isinstance(stored, dict) else None
     code = resolved.get(user_code.DIGESTS, {}) if isinstance(resolved, dict) else None
     if not isinstance(code, dict):
@@ -292,6 +297,11 @@ def writing(path: Path) -> Iterator[None]:
             raise RunError(line(error, path)) from None
         why = f"must be a file that can be written: {reason(error)}"
         raise UsageError(f"--out={path} {why}") from None
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Writes `config.json`: the settings of a run, and the number of their format."""
+    write_json(folder / CONFIG, {"format": FORMATS[-1], **settings})
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -30,7 +30,6 @@ NUMERICS = (
 )
 FLAG = "--xla_gpu_deterministic_ops"
 CPU_DEVICES = "jax_num_cpu_devices"
-OTHER_STATES = ("0.1.", "0.2.")  # versions whose runs cannot be resumed
 LOWERED_FROM = ("device", "xla_flags", "jax_config", "versions", "source")
 BASE = "base"  # entry of a run with adapters: the digest of what they are trained over
 PROMPTS = "prompts"  # entry of a run on prompts of a file: their digest, in the model's tokens
@@ -139,25 +138,6 @@ def revision(package: Path = PACKAGE) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def require_readable(before: Mapping[str, Any], out: str) -> None:
-    """Refuses to resume a run of an older version, whose states or random numbers were others.
-
-    Args:
-      before: see `go_on`.
-      out: the value of `--out`.
-
-    Raises:
-      UsageError: names the version.
-    """
-    began = str(before.get("versions", {}).get("jaxrl_po", __version__))
-    if began.startswith(OTHER_STATES):
-        raise UsageError(
-            f"--resume: the run in --out={out} is of jaxrl_po {began}, which names its states or "
-            "draws its random numbers otherwise; resume it with that version, or start another "
-            "from its policy with --init_from (jaxrl-po language)"
-        )
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
