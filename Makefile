@@ -27,6 +27,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict --follow-imports=silent tests/user_face.py
 
 slow: $(VENV)/site
 	$(PYTEST) -m slow

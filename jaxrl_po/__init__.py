@@ -89,8 +89,10 @@ _LIBRARY = (
 )
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    package = "jaxrl_po" if name in _LIBRARY else "jaxrl_po.algorithms"
-    return importlib.import_module(f"{package}.{name}")
+if not TYPE_CHECKING:  # a checker would take any name for one
+
+    def __getattr__(name: str) -> ModuleType:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        package = "jaxrl_po" if name in _LIBRARY else "jaxrl_po.algorithms"
+        return importlib.import_module(f"{package}.{name}")

@@ -70,6 +70,11 @@ def entry(*command: str) -> NoReturn:
             raise
         print(f"error: MPLBACKEND={os.environ['MPLBACKEND']}: {error}", file=sys.stderr)
         sys.exit(2)
+    except ImportError as error:
+        if os.name == "posix":
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     signal.signal(signal.SIGINT, before)
     try:
         flags.entry(lambda argv: main([*command, *argv]))

@@ -165,6 +165,24 @@ def test_a_backend_of_matplotlib_that_is_not_there_is_named(tmp_path):
     assert done.stderr == "error: MPLBACKEND=bogus: bogus is not a valid backend\n"
 
 
+def test_a_system_without_forks_is_told_what_is_missing():
+    """In a process of its own, which takes its system for Windows from there on."""
+    code = (
+        "import os, pathlib; from jaxrl_po import __main__; os.name = 'nt'; __main__.entry('plot')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(EXPERIMENTS.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: jaxrl_po.run needs fork, setsid and fcntl")
+    assert "WSL" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_an_environment_of_ones_own_is_trained_and_evaluated_again(files):
     env, out = f"--env={files / 'mine.py'}:Corridor", files / "run"

@@ -136,21 +136,29 @@ def test_a_wheel_works_in_an_empty_environment(wheel, tmp_path, versions):
         assert "Version: 0.10.0" in shown.stdout
 
 
+def canonical(name):
+    return name.lower().replace("_", "-")
+
+
+PINS = dict(
+    re.match(r"([\w-]+)==(\S+)", line).groups()
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if "==" in line
+)
+PINS = {canonical(name): version for name, version in PINS.items()}
+
+
 def test_versions_agree():
     assert re.search(r"^## \[", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
-    constraints = dict(
-        line.split("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if "==" in line
-    )
-    for requirement in PROJECT["dependencies"]:
-        name, floor = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
-        tested = next(
-            version
-            for known, version in constraints.items()
-            if known.lower().replace("_", "-") == name
-        )
-        assert [int(x) for x in re.findall(r"\d+", tested)] >= [int(x) for x in floor.split(".")], (
-            name
-        )
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize("extra", ["", *PROJECT["optional-dependencies"]])
+def test_each_requirement_is_pinned_within_its_bounds(extra):
+    """What an extra takes with it as well, as pip resolved it: `make` installs nothing else."""
+    for requirement in PROJECT["optional-dependencies"].get(extra, PROJECT["dependencies"]):
+        name, floor = re.match(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+))?", requirement).groups()
+        if name != PROJECT["name"]:
+            tested = [int(x) for x in re.findall(r"\d+", PINS[canonical(name)])]
+            assert tested >= [int(x) for x in floor.split(".")], name

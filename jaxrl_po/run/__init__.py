@@ -6,6 +6,7 @@ They are imported when they are first used: a worker process needs nothing of JA
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from jaxrl_po.run.experiment.training import resume as resume
     from jaxrl_po.run.experiment.training import train as train
 
+if os.name != "posix":
+    raise ImportError(
+        "jaxrl_po.run needs fork, setsid and fcntl, which this system lacks: on Windows use WSL "
+        "(learners, problems and losses work without it)"
+    )
+
 _NAMES = {
     "experiment": ("Experiment",),
     "policies": ("ControlPolicy", "LanguagePolicy", "load"),
@@ -26,8 +33,10 @@ _NAMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.experiment.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker would take any name for one
+
+    def __getattr__(name: str) -> Any:
+        for module, names in _NAMES.items():
+            if name in names:
+                return getattr(importlib.import_module(f"{__name__}.experiment.{module}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
