@@ -3,7 +3,8 @@
 # `make gate` runs every wrong program against its tests (`make gate CHANGED=HEAD~3`: those that
 # changed since), `make extras` the environments of every suite, `make parity` pretrained models
 # beside transformers. `make bench` times ours beside its peers and writes the table of
-# docs/benchmarks.md; `make bench BENCH=--only=rejax` some rows of it.
+# docs/benchmarks.md; `make bench BENCH=--only=rejax` some rows of it. `make first-curve` says how long
+# a newcomer waits for the README's first picture.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 MATHEMATICS := masked advantages losses divergences distributions trust_region fisher group_statistics
 IDENTITIES := identities group_identities estimators peer_losses
 
-.PHONY: demo test quick check slow gate extras parity coverage docs bench clean
+.PHONY: demo test quick check slow gate extras parity coverage docs wheel first-curve bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/python experiments/demo.py
@@ -49,6 +50,12 @@ coverage: $(VENV)/site
 
 docs: $(VENV)/site
 	$(BIN)/mkdocs build --strict
+
+wheel: $(VENV)/installed
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir=dist .
+
+first-curve: wheel
+	sh experiments/first_curve.sh dist/*.whl
 
 bench: $(VENV)/extras
 	$(BIN)/python experiments/benchmarks/bench/bench.py --page=docs/benchmarks.md $(BENCH)
