@@ -1,6 +1,7 @@
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxrl_po.cli import plot
@@ -162,6 +163,28 @@ def test_what_was_drawn_stands_on_an_axis_of_numbers(tmp_path, texts):
     plotting.save_sweep(rows, "score", tmp_path / "picture.svg")
     assert {"0.01", "0.001"} <= set(texts)
     assert not any("$" in text for text in texts)
+
+
+def test_a_grid_of_two_settings_is_a_landscape_of_runs(tmp_path, texts, monkeypatch):
+    """Each combination's seeds lie at its place, sorted, whatever the order of the rows."""
+    drawn, imshow = [], Axes.imshow
+    monkeypatch.setattr(
+        Axes, "imshow", lambda axes, grid, **how: drawn.append(grid) or imshow(axes, grid, **how)
+    )
+    rates, clips = ("1e-4", "3e-4", "1e-3", "0.1"), ("0.1", "0.2", "0.3", "0.5", "0.05")
+    rows = [
+        ({"rate": rate, "clip": clip}, [100 * i + 10 * j + 2, 100 * i + 10 * j + 1])
+        for j, clip in enumerate(clips)
+        for i, rate in enumerate(rates)
+    ]
+    plotting.save_sweep(rows[::-1], "score", tmp_path / "picture.svg")
+    (grid,) = drawn
+    assert np.shape(grid) == (5, 8)
+    np.testing.assert_array_equal(grid[0], [41, 42, 141, 142, 241, 242, 341, 342])  # clip .05
+    np.testing.assert_array_equal(grid[-1], [31, 32, 131, 132, 231, 232, 331, 332])  # clip .5
+    assert {"rate", "clip", "score", "1e-4", "0.05"} <= set(texts)
+    plotting.save_sweep(rows[1:], "score", tmp_path / "picture.svg")
+    assert len(drawn) == 1  # a hole in the grid: dots, as ever
 
 
 def test_a_picture_that_cannot_be_drawn_is_one_line(tmp_path, capsys):

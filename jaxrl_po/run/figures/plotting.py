@@ -175,12 +175,19 @@ def save_sweep(
 ) -> None:
     """Writes a figure of a sweep: the score of every combination, against each swept setting.
 
+    A whole grid of two settings with four numbers or more of each is a landscape: a pixel for each
+    run, the seeds of a combination side by side, sorted.
+
     Args:
       rows: per combination, its settings by name and the scores of its seeds `[S]`; best first.
       y_label: of the score, with the unit.
       path: of the file, a PNG, PDF or SVG by its ending.
     """
     names = list(rows[0][0]) or ["all"]
+    grid = {name: sorted({_as_number(row.get(name, "")) for row, _ in rows}) for name in names}
+    if len(names) == 2 and _is_landscape(rows, *grid.values()):
+        _save_landscape(rows, grid, y_label, path)
+        return
     with style():
         figure = Figure(figsize=(3.6 * len(names) + 1.0, 3.8), layout="constrained", dpi=150)
         columns = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
@@ -210,6 +217,37 @@ def save_sweep(
             axes.set_xlabel(name)
         columns[0].set_ylabel(y_label)
         what = "dot: mean of a combination; line: its seeds"
+        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
+        write(figure, path)
+
+
+def _is_landscape(rows: Sequence[Any], *numbers: Sequence[tuple[float, str]]) -> bool:
+    whole = len(rows) == math.prod(map(len, numbers)) and min(map(len, numbers)) >= 4
+    return whole and all(math.isfinite(each[-1][0]) for each in numbers)
+
+
+def _save_landscape(
+    rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]],
+    numbers: Mapping[str, Sequence[tuple[float, str]]],
+    y_label: str,
+    path: Path,
+) -> None:
+    (across, columns), (up, lines) = numbers.items()
+    scores = {(values[across], values[up]): np.sort(np.ravel(each)) for values, each in rows}
+    grid = [np.concatenate([scores[x, y] for _, x in columns]) for _, y in lines]
+    seeds = len(grid[0]) // len(columns)
+    with style():
+        figure = Figure(figsize=(8.0, 4.2), layout="constrained", dpi=150)
+        axes = figure.subplots()
+        image = axes.imshow(grid, origin="lower", aspect="auto", interpolation="nearest")
+        axes.set_xticks(np.arange(len(columns)) * seeds + (seeds - 1) / 2, [x for _, x in columns])
+        axes.set_yticks(range(len(lines)), [y for _, y in lines])
+        axes.vlines(np.arange(1, len(columns)) * seeds - 0.5, -0.5, len(lines) - 0.5, color="white")
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.grid(visible=False)
+        figure.colorbar(image, label=y_label)
+        what = f"a pixel is a run: {seeds} seeds of each combination, sorted"
         figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
         write(figure, path)
 
