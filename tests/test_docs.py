@@ -17,7 +17,9 @@ from pathlib import Path
 import jax
 import pytest
 
+import jaxrl_po
 from jaxrl_po import __main__ as command_line
+from jaxrl_po import language as words
 from jaxrl_po.cli import evaluate, export, parity, plot, render, report, study
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping, tasks
 
@@ -356,11 +358,28 @@ def test_every_algorithm_has_a_page_or_a_section():
             assert (DOCS / "algorithms" / f"{algorithm}.md").exists()
 
 
-def test_navigation_and_api_list_what_there_is():
+def test_navigation_lists_every_page_and_notebook():
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES)
-    for module in re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), re.M):
-        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
+    notebooks = [f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")]
+    assert sorted(listed) == sorted(
+        [*(page.relative_to(DOCS).as_posix() for page in PAGES), *notebooks]
+    )
+
+
+def test_the_api_describes_every_public_name_where_a_user_finds_it():
+    entry = re.compile(r"^::: (\S+)$(?:\n {4}options:\n {6}members: \[(.+)\]$)?", re.M)
+    described = set()
+    for page in (DOCS / "api").glob("*.md"):
+        for home, members in entry.findall(page.read_text()):
+            module = importlib.import_module(home)
+            names = members.split(", ") if members else []
+            assert [name for name in names if not hasattr(module, name)] == []
+            described |= {home.replace(".algorithms.", "."), *(f"{home}.{name}" for name in names)}
+    assert {f"jaxrl_po.{name}" for name in jaxrl_po.__all__} <= described
+    for module in (words.tasks, words.dialogues, words.pretrained):
+        public = {name for name in module.__all__ if callable(getattr(module, name))}
+        twice = {"Countdown", "Prompt", "Task"}  # described with what they are of
+        assert {f"{module.__name__}.{name}" for name in public - twice} <= described
 
 
 def run(code, folder):
@@ -423,6 +442,7 @@ def test_transformer_and_loss_of_the_readme_run(tmp_path):
 def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
+    pytest.importorskip("latex2mathml")
     command = [
         sys.executable,
         "-m",
@@ -434,4 +454,8 @@ def test_the_site_builds(tmp_path):
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site" / "api" / "index.html").stat().st_size > 100_000
+    assert (tmp_path / "site" / "api" / "run" / "index.html").stat().st_size > 100_000
+    assert "<math" in (tmp_path / "site" / "algorithms" / "trpo" / "index.html").read_text()
+    notebook = (tmp_path / "site" / "notebooks" / "02_trust_regions" / "index.html").read_text()
+    assert "<math" in notebook
+    assert "data:image/png" in notebook
