@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import ppo
-from jaxrl_po.distributions import ratio
+from jaxrl_po.divergences import ratio
 
 
 def v_trace(trajectory, gamma=1.0, max_rho=1.0, max_c=1.0):

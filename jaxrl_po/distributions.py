@@ -7,7 +7,6 @@ these five methods.
 
 import dataclasses
 import math
-from typing import Protocol
 
 import chex
 import jax
@@ -15,26 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.config import ConfigError
-
-
-class Distribution(Protocol):
-    """What a policy returns, of batch shape `E*`; an action may have an event axis as well."""
-
-    def sample(self, key: jax.Array) -> jax.Array:
-        """One action per batch element; consumes `key`."""
-
-    def mode(self) -> jax.Array:
-        """The most likely action per batch element."""
-
-    def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability (or density) of `action`, `E*`, in nats."""
-
-    def entropy(self) -> jax.Array:
-        """Entropy `E*`, in nats (differential for densities)."""
-
-    def kl(self, other: "Distribution") -> jax.Array:
-        """The exact KL(self ‖ other) `E*`, in nats."""
-
+from jaxrl_po.divergences import exp_excess
+from jaxrl_po.types import Distribution
 
 # Actions from which on drawing one of them takes long enough to be worth a pass more, and unlikely
 # ones are together likely enough to be drawn by finer random numbers.
@@ -117,16 +98,6 @@ def _argmax(x: jax.Array) -> jax.Array:
     x = jax.lax.optimization_barrier(x)
     index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     return jnp.min(jnp.where(x < jnp.max(x, axis=-1, keepdims=True), size, index), axis=-1)
-
-
-def exp_excess(x: jax.Array) -> jax.Array:
-    """`eˣ − 1 − x`, `E*`: never negative, and without cancellation near 0."""
-    # Below it the difference cancels more than the series leaves out.
-    limit = 0.05 if jnp.finfo(x.dtype).bits <= 32 else 1e-3
-    small = jnp.abs(x) < limit
-    near = jnp.where(small, x, 0.0)
-    series = jnp.square(near) * (0.5 + near * (1 / 6 + near * (1 / 24 + near / 120)))
-    return jnp.where(small, series, jnp.expm1(x) - x)
 
 
 def _wide(x: jax.Array) -> jax.Array:
@@ -377,9 +348,6 @@ def possible(legal: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
     )
 
 
-MAX_LOG_RATIO = 20.0
-
-
 def log_prob_and_entropy(
     distribution: Distribution, action: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -389,25 +357,3 @@ def log_prob_and_entropy(
         return distribution.log_prob(action), distribution.entropy()
     both: tuple[jax.Array, jax.Array] = at_once(action)
     return both
-
-
-def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
-    """Probability ratio `exp(clip(log_prob − old_log_prob, ±20))`, in float32 at least.
-
-    Without the clamp one token could overflow `exp` and turn a whole update into NaN; beyond it the
-    gradient is 0. The result lies in [2e-9, 5e8].
-
-    Example:
-      >>> float(ratio(jnp.log(0.5), jnp.log(0.25)))
-      2.0
-    """
-    chex.assert_equal_shape([log_prob, old_log_prob])
-    return jnp.exp(log_ratio(log_prob, old_log_prob))
-
-
-def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
-    """`clip(log_prob − old_log_prob, ±20)`, in float32 at least."""
-    dtype = jnp.promote_types(jnp.result_type(log_prob, old_log_prob), jnp.float32)
-    return jnp.clip(
-        log_prob.astype(dtype) - old_log_prob.astype(dtype), -MAX_LOG_RATIO, MAX_LOG_RATIO
-    )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import divergences, masked, minibatches
 from jaxrl_po.config import ConfigError, Number
-from jaxrl_po.distributions import log_ratio, ratio
+from jaxrl_po.divergences import log_ratio, ratio
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked
 from jaxrl_po.config import Number
-from jaxrl_po.distributions import log_ratio, ratio
+from jaxrl_po.divergences import log_ratio, ratio
 from jaxrl_po.masked import Mean
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked
 from jaxrl_po.config import Number
-from jaxrl_po.distributions import ratio
+from jaxrl_po.divergences import ratio
 
 
 def truncated_weight(

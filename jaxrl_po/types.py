@@ -7,7 +7,7 @@ tree equality and cause recompilation.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import optax
@@ -23,6 +23,25 @@ Optimizer: TypeAlias = optax.GradientTransformation | None
 """Any optax transformation with its own learning rate; None for the method's own."""
 Row = dict[str, Any]
 """One line of metrics, see `run.store.metrics`."""
+
+
+class Distribution(Protocol):
+    """What a policy returns, of batch shape `E*`; an action may have an event axis as well."""
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One action per batch element; consumes `key`."""
+
+    def mode(self) -> jax.Array:
+        """The most likely action per batch element."""
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-probability (or density) of `action`, `E*`, in nats."""
+
+    def entropy(self) -> jax.Array:
+        """Entropy `E*`, in nats (differential for densities)."""
+
+    def kl(self, other: "Distribution") -> jax.Array:
+        """The exact KL(self ‖ other) `E*`, in nats."""
 
 
 class ActorCritic(NamedTuple):

@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxrl_po import (
     advantages,
-    distributions,
     divergences,
     group_statistics,
     losses,
@@ -328,8 +327,8 @@ ROWS = {
         partial(laws.passed_or_untouched, limit=np.inf),
     ),
     "fisher": Row(products, "logits event", MATRICES, law=laws.semidefinite),
-    "ratio": Row(distributions.ratio, **KL, law=laws.at_most(5e8)),
-    "log_ratio": Row(distributions.log_ratio, **KL, law=laws.at_most(20.0)),
+    "ratio": Row(divergences.ratio, **KL, law=laws.at_most(5e8)),
+    "log_ratio": Row(divergences.log_ratio, **KL, law=laws.at_most(20.0)),
     "Categorical": Row(of_categorical, "logits logits", MATRICES, leading, laws.categorical_law),
     "DiagonalGaussian": Row(
         of_gaussian, "event log_std event log_std event", MATRICES, leading, laws.gaussian_law

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import distributions
+from jaxrl_po import distributions, divergences
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical, DiagonalGaussian, MultiCategorical, TanhGaussian
 
@@ -151,7 +151,7 @@ def test_shapes_must_agree():
     with pytest.raises(AssertionError):
         GAUSSIAN.log_prob(jnp.zeros(1))
     with pytest.raises(AssertionError):
-        distributions.ratio(jnp.zeros(2), jnp.zeros((2, 1)))
+        divergences.ratio(jnp.zeros(2), jnp.zeros((2, 1)))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_shapes_must_agree():
     [(np.log(2.0), 2.0), (1e3, np.exp(20.0)), (-1e3, np.exp(-20.0)), (0.0, 1.0)],
 )
 def test_ratio_is_clamped(difference, expected):
-    got, gradient = jax.value_and_grad(lambda x: distributions.ratio(x, jnp.float32(0.0)))(
+    got, gradient = jax.value_and_grad(lambda x: divergences.ratio(x, jnp.float32(0.0)))(
         jnp.float32(difference)
     )
     assert float(got) == pytest.approx(expected, rel=1e-5)

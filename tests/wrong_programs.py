@@ -281,7 +281,7 @@ WRONG = [
     ),
     Wrong(
         "the log-ratio without its clamp",
-        "distributions",
+        "divergences",
         (
             "jnp.clip(log_prob.astype(dtype) - old_log_prob.astype(dtype), -MAX_LOG_RATIO, "
             "MAX_LOG_RATIO)"

@@ -61,7 +61,7 @@ WRONG = [
     ),
     Wrong(
         "a small KL cancels",
-        "distributions",
+        "divergences",
         "small = jnp.abs(x) < limit",
         "small = jnp.abs(x) < 0.0",
         ("test_rounding.py::test_the_exact_kl_of_a_small_step",),

@@ -23,11 +23,12 @@ from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import surrogates
 from jaxrl_po.algorithms.surrogates import Surrogate
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, UNIT, ConfigError, Number, number, static
-from jaxrl_po.distributions import Distribution, ratio
+from jaxrl_po.divergences import ratio
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
+    Distribution,
     Metrics,
     Optimizer,
     Problem,

@@ -11,7 +11,7 @@ from jaxrl_po import divergences, losses
 from jaxrl_po.algorithms import group_policy
 from jaxrl_po.backend import Target
 from jaxrl_po.config import POSITIVE, Interval, Number, number
-from jaxrl_po.distributions import ratio
+from jaxrl_po.divergences import ratio
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 

@@ -13,7 +13,7 @@ from jaxrl_po import divergences, losses
 from jaxrl_po.algorithms import corrections, group_policy, surrogates
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
-from jaxrl_po.distributions import log_ratio
+from jaxrl_po.divergences import log_ratio
 from jaxrl_po.types import Batch, Learner, Optimizer, Problem, Samples
 
 

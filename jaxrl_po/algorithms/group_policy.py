@@ -30,7 +30,8 @@ from jaxrl_po.config import (
     number,
     static,
 )
-from jaxrl_po.distributions import log_prob_and_entropy, ratio
+from jaxrl_po.distributions import log_prob_and_entropy
+from jaxrl_po.divergences import ratio
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,

@@ -12,7 +12,7 @@ from jaxrl_po import divergences, losses, token_weights
 from jaxrl_po.algorithms import group_policy
 from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, Interval, Number, number
-from jaxrl_po.distributions import log_ratio
+from jaxrl_po.divergences import log_ratio
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 

@@ -15,10 +15,9 @@ from jaxrl_po.algorithms.actor_critic import Advantage
 from jaxrl_po.algorithms.critic_fit import CriticFit
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
-from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
 from jaxrl_po.natural_updates import Search, Surrogate
-from jaxrl_po.types import ActorCritic, Learner, Metrics, Problem, PyTree, Samples
+from jaxrl_po.types import ActorCritic, Distribution, Learner, Metrics, Problem, PyTree, Samples
 
 
 @config_lib.record

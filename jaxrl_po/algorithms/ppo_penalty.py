@@ -17,9 +17,17 @@ from jaxrl_po.algorithms.actor_critic import Advantage, Epochs
 from jaxrl_po.algorithms.surrogates import Surrogate
 from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Interval, Number, number, static
-from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Learner, Metrics, Optimizer, Problem, Samples, TrainState
+from jaxrl_po.types import (
+    ActorCritic,
+    Distribution,
+    Learner,
+    Metrics,
+    Optimizer,
+    Problem,
+    Samples,
+    TrainState,
+)
 
 FIXED, ADAPTIVE, SATISFIED = PENALTIES = ("fixed", "adaptive", "satisfied")
 OLD_NEW, NEW_OLD = DIRECTIONS = ("old_new", "new_old")

@@ -12,13 +12,8 @@ import jax.numpy as jnp
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.control.recurrence import gru
-from jaxrl_po.distributions import (
-    Categorical,
-    DiagonalGaussian,
-    Distribution,
-    MultiCategorical,
-    TanhGaussian,
-)
+from jaxrl_po.distributions import Categorical, DiagonalGaussian, MultiCategorical, TanhGaussian
+from jaxrl_po.types import Distribution
 
 Activation = Callable[[jax.Array], jax.Array]
 Initializer = Callable[..., jax.Array]

@@ -14,8 +14,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.control import hoisting
 from jaxrl_po.control.actor import play
 from jaxrl_po.control.environment import Environment, Transition, shapes
-from jaxrl_po.distributions import Distribution
-from jaxrl_po.types import PyTree
+from jaxrl_po.types import Distribution, PyTree
 
 # `policy(memory, observation) -> (memory, distribution)`, of B rows.
 Policy = Callable[[PyTree, PyTree], tuple[PyTree, Distribution]]

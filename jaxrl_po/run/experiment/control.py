@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxrl_po import config, control, losses
 from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.control.evaluation import Evaluate
-from jaxrl_po.distributions import Distribution
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
@@ -24,7 +23,7 @@ from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.host.rollouts import HostProblem
-from jaxrl_po.types import Learner, Problem, Samples
+from jaxrl_po.types import Distribution, Learner, Problem, Samples
 
 CONFIGS = Path(__file__).parent / "configs"
 
