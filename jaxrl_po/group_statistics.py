@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import masked
+from jaxrl_po import compensated, masked
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
@@ -112,7 +112,7 @@ def relative(
       scale: `std`, or `none` for the centred outcome alone.
       ddof: the variance is multiplied by `weight / (weight − ddof)`.
       epsilon: added to the std.
-      rounding: `[B]`, a std that is rounding alone; see `masked.rounding`.
+      rounding: `[B]`, a std that is rounding alone; see `compensated.rounding`.
 
     Returns:
       `[B]`.
@@ -181,7 +181,7 @@ def running_relative(
                 "program: it has none inside"
             )
         paid = jnp.where(batch.mask, batch.reward, 0.0)
-        sums = jax.tree.map(lambda x: x[:, 0], masked.sums_to_go(paid))
+        sums = jax.tree.map(lambda x: x[:, 0], compensated.sums_to_go(paid))
         outcome = sums.value
         running = observe(before, outcome, batch.stratum, decay=decay, axis_name=axis_name)
         advantage = relative(
@@ -191,7 +191,7 @@ def running_relative(
             scale=scale,
             ddof=ddof,
             epsilon=epsilon,
-            rounding=masked.rounding(outcome, sums.size, sums.terms, paid.shape[1]),
+            rounding=compensated.rounding(outcome, sums.size, sums.terms, paid.shape[1]),
         )
         seen = before.weight[batch.stratum] > 0
         batch = batch._replace(

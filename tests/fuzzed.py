@@ -13,6 +13,7 @@ import numpy as np
 from jaxrl_po import (
     advantages,
     divergences,
+    group_advantages,
     group_statistics,
     losses,
     masked,
@@ -206,9 +207,11 @@ ROWS = {
     "maximum_likelihood": Row(
         lambda r: advantages.maximum_likelihood(jnp.abs(r)), **GROUP, law=laws.at_most(220.0)
     ),
-    "pass_at_k": Row(partial(advantages.pass_at_k, k=2), **GROUP, law=laws.gained),
+    "pass_at_k": Row(partial(group_advantages.pass_at_k, k=2), **GROUP, law=laws.gained),
     "leave_one_out": Row(advantages.leave_one_out, **GROUP, law=laws.centred),
-    "process_relative": Row(advantages.process_relative, "value mask", MATRICES, law=laws.process),
+    "process_relative": Row(
+        group_advantages.process_relative, "value mask", MATRICES, law=laws.process
+    ),
     "whiten": Row(advantages.whiten, "value mask", law=laws.whitened),
     "whiten shifted": Row(
         partial(advantages.whiten, shift_mean=False), "value mask", law=laws.zero_where_masked

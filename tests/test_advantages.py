@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_po import advantages
+from jaxrl_po import advantages, group_advantages
 
 NONE = [False, False, False]
 gae = jax.jit(advantages.gae)
@@ -291,12 +291,14 @@ def test_process_relative_by_hand(options, divisor):
     )
     expected = np.array([[-0.6, -0.4, 0.8], [0.6, 1.8, 0.0]]) / divisor
     np.testing.assert_allclose(
-        advantages.process_relative(reward, mask, **options), expected, rtol=1e-5, atol=1e-6
+        group_advantages.process_relative(reward, mask, **options), expected, rtol=1e-5, atol=1e-6
     )
 
 
 def test_process_rewards_of_two_tokens():
-    got = advantages.process_relative(jnp.array([[1.0], [3.0]]), jnp.ones((2, 1), bool), ddof=1)
+    got = group_advantages.process_relative(
+        jnp.array([[1.0], [3.0]]), jnp.ones((2, 1), bool), ddof=1
+    )
     np.testing.assert_allclose(got, [[-(0.5**0.5)], [0.5**0.5]], rtol=1e-5)
 
 
@@ -305,13 +307,15 @@ def test_process_rewards_of_two_tokens():
 def test_process_rewards_without_a_difference_are_exactly_zero(scale, garbage):
     for count in (0, 1, 7):
         mask = jnp.arange(8).reshape(2, 4) < count
-        dead = advantages.process_relative(jnp.where(mask, 0.1, garbage), mask, scale=scale, ddof=1)
+        dead = group_advantages.process_relative(
+            jnp.where(mask, 0.1, garbage), mask, scale=scale, ddof=1
+        )
         np.testing.assert_array_equal(dead, np.zeros((2, 4)))
 
 
 def test_process_rewards_need_a_known_scale():
     with pytest.raises(ValueError, match="scale must be"):
-        advantages.process_relative(jnp.ones((2, 2)), jnp.ones((2, 2), bool), scale="mean")
+        group_advantages.process_relative(jnp.ones((2, 2)), jnp.ones((2, 2), bool), scale="mean")
 
 
 def test_a_lone_member_has_no_baseline():
@@ -405,14 +409,14 @@ def test_process_rewards_count_where_a_step_ends():
     mask = jnp.asarray(tokens < lengths[:, None])
     last = jnp.asarray(tokens == lengths[:, None] - 1)
     reward = jnp.where(last, jnp.array([[1.0], [0.0]]), 0.0)
-    got = advantages.process_relative(reward, mask, last, epsilon=0.0)
+    got = group_advantages.process_relative(reward, mask, last, epsilon=0.0)
     np.testing.assert_allclose(got, np.where(mask, [[1.0], [-1.0]], 0.0), rtol=1e-6)
     # If every token were a step, the long right answer would begin below the short wrong one.
-    every = advantages.process_relative(reward, mask, epsilon=0.0)
+    every = group_advantages.process_relative(reward, mask, epsilon=0.0)
     assert float(every[0, 0]) < float(every[1, 0]) + 2.0
     garbage = jnp.where(last, reward, 7.0)
     np.testing.assert_array_equal(
-        advantages.process_relative(garbage, mask, last, epsilon=0.0), got
+        group_advantages.process_relative(garbage, mask, last, epsilon=0.0), got
     )
 
 
@@ -423,7 +427,7 @@ def test_two_steps_of_a_trace():
     """
     reward = jnp.array([[0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
     step_end = jnp.array([[False, True, False, True]] * 2)
-    got = advantages.process_relative(reward, jnp.ones((2, 4), bool), step_end, epsilon=0.0)
+    got = group_advantages.process_relative(reward, jnp.ones((2, 4), bool), step_end, epsilon=0.0)
     mean, std = 0.75, np.sqrt(3) / 4
     a, b = (1.0 - mean) / std, (0.0 - mean) / std
     np.testing.assert_allclose(got, [[a + b, a + b, b, b], [2 * a, 2 * a, a, a]], rtol=1e-6)

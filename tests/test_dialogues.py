@@ -12,7 +12,7 @@ import optax
 import pytest
 from learners import dialogue_problem
 
-from jaxrl_po import advantages, language, losses
+from jaxrl_po import advantages, group_advantages, language, losses
 from jaxrl_po.algorithms import a2c, grpo, ppo, trpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import conversation, dialogues, lora
@@ -337,7 +337,7 @@ def test_rewards_to_go_are_compared_turn_by_turn():
         mask[i, : lengths.sum()], end[i, last] = True, True
         parts = np.split(reward[i, : lengths.sum()], last[:-1] + 1)
         to_go[i] = [sum(part.sum() for part in parts[k:]) for k in range(len(parts))]
-    relative = jax.jit(functools.partial(advantages.turn_relative, epsilon=0.0))
+    relative = jax.jit(functools.partial(group_advantages.turn_relative, epsilon=0.0))
     found = np.asarray(relative(reward, mask, end))
     for k in range(3):
         members = [i for i in range(group) if len(turns[i]) > k]
@@ -357,7 +357,7 @@ def test_equal_sums_in_another_order_are_equal():
     """Rounding told them apart: permutations of three rewards gave one member an advantage."""
     rewards = jnp.asarray(list(itertools.permutations((10.1, 20.2, 30.3)))[:4], jnp.float32)
     whole = jnp.ones((4, 3), bool)
-    found = np.asarray(jax.jit(advantages.turn_relative)(rewards, whole, whole))
+    found = np.asarray(jax.jit(group_advantages.turn_relative)(rewards, whole, whole))
     assert (found[:, 0] == 0).all()
     assert (found[:, 1] != 0).any()
 
@@ -419,8 +419,8 @@ def test_grpo_steps_along_the_credit_that_is_asked_for(supervision):
         "outcome": lambda reward, mask, end: jnp.broadcast_to(
             advantages.group_relative(reward.sum(axis=-1), epsilon=0.0)[:, None], mask.shape
         ),
-        "process": functools.partial(advantages.process_relative, epsilon=0.0),
-        "turn": functools.partial(advantages.turn_relative, epsilon=0.0),
+        "process": functools.partial(group_advantages.process_relative, epsilon=0.0),
+        "turn": functools.partial(group_advantages.turn_relative, epsilon=0.0),
     }[supervision]
     shape = batch.mask.shape
     group = [

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po import advantages, losses
+from jaxrl_po import advantages, group_advantages, losses
 from jaxrl_po.distributions import Categorical
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
@@ -65,7 +65,7 @@ def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
         ties = (reward[None, :] == reward[:, None]).sum(axis=1)
         return (reward * (at_most**k - below**k) / ties).sum()
 
-    got = expected_gradient(functools.partial(advantages.pass_at_k, k=k), reward, size)
+    got = expected_gradient(functools.partial(group_advantages.pass_at_k, k=k), reward, size)
     np.testing.assert_allclose(got, best_of_k(LOGITS), **EXACT)
 
 
@@ -78,7 +78,7 @@ def test_pass_at_k_is_the_papers_weight_less_the_maximum_without_it(right, k):
     def rho(size, c, k):
         return 1 - math.comb(size - c, k) / math.comb(size, k)
 
-    got = advantages.pass_at_k(reward, k)
+    got = group_advantages.pass_at_k(reward, k)
     for i in range(n):
         weight = k / n if i < right else k / n * rho(n - 1, right, k - 1)
         baseline = k / n * rho(n - 1, right - (i < right), k - 1)
@@ -108,7 +108,7 @@ def test_a_negative_reward_has_no_likelihood():
 @pytest.mark.parametrize("k", [1, 5])
 def test_k_is_from_two_to_the_size_of_the_group(k):
     with pytest.raises(ValueError, match=rf"k must lie in \[2, 4\], .* got {k}"):
-        advantages.pass_at_k(jnp.zeros(4), k)
+        group_advantages.pass_at_k(jnp.zeros(4), k)
 
 
 def test_leave_one_out_is_the_scaled_group_mean():

@@ -11,7 +11,7 @@ import optax
 import pytest
 from probes import one_piece, tabular_problem
 
-from jaxrl_po import advantages, losses
+from jaxrl_po import advantages, group_advantages, losses
 from jaxrl_po.algorithms import (
     cispo,
     dr_grpo,
@@ -194,17 +194,17 @@ def test_process_relative_by_hand():
     """
     reward, mask = jnp.array([[1.0, 0.0], [0.0, 9.0]]), jnp.array([[True, True], [True, False]])
     s = 1 / np.sqrt(2)
-    got = advantages.process_relative(reward, mask, epsilon=0.0)
+    got = group_advantages.process_relative(reward, mask, epsilon=0.0)
     np.testing.assert_allclose(got, [[s, -s], [-s, 0.0]], rtol=1e-6)
     s = 1 / np.sqrt(3)
-    got = advantages.process_relative(reward, mask, ddof=1, epsilon=0.0)
+    got = group_advantages.process_relative(reward, mask, ddof=1, epsilon=0.0)
     np.testing.assert_allclose(got, [[s, -s], [-s, 0.0]], rtol=1e-6)
-    got = advantages.process_relative(reward, mask, scale="none")
+    got = group_advantages.process_relative(reward, mask, scale="none")
     np.testing.assert_allclose(got, [[1 / 3, -1 / 3], [-1 / 3, 0.0]], rtol=1e-6)
-    equal = advantages.process_relative(jnp.full((2, 2), 0.1), mask)
+    equal = group_advantages.process_relative(jnp.full((2, 2), 0.1), mask)
     np.testing.assert_array_equal(equal, np.zeros((2, 2)))
     with pytest.raises(ValueError, match="scale must be"):
-        advantages.process_relative(reward, mask, scale="mean")
+        group_advantages.process_relative(reward, mask, scale="mean")
 
 
 @pytest.mark.parametrize(

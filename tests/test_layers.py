@@ -9,11 +9,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jaxrl_po"
 LAYERS = (
-    {"version", "backend", "config", "types", "masked"},  # data
+    {"version", "backend", "config", "types", "masked", "compensated"},  # data
     {"divergences"},  # log-ratios, from which distributions and losses are made
     {  # the mathematics
         *("distributions", "advantages", "losses", "token_weights"),
-        *("trust_region", "group_statistics"),
+        *("trust_region", "group_advantages", "group_statistics"),
     },
     {  # one iteration
         *(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_po import masked
+from jaxrl_po import compensated, masked
 from jaxrl_po.masked import Mean
 
 X = jnp.array([1.0, 3.0, jnp.nan, jnp.inf])
@@ -209,7 +209,7 @@ def test_equal_to_numpy_under_any_mask(rows):
 
 
 def test_sums_to_go_hold_what_decides_whether_two_are_equal():
-    sums = masked.sums_to_go(jnp.array([[1.5, 0.0, -2.0, 4.0]]))
+    sums = compensated.sums_to_go(jnp.array([[1.5, 0.0, -2.0, 4.0]]))
     assert sums.value.tolist() == [[3.5, 2.0, 2.0, 4.0]]
     assert sums.error.tolist() == [[0.0] * 4]
     assert sums.size.tolist() == [[7.5, 6.0, 6.0, 4.0]]
@@ -229,5 +229,5 @@ def test_sums_to_go_hold_what_decides_whether_two_are_equal():
 )
 def test_sums_differ_among_the_members_that_there_are(values, valid, differ):
     x = jnp.array(values)
-    sums = masked.Sums(x, jnp.zeros(3), jnp.abs(x), jnp.full(3, 2))
-    assert bool(masked.sums_differ(sums, 2, jnp.array(valid))) == differ
+    sums = compensated.Sums(x, jnp.zeros(3), jnp.abs(x), jnp.full(3, 2))
+    assert bool(compensated.sums_differ(sums, 2, jnp.array(valid))) == differ

@@ -10,7 +10,13 @@ import optax
 import pytest
 from probes import tabular_problem
 
-from jaxrl_po import advantages, group_statistics, masked, trust_region
+from jaxrl_po import (
+    advantages,
+    compensated,
+    group_advantages,
+    group_statistics,
+    trust_region,
+)
 from jaxrl_po.algorithms import dapo, group_policy, grpo, trpo
 from jaxrl_po.control import normalizer
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
@@ -38,18 +44,18 @@ DIFFERENT = [
 def compared(rewards):
     """Outcomes of one group `[G, T]`, and what those who compare them make of the group."""
     mask = jnp.ones((1, *rewards.shape), bool)
-    sums = jax.tree.map(lambda x: x[:, 0], masked.sums_to_go(rewards))
+    sums = jax.tree.map(lambda x: x[:, 0], compensated.sums_to_go(rewards))
     stratum = jnp.zeros(len(rewards), jnp.int32)
     running = group_statistics.observe(group_statistics.nothing(1), sums.value, stratum, decay=1.0)
-    rounding = masked.rounding(sums.value, sums.size, sums.terms, rewards.shape[1])
-    outcome = advantages.outcomes(rewards)
+    rounding = compensated.rounding(sums.value, sums.size, sums.terms, rewards.shape[1])
+    outcome = group_advantages.outcomes(rewards)
     return outcome, {
         "informative": advantages.informative(outcome),
         "group": group_policy.outcome_advantage(advantages.group_relative)(
             rewards[None], mask, mask
         ),
         "batch": group_policy.batch_relative(1e-6, None)(rewards[None], mask, mask),
-        "turn": advantages.turn_relative(rewards, mask[0], mask[0])[:, 0],
+        "turn": group_advantages.turn_relative(rewards, mask[0], mask[0])[:, 0],
         "running": group_statistics.relative(running, sums.value, stratum, rounding=rounding),
     }
 
@@ -81,7 +87,7 @@ def ordered(rewards):
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
         paid = jnp.array(rewards, jnp.float32)[batch.action[:, 0] % 2]
-        outcome = jax.vmap(advantages.outcomes)(paid.reshape(4, 4, 3))
+        outcome = jax.vmap(group_advantages.outcomes)(paid.reshape(4, 4, 3))
         return collector, batch._replace(reward=paid, score=outcome, mask=jnp.ones_like(batch.mask))
 
     return problem._replace(collect=collect)

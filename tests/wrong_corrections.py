@@ -24,7 +24,7 @@ WRONG = [
     ),
     Wrong(
         "outcomes differ by the order of their rewards",
-        "masked",
+        "compensated",
         "~(spread <= error)",
         "(spread != 0.0)",
         ("test_rounding.py::test_the_same_rewards_in_another_order_are_the_same_outcome",),
@@ -147,7 +147,7 @@ WRONG = [
     ),
     Wrong(
         "the best of k among k others",
-        "advantages",
+        "group_advantages",
         "math.comb(m, k - 2) / math.comb(size - 1, k - 1)",
         "math.comb(m, k - 1) / math.comb(size - 1, k)",
         ("test_group_identities.py::test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k",),

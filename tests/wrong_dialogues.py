@@ -64,14 +64,14 @@ WRONG = [
     ),
     Wrong(
         "rewards of a turn without those that follow",
-        "advantages",
+        "group_advantages",
         "to_go, count = sums.value, has",
         "to_go, count = sums.value - jnp.roll(sums.value, -1, axis=1), has",
         (TURNS,),
     ),
     Wrong(
         "turns that a member does not have count as 0",
-        "advantages",
+        "group_advantages",
         "has = add(mask.astype(jnp.int32), turn) > 0",
         "has = add(mask.astype(jnp.int32), turn) < 2",
         (TURNS,),

@@ -9,28 +9,28 @@ CONSTANT = "test_rounding.py::test_a_constant_observation_is_normalised_to_zero"
 WRONG = [
     Wrong(
         "sums are not compensated",
-        "masked",
+        "compensated",
         "error = a.error + b.error + jnp.where(jnp.isfinite(value), rounded, 0.0)",
         "error = a.error + b.error",
         (SAME,),
     ),
     Wrong(
         "rounding by the size of the terms decides",
-        "masked",
+        "compensated",
         "4 * epsilon * jnp.abs(value) + length * epsilon**2 * size",
         "length * epsilon * size",
         (REAL,),
     ),
     Wrong(
         "a single reward is rounded like a sum",
-        "masked",
+        "compensated",
         "jnp.where(terms > 1, ",
         "jnp.where(terms > 0, 4 * ",
         (REAL,),
     ),
     Wrong(
         "outcomes that are equal keep their rounding",
-        "advantages",
+        "group_advantages",
         "jnp.where(differ, sums.value, sums.value.max())",
         "sums.value",
         (SAME,),

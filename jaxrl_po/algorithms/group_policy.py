@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import advantages, learner, losses, masked, minibatches, optimizers, updates
+from jaxrl_po import (
+    advantages,
+    group_advantages,
+    learner,
+    losses,
+    masked,
+    minibatches,
+    optimizers,
+    updates,
+)
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import actor_critic, corrections, surrogates
 from jaxrl_po.algorithms import reference as reference_lib
@@ -209,7 +218,7 @@ def batch_relative(epsilon: Number, axis_name: str | None) -> GroupAdvantage:
     centred = outcome_advantage(lambda r: advantages.group_relative(r, scale=CENTRED))
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
-        outcome = jax.vmap(advantages.outcomes)(reward)
+        outcome = jax.vmap(group_advantages.outcomes)(reward)
         _, std = masked.moments(outcome, mask.any(axis=-1), axis_name=axis_name)
         return centred(reward, mask, step_end) / (std + epsilon)
 
@@ -220,13 +229,13 @@ def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> GroupAdvant
     """Outcome supervision: one advantage for all tokens of a response.
 
     Args:
-      relative: outcomes of one group `[G]` to advantages `[G]`; see `advantages.outcomes`.
+      relative: outcomes of one group `[G]` to advantages `[G]`; see `group_advantages.outcomes`.
     """
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         del step_end
         require_group(reward)
-        outcome = jax.vmap(advantages.outcomes)(reward)
+        outcome = jax.vmap(group_advantages.outcomes)(reward)
         return jnp.broadcast_to(jax.vmap(relative)(outcome)[..., None], mask.shape)
 
     return advantage

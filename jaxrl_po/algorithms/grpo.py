@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, group_advantages, losses
 from jaxrl_po.algorithms import actor_critic, group_policy
 from jaxrl_po.algorithms.actor_critic import TURN
 from jaxrl_po.backend import Target
@@ -129,8 +129,8 @@ def make(
 
     relative = {
         OUTCOME: group_policy.group_relative(config),
-        PROCESS: along(advantages.process_relative),
-        TURN: along(advantages.turn_relative),
+        PROCESS: along(group_advantages.process_relative),
+        TURN: along(group_advantages.turn_relative),
     }[config.supervision]
     relative = already_relative if config.running_statistics else relative
 

@@ -8,8 +8,8 @@ import functools
 
 import jax
 
-from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
+from jaxrl_po import divergences, group_advantages, losses
 from jaxrl_po.algorithms import group_policy, surrogates
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, Interval, static
@@ -41,7 +41,7 @@ def make(
                 f"k must be at most group_size = {reward.shape[1]}, of which k are compared, "
                 f"got {config.k}"
             )
-        relative = functools.partial(advantages.pass_at_k, k=config.k)
+        relative = functools.partial(group_advantages.pass_at_k, k=config.k)
         return group_policy.outcome_advantage(relative)(reward, mask, step_end)
 
     return group_policy.make(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import backend, masked
-from jaxrl_po.advantages import informative, outcomes
+from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
@@ -15,6 +15,7 @@ from jaxrl_po.control.actor import Sequences, build_networks, problem_of, requir
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
 from jaxrl_po.control.problem import without_action
+from jaxrl_po.group_advantages import outcomes
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 
 # Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.

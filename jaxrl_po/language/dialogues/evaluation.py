@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import advantages
+from jaxrl_po import group_advantages
 from jaxrl_po.config import NON_NEGATIVE, ConfigError, check
 from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
@@ -93,7 +93,9 @@ def make_play(
         held, accuracy, measures = in_parts(hold, prompts, states, keys[:, 1])
         advantage = jnp.zeros_like(held.reward)
         if n > 1:
-            advantage = jax.vmap(advantages.turn_relative)(held.reward, held.mask, held.message_end)
+            advantage = jax.vmap(group_advantages.turn_relative)(
+                held.reward, held.mask, held.message_end
+            )
         return Games(prompts.tokens, prompts.pad, held, accuracy, measures, advantage)
 
     return play

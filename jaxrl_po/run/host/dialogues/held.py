@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po import advantages
+from jaxrl_po import group_advantages
 from jaxrl_po.language import sampling
 from jaxrl_po.language.dialogues import recorded
 from jaxrl_po.language.dialogues.evaluation import SHOWN, Games, render
@@ -248,7 +248,9 @@ def _games(found: Recording) -> Games:
     held = found.held
     advantage = np.zeros_like(held.reward)
     if advantage.shape[1] > 1:
-        relative = jax.vmap(advantages.turn_relative)(held.reward, held.mask, held.message_end)
+        relative = jax.vmap(group_advantages.turn_relative)(
+            held.reward, held.mask, held.message_end
+        )
         advantage = np.asarray(relative)
     games: Any = Games
     measures = {name: _value(mean) for name, mean in found.measures.items()}
