@@ -6,7 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.types import Samples, Shorten
+from jaxrl_po import minibatches
+from jaxrl_po.types import Samples, SumInParts
+
+Shorten = Callable[[Samples, int], Samples]
+"""`(samples, n) -> samples` with the first n slots of each row, and what `apply` reads for them."""
 
 PARTS = (4, 2, 1)  # rows are cut to a quarter, to half, or not at all; each length is compiled
 
@@ -32,19 +36,37 @@ def sizes(steps: int) -> list[int]:
     return [-(-steps // part) for part in PARTS]
 
 
-def cut(function: Callable[[Samples], Any], shorten: Shorten | None) -> Callable[[Samples], Any]:
+def by_length(shorten: Shorten) -> SumInParts:
+    """`minibatches.sum_in_parts` of rows sorted by length, each part up to its longest row.
+
+    The sum, of a function in which masked elements do not count, is the same up to the order of its
+    terms. With `in_order=True` rows are not sorted, for inputs that `apply` reads group by group.
+    """
+
+    def sum_in_parts(
+        function: Callable[[Samples], Any],
+        samples: Samples,
+        num_parts: int,
+        *,
+        in_order: bool = False,
+    ) -> Any:
+        rows = samples if in_order else sort(samples)
+        return minibatches.sum_in_parts(cut(function, shorten), rows, num_parts)
+
+    return sum_in_parts
+
+
+def cut(function: Callable[[Samples], Any], shorten: Shorten) -> Callable[[Samples], Any]:
     """`function`, computed on samples without the slots beyond the longest row.
 
     Args:
       function: samples to sums over their elements, in which masked ones do not count.
-      shorten: see `Problem`; None leaves the function as it is.
+      shorten: see `Shorten`.
 
     Returns:
       A function of samples with leaves `[B, T, …]`, equal to `function` up to the order of sums.
       Under `vmap` all are cut to the longest of all, because a batched branch would run every case.
     """
-    if shorten is None:
-        return function
 
     def of_longest(samples: Samples) -> Any:
         possible = sizes(samples.mask.shape[1])

@@ -180,6 +180,11 @@ def summed(function: Callable[..., Any], *of_parts: Any) -> Any:
     return jax.lax.scan(add, zeros, of_parts)[0]
 
 
+def sum_in_parts(function: Callable[[Any], Any], samples: Any, num_parts: int) -> Any:
+    """`summed` over equal parts of the samples, in order; see `split`."""
+    return summed(function, split(samples, num_parts))
+
+
 def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
     """Concatenates the leaves of each dtype, so that rows are gathered once per dtype.
 

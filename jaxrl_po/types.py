@@ -261,8 +261,8 @@ def _composed(
     return step
 
 
-Shorten = Callable[[Samples, int], Samples]
-"""`(samples, n) -> samples` with the first n slots of each row, and what `apply` reads for them."""
+SumInParts = Callable[..., Any]
+"""`(function, samples, num_parts) -> sum` of a function over parts, see `minibatches`."""
 
 
 class Problem(NamedTuple):
@@ -288,7 +288,8 @@ class Problem(NamedTuple):
       turns: an episode is a dialogue, and `Batch.step_end` marks the ends of its turns.
       actor: how a policy with memory acts in an environment, step after step, see
         `control.Actor`; None for any other, which is its `apply`.
-      shorten: see `Shorten`; None where all rows are of one length, or are not rows of `Samples`.
+      by_length: `minibatches.sum_in_parts` of rows of unequal length, in less time, see `lengths`;
+        None where all are of one length.
       grouped: `grouped(inputs)`, for rows group by group, stores once what the members of a group
         share. `apply` takes it in place of `inputs`, with the same result. None if there is nothing
         to save.
@@ -306,7 +307,7 @@ class Problem(NamedTuple):
     turns: bool = False
     staleness: int = 0
     actor: Any = None
-    shorten: Shorten | None = None
+    by_length: SumInParts | None = None
     grouped: Callable[[Any], Any] | None = None
     target: Any = None
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_po import lengths, masked, minibatches, optimizers
+from jaxrl_po import masked, minibatches, optimizers
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import Metrics, PyTree, Shorten
+from jaxrl_po.types import Metrics, PyTree, SumInParts
 
 Loss = Callable[[PyTree, Any], tuple[tuple[Mean, ...], Metrics]]
 Stop = Callable[[Metrics], jax.Array]
@@ -32,8 +32,7 @@ def gradient_update(
     num_minibatches: int = 1,
     num_microbatches: int = 1,
     slots: int | None = None,
-    shorten: Shorten | None = None,
-    in_order: bool = False,
+    by_length: SumInParts | None = None,
     stop: Stop | None = None,
     target: Target | None = None,
     axis_name: str | None = None,
@@ -54,11 +53,9 @@ def gradient_update(
       num_minibatches: gradient steps per pass; with 1, rows are not shuffled.
       num_microbatches: parts of each minibatch, to bound memory; gradients are accumulated.
       slots: of a row, T of rows `[T]`: a core of a CPU computes a microbatch in parts that stay in
-        its cache, see `minibatches.in_cache`. None, rows in order and rows that are cut by
-        `shorten` are computed whole.
-      shorten: see `Problem`; with it and several microbatches, the rows of a minibatch are sorted
-        by length, and each microbatch is computed up to its longest row. None computes all slots.
-      in_order: do not sort rows, which `apply` reads as whole groups.
+        its cache, see `minibatches.in_cache`. With None a microbatch is computed whole.
+      by_length: see `Problem`; sums over several microbatches, each computed up to its longest row.
+        None computes all slots.
       stop: `stop(metrics) -> bool []`, evaluated before each step on the minibatch's metrics,
         pooled over devices; once true, neither that step nor any later one is taken. None never
         stops.
@@ -76,10 +73,8 @@ def gradient_update(
       ConfigError: rows do not divide into minibatches, microbatches or devices.
     """
     if num_microbatches == 1:  # the longest of all rows is mostly as long as it may be
-        shorten = None
-    step_of = _Steps(
-        loss, optimizer, num_microbatches, slots, shorten, in_order, stop, target, axis_name
-    )
+        by_length = None
+    step_of = _Steps(loss, optimizer, num_microbatches, slots, by_length, stop, target, axis_name)
 
     def update(
         params: PyTree, opt_state: PyTree, samples: Any, key: jax.Array, scale: Number = 1.0
@@ -93,19 +88,12 @@ def gradient_update(
             )
 
         steps = num_epochs * num_minibatches
-        by_length = shorten is not None and not in_order
-        if num_minibatches == 1:
-            orders = None
-            if by_length:
-                samples = lengths.sort(samples)
-        else:
+        orders = None
+        if num_minibatches > 1:
             order = jax.vmap(
                 lambda key: minibatches.shuffle(key, rows, num_minibatches, axis_name=axis_name)
             )
             orders = order(jax.random.split(key, num_epochs)).reshape(steps, -1)
-            if by_length:
-                of_rows = lengths.lengths(samples)[orders]
-                orders = jnp.take_along_axis(orders, jnp.argsort(of_rows, axis=1), axis=1)
             matrices, unpack = minibatches.pack(samples)
 
         def rows_of(order: jax.Array | None) -> Any:
@@ -137,8 +125,7 @@ class _Steps(NamedTuple):
     optimizer: optax.GradientTransformation
     num_microbatches: int
     slots: int | None
-    shorten: Shorten | None
-    in_order: bool
+    by_length: SumInParts | None
     stop: Stop | None
     target: Target | None
     axis_name: str | None
@@ -146,9 +133,10 @@ class _Steps(NamedTuple):
     def counts(self, params: PyTree, samples: Any) -> tuple[jax.Array, ...]:
         """The denominators of one minibatch, of this device's rows."""
         # They do not depend on parameters, so the compiler removes everything else from this pass.
-        return minibatches.summed(
+        return minibatches.sum_in_parts(
             lambda part: tuple(mean.count for mean in self.loss(params, part)[0]),
-            minibatches.split(samples, self.num_microbatches),
+            samples,
+            self.num_microbatches,
         )
 
     def objective(
@@ -165,11 +153,10 @@ class _Steps(NamedTuple):
         self, params: PyTree, samples: Any, counts: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, PyTree, Metrics]:
         """Global loss and gradient, and the local metrics, of one minibatch."""
-        num_parts = self.num_microbatches
-        if self.slots is not None and self.shorten is None and not self.in_order:
+        num_parts, sum_in_parts = self.num_microbatches, self.by_length or minibatches.sum_in_parts
+        if self.slots is not None and self.by_length is None:
             rows = jax.tree.leaves(samples)[0].shape[0] // num_parts
             num_parts *= minibatches.in_cache(rows, self.slots, self.target)
-        parts = minibatches.split(samples, num_parts)
 
         def of_part(part: Any) -> tuple[jax.Array, PyTree, Metrics]:
             (value, metrics), gradient = jax.value_and_grad(self.objective, has_aux=True)(
@@ -177,7 +164,7 @@ class _Steps(NamedTuple):
             )
             return value, optimizers.widened(gradient), metrics
 
-        value, gradient, metrics = minibatches.summed(lengths.cut(of_part, self.shorten), parts)
+        value, gradient, metrics = sum_in_parts(of_part, samples, num_parts)
         value, gradient = masked.psum((value, gradient), self.axis_name)
         return value, gradient, metrics
 

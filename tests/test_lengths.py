@@ -48,7 +48,6 @@ def test_rows_are_cut_to_the_next_length(longest, computed):
     samples = samples_of([0, longest, 1])
     slots, total = jax.jit(lengths.cut(count, shorten))(samples)
     assert (slots, total) == (computed, count(samples)[1])
-    assert lengths.cut(count, None) is count
 
 
 def test_a_gap_counts():
@@ -72,7 +71,7 @@ def test_side_by_side_all_are_cut_to_the_longest_and_one_branch_runs():
 
 
 @functools.cache
-def slots(**options):
+def slots(in_order=False, **options):
     """A program: a key to the slots that the updates of `ROWS` compute."""
 
     def loss(params, samples):
@@ -80,7 +79,8 @@ def slots(**options):
         mean = Mean(params * samples.mask.sum(), samples.mask.sum().astype(float))
         return (mean,), {"slots": Mean(slots, jnp.float32(1.0))}
 
-    update = updates.gradient_update(loss, optax.sgd(0.1), shorten=shorten, **options)
+    by_length = functools.partial(lengths.by_length(shorten), in_order=in_order)
+    update = updates.gradient_update(loss, optax.sgd(0.1), by_length=by_length, **options)
     params = jnp.float32(1.0)
     begun = params, optax.sgd(0.1).init(params), samples_of(ROWS)
     return jax.jit(lambda key: update(*begun, key)[2]["slots"].total)
@@ -127,7 +127,7 @@ def learner_of(name, placement, *, whole=False):
     make, config, model, critic = METHODS[name]
     problem = problem_of(model, critic=None if critic is None else critic.clone(outputs=1))
     config = dataclasses.replace(config, axis_name=placement.axis_name)
-    problem = problem._replace(shorten=None) if whole else problem
+    problem = problem._replace(by_length=None) if whole else problem
     return parallel.over_devices(make(config, problem), placement)
 
 
@@ -202,10 +202,10 @@ def test_an_update_is_that_of_whole_rows(name, seeds, devices):
 
 
 def test_short_budgets_and_dialogues_are_not_cut():
-    assert problem_of(SHALLOW, budget=16).shorten is None
+    assert problem_of(SHALLOW, budget=16).by_length is None
     game = dialogues.higher_lower(8, max_turns=3)
     model = SHALLOW.clone(vocabulary=game.tokenizer.size)
-    assert dialogues.make_problem(game, model, num_prompts=2, group_size=2).shorten is None
+    assert dialogues.make_problem(game, model, num_prompts=2, group_size=2).by_length is None
 
 
 def test_the_kl_of_an_update_is_that_of_whole_rows():
@@ -220,7 +220,7 @@ def test_the_kl_of_an_update_is_that_of_whole_rows():
         # Eight rows: in four parts of two, sorted by length.
         parts, whole = (
             actor_critic.update_kl(each, params, samples, num_parts=num_parts)["kl"]
-            for each, num_parts in ((problem, 3), (problem._replace(shorten=None), 1))
+            for each, num_parts in ((problem, 3), (problem._replace(by_length=None), 1))
         )
         return parts, whole, batch.mask
 

@@ -435,9 +435,9 @@ WRONG = [
     ),
     Wrong(
         "the rows of shuffled minibatches are not sorted",
-        "updates",
-        "jnp.take_along_axis(orders, jnp.argsort(of_rows, axis=1), axis=1)",
-        "jnp.take_along_axis(orders, jnp.argsort(0 * of_rows, axis=1), axis=1)",
+        "lengths",
+        "rows = samples if in_order else sort(samples)",
+        "rows = samples",
         ("test_lengths.py::test_shuffled_rows_are_sorted_within_their_minibatch",),
     ),
     Wrong(
@@ -450,8 +450,8 @@ WRONG = [
     Wrong(
         "whole groups are sorted by row",
         "algorithms.group_policy",
-        "in_order=grouped is not None,\n            target",
-        "in_order=False,\n            target",
+        "functools.partial(problem.by_length, in_order=True)",
+        "problem.by_length",
         ("test_lengths.py::test_an_update_is_that_of_whole_rows[in groups-1]",),
     ),
     Wrong(

@@ -133,16 +133,19 @@ WRONG = [
     ),
     Wrong(
         "rows that are read as whole groups are computed in parts",
-        "updates",
-        "self.slots is not None and self.shorten is None and not self.in_order",
-        "self.slots is not None and self.shorten is None",
-        ("test_updates.py::test_a_core_computes_a_minibatch_in_parts_to_the_same_effect",),
+        "algorithms.group_policy",
+        "slots=slots if grouped is None else None",
+        "slots=slots",
+        (
+            "test_shared_prompts.py::"
+            "test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows[3]",
+        ),
     ),
     Wrong(
         "rows that are cut at the longest are computed in more parts",
         "updates",
-        "self.slots is not None and self.shorten is None and not self.in_order",
-        "self.slots is not None and not self.in_order",
+        "self.slots is not None and self.by_length is None",
+        "self.slots is not None",
         ("test_lengths.py::test_rows_that_are_cut_are_computed_in_no_more_parts",),
     ),
     Wrong(

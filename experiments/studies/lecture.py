@@ -84,7 +84,7 @@ def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
             score=right.reshape(groups),
         )
 
-    return problem._replace(init=init, apply=apply, collect=collect, grouped=None, shorten=None)
+    return problem._replace(init=init, apply=apply, collect=collect, grouped=None, by_length=None)
 
 
 def outcomes(rows: int, size: int) -> jax.Array:

@@ -12,7 +12,6 @@ from jaxrl_po import (
     advantages,
     divergences,
     learner,
-    lengths,
     losses,
     masked,
     minibatches,
@@ -326,7 +325,7 @@ def gradient_steps(
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
         slots=surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target),
-        shorten=problem.shorten if beside is None else None,
+        by_length=problem.by_length if beside is None else None,
         stop=stop,
         target=problem.target,
         axis_name=config.axis_name,
@@ -414,7 +413,6 @@ def update_kl(
     samples: Samples,
     *,
     num_parts: int = 1,
-    in_order: bool = False,
 ) -> Metrics:
     """Metric `kl` of an update: the k3 estimate of KL(old ‖ new), in nats, on the old samples.
 
@@ -424,7 +422,6 @@ def update_kl(
       samples: rows; those of a sampler μ that is not the old policy are weighted by π_old / μ.
       num_parts: smallest number of parts to process one after another, to bound memory. Several
         parts are sorted by length.
-      in_order: see `updates.gradient_update`.
     """
     policy = policy_of(problem)
     rows = samples.mask.shape[0]
@@ -439,8 +436,5 @@ def update_kl(
         return masked.total(kl, part.mask)
 
     # The parts one after another, their totals and counts added up.
-    shorten = problem.shorten if num_parts > 1 else None
-    if shorten is not None and not in_order:
-        samples = lengths.sort(samples)
-    parts = minibatches.split(samples, num_parts)
-    return {"kl": minibatches.summed(lengths.cut(total, shorten), parts)}
+    by_length = problem.by_length if num_parts > 1 else None
+    return {"kl": (by_length or minibatches.sum_in_parts)(total, samples, num_parts)}

@@ -273,7 +273,8 @@ def in_groups(problem: Problem, grouped: Callable[[PyTree], PyTree]) -> Problem:
     def apply(params: ActorCritic, inputs: PyTree) -> tuple[Any, jax.Array]:
         return problem.apply(params, grouped(inputs))
 
-    return problem._replace(apply=apply)
+    by_length = problem.by_length and functools.partial(problem.by_length, in_order=True)
+    return problem._replace(apply=apply, by_length=by_length)
 
 
 def require_group(reward: jax.Array) -> None:
@@ -358,17 +359,17 @@ def make(
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         of_budget = functools.partial(loss, steps=samples.mask.shape[1])
         trained_on = samples._replace(measured=None)
+        slots = surrogates.slots(
+            surrogate, trained_on, config.num_minibatches, num_parts, problem.target
+        )
         update = updates.gradient_update(
             actor_critic.wrt_policy(of_budget, state.params),
             optimizer,
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            slots=surrogates.slots(
-                surrogate, trained_on, config.num_minibatches, num_parts, problem.target
-            ),
-            shorten=problem.shorten,
-            in_order=grouped is not None,
+            slots=slots if grouped is None else None,
+            by_length=problem.by_length,
             target=problem.target,
             axis_name=config.axis_name,
         )
@@ -384,7 +385,6 @@ def make(
             params,
             samples.measured,
             num_parts=-(-num_parts // KL_STRIDE),
-            in_order=grouped is not None,
         )
         if samples.teacher_log_prob is None:  # else every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)

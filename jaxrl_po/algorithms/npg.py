@@ -117,9 +117,10 @@ def make(
             search=search,
             axis_name=config.axis_name,
         )
-        parts = minibatches.split(samples, config.num_microbatches)
-        entropy = minibatches.summed(
-            lambda part: losses.token_mean(policy(params, part).entropy(), part.mask), parts
+        entropy = minibatches.sum_in_parts(
+            lambda part: losses.token_mean(policy(params, part).entropy(), part.mask),
+            samples,
+            config.num_microbatches,
         )
         new, metrics = update(params.policy, samples)
         kl = actor_critic.update_kl(

@@ -128,8 +128,9 @@ def make(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
         )
-        parts = minibatches.split((rows, old), config.num_parts)
-        metrics["exact_kl"] = minibatches.summed(functools.partial(exact_kl, params), parts)
+        metrics["exact_kl"] = minibatches.sum_in_parts(
+            functools.partial(exact_kl, params), (rows, old), config.num_parts
+        )
         metrics |= actor_critic.update_kl(problem, params, rows, num_parts=config.num_parts)
         return params, opt_state, metrics
 

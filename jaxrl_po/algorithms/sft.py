@@ -75,7 +75,7 @@ def make(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            shorten=problem.shorten,
+            by_length=problem.by_length,
             target=problem.target,
             axis_name=config.axis_name,
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend, masked
+from jaxrl_po import backend, lengths, masked
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, ConfigError, check, record, static
 from jaxrl_po.language import lora, sampling
@@ -118,7 +118,7 @@ def make_problem(
         collect,
         networks.apply,
         lambda samples: samples,
-        shorten=shorten_after(task.prompt_length),
+        by_length=lengths.by_length(shorten_after(task.prompt_length)),
         target=target,
     )
 

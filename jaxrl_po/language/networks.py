@@ -17,7 +17,8 @@ from jaxrl_po.language.tasks.types import DATA, Task
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
-from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples, Shorten
+from jaxrl_po.lengths import Shorten
+from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples
 
 AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
 
@@ -201,7 +202,7 @@ def make_networks(
 
 
 def shorten_after(prompt_length: int) -> Shorten:
-    """`Problem.shorten` of rows of `Sequences` whose prompts have L tokens, padding included."""
+    """`lengths.Shorten` of rows of `Sequences` whose prompts have L tokens, padding included."""
 
     def shorten(samples: Samples, steps: int) -> Samples:
         tokens = samples.inputs.tokens[:, : prompt_length + steps]

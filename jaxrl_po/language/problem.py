@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po import backend, masked
+from jaxrl_po import backend, lengths, masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
 from jaxrl_po.config import (
@@ -274,7 +274,7 @@ def make_problem(
         rows,
         _drawn_from(task, prompt_set).strata,
         exact_sampler=networks.exact_sampler,
-        shorten=shorten_after(task.prompt_length) if budget >= CUT else None,
+        by_length=lengths.by_length(shorten_after(task.prompt_length)) if budget >= CUT else None,
         grouped=networks.grouped,
         staleness=sampler.staleness,
         target=target,

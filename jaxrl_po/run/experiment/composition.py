@@ -103,7 +103,7 @@ class Composition(NamedTuple):
                 num_parts=method.num_minibatches * method.num_microbatches,
             )
         if self.placement.cuts_params:  # the prompts of some devices would be read on others
-            problem = problem._replace(grouped=None, shorten=None)
+            problem = problem._replace(grouped=None, by_length=None)
         learner: Learner = self.algorithm.make(
             dataclasses.replace(method, axis_name=self.placement.axis_name), problem
         )
