@@ -66,7 +66,7 @@ def trust_region_update(
 
     def update(params: PyTree, samples: Any) -> tuple[PyTree, Metrics]:
         parts = minibatches.split(samples, num_microbatches)
-        subset, subset_mask = minibatches.every(fisher_stride, parts, axis_name)
+        subset, subset_mask = every(fisher_stride, parts, axis_name)
         old = jax.lax.map(lambda part: jax.lax.stop_gradient(policy(params, part)), parts)
 
         def pooled(function: Callable[..., Any], *of_parts: Any) -> Any:
@@ -131,3 +131,31 @@ def trust_region_update(
         return after, metrics | {name: masked.total(x.astype(float)) for name, x in always.items()}
 
     return update
+
+
+def every(stride: int, parts: Any, axis_name: str | None) -> tuple[Any, jax.Array]:
+    """Every n-th row, counted over all parts and devices, so that the rows depend on neither.
+
+    Args:
+      stride: n.
+      parts: samples with a `mask`, leaves `[parts, rows, …]`, in order; the rows of a device follow
+        those of the device before it.
+      axis_name: device axis, or None.
+
+    Returns:
+      The rows, leaves `[parts, ⌈rows / n⌉, …]`, and their mask, False where a part has one row
+      fewer.
+    """
+    num_parts, rows = parts.mask.shape[:2]
+    if rows % stride == 0:  # row 0 of each part is selected: a slice is enough
+        subset = jax.tree.map(lambda x: x[:, ::stride], parts)
+        return subset, subset.mask
+    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    # In each part, the first row whose global number is a multiple of n.
+    first = -(device * num_parts + jnp.arange(num_parts)) * rows % stride
+    index = first[:, None] + stride * jnp.arange(-(-rows // stride))[None, :]
+    subset = jax.tree.map(
+        lambda x: jax.vmap(lambda part, index: part[index])(x, jnp.minimum(index, rows - 1)), parts
+    )
+    within = (index < rows).reshape(index.shape + (1,) * (subset.mask.ndim - 2))
+    return subset, subset.mask & within

@@ -58,39 +58,24 @@ def adam(
       epsilon: Adam's, outside the square root.
       flat_up_to: see `flat_if_small`.
     """
-    return in_float32(
-        flat_if_small(
-            optax.chain(
-                optax.clip_by_global_norm(max_grad_norm),
-                optax.scale_by_adam(eps=epsilon),
-                optax.scale(-1.0 * learning_rate),
-            ),
-            flat_up_to,
-        )
+    return clipped(
+        optax.scale_by_adam(eps=epsilon),
+        learning_rate,
+        max_grad_norm=max_grad_norm,
+        flat_up_to=flat_up_to,
     )
 
 
-def rmsprop(
-    learning_rate: Number, *, max_grad_norm: Number, decay: float = 0.99, epsilon: Number = 1e-5
+def clipped(
+    direction: optax.GradientTransformation,
+    learning_rate: Number,
+    *,
+    max_grad_norm: Number,
+    flat_up_to: int = FLAT_UP_TO,
 ) -> optax.GradientTransformation:
-    """RMSProp on gradients clipped by their global norm; A2C's optimizer.
-
-    Args:
-      learning_rate: step size, may be traced.
-      max_grad_norm: gradients of a larger global norm are scaled down to it.
-      decay: of the mean square.
-      epsilon: outside the square root.
-    """
-    return in_float32(
-        flat_if_small(
-            optax.chain(
-                optax.clip_by_global_norm(max_grad_norm),
-                optax.scale_by_rms(decay=decay, eps=epsilon, eps_in_sqrt=False),
-                optax.scale(-1.0 * learning_rate),
-            ),
-            FLAT_UP_TO,
-        )
-    )
+    """Steps in a direction, as Adam's, of gradients clipped by their global norm; see `adam`."""
+    clip, scale = optax.clip_by_global_norm(max_grad_norm), optax.scale(-1.0 * learning_rate)
+    return in_float32(flat_if_small(optax.chain(clip, direction, scale), flat_up_to))
 
 
 def widened(tree: PyTree) -> PyTree:

@@ -182,8 +182,8 @@ WRONG = [
     Wrong(
         "Adam climbs",
         "optimizers",
-        "optax.scale_by_adam(eps=epsilon), optax.scale(-1.0 * learning_rate)",
-        "optax.scale_by_adam(eps=epsilon), optax.scale(learning_rate)",
+        "optax.scale(-1.0 * learning_rate)",
+        "optax.scale(learning_rate)",
         (
             "test_step_sizes.py::test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut[grpo]",
         ),
@@ -191,8 +191,8 @@ WRONG = [
     Wrong(
         "the norm is cut after Adam",
         "optimizers",
-        "optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(eps=epsilon), optax",
-        "optax.scale_by_adam(eps=epsilon), optax.clip_by_global_norm(max_grad_norm), optax",
+        "optax.chain(clip, direction, scale)",
+        "optax.chain(direction, clip, scale)",
         (
             "test_step_sizes.py::test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut[grpo]",
         ),

@@ -408,8 +408,8 @@ WRONG = [
     Wrong(
         "the groups of a KL are counted from the first of each device",
         "algorithms.group_policy",
-        "minibatches.every(stride, groups, axis_name)",
-        "minibatches.every(stride, groups, None)",
+        "natural_updates.every(stride, groups, axis_name)",
+        "natural_updates.every(stride, groups, None)",
         ("test_group_policy.py::test_every_fourth_group_is_counted_over_devices[2]",),
     ),
     Wrong(

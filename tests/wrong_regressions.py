@@ -292,7 +292,7 @@ WRONG = [
     ),
     Wrong(
         "a stride that starts anew in every part and on every device",
-        "minibatches",
+        "natural_updates",
         "first = -(device * num_parts + jnp.arange(num_parts)) * rows % stride",
         "first = 0 * (device * num_parts + jnp.arange(num_parts))",
         ("test_fisher.py::test_the_fisher_stride_counts_rows_over_devices_and_parts",),

@@ -5,6 +5,7 @@ One gradient step per short rollout on
 """
 
 import jax
+import optax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import learner, losses, optimizers
@@ -27,6 +28,14 @@ class Config(JointLoss):
     entropy_coefficient: Number = number(
         0.01, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
     )
+
+
+def rmsprop(
+    learning_rate: Number, *, max_grad_norm: Number, epsilon: Number
+) -> optax.GradientTransformation:
+    """RMSProp with a decay of 0.99, its ε outside the square root; arguments as for `adam`."""
+    direction = optax.scale_by_rms(decay=0.99, eps=epsilon, eps_in_sqrt=False)
+    return optimizers.clipped(direction, learning_rate, max_grad_norm=max_grad_norm)
 
 
 def make(
@@ -58,7 +67,7 @@ def make(
     config.validate()
     problem, surrogate = problem.on(target), surrogates.checked(surrogate)
     actor_critic.require_on_policy(problem)
-    optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.rmsprop)
+    optimizer = actor_critic.choose_optimizer(config, optimizer, rmsprop)
 
     def loss(params: ActorCritic, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:
         distribution, value = problem.apply(params, samples.inputs)

@@ -19,7 +19,7 @@ from jaxrl_po import (
     learner,
     losses,
     masked,
-    minibatches,
+    natural_updates,
     optimizers,
     updates,
 )
@@ -261,9 +261,9 @@ def trained(samples: Samples, group_size: int, extra_samples: int) -> Samples:
 
 
 def every_group(stride: int, samples: Samples, group_size: int, axis_name: str | None) -> Samples:
-    """The rows of every n-th group, counted over all devices; see `minibatches.every`."""
+    """The rows of every n-th group, counted over all devices; see `natural_updates.every`."""
     groups = jax.tree.map(lambda x: x.reshape(1, -1, group_size, *x.shape[1:]), samples)
-    chosen, mask = minibatches.every(stride, groups, axis_name)
+    chosen, mask = natural_updates.every(stride, groups, axis_name)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chosen._replace(mask=mask))
 
 
