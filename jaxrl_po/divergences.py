@@ -122,13 +122,11 @@ def adapt_coefficient(
       >>> float(adapt_coefficient(jnp.float32(1.0), jnp.float32(0.02), 0.01))
       2.0
     """
-    coefficient, kl = jnp.asarray(coefficient), jnp.asarray(kl)
-    chex.assert_rank([coefficient, kl], 0)
+    kl = jnp.asarray(kl)
     scale = jnp.where(
         kl > tolerance * target, factor, jnp.where(kl < target / tolerance, 1.0 / factor, 1.0)
     )
-    # Bounded, so that β neither underflows to 0 nor overflows and can always adapt back.
-    return jnp.where(jnp.isfinite(kl), jnp.clip(coefficient * scale, 1e-8, 1e8), coefficient)
+    return _scaled(coefficient, kl, scale)
 
 
 def adapt_proportionally(
@@ -156,9 +154,13 @@ def adapt_proportionally(
       >>> round(float(beta), 4)  # 1 + 0.1 · 0.1
       1.01
     """
-    coefficient, kl = jnp.asarray(coefficient), jnp.asarray(kl)
-    chex.assert_rank([coefficient, kl], 0)
+    kl = jnp.asarray(kl)
     error = jnp.clip((kl - target) / target, -limit, limit)
-    return jnp.where(
-        jnp.isfinite(kl), jnp.clip(coefficient * (1.0 + gain * error), 1e-8, 1e8), coefficient
-    )
+    return _scaled(coefficient, kl, 1.0 + gain * error)
+
+
+def _scaled(coefficient: jax.Array, kl: jax.Array, scale: jax.Array) -> jax.Array:
+    """`β · scale` within [1e-8, 1e8], so that β can always adapt back; β after a KL not finite."""
+    coefficient = jnp.asarray(coefficient)
+    chex.assert_rank([coefficient, kl], 0)
+    return jnp.where(jnp.isfinite(kl), jnp.clip(coefficient * scale, 1e-8, 1e8), coefficient)

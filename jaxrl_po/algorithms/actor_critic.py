@@ -371,9 +371,7 @@ def joint_loss(
 
 
 def choose_optimizer(
-    config: Any,
-    given: Optimizer,
-    default: Callable[..., optax.GradientTransformation],
+    config: Any, given: Optimizer, default: Callable[..., optax.GradientTransformation]
 ) -> optax.GradientTransformation:
     """The given optimizer, or the default with the config's step size, gradient-norm clip and ε.
 
@@ -408,11 +406,7 @@ def require_on_policy(problem: Problem) -> None:
 
 
 def update_kl(
-    problem: Problem,
-    params: ActorCritic,
-    samples: Samples,
-    *,
-    num_parts: int = 1,
+    problem: Problem, params: ActorCritic, samples: Samples, *, num_parts: int = 1
 ) -> Metrics:
     """Metric `kl` of an update: the k3 estimate of KL(old ‖ new), in nats, on the old samples.
 

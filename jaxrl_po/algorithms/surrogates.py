@@ -95,11 +95,7 @@ def checked(surrogate: Surrogate) -> Surrogate:
 
 
 def slots(
-    surrogate: Surrogate,
-    samples: Samples,
-    num_minibatches: int,
-    num_parts: int,
-    target: Target,
+    surrogate: Surrogate, samples: Samples, num_minibatches: int, num_parts: int, target: Target
 ) -> int | None:
     """Elements in a row, or None if a minibatch must stay whole; see `updates.gradient_update`.
 
