@@ -5,6 +5,7 @@ towards `target_kl`, or adapted within an iteration until the batch's KL is near
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -82,39 +83,16 @@ def make(
     policy = actor_critic.policy_of(problem)
     surrogate = surrogates.checked(surrogate)
 
-    def divergence(old: Distribution, new: Distribution) -> jax.Array:
-        return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)
-
-    def loss(
-        params: ActorCritic, samples_and_old: tuple[Samples, Distribution], *, beta: jax.Array
-    ) -> tuple[tuple[Mean, ...], Metrics]:
-        samples, old = samples_and_old
-        distribution, value = problem.apply(params, samples.inputs)
-        log_prob = distribution.log_prob(samples.action)
-        policy_loss, others = surrogate(log_prob, samples)
-        return actor_critic.joint_loss(
-            config,
-            distribution,
-            samples,
-            policy_loss=policy_loss + beta * divergence(old, distribution),
-            value_loss=losses.squared_value(value, samples.target),
-            approximate_kl=divergences.k3(samples.log_prob, log_prob),
-            **others,
-        )
+    loss = make_loss(config, problem, surrogate)
 
     def exact_kl(params: ActorCritic, part: tuple[Samples, Distribution]) -> Mean:
         samples, old = part
-        return masked.total(divergence(old, policy(params, samples)), samples.mask)
+        return masked.total(divergence(config, old, policy(params, samples)), samples.mask)
 
     def optimise(state: TrainState, beta: jax.Array, rows: Samples, key: jax.Array) -> Update:
         """One update from the old parameters with a given β, and its KL."""
-        # The old distributions are shuffled along with the samples.
-        old, shape = policy(state.params, rows), rows.mask.shape
-        if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(old)):
-            raise ConfigError(
-                "the penalty keeps the old distribution of every token, which is too much for a "
-                "vocabulary of this size: take ppo, which needs log-probabilities alone"
-            )
+        old = policy(state.params, rows)  # shuffled along with the samples
+        require_kept(old, rows)
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,
             problem,
@@ -138,35 +116,19 @@ def make(
         kl = masked.psum(metrics["exact_kl"], config.axis_name).value()
         return divergences.adapt_coefficient(beta, kl, config.target_kl)
 
-    def satisfy(
-        state: TrainState, rows: Samples, key: jax.Array, first: Update
-    ) -> tuple[jax.Array, Update]:
-        """Repeats the update from the old parameters until β no longer changes."""
-
-        # Each round restarts from `state` and discards the update before it. With rows sharded, all
-        # devices run the same number of rounds, since `adapt` pools the KL.
-        def unsatisfied(carry: tuple[jax.Array, jax.Array, Update]) -> jax.Array:
-            rounds, beta, (_, _, metrics) = carry
-            return (rounds < config.max_rounds) & (adapt(beta, metrics) != beta)
-
-        def again(
-            carry: tuple[jax.Array, jax.Array, Update],
-        ) -> tuple[jax.Array, jax.Array, Update]:
-            rounds, beta, (_, _, metrics) = carry
-            beta = adapt(beta, metrics)
-            return rounds + 1, beta, optimise(state, beta, rows, jax.random.fold_in(key, rounds))
-
-        carry = jnp.int32(1), state.kl_coefficient, first
-        rounds, beta, (params, opt_state, metrics) = jax.lax.while_loop(unsatisfied, again, carry)
-        count = Mean(rounds.astype(jnp.float32), jnp.float32(1.0))
-        return beta, (params, opt_state, {**metrics, "rounds": count})
-
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
         rows, beta = problem.rows(samples), state.kl_coefficient
         first_key, further_key = jax.random.split(key)
         update = optimise(state, beta, rows, first_key)
         if config.penalty == SATISFIED:
-            beta, update = satisfy(state, rows, further_key, update)
+            beta, update = satisfied(
+                lambda beta, key: optimise(state, beta, rows, key),
+                adapt,
+                beta,
+                update,
+                further_key,
+                max_rounds=config.max_rounds,
+            )
         params, opt_state, metrics = update
         metrics["kl_coefficient"] = Mean(beta, jnp.float32(1.0))
         if config.penalty == ADAPTIVE:
@@ -182,3 +144,83 @@ def make(
         num_parts=config.num_parts,
         axis_name=config.axis_name,
     )
+
+
+def divergence(config: Config, old: Distribution, new: Distribution) -> jax.Array:
+    """The exact KL between the two policies, in nats, in the direction of `kl_direction`."""
+    return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)
+
+
+def make_loss(config: Config, problem: Problem, surrogate: Surrogate) -> Callable[..., Any]:
+    """`loss(params, (samples, old), *, beta) -> (means, metrics)`, with the penalty β · KL."""
+
+    def loss(
+        params: ActorCritic, samples_and_old: tuple[Samples, Distribution], *, beta: jax.Array
+    ) -> tuple[tuple[Mean, ...], Metrics]:
+        samples, old = samples_and_old
+        distribution, value = problem.apply(params, samples.inputs)
+        log_prob = distribution.log_prob(samples.action)
+        policy_loss, others = surrogate(log_prob, samples)
+        return actor_critic.joint_loss(
+            config,
+            distribution,
+            samples,
+            policy_loss=policy_loss + beta * divergence(config, old, distribution),
+            value_loss=losses.squared_value(value, samples.target),
+            approximate_kl=divergences.k3(samples.log_prob, log_prob),
+            **others,
+        )
+
+    return loss
+
+
+def require_kept(old: Distribution, rows: Samples) -> None:
+    """Raises ConfigError if the old distributions are too large to keep one for each action."""
+    shape = rows.mask.shape
+    if any(leaf.shape[: len(shape)] != shape for leaf in jax.tree.leaves(old)):
+        raise ConfigError(
+            "the penalty keeps the old distribution of every token, which is too much for a "
+            "vocabulary of this size: take ppo, which needs log-probabilities alone"
+        )
+
+
+def satisfied(
+    optimise: Callable[[jax.Array, jax.Array], Update],
+    adapt: Callable[[jax.Array, Metrics], jax.Array],
+    beta: jax.Array,
+    first: Update,
+    key: jax.Array,
+    *,
+    max_rounds: int,
+) -> tuple[jax.Array, Update]:
+    """Repeats an update from the old parameters until β no longer changes.
+
+    Each round discards the update before it. With rows sharded, all devices run the same number of
+    rounds, since `adapt` pools the KL.
+
+    Args:
+      optimise: `(beta, key) -> update`, from the old parameters.
+      adapt: `(beta, metrics) -> beta`.
+      beta: of the first update.
+      first: the first update.
+      key: consumed.
+      max_rounds: the most updates, the first included.
+
+    Returns:
+      β and the last update, with the metric `rounds`.
+    """
+    Carry = tuple[jax.Array, jax.Array, Update]
+
+    def unsatisfied(carry: Carry) -> jax.Array:
+        rounds, beta, (_, _, metrics) = carry
+        return (rounds < max_rounds) & (adapt(beta, metrics) != beta)
+
+    def again(carry: Carry) -> Carry:
+        rounds, beta, (_, _, metrics) = carry
+        beta = adapt(beta, metrics)
+        return rounds + 1, beta, optimise(beta, jax.random.fold_in(key, rounds))
+
+    rounds, beta, last = jax.lax.while_loop(unsatisfied, again, (jnp.int32(1), beta, first))
+    params, opt_state, metrics = last
+    count = Mean(rounds.astype(jnp.float32), jnp.float32(1.0))
+    return beta, (params, opt_state, {**metrics, "rounds": count})

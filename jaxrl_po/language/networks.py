@@ -115,45 +115,8 @@ def make_networks(
     Raises:
       ConfigError: for an invalid argument, which the message names.
     """
-    if old_log_prob == AUTO:
-        # Below float32 the cached and the whole forward pass round differently. A custom module
-        # need not have a dtype.
-        dtype = getattr(model, "dtype", jnp.float32)
-        whole = jnp.promote_types(dtype, jnp.float32) == dtype and exact_products(target)
-        old_log_prob = SAMPLER if whole and not sampler.differs(model) else LEARNER
-    check_vocabulary(source, model)
-    # A custom module need not know of adapters either.
-    adapters: lora.Lora | None = getattr(model, "lora", None)
-    check_adapters(model)
-    if initial is not None:
-        check_parameters(model, initial)
-    elif adapters is not None:
-        raise ConfigError("initial must be given where the model has adapters: it is their base")
-    if critic is not None:
-        check_vocabulary(source, critic)
-        if critic.outputs != 1:
-            raise ConfigError(f"critic must have outputs = 1, got {critic.outputs}")
-
-    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
-        policy_key, critic_key, warm_key = jax.random.split(key, 3)
-        tokens, pad = jnp.zeros((1, source.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
-        policy: PyTree = initial
-        frozen: dict[str, PyTree] = {}
-        if isinstance(source, Task) and source.data is not None:
-            frozen[DATA] = jax.tree.map(jnp.asarray, source.data)
-        if initial is None or adapters is not None:
-            policy = model.init(policy_key, tokens, pad)
-        if adapters is not None:
-            assert initial is not None
-            policy, frozen[lora.BASE] = {lora.ADAPTERS: policy[lora.ADAPTERS]}, initial[lora.BASE]
-        if isinstance(warm, WarmStart):
-            policy = warm_start(lora.over(model, frozen), policy, source, warm, warm_key)
-        elif warm is not None:
-            policy = warm(policy, warm_key)
-        value = None if critic is None else critic.init(critic_key, tokens, pad)
-        return ActorCritic(policy, value, frozen or None), CollectorState(
-            {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
-        )
+    check_models(source, model, critic, initial)
+    init = make_init(source, model, critic, initial, warm, num_prompts=num_prompts)
 
     def after_prompt(inputs: Inputs) -> int:
         """Tokens after the prompt: N, or fewer where rows were cut."""
@@ -198,7 +161,72 @@ def make_networks(
     # In models of few blocks it gains little, and sums would have another order.
     deep = isinstance(model, Transformer) and model.scanned
     shares = deep and critic is None and group_size > 1
-    return Networks(init, apply, value, old_log_prob == SAMPLER, grouped if shares else None)
+    alike = old_log_prob == AUTO and rounds_alike(model, sampler, target)
+    exact = alike or old_log_prob == SAMPLER
+    return Networks(init, apply, value, exact, grouped if shares else None)
+
+
+def make_init(
+    source: AnyTask,
+    model: Transformer,
+    critic: Transformer | None,
+    initial: PyTree | None,
+    warm: WarmStart | Callable[[PyTree, jax.Array], PyTree] | None,
+    *,
+    num_prompts: int,
+) -> Callable[[jax.Array], tuple[ActorCritic, CollectorState]]:
+    """`Problem.init`; arguments as for `make_networks`."""
+    # A custom module need not know of adapters.
+    adapters: lora.Lora | None = getattr(model, "lora", None)
+
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
+        policy_key, critic_key, warm_key = jax.random.split(key, 3)
+        tokens, pad = jnp.zeros((1, source.prompt_length), jnp.int32), jnp.zeros(1, jnp.int32)
+        policy: PyTree = initial
+        frozen: dict[str, PyTree] = {}
+        if isinstance(source, Task) and source.data is not None:
+            frozen[DATA] = jax.tree.map(jnp.asarray, source.data)
+        if initial is None or adapters is not None:
+            policy = model.init(policy_key, tokens, pad)
+        if adapters is not None:
+            assert initial is not None
+            policy, frozen[lora.BASE] = {lora.ADAPTERS: policy[lora.ADAPTERS]}, initial[lora.BASE]
+        if isinstance(warm, WarmStart):
+            policy = warm_start(lora.over(model, frozen), policy, source, warm, warm_key)
+        elif warm is not None:
+            policy = warm(policy, warm_key)
+        value = None if critic is None else critic.init(critic_key, tokens, pad)
+        return ActorCritic(policy, value, frozen or None), CollectorState(
+            {PROMPT_NUMBER: jnp.arange(num_prompts, dtype=jnp.int32)}
+        )
+
+    return init
+
+
+def check_models(
+    source: AnyTask, model: Transformer, critic: Transformer | None, initial: PyTree | None
+) -> None:
+    """Raises ConfigError for models that do not suit the task, or parameters not the model's."""
+    check_vocabulary(source, model)
+    check_adapters(model)
+    if initial is not None:
+        check_parameters(model, initial)
+    elif getattr(model, "lora", None) is not None:
+        raise ConfigError("initial must be given where the model has adapters: it is their base")
+    if critic is not None:
+        check_vocabulary(source, critic)
+        if critic.outputs != 1:
+            raise ConfigError(f"critic must have outputs = 1, got {critic.outputs}")
+
+
+def rounds_alike(model: Transformer, sampler: Sampler, target: Target) -> bool:
+    """Whether a pass over whole sequences gives the sampler's log-probabilities.
+
+    Below float32 the cached and the whole forward pass round differently.
+    """
+    dtype = getattr(model, "dtype", jnp.float32)  # a custom module need not have one
+    whole = jnp.promote_types(dtype, jnp.float32) == dtype and exact_products(target)
+    return whole and not sampler.differs(model)
 
 
 def shorten_after(prompt_length: int) -> Shorten:

@@ -218,23 +218,18 @@ class Transformer(nn.Module):
             else _after_prompts(x_MxD, batch, *prompt.shape)
         )
         x_MxD = self._norm(dtype=wide(self.dtype), name="final_norm")(x_MxD)
-        outputs = self.outputs or self.vocabulary
         if self.ties_output:
             x_MxD = x_MxD * (self.tied_scale or 1 / math.sqrt(self.width))
-        if not unembed:
-            out_MxV = x_MxD
-        elif self.ties_output:
-            one_by_one = (
-                self.scanned and cache is not None and kernels.few(x_MxD.shape[0], self.target)
-            )
-            out_MxV = (
-                kernels.product(x_MxD, embedding_VxD) if one_by_one else x_MxD @ embedding_VxD.T
-            )
-        else:
-            out_MxV = nn.Dense(
-                outputs, use_bias=False, kernel_init=scaled(0.1, self.width), name="output"
-            )(x_MxD)
+        out_MxV = self._outputs(x_MxD, embedding_VxD, cache is not None) if unembed else x_MxD
         return out_MxV.reshape(batch, -1, out_MxV.shape[-1]), cache
+
+    def _outputs(self, x_MxD: jax.Array, embedding_VxD: jax.Array, cached: bool) -> jax.Array:
+        if not self.ties_output:
+            start, outputs = scaled(0.1, self.width), self.outputs or self.vocabulary
+            return nn.Dense(outputs, use_bias=False, kernel_init=start, name="output")(x_MxD)
+        if self.scanned and cached and kernels.few(x_MxD.shape[0], self.target):
+            return kernels.product(x_MxD, embedding_VxD)
+        return x_MxD @ embedding_VxD.T
 
     def _block(self) -> Block:
         return Block(

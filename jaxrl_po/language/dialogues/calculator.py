@@ -9,7 +9,7 @@ from jaxrl_po.config import Interval
 from jaxrl_po.language.dialogue import Dialogue, Reply
 from jaxrl_po.language.tasks.split import make_draw
 from jaxrl_po.language.tasks.types import Prompt, check_size
-from jaxrl_po.language.tokenizer import make_tokenizer
+from jaxrl_po.language.tokenizer import Tokenizer, make_tokenizer
 
 MAX_DIGITS = 8  # a sum of two such numbers fits into int32
 
@@ -80,9 +80,7 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
     draw = make_draw([(0, 10**num_digits)] * 2, canonical=jnp.sort, advice="raise num_digits")
 
     def digits_of(value: jax.Array, count: int) -> jax.Array:
-        powers = 10 ** jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
-        digits = value[..., None] // powers.reshape(*[1] * value.ndim, count) % 10
-        return zero + digits.astype(jnp.int32)
+        return zero + decimals(value, count)
 
     def reset(key: jax.Array, held_out: bool) -> tuple[Prompt, State]:
         terms = draw(key, held_out).astype(jnp.int32)
@@ -90,32 +88,6 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
         tokens = jnp.concatenate([digits_of(terms, num_digits), signs], axis=1).reshape(-1)
         no = jnp.bool_(False)
         return Prompt(tokens, jnp.int32(0)), State(terms, jnp.int32(0), no, no)
-
-    def evaluate(message: jax.Array, written: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The value of an expression, and whether it is one."""
-
-        def read(found: Expression, token: jax.Array) -> tuple[Expression, None]:
-            is_digit, is_plus = (token >= zero) & (token < zero + 10), token == plus
-            fits = jnp.where(is_digit, found.digits < MAX_DIGITS, found.digits > 0)
-            signs = found.plus + is_plus
-            return Expression(
-                total=jnp.where(is_plus, found.total + found.number, found.total),
-                number=jnp.where(is_digit, found.number * 10 + token - zero, 0),
-                digits=jnp.where(is_digit, found.digits + 1, 0),
-                plus=signs,
-                legal=found.legal & (is_digit | is_plus) & fits & (signs < 2),
-            ), None
-
-        def step(found: Expression, at: jax.Array) -> tuple[Expression, None]:
-            after, _ = read(found, message[at])
-            inside = at < written - 1  # the last token is the end
-            return jax.tree.map(lambda new, old: jnp.where(inside, new, old), after, found), None
-
-        none = jnp.int32(0)
-        start = Expression(none, none, none, none, jnp.bool_(True))
-        found, _ = jax.lax.scan(step, start, jnp.arange(message.shape[0]))
-        ended = message[jnp.maximum(written - 1, 0)] == tokenizer.eos
-        return found.total + found.number, found.legal & ended & (found.digits > 0)
 
     def respond(
         state: State, message: jax.Array, written: jax.Array, key: jax.Array
@@ -130,7 +102,7 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
             ]
         )
         right = (written == places + 2) & (message[: places + 2] == right_answer).all()
-        value, legal = evaluate(message, written)
+        value, legal = evaluate(message, written, tokenizer)
         legal = legal & (value < 10**places) & tool
         reply = jnp.where(legal, digits_of(value, places), wrong).astype(jnp.int32)
         turns = state.turns + 1
@@ -166,3 +138,38 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
         demonstrate=demonstrate,
         measures={"calls": lambda state: state.used.astype(jnp.float32)},
     )
+
+
+def decimals(value: jax.Array, count: int) -> jax.Array:
+    """The last digits of a number, int32: `E*` to `[E*, count]`."""
+    powers = 10 ** jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
+    return (value[..., None] // powers.reshape(*[1] * value.ndim, count) % 10).astype(jnp.int32)
+
+
+def evaluate(
+    message: jax.Array, written: jax.Array, tokenizer: Tokenizer
+) -> tuple[jax.Array, jax.Array]:
+    """The value of an expression, and whether it is one."""
+    zero, plus = tokenizer.ids["0"], tokenizer.ids["+"]
+
+    def read(found: Expression, token: jax.Array) -> Expression:
+        is_digit, is_plus = (token >= zero) & (token < zero + 10), token == plus
+        fits = jnp.where(is_digit, found.digits < MAX_DIGITS, found.digits > 0)
+        signs = found.plus + is_plus
+        return Expression(
+            total=jnp.where(is_plus, found.total + found.number, found.total),
+            number=jnp.where(is_digit, found.number * 10 + token - zero, 0),
+            digits=jnp.where(is_digit, found.digits + 1, 0),
+            plus=signs,
+            legal=found.legal & (is_digit | is_plus) & fits & (signs < 2),
+        )
+
+    def step(found: Expression, at: jax.Array) -> tuple[Expression, None]:
+        inside, after = at < written - 1, read(found, message[at])  # the last token is the end
+        return jax.tree.map(lambda new, old: jnp.where(inside, new, old), after, found), None
+
+    none = jnp.int32(0)
+    start = Expression(none, none, none, none, jnp.bool_(True))
+    found, _ = jax.lax.scan(step, start, jnp.arange(message.shape[0]))
+    ended = message[jnp.maximum(written - 1, 0)] == tokenizer.eos
+    return found.total + found.number, found.legal & ended & (found.digits > 0)
