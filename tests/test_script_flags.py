@@ -246,9 +246,26 @@ def test_every_other_name_is_of_a_field():
     assert not set(flags.ALIASES) & ppo
 
 
+def test_help_is_of_the_flags_that_most_runs_need(capsys):
+    given = ["--algorithm=ppo", "--help"]
+    for command, most in ((launch.control, 30), (launch.language, 40)):
+        assert command(given) == 0
+        short = capsys.readouterr().out.splitlines()
+        assert command([*given, "--help=all"]) == 0
+        flag_lines = [
+            [line for line in lines if line.startswith("  --")]
+            for lines in (short, capsys.readouterr().out.splitlines())
+        ]
+        assert 20 < len(flag_lines[0]) <= most
+        assert set(flag_lines[0]) < set(flag_lines[1])
+        rest = len(flag_lines[1]) - len(flag_lines[0])
+        assert short[-1].startswith(f"{rest} more flags: jaxrl-po ")
+        assert not any(line.startswith("--sampler.") for line in short)  # a heading of nothing
+
+
 def test_help_lists_every_field_with_its_default(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    assert launch.control(["--help"]) == 0
+    assert launch.control(["--help=all"]) == 0
     text = capsys.readouterr().out
     assert all(len(line) <= 80 for line in text.splitlines())
     for flag in (

@@ -9,6 +9,7 @@ from jaxrl_po.run.experiment import flags, training
 from jaxrl_po.run.experiment import language as language_experiment
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.experiment import Experiment
+from jaxrl_po.run.experiment.options import COMMON
 from jaxrl_po.run.experiment.plan import prepare, sections_of
 
 
@@ -22,8 +23,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
       UsageError: invalid flags, before anything is compiled or the folder is changed; or later, a
         resumed run none of whose checkpoints can be used.
     """
-    asks = {"--help", "-help", "-h"} & set(argv)
-    words = [word for word in argv if word.lstrip("-") not in ("h", "help")] if asks else argv
+    asks, words = flags.help_of(argv)
     options = flags.parse(words, {"": script.options}, partial=True)[""]
     if asks:
         sections = sections_of(script, options)
@@ -33,6 +33,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
                 script.summary,
                 sections,
                 script.defaults(options, flags.given(words, sections)),
+                common=None if flags.EVERYTHING in argv else COMMON,
             )
         )
         return 0

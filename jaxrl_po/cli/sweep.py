@@ -16,12 +16,13 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl_po.run.experiment import flags, search, sweeping, training
+from jaxrl_po.run.experiment.options import COMMON
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status, 1 where an environment failed."""
-    if {"--help", "-h"} & set(argv):
-        words = [word for word in argv if word.lstrip("-") not in ("h", "help")]
+    asks, words = flags.help_of(argv)
+    if asks:
         options = flags.parse(words, {"": sweeping.Options}, partial=True)[""]
         print(
             flags.usage(
@@ -29,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
                 "Searches hyperparameters: give a flag several values, separated by commas, or a "
                 "distribution.",
                 sweeping.sections_of(options),
+                common=None if flags.EVERYTHING in argv else COMMON,
             )
         )
         return 0

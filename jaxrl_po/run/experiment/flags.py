@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags as absl_flags
@@ -25,6 +25,8 @@ from jaxrl_po.run.loop import streams
 from jaxrl_po.run.store import failures
 
 Values = dict[str, Any]
+EVERYTHING = "--help=all"
+HELP = ("--help", "-help", "-h", EVERYTHING)
 
 
 class RunError(Exception):
@@ -347,21 +349,43 @@ def usage(
     summary: str,
     sections: Mapping[str, type],
     defaults: Mapping[str, Any] | None = None,
+    *,
+    common: Container[str] | None = None,
 ) -> str:
-    """The text of `--help`: every flag with its default, description, unit and range."""
-    defaults = defaults or {}
+    """The text of `--help`: flags with their defaults, descriptions, units and ranges.
+
+    Args:
+      program: the command.
+      summary: first line.
+      sections: see `parse`.
+      defaults: see `parse`.
+      common: names of the fields that are shown; None for all.
+    """
+    defaults, rest = defaults or {}, 0
     lines = [wrapped(summary), "", f"usage: {program} --flag=value …"]
     for prefix, record in sections.items():
+        fields = settable(record)
+        found = [field for field in fields if common is None or field.name in common]
+        rest += len(fields) - len(found)
+        if not found:
+            continue
         title = (record.__doc__ or "").strip().splitlines()
         heading = f"{'--' + prefix + '.*' if prefix else 'flags'}: {title[0] if title else ''}"
         lines += ["", wrapped(heading)]
-        for field in settable(record):
+        for field in found:
             name = join(prefix, field.name)
             lines += [
                 f"  --{name}={shown(defaults.get(name, field.default))}",
                 wrapped(describe(field), indent=" " * 6),
             ]
-    return "\n".join(lines)
+    more = ["", wrapped(f"{rest} more flags: {program} {EVERYTHING}")] if rest else []
+    return "\n".join([*lines, *more])
+
+
+def help_of(argv: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether help is asked for, and the other arguments."""
+    others = [word for word in argv if word not in HELP]
+    return len(others) < len(argv), others
 
 
 def wrapped(text: str, *, indent: str = "") -> str:
@@ -440,7 +464,7 @@ def ask(argv: Sequence[str], program: str, summary: str, record: type) -> Any:
       UsageError: see `parse`.
     """
     sections = {"": record}
-    if {"--help", "-h"} & set(argv):
+    if help_of(argv)[0]:
         print(usage(program, summary, sections))
         return None
     return parse(argv, sections)[""]
