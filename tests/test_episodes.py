@@ -1,18 +1,15 @@
 """Time limits and new episodes over the dynamics of a suite."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from probes import Params, Probe
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import spaces, unroll
-from jaxrl_po.control.adapters import older_gymnax, states
+from jaxrl_po.control.adapters import states
 from jaxrl_po.control.adapters.episodes import Dynamics, where, with_episodes
 from jaxrl_po.distributions import Categorical
 
@@ -288,41 +285,3 @@ def test_counts_below_one_are_named(changes, message):
         with_episodes("e", dynamics(3), **({"max_steps": 3, "reset_interval": 1} | changes))
     with pytest.raises(ConfigError, match="env_params must be None for an Environment"):
         control.adapt(with_episodes("e", dynamics(3), max_steps=3, reset_interval=1), {})
-
-
-class Older(Probe):
-    """gymnax's older interface: the time limit is part of `done`."""
-
-    @property
-    def default_params(self):
-        return Params(max_steps_in_episode=3)
-
-    def step_env(self, key, state, action, params):
-        state = state.replace(time=state.time + 1)
-        done = (state.time >= params.max_steps_in_episode) | (action == 1)
-        return self.observation(state), state, state.cue, done, {}
-
-
-def test_the_older_interface_of_gymnax_tells_its_limit_from_an_end():
-    environment = older_gymnax.make(Older())
-    assert environment.max_steps == 3
-    assert environment.spaces.num_actions == 2
-    _, running = jax.jit(environment.reset)(jax.random.key(0))
-    step, ends = jax.jit(environment.step), []
-    for t, action in enumerate((0, 0, 0, 0, 1)):
-        running, transition = step(jax.random.key(t), running, jnp.int32(action))
-        ends.append((bool(transition.terminated), bool(transition.truncated)))
-    no = (False, False)
-    assert ends == [no, no, (False, True), no, (True, False)]
-    problem = control.make_problem(environment, num_envs=4, num_steps=8)
-    assert bool(collected(problem).truncated.any())
-    with pytest.raises(ConfigError, match="max_steps must be given"):
-        older_gymnax.make(Endless())
-
-
-class Endless(Older):
-    """Its parameters hold no limit."""
-
-    @property
-    def default_params(self):
-        return types.SimpleNamespace()

@@ -1,4 +1,4 @@
-"""Craftax: 1.6, which speaks gymnax's older interface.
+"""Craftax: 1.6.
 
 The suite's time limit is set out of reach, since its `done` does not tell a limit from an end.
 Pixels environments have floats in [0, 1]; their first use draws textures, which takes a minute, and
@@ -14,11 +14,12 @@ from craftax.craftax.envs import craftax_symbolic_env as full
 from craftax.craftax_classic.envs import craftax_symbolic_env as classic
 from craftax.craftax_env import make_craftax_env_from_name
 
-from jaxrl_po.control.adapters import older_gymnax
-from jaxrl_po.control.adapters.episodes import with_episodes
+from jaxrl_po.control.adapters.episodes import Dynamics, with_episodes
 from jaxrl_po.control.environment import Environment
-from jaxrl_po.control.spaces import read_spaces
+from jaxrl_po.control.spaces import Spaces, read_spaces
+from jaxrl_po.types import PyTree
 
+NEVER = 2**31 - 1
 # Height, width and kinds of the map, with which the vector of a Symbolic environment begins.
 MAPS = {
     "Craftax-Symbolic-v1": full.get_map_obs_shape(),
@@ -53,7 +54,7 @@ def make(
     """
     env = make_craftax_env_from_name(name, auto_reset=False)
     limit = env.default_params.max_timesteps if max_steps is None else max_steps
-    params = env.default_params.replace(max_timesteps=older_gymnax.NEVER, **arguments)
+    params = env.default_params.replace(max_timesteps=NEVER, **arguments)
 
     label = f"craftax:{name}"
     spaces = read_spaces(label, env.observation_space(params), env.action_space(params))
@@ -69,7 +70,23 @@ def make(
         spaces = spaces._replace(observation=seen, observe=observe)
     return with_episodes(
         label,
-        older_gymnax.dynamics_of(env, params, spaces),
+        dynamics_of(env, params, spaces),
         max_steps=limit,
         reset_interval=reset_interval,
     )
+
+
+def dynamics_of(env: Any, params: Any, spaces: Spaces) -> Dynamics:
+    """The dynamics of the suite's object, whose own time limit is out of reach in `params`."""
+
+    def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
+        observation, state = env.reset_env(key, params)
+        return spaces.observe(observation), state
+
+    def step(
+        key: jax.Array, state: PyTree, action: PyTree
+    ) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
+        observation, state, reward, done, _ = env.step_env(key, state, action, params)
+        return spaces.observe(observation), state, reward, done
+
+    return Dynamics(reset, step, spaces)
