@@ -178,8 +178,7 @@ def pass_at_k(reward: jax.Array, k: int) -> jax.Array:
     # C(m − 1, k − 2) of C(G − 1, k − 1) subsets.
     others = ascending[jnp.array([[j for j in range(size) if j != i] for i in range(size)])]
     largest = jnp.array(
-        [math.comb(m, k - 2) / math.comb(size - 1, k - 1) for m in range(size - 1)],
-        ascending.dtype,
+        [math.comb(m, k - 2) / math.comb(size - 1, k - 1) for m in range(size - 1)], ascending.dtype
     )
     gain = k * jnp.maximum(ascending[:, None] - others, 0.0) @ largest
     return jnp.zeros_like(gain).at[order].set(gain)

@@ -91,8 +91,7 @@ def evaluate(options: Options, script: Script, records: dict[str, Any]) -> Found
         key, measure = jax.random.key(options.seed), experiment.test or experiment.evaluate
         assert measure is not None
         each = jax.vmap(
-            lambda state: measure(state.params, state.collector, key),
-            in_axes=(STATE_AXES,),
+            lambda state: measure(state.params, state.collector, key), in_axes=(STATE_AXES,)
         )
         values = compiled(each, state)(state)
         if experiment.judge is not None:
@@ -125,10 +124,7 @@ def record(options: Options, script: Script, records: dict[str, Any]) -> None:
             "as its observation"
         )
     made = make_record(
-        env,
-        problem,
-        num_episodes=options.size or records[""].eval_episodes,
-        max_steps=bound,
+        env, problem, num_episodes=options.size or records[""].eval_episodes, max_steps=bound
     )
     one = of_seed(state)
     steps, mask = jax.jit(made)(one.params, one.collector, jax.random.key(options.seed))

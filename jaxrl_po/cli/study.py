@@ -293,10 +293,7 @@ def carry_out(claim: Claim, options: Options) -> int:
                 "was stated before anything ran; choose another --out"
             )
     keep_programs(options.compilation_cache)
-    with (
-        folder.claim(options.out, overwrite=options.overwrite) as out,
-        interrupts.kept(out),
-    ):
+    with folder.claim(options.out, overwrite=options.overwrite) as out, interrupts.kept(out):
         folder.write_settings(out, said)
         results = interrupts.in_thread(run, claim, out, options.devices)
         outcomes = claims.judge(claim, results)

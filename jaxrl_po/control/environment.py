@@ -135,12 +135,7 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
     seen = jax.eval_shape(reset, jax.random.key(0))[0]
     require_mask(name, seen, spaces)
     limit = getattr(params, "max_steps_in_episode", None)
-    return Environment(
-        reset,
-        step,
-        spaces._replace(observation=seen),
-        limit,
-    )
+    return Environment(reset, step, spaces._replace(observation=seen), limit)
 
 
 def _require_whole(env: Environment) -> None:

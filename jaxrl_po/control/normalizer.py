@@ -40,11 +40,7 @@ def empty(shape: tuple[int, ...]) -> Normalizer:
 
 
 def merge(
-    old: Normalizer,
-    x: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    axis_name: str | None = None,
+    old: Normalizer, x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None
 ) -> Normalizer:
     """Merges a batch into the statistics; the result is that of one pass over all data.
 

@@ -85,12 +85,7 @@ def _memories_jvp(unroll: int, primals: Any, tangents: Any) -> tuple[jax.Array, 
 
 
 def _run(
-    unroll: int,
-    kernels: Gates,
-    bias: jax.Array,
-    read: Gates,
-    memory: jax.Array,
-    begins: jax.Array,
+    unroll: int, kernels: Gates, bias: jax.Array, read: Gates, memory: jax.Array, begins: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, Gates]:
     """Of every step, `[T, B, H]`: h', h, z, and the slopes of h' in `W_n x` and each `U_g h`."""
 

@@ -41,9 +41,7 @@ class Preferences:
 
     comparisons: int = static(8192, "number of pairs of completions", within=COUNT)
     flip: float = static(
-        0.1,
-        "probability that a comparison is flipped",
-        within=Interval(0.0, 0.5, open_high=True),
+        0.1, "probability that a comparison is flipped", within=Interval(0.0, 0.5, open_high=True)
     )
     demonstrations: float = static(
         0.25,

@@ -69,10 +69,7 @@ def make(
         seen = jax.eval_shape(observe, spaces.observation)
         spaces = spaces._replace(observation=seen, observe=observe)
     return with_episodes(
-        label,
-        dynamics_of(env, params, spaces),
-        max_steps=limit,
-        reset_interval=reset_interval,
+        label, dynamics_of(env, params, spaces), max_steps=limit, reset_interval=reset_interval
     )
 
 

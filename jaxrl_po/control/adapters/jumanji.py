@@ -92,10 +92,7 @@ def make(
     actions = _read_actions(env.action_spec, getattr(seen, LEGAL, None))
     groups = len(actions.choices) or 1
     return with_episodes(
-        label,
-        Dynamics(reset, step, actions),
-        max_steps=limit,
-        reset_interval=reset_interval,
+        label, Dynamics(reset, step, actions), max_steps=limit, reset_interval=reset_interval
     )
 
 

@@ -103,11 +103,7 @@ class Worker:
           RewardError: it cannot be loaded.
         """
         if self._process is None:
-            start = {
-                "source": self._source,
-                "timeout": self._timeout,
-                "arguments": self._arguments,
-            }
+            start = {"source": self._source, "timeout": self._timeout, "arguments": self._arguments}
             try:
                 self._process, _ = workers.spawn(scoring_worker.__name__, start)
             except workers.Ended as error:
@@ -266,12 +262,7 @@ class HostScore:
         return give_reward(batch, scored.raw, scored.reward), metrics
 
     def score(
-        self,
-        columns: Sequence[Columns],
-        count: int,
-        *,
-        first: bool,
-        report: Callable[[str], None],
+        self, columns: Sequence[Columns], count: int, *, first: bool, report: Callable[[str], None]
     ) -> "Scored":
         """Calls the functions, once for each seed.
 

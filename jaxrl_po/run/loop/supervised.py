@@ -35,10 +35,7 @@ class Warm(NamedTuple):
 
 
 def in_parts(
-    make: Callable[[Any], Learner],
-    settings: WarmStart,
-    task: AnyTask,
-    policy: Transformer,
+    make: Callable[[Any], Learner], settings: WarmStart, task: AnyTask, policy: Transformer
 ) -> Warm | None:
     """The warm start in the `init` of a learner, of one seed; None without one.
 

@@ -194,11 +194,7 @@ def describe(make: Callable[[], Any], columns: list[str]) -> dict[str, Any]:
         for name in names
         if name[0] != "_" and name not in (RESET, REWARD)
     ]
-    return {
-        "tools": tools,
-        "reward": REWARD in names,
-        "takes": sorted(set(takes)),
-    }
+    return {"tools": tools, "reward": REWARD in names, "takes": sorted(set(takes))}
 
 
 def _call(environment: Any, call: dict[str, Any], limit: float) -> dict[str, Any]:

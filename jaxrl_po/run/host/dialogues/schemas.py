@@ -104,11 +104,7 @@ def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:
         elif current:
             entries[current].append(line.strip())
     described = {name: " ".join(filter(None, lines)) for name, lines in entries.items()}
-    return (
-        "\n".join(parts[""]).strip(),
-        described,
-        "\n".join(parts.get("Returns:", [])).strip(),
-    )
+    return ("\n".join(parts[""]).strip(), described, "\n".join(parts.get("Returns:", [])).strip())
 
 
 def type_of(hint: Any, where: str) -> dict[str, Any]:

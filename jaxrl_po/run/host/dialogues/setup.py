@@ -82,12 +82,7 @@ def make(
             raise UsageError(f"--init_from={options.init_from}: {error}") from None
         require_reply(settings.reply_length, found, offer)
         partner = ToolPartner(
-            environments,
-            offer,
-            found,
-            rows,
-            reply_length=settings.reply_length,
-            rewarded=rewarded,
+            environments, offer, found, rows, reply_length=settings.reply_length, rewarded=rewarded
         )
         scene = Scene(
             start.task,
