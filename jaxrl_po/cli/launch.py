@@ -9,7 +9,6 @@ from jaxrl_po.run.experiment import flags, training
 from jaxrl_po.run.experiment import language as language_experiment
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.experiment import Experiment
-from jaxrl_po.run.experiment.options import COMMON
 from jaxrl_po.run.experiment.plan import prepare, sections_of
 
 
@@ -33,7 +32,7 @@ def main(script: Script, argv: Sequence[str]) -> int:
                 script.summary,
                 sections,
                 script.defaults(options, flags.given(words, sections)),
-                common=None if flags.EVERYTHING in argv else COMMON,
+                everything=flags.EVERYTHING in argv,
             )
         )
         return 0

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl_po.run.experiment import flags, search, sweeping, training
-from jaxrl_po.run.experiment.options import COMMON
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
                 "Searches hyperparameters: give a flag several values, separated by commas, or a "
                 "distribution.",
                 sweeping.sections_of(options),
-                common=None if flags.EVERYTHING in argv else COMMON,
+                everything=flags.EVERYTHING in argv,
             )
         )
         return 0

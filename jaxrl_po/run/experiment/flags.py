@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags as absl_flags
@@ -27,6 +27,19 @@ from jaxrl_po.run.store import failures
 Values = dict[str, Any]
 EVERYTHING = "--help=all"
 HELP = ("--help", "-help", "-h", EVERYTHING)
+# Fields that most runs need; `--help` shows these alone.
+COMMON = {
+    *("algorithm", "out", "seeds", "seed", "total_steps", "devices", "resume", "overwrite"),
+    *("tensorboard", "wandb", "env", "policy", "task", "init_from", "reward", "environment"),
+    *("gamma", "lambda_", "learning_rate", "value_learning_rate", "num_epochs"),
+    *("num_minibatches", "num_microbatches", "epsilon_low", "epsilon_high"),
+    *("entropy_coefficient", "max_kl", "use_reference", "kl_coefficient", "penalty"),
+    *("num_envs", "num_steps", "normalize_observations", "scale_rewards"),
+    *("num_prompts", "group_size", "max_new_tokens", "temperature"),
+    *("width", "depth", "memory", "layers", "heads", "rank"),
+    *("num_digits", "length", "max_turns", "train", "test", "template", "steps"),
+    *("evaluations", "draws", "save"),
+}
 
 
 class RunError(Exception):
@@ -350,7 +363,7 @@ def usage(
     sections: Mapping[str, type],
     defaults: Mapping[str, Any] | None = None,
     *,
-    common: Container[str] | None = None,
+    everything: bool = True,
 ) -> str:
     """The text of `--help`: flags with their defaults, descriptions, units and ranges.
 
@@ -359,13 +372,13 @@ def usage(
       summary: first line.
       sections: see `parse`.
       defaults: see `parse`.
-      common: names of the fields that are shown; None for all.
+      everything: False shows the fields in `COMMON` alone.
     """
     defaults, rest = defaults or {}, 0
     lines = [wrapped(summary), "", f"usage: {program} --flag=value …"]
     for prefix, record in sections.items():
         fields = settable(record)
-        found = [field for field in fields if common is None or field.name in common]
+        found = [field for field in fields if everything or field.name in COMMON]
         rest += len(fields) - len(found)
         if not found:
             continue

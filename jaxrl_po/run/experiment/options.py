@@ -5,19 +5,6 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, Interval, static
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 
 AUTO = "auto"
-# Fields that most runs need; `--help` shows these alone.
-COMMON = {
-    *("algorithm", "out", "seeds", "seed", "total_steps", "devices", "resume", "overwrite"),
-    *("tensorboard", "wandb", "env", "policy", "task", "init_from", "reward", "environment"),
-    *("gamma", "lambda_", "learning_rate", "value_learning_rate", "num_epochs"),
-    *("num_minibatches", "num_microbatches", "epsilon_low", "epsilon_high"),
-    *("entropy_coefficient", "max_kl", "use_reference", "kl_coefficient", "penalty"),
-    *("num_envs", "num_steps", "normalize_observations", "scale_rewards"),
-    *("num_prompts", "group_size", "max_new_tokens", "temperature"),
-    *("width", "depth", "memory", "layers", "heads", "rank"),
-    *("num_digits", "length", "max_turns", "train", "test", "template", "steps"),
-    *("evaluations", "draws", "save"),
-}
 LINES = 50  # of metrics.jsonl, where --log_every is left to choose
 
 
