@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
@@ -144,12 +145,21 @@ def summed(function: Callable[..., Any], *of_parts: Any) -> Any:
     first = jax.tree.map(lambda x: x[0], of_parts)
     if jax.tree.leaves(of_parts)[0].shape[0] == 1:
         return function(*first)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(function, *first))
+    traced, shapes = traced_once(function, *first)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, function(*part)), None
+        return jax.tree.map(jnp.add, total, traced(*part)), None
 
     return jax.lax.scan(add, zeros, of_parts)[0]
+
+
+def traced_once(function: Callable[..., Any], *arguments: Any) -> tuple[Callable[..., Any], Any]:
+    """The function of arguments like these, traced, and the shapes and dtypes of its result."""
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    leaves = jaxpr_as_fun(program)
+    structure = jax.tree.structure(shapes)
+    return lambda *given: jax.tree.unflatten(structure, leaves(*jax.tree.leaves(given))), shapes
 
 
 def sum_in_parts(function: Callable[[Any], Any], samples: Any, num_parts: int) -> Any:

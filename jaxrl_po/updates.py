@@ -206,14 +206,13 @@ def _unless_stopped(step: Callable[..., tuple[_Carry, Metrics]]) -> Callable[...
     """The step, which after the stop adds to no metric but `updates`: it is not taken."""
 
     def guarded(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
-        no_metrics = jax.tree.map(
-            lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, carry, of_step)[1]
-        )
+        traced, (_, shapes) = minibatches.traced_once(step, carry, of_step)
+        no_metrics = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         no_metrics["updates"] = Mean(jnp.float32(0.0), jnp.float32(1.0))
         # The collectives inside are safe: `stopped` comes from pooled metrics and is equal on all
         # devices.
         return jax.lax.cond(
-            carry.stopped, lambda carry, of_step: (carry, no_metrics), step, carry, of_step
+            carry.stopped, lambda carry, of_step: (carry, no_metrics), traced, carry, of_step
         )
 
     return guarded

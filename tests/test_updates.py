@@ -113,6 +113,22 @@ def test_a_core_computes_a_minibatch_in_parts_to_the_same_effect(monkeypatch):
     chex.assert_trees_all_close(metrics, metrics_of_parts, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"num_microbatches": 2}, {"stop": lambda _: jnp.bool_(False)}]
+)
+def test_a_loss_is_traced_once_for_its_counts_and_once_for_its_gradient(options):
+    traced = []
+
+    def loss(params, samples):
+        traced.append(samples)
+        return regression(params, samples)
+
+    optimizer = optax.sgd(0.1)
+    update = updates.gradient_update(loss, optimizer, num_epochs=2, num_minibatches=2, **options)
+    jax.make_jaxpr(update)(PARAMS, optimizer.init(PARAMS), make_samples(), jax.random.key(0))
+    assert len(traced) == 2
+
+
 def test_mean_of_microbatch_means_would_differ():
     """The wrong denominator is visible on these samples: the test above can fail."""
     samples = make_samples()

@@ -324,4 +324,11 @@ WRONG = [
         "]",
         ("test_script_flags.py::test_help_is_of_the_flags_that_most_runs_need",),
     ),
+    Wrong(
+        "a step that may be left out is traced twice",
+        "updates",
+        "(carry, no_metrics), traced, carry",
+        "(carry, no_metrics), step, carry",
+        ("test_updates.py::test_a_loss_is_traced_once_for_its_counts_and_once_for_its_gradient",),
+    ),
 ]

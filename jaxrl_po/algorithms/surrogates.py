@@ -53,22 +53,13 @@ def clipped(
     """The clipped surrogate and its clip fractions; see `losses.clipped_surrogate`."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-        old_log_prob, advantage = samples.log_prob, samples.advantage
+        actions = log_prob, samples.log_prob, samples.advantage
         elements = losses.clipped_surrogate(
-            log_prob,
-            old_log_prob,
-            advantage,
-            epsilon_low=epsilon_low,
-            epsilon_high=epsilon_high,
-            dual_clip=dual_clip,
+            *actions, epsilon_low=epsilon_low, epsilon_high=epsilon_high, dual_clip=dual_clip
         )
         return elements, {
-            "clip_fraction_low": losses.clip_fraction_low(
-                log_prob, old_log_prob, advantage, epsilon_low
-            ),
-            "clip_fraction_high": losses.clip_fraction_high(
-                log_prob, old_log_prob, advantage, epsilon_high
-            ),
+            "clip_fraction_low": losses.clip_fraction_low(*actions, epsilon_low),
+            "clip_fraction_high": losses.clip_fraction_high(*actions, epsilon_high),
         }
 
     return surrogate
