@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from traced import equations
 
-from jaxrl_po import language, minibatches
+from jaxrl_po import language, updates
 from jaxrl_po.algorithms import grpo
 from jaxrl_po.language import Transformer, dialogues, unembedding
 from jaxrl_po.language.lora import Lora
@@ -124,7 +124,7 @@ def read_positions(learner):
 
 
 @pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows(parts, monkeypatch):
+def test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows(parts):
     problem = problem_of(DEEP.clone(mlp_width=24))
     whole = problem._replace(grouped=None)
     config = grpo.Config(num_microbatches=parts, learning_rate=0.01)
@@ -134,9 +134,7 @@ def test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows(part
     columns, budget = TASK.prompt_length, TASK.answer_length
     members = GROUP * PROMPTS // parts
     assert read_positions(learners[1]) == members * (columns + budget - 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(minibatches, "AT_A_TIME", 1)  # groups are computed whole all the same
-        assert read_positions(learners[0]) == PROMPTS // parts * columns + members * (budget - 1)
+    assert read_positions(learners[0]) == PROMPTS // parts * columns + members * (budget - 1)
 
     @jax.jit
     def both(key):
@@ -150,6 +148,24 @@ def test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows(part
     ]
     assert float(ends[0][1]) > 1e-7
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), *ends)
+
+
+def test_a_core_computes_whole_groups(monkeypatch):
+    """In parts that stay in its cache, prompts would be read once a row."""
+    asked, update = [], updates.gradient_update
+
+    def recorded(*arguments, slots, **options):
+        asked.append(slots)
+        return update(*arguments, slots=slots, **options)
+
+    monkeypatch.setattr(updates, "gradient_update", recorded)
+    problem = problem_of(DEEP)
+    for each in (problem, problem._replace(grouped=None)):
+        learner = grpo.make(grpo.Config(use_reference=False), each)
+        jax.eval_shape(
+            lambda key, step=learner.step, init=learner.init: step(init(key)), jax.random.key(0)
+        )
+    assert asked == [None, TASK.answer_length]
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,7 @@ WRONG = [
         "algorithms.group_policy",
         "slots=slots if grouped is None else None",
         "slots=slots",
-        (
-            "test_shared_prompts.py::"
-            "test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows[3]",
-        ),
+        ("test_shared_prompts.py::test_a_core_computes_whole_groups",),
     ),
     Wrong(
         "rows that are cut at the longest are computed in more parts",
