@@ -99,10 +99,10 @@ class Progress:
 
     def update(self, row: Row, seconds_left: float) -> None:
         """Shows one line of metrics."""
-        for name in self._watch:
-            value = row.get(f"{name}/iqm", math.nan)
-            if not math.isnan(value):
-                self._shown[name] = value
+        measured = {name: row.get(f"{name}/iqm", math.nan) for name in self._watch}
+        measured = {name: value for name, value in measured.items() if not math.isnan(value)}
+        # A bar, which is one line, keeps its last numbers; a line has those of its iterations.
+        self._shown = self._shown | measured if self._live else measured
         numbers = [
             f"{label(name)} {self._shown[name]:.4g}" for name in self._watch if name in self._shown
         ]
