@@ -202,12 +202,12 @@ def test_the_first_process_writes_and_the_others_are_silent(pair):
     assert "process_id" not in config
 
 
-def test_what_each_device_holds_is_told(pair):
+def test_what_a_process_needs_is_told(pair):
     out, ends = pair
-    told = next(line for line in ends[0][1] if "a device holds" in line)
+    told = next(line for line in ends[0][1] if "this run needs" in line)
     assert told.startswith(
         "2 seeds in 2 shares of 1, the rows of each sharded over 4 devices, 8 in all; "
-        "a device holds "
+        "this run needs about "
     )
     first = read(out / "two" / "metrics.jsonl")[0]
     assert 0 < first["memory/state_bytes"] < first["memory/peak_bytes"]

@@ -179,12 +179,10 @@ def test_memory_does_not_grow_with_the_iterations(tmp_path):
     assert max(live[2:]) <= max(live[:2])
 
 
-def test_what_a_device_holds_is_told_and_kept_in_the_first_line(tmp_path):
+def test_what_a_run_needs_is_told_and_kept_in_the_first_line(tmp_path):
     reporter = Silent()
     run(tmp_path, reporter, iterations=5, where="3 seeds on 1 device")
-    assert reporter.reported[0].startswith(
-        "3 seeds on 1 device; a device holds 96 bytes of state and at most "
-    )
+    assert reporter.reported[0].startswith("3 seeds on 1 device; this run needs about ")
     first, second = read(tmp_path / "metrics.jsonl")
     # Of each seed four floats, a key of two words, the coefficient and the step.
     assert first["memory/state_bytes"] == SEEDS * (4 * 4 + 8 + 4 + 4)

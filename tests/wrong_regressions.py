@@ -4,6 +4,45 @@ from wrong import Wrong
 
 WRONG = [
     Wrong(
+        "fewest microbatches where memory is short",
+        "run.experiment.microbatches",
+        "if self.needs(each) <= space",
+        "if self.needs(each) > space",
+        ("test_microbatches.py::test_less_memory_never_means_fewer_microbatches",),
+    ),
+    Wrong(
+        "each CPU device has all the memory of the machine",
+        "run.experiment.microbatches",
+        "(devices if backend.here().on_cpu else 1)",
+        "1",
+        ("test_microbatches.py::test_cpu_devices_share_what_is_free",),
+    ),
+    Wrong(
+        "a program that does not fit runs nevertheless",
+        "run.loop.runner",
+        "None if job.refit is None or peak is None else job.refit(peak)",
+        "None",
+        (
+            "test_microbatches.py::test_a_program_that_needs_more_than_was_counted_is_compiled_again",
+        ),
+    ),
+    Wrong(
+        "a resumed run chooses its microbatches anew",
+        "run.experiment.plan",
+        "if microbatches.FLAG not in (settings if before else given)",
+        "if microbatches.FLAG not in given",
+        (
+            "test_microbatches.py::test_a_program_that_needs_more_than_was_counted_is_compiled_again",
+        ),
+    ),
+    Wrong(
+        "a run is said to need the memory of one of its devices",
+        "run.devices.room",
+        "held() + devices * memory.peak",
+        "held() + memory.peak",
+        ("test_microbatches.py::test_what_is_told_is_the_memory_of_the_process",),
+    ),
+    Wrong(
         "names in pictures are read as TeX",
         "run.figures.plotting",
         '"text.parse_math": False',

@@ -49,7 +49,9 @@ class Setup(NamedTuple):
       curves: metrics to draw in place of the script's, with their labels.
       y_label: of these curves.
       learner_of: settings of the method to its learner, which differ from those of `learner` in
-        numbers alone; None where they are not known.
+        numbers alone, or in `num_microbatches`; None where they are not known.
+      need: shapes of the state of all seeds to the memory that a device needs, see
+        `microbatches.Need`; None where the number of microbatches cannot be chosen.
     """
 
     learner: Learner
@@ -72,6 +74,7 @@ class Setup(NamedTuple):
     curves: tuple[plotting.Series, ...] = ()
     y_label: str = ""
     learner_of: Callable[[Any], Learner] | None = None
+    need: Callable[[TrainState], Any] | None = None
 
 
 class Script(NamedTuple):

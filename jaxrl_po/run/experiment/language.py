@@ -157,6 +157,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         score="greedy_accuracy",
         initial="warm_start_accuracy",
         rewarded=rewarded,
+        need=composed.need,
         given=composed.given or None,
         base=start.digest,
         prompts="" if data is None else models.digest(data, None),

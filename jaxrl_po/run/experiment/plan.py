@@ -1,15 +1,18 @@
 """The plan of a run: settings, read and checked, and the job that is made of them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
 
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, extras, flags, user_code
+from jaxrl_po.run.experiment import assembly, extras, flags, microbatches, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
@@ -39,6 +42,8 @@ class Plan(NamedTuple):
       notes: lines that are shown before the run.
       initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
       rewarded: scores on the host, to be closed; None if there are none.
+      refit: the bytes that the programs of a device need to the plan with more microbatches; None
+        where they fit. It raises RunError where no number does; None where that was not left open.
     """
 
     title: str
@@ -51,6 +56,7 @@ class Plan(NamedTuple):
     notes: Sequence[str] = ()
     initial: str = ""
     rewarded: HostScore | None = None
+    refit: "Callable[[int], Plan | None] | None" = None
 
     def exporters(self, out: Path) -> list[exporters.Exporter]:
         """The exporters that the flags ask for; only the first process exports."""
@@ -109,17 +115,21 @@ def prepare(
                 f"--mesh={options.mesh}: model is for jaxrl-po language; the networks of "
                 f"jaxrl-po {script.name} are not sharded"
             )
-        job = assembly.make_job(
-            setup,
-            options,
-            placement,
+        make_job = functools.partial(
+            assembly.make_job,
+            options=options,
+            placement=placement,
             iterations=iterations,
             steps_per_iteration=script.steps(records),
             log_every=before.get("resolved", {}).get("log_every")
             or options.log_every
             or max(1, iterations // LINES),
         )
+        job = make_job(setup)
         programs.check(job)
+        fit = None
+        if microbatches.FLAG not in (settings if before else given):
+            fit = _fit(setup, records, job, placement, make_job)
 
     earlier = before.get("resolved", {})
     tuned = {
@@ -132,7 +142,7 @@ def prepare(
         for name, value in flags.flatten(records).items()
         if name not in folder.OF_A_START
     }
-    return Plan(
+    plan = Plan(
         f"{script.title(records)}, {metrics.counted(options.seeds, 'seeds')}",
         options,
         {"script": script.name, **lasting, "resolved": {"tuned": tuned, **resolved}},
@@ -143,6 +153,44 @@ def prepare(
         _notes(setup, job, options, tuned, changes),
         setup.initial,
         setup.rewarded,
+    )
+    return plan if fit is None else _fitted(plan, fit)
+
+
+def _fit(
+    setup: Setup,
+    records: Mapping[str, Any],
+    job: programs.Job,
+    placement: Placement,
+    make_job: Callable[[Setup], programs.Job],
+) -> microbatches.Fit | None:
+    """The run with the number of microbatches that fits; None where it cannot be chosen."""
+    learner_of, need = setup.learner_of, setup.need
+    if learner_of is None or need is None:
+        return None
+    state = jax.eval_shape(job.learner.init, job.start)
+    devices = placement.num_devices // jax.process_count()
+    return microbatches.Fit(
+        records,
+        job,
+        need(state),
+        devices,
+        lambda method: make_job(setup._replace(learner=learner_of(method))),
+    ).begun()
+
+
+def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
+    """The plan with the job and the number of microbatches of a fit."""
+
+    def refit(peak: int) -> Plan | None:
+        smaller = fit.smaller(peak)
+        return None if smaller is None else _fitted(plan, smaller)
+
+    return plan._replace(
+        job=fit.job,
+        settings={**plan.settings, microbatches.FLAG: fit.number},
+        notes=[*plan.notes, *filter(None, [fit.note()])],
+        refit=refit,
     )
 
 

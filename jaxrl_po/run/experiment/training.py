@@ -1,6 +1,7 @@
 """`train` and `resume`: experiments, and learners of one's own with all that commands have."""
 
 import contextlib
+import dataclasses
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -379,12 +380,34 @@ def _train(plan: Plan, out: Path, progress: Progress, leave_early: bool) -> runn
             progress.report(f"{plan.title}: {note}")
         try:
             return runner.run(
-                plan.job, out, reporter, resume=plan.options.resume, leave_early=leave_early
+                _refitting(plan, out, progress),
+                out,
+                reporter,
+                resume=plan.options.resume,
+                leave_early=leave_early,
             )
         except CheckpointError as error:
             raise UsageError(
                 f"--resume: {error}; put back what was there, or choose another --out"
             ) from None
+
+
+def _refitting(plan: Plan, out: Path, progress: Progress) -> programs.Job:
+    """The job of a plan; the number of microbatches that takes the place of its own is written."""
+    if plan.refit is None:
+        return plan.job
+    of_plan = plan.refit
+
+    def refit(peak: int) -> programs.Job | None:
+        other = of_plan(peak)
+        if other is None:
+            return None
+        progress.report(f"{other.title}: {other.notes[-1]}")
+        if processes.is_writer():
+            folder.write_json(out / folder.CONFIG, other.settings)
+        return _refitting(other, out, progress)
+
+    return dataclasses.replace(plan.job, refit=refit)
 
 
 def draw(plan: Plan, out: Path) -> list[Row]:

@@ -121,6 +121,8 @@ class Job:
       replicated: with several processes, the sharding of arrays that the host reads (a copy on each
         device); else None.
       warm: the parts of `learner.init` if it holds a warm start; else None.
+      refit: the bytes that the programs of a device need to the job that takes the place of this
+        one, for it does not fit; None where it does. None where there is no other.
     """
 
     learner: Learner
@@ -144,6 +146,7 @@ class Job:
     judge: Callable[[PyTree], dict[str, Any]] | None = None
     explain: Callable[[list[Row]], list[str]] | None = None
     compile_chunk: "CompileChunk | None" = None
+    refit: "Callable[[int], Job | None] | None" = None
 
     @property
     def start(self) -> PyTree:

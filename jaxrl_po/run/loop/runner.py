@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxrl_po.run.data.scoring import RewardError
-from jaxrl_po.run.devices import processes
+from jaxrl_po.run.devices import processes, room
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
@@ -135,7 +135,12 @@ def run(
             return done
         reporter.phase("compiling")
         programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
-        reporter.report("; ".join(filter(None, [job.where, programs.memory.describe()])))
+        while (other := _refitted(job, programs)) is not None:
+            job = other
+            programs, seconds = wait_for(programs_lib.compile_programs, job)
+            compile_seconds += seconds
+        told = room.describe(programs.memory, _local_devices(programs.like))
+        reporter.report("; ".join(filter(None, [job.where, told])))
         like = without_frozen(programs.like)
         saved = latest.load(like, report=reporter.report) if resume else None
         run = _Run(job, folder, reporter, programs, wait_for, latest, best)
@@ -153,6 +158,17 @@ def run(
     return Outcome(
         run.state, run.iteration, run.iteration < job.iterations and not run.idle, run.idle
     )
+
+
+def _refitted(job: Job, programs: programs_lib.Programs) -> Job | None:
+    """The job that takes the place of one that does not fit; None where it does."""
+    peak = programs.memory.peak
+    return None if job.refit is None or peak is None else job.refit(peak)
+
+
+def _local_devices(like: PyTree) -> int:
+    """Devices of this process over which a state is placed."""
+    return len(jax.tree.leaves(like)[0].sharding.addressable_devices)
 
 
 def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
