@@ -14,6 +14,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer
 from jaxrl_po.run.devices import processes, room
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.run.experiment.assembly import Setup
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.loop import programs
 from jaxrl_po.types import PyTree, TrainState
@@ -87,11 +88,6 @@ class Fit(NamedTuple):
         """What is said of the number before the run; empty for 1."""
         return f"--{FLAG}={self.number}, to fit the memory that is free" if self.number > 1 else ""
 
-    def begun(self) -> "Fit":
-        """With the number that fits as counted."""
-        there = space(self.devices)
-        return self if there is None else self._with(self.need.choose(there))
-
     def smaller(self, peak: int) -> "Fit | None":
         """With a larger number where the program's `peak` does not fit; None where it does.
 
@@ -103,14 +99,14 @@ class Fit(NamedTuple):
             return None
         need = self.need.corrected(self.number, peak)
         if need.choices:
-            found = self._replace(need=need)._with(need.choose(there))
+            found = self._replace(need=need).with_number(need.choose(there))
             if found.number > self.number:
                 return found
         if peak * SHARE <= there:
             return None
         raise too_little(self.records, self.need.held, peak, int(there / SHARE))
 
-    def _with(self, number: int) -> "Fit":
+    def with_number(self, number: int) -> "Fit":
         """With that number, or as it is where the method must read a minibatch as a whole."""
         if number == self.number:
             return self
@@ -121,6 +117,38 @@ class Fit(NamedTuple):
         except ConfigError:
             return self
         return self._replace(records={**self.records, "config": method}, job=job)
+
+
+def fit(
+    records: Mapping[str, Any],
+    job: programs.Job,
+    setup: Setup,
+    placement: Placement,
+    make_job: Callable[[Setup], programs.Job],
+) -> Fit | None:
+    """The run with the number that fits as counted; None where it cannot be chosen.
+
+    Args:
+      records: prefix to record.
+      job: of `setup`.
+      setup: with the number of `records`.
+      placement: on devices.
+      make_job: `job` of such a setup.
+    """
+    learner_of, need = setup.learner_of, setup.need
+    if learner_of is None or need is None:
+        return None
+    needed: Need = need(jax.eval_shape(job.learner.init, job.start))
+    devices = placement.num_devices // jax.process_count()
+    found = Fit(
+        records,
+        job,
+        needed,
+        devices,
+        lambda method: make_job(setup._replace(learner=learner_of(method))),
+    )
+    there = space(devices)
+    return found if there is None else found.with_number(needed.choose(there))
 
 
 def space(devices: int) -> int | None:

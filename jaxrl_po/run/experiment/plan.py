@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
@@ -57,6 +55,23 @@ class Plan(NamedTuple):
     initial: str = ""
     rewarded: HostScore | None = None
     refit: "Callable[[int], Plan | None] | None" = None
+
+    def job_in(self, out: Path, report: Callable[[str], None]) -> programs.Job:
+        """The job, of which a number of microbatches that takes its place is written to `out`."""
+        if self.refit is None:
+            return self.job
+        of_plan = self.refit
+
+        def refit(peak: int) -> programs.Job | None:
+            other = of_plan(peak)
+            if other is None:
+                return None
+            report(f"{other.title}: {other.notes[-1]}")
+            if processes.is_writer():
+                folder.write_json(out / folder.CONFIG, other.settings)
+            return other.job_in(out, report)
+
+        return dataclasses.replace(self.job, refit=refit)
 
     def exporters(self, out: Path) -> list[exporters.Exporter]:
         """The exporters that the flags ask for; only the first process exports."""
@@ -129,7 +144,7 @@ def prepare(
         programs.check(job)
         fit = None
         if microbatches.FLAG not in (settings if before else given):
-            fit = _fit(setup, records, job, placement, make_job)
+            fit = microbatches.fit(records, job, setup, placement, make_job)
 
     earlier = before.get("resolved", {})
     tuned = {
@@ -155,28 +170,6 @@ def prepare(
         setup.rewarded,
     )
     return plan if fit is None else _fitted(plan, fit)
-
-
-def _fit(
-    setup: Setup,
-    records: Mapping[str, Any],
-    job: programs.Job,
-    placement: Placement,
-    make_job: Callable[[Setup], programs.Job],
-) -> microbatches.Fit | None:
-    """The run with the number of microbatches that fits; None where it cannot be chosen."""
-    learner_of, need = setup.learner_of, setup.need
-    if learner_of is None or need is None:
-        return None
-    state = jax.eval_shape(job.learner.init, job.start)
-    devices = placement.num_devices // jax.process_count()
-    return microbatches.Fit(
-        records,
-        job,
-        need(state),
-        devices,
-        lambda method: make_job(setup._replace(learner=learner_of(method))),
-    ).begun()
 
 
 def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:

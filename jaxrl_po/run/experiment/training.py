@@ -1,7 +1,6 @@
 """`train` and `resume`: experiments, and learners of one's own with all that commands have."""
 
 import contextlib
-import dataclasses
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -380,7 +379,7 @@ def _train(plan: Plan, out: Path, progress: Progress, leave_early: bool) -> runn
             progress.report(f"{plan.title}: {note}")
         try:
             return runner.run(
-                _refitting(plan, out, progress),
+                plan.job_in(out, progress.report),
                 out,
                 reporter,
                 resume=plan.options.resume,
@@ -390,24 +389,6 @@ def _train(plan: Plan, out: Path, progress: Progress, leave_early: bool) -> runn
             raise UsageError(
                 f"--resume: {error}; put back what was there, or choose another --out"
             ) from None
-
-
-def _refitting(plan: Plan, out: Path, progress: Progress) -> programs.Job:
-    """The job of a plan; the number of microbatches that takes the place of its own is written."""
-    if plan.refit is None:
-        return plan.job
-    of_plan = plan.refit
-
-    def refit(peak: int) -> programs.Job | None:
-        other = of_plan(peak)
-        if other is None:
-            return None
-        progress.report(f"{other.title}: {other.notes[-1]}")
-        if processes.is_writer():
-            folder.write_json(out / folder.CONFIG, other.settings)
-        return _refitting(other, out, progress)
-
-    return dataclasses.replace(plan.job, refit=refit)
 
 
 def draw(plan: Plan, out: Path) -> list[Row]:
