@@ -1,6 +1,7 @@
 """Microbatches by the memory that there is: a count from shapes, corrected by the program's own."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +112,8 @@ def test_a_program_that_needs_more_than_was_counted_is_compiled_again(
 
     number, row = run("plenty", "--total_steps=64")
     assert number == 1
+    # Of supervised training, the cross entropy of what is learned and of what is held out.
+    assert re.search(r": loss \S+  held out loss \S+  64/64 ", capsys.readouterr().out)
     free(int(row["memory/peak_bytes"]))
     number, smaller = run("little", "--total_steps=64")
     assert number > 1

@@ -140,6 +140,11 @@ from jaxrl_po.run.experiment.flags import UsageError
         ("language", "--env=CartPole-v1", r"--env is not a flag"),
         (
             "language",
+            "--task.train=rows.jsonl",
+            r"^--task.train is not a flag of --task=addition, but of --task=file$",
+        ),
+        (
+            "language",
             "--task.num_digits=10",
             r"--task\.num_digits must lie in \[1, 9\] digits, got 10",
         ),

@@ -1,6 +1,7 @@
 """Supervised training: what is demonstrated, what is learned of it, and what is refused."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +152,7 @@ def test_what_it_has_no_use_for_is_named(tmp_path, flags, message):
         launch.language([*given, *flags])
 
 
-def test_a_run_over_a_pretrained_model_is_written_and_evaluated(tmp_path, trace_only):
+def test_a_run_over_a_pretrained_model_is_written_and_evaluated(tmp_path, capsys, trace_only):
     write_place(tmp_path)
     rows = [{"messages": [{"role": "user", "content": f"w{i}"}, CHAT[1]]} for i in range(8, 28)]
     train = write_rows(tmp_path / "rows.jsonl", rows)
@@ -163,6 +164,10 @@ def test_a_run_over_a_pretrained_model_is_written_and_evaluated(tmp_path, trace_
     ]
     assert launch.language(flags) == 0
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    said = capsys.readouterr().out.splitlines()
+    assert any(
+        re.search(r": an epoch is \d+ completions, so that --total_steps=8 makes ", x) for x in said
+    )
     assert {"loss", "answer_length", "held_out_loss", "held_out_log_prob"} <= lines[-1].keys()
     assert "held_out_log_prob" in json.loads((out / "summary.json").read_text())
     assert evaluate.main([f"--run={out}"]) == 0

@@ -296,6 +296,10 @@ def test_a_sweep_that_cannot_write_says_how_it_goes_on(tmp_path, monkeypatch, pr
             r"--config.gamma=log_uniform\(0,1\) must be log_uniform\(low,high\) with 0 < low",
         ),
         (["--draws=3", "--config.gamma=uniform(3,4)"], "--config.gamma must lie in"),
+        (
+            ["--draws=3", "--problem.num_envs=uniform(4,8)"],
+            r"^--problem.num_envs=uniform\(4,8\) must be choice\(a,b,…\): its values are integers",
+        ),
     ],
 )
 def test_bad_sweeps_are_named_and_touch_nothing(tmp_path, arguments, match):

@@ -98,6 +98,8 @@ def require_effect(argv: Sequence[str], record: type) -> None:
     options = flags.parse(argv, {"": record}, partial=True)[""]
     sections = {"model": language.ModelSettings, "lora": Adapters}
     given = flags.given(argv, sections, partial=True)
+    if not options.resume:
+        tasks.require_flags(options.task, argv)
     if given.get("lora.rank") == 0:
         raise UsageError(
             "--lora.rank must lie in [1, inf), got 0; left out, every parameter is trained"

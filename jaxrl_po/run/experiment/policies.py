@@ -191,7 +191,10 @@ def _left_padded(
     longest = task.prompt_length
     for prompt, row in zip(prompts, rows, strict=True):
         if len(row) > longest:
-            raise ConfigError(f"prompts must have at most {longest} tokens, got {prompt!r}")
+            raise ConfigError(
+                f"prompts must have at most {longest} tokens, as those of the run's task, got "
+                f"{len(row)}, {prompt!r}; train on longer prompts to raise this"
+            )
     pad = np.array([longest - len(row) for row in rows], np.int32)
     filled = [[task.tokenizer.pad] * (longest - len(row)) + row for row in rows]
     return np.array(filled, np.int32).reshape(len(rows), longest), pad

@@ -40,7 +40,15 @@ class Asked(NamedTuple):
     def records(self, combination: Combination, sections: Mapping[str, type]) -> dict[str, Any]:
         """The records of one combination."""
         written = flags.written(self.flags | combination)
-        return flags.parse(written, sections, defaults=self.tuned)
+        try:
+            return flags.parse(written, sections, defaults=self.tuned)
+        except UsageError as error:
+            for name, drawn in self.drawn.items():
+                if str(error).startswith(f"--{name} must be an integer"):
+                    raise UsageError(
+                        f"--{name}={drawn} must be choice(a,b,…): its values are integers"
+                    ) from None
+            raise
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:

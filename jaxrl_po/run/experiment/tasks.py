@@ -1,6 +1,6 @@
 """The table of tasks by name, each with the record of its flags."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_po import config, language
@@ -240,6 +240,29 @@ def entry(name: str) -> TaskEntry:
         return TaskEntry(NoSettings, lambda: _own(name))
     found: TaskEntry = flags.lookup("task", name, TASKS)
     return found
+
+
+def require_flags(name: str, argv: Sequence[str]) -> None:
+    """Raises UsageError for a flag that this task has not and others have, which are named.
+
+    Example:
+      >>> require_flags("addition", ["--task.train=rows.jsonl"])
+      Traceback (most recent call last):
+      jaxrl_po...UsageError: --task.train is not a flag of --task=addition, but of --task=file
+    """
+    own = {field.name for field in flags.settable(entry(name).settings)}
+    for word in argv:
+        flag = word.lstrip("-").partition("=")[0]
+        field = flag.removeprefix("task.")
+        others = [
+            task
+            for task, row in TASKS.items()
+            if field in {each.name for each in flags.settable(row.settings)}
+        ]
+        if flag.startswith("task.") and field not in own and others:
+            raise UsageError(
+                f"--{flag} is not a flag of --task={name}, but of --task={' or '.join(others)}"
+            )
 
 
 def _own(name: str) -> AnyTask:

@@ -336,7 +336,9 @@ def carry_out(plan: Plan, *, leave_early: bool = False) -> Trained:
             plan.title,
             plan.job.iterations * plan.job.steps_per_iteration,
             unit=plan.unit,
-            watch=[*filter(None, [plan.job.score]), *(series.metric for series in plan.curves)],
+            watch=sorted(
+                (series.metric for series in plan.curves), key=lambda name: name != plan.job.score
+            ),
             num_seeds=plan.job.num_seeds,
             quiet=not processes.is_writer(),
         )
