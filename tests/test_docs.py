@@ -35,7 +35,9 @@ FENCE = re.compile(r"^```(\w*)(?: title=\"(.+?)\")?\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z][\w.]*\*?)")
 COMMAND = re.compile(r"(jaxrl-po|python experiments/(?:\w+/)+\w+\.py)(?: (.*))?$")
-OTHERS = re.compile(r"^\.venv/bin/python .*|^#SBATCH .*|^srun |--worker=all --command=", re.M)
+OTHERS = re.compile(
+    r"^\.venv/bin/python .*|^#SBATCH .*|^srun |--worker=all --command=|--no-deps", re.M
+)
 SCRIPTS = sorted(
     path
     for folder in ("studies", "studies/claims", "benchmarks", "benchmarks/bench")

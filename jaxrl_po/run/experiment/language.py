@@ -176,7 +176,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             curves=(Series("loss", "training"), Series("held_out_loss", "held-out")),
             y_label="cross entropy of an answer (nats per token)",
             initial="",
-            notes=epochs(options, shown),
+            notes=tasks.epochs(shown, options.total_steps),
             test=measure(shown),
             examples=examples(task, policy, settings, options.show),
             axes=LOGICAL_AXES,
@@ -244,18 +244,6 @@ def demonstrated(options: Options, task: AnyTask) -> language.Task:
     for name in ("reward", "eval_samples"):
         config.require_effect(options, name, False, "the method samples completions")
     return task
-
-
-def epochs(options: Options, task: language.Task) -> tuple[str, ...]:
-    """What is said of an epoch before supervised training; nothing where rows have no end."""
-    held_out = [part.start for part in (task.test, task.validation) if part]
-    if task.row is None or not held_out:
-        return ()
-    rows = min(held_out)  # which follow those to learn from
-    return (
-        f"an epoch is {rows:,} completions, so that --total_steps={options.total_steps} makes "
-        f"{options.total_steps / rows:.3g}",
-    )
 
 
 def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class Plan(NamedTuple):
                 return None
             report(f"{other.title}: {other.notes[-1]}")
             if processes.is_writer():
-                folder.write_json(out / folder.CONFIG, other.settings)
+                folder.write_settings(out, other.settings)
             return other.job_in(out, report)
 
         return dataclasses.replace(self.job, refit=refit)

@@ -265,6 +265,18 @@ def require_flags(name: str, argv: Sequence[str]) -> None:
             )
 
 
+def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
+    """What is said of an epoch before supervised training; nothing where rows have no end."""
+    held_out = [part.start for part in (task.test, task.validation) if part]
+    if task.row is None or not held_out:
+        return ()
+    rows = min(held_out)  # which follow those to learn from
+    return (
+        f"an epoch is {rows:,} completions, so that --total_steps={total_steps} makes "
+        f"{total_steps / rows:.3g}",
+    )
+
+
 def _own(name: str) -> AnyTask:
     task = user_code.make("task", name)
     if not isinstance(task, AnyTask):
