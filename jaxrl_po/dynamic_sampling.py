@@ -105,10 +105,10 @@ def dynamic_sampling(
         raise ConfigError(
             f"max_generation_batches must be at least 1, got {max_generation_batches}"
         )
-    if carry_surplus and problem.staleness:
+    if carry_surplus and problem.facts.staleness:
         raise ConfigError(
-            f"carry_surplus must be off with staleness = {problem.staleness}: what is carried "
-            "would be of another age"
+            f"carry_surplus must be off with staleness = {problem.facts.staleness}: what is "
+            "carried would be of another age"
         )
     if num_groups not in NON_NEGATIVE:
         raise ConfigError(
@@ -179,7 +179,8 @@ def dynamic_sampling(
             sharded={SURPLUS: spare}, replicated={SURPLUS_COUNT: count}
         ), batch
 
-    return problem._replace(init=init, collect=collect, strata=0)
+    facts = problem.facts._replace(strata=0)
+    return problem._replace(init=init, collect=collect, facts=facts)
 
 
 def require_scored_groups(batch: Any) -> None:

@@ -52,7 +52,7 @@ def make(
       init_reference: `params -> reference parameters`; None by default.
       kl_coefficient: initial β of an adaptive penalty.
       num_parts: number of parts in which the old policy's log-probabilities are recomputed, to
-        bound memory, if the sampler is not exact (`Problem.exact_sampler`).
+        bound memory, if the sampler is not exact (`Facts.exact_sampler`).
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
@@ -62,9 +62,9 @@ def make(
     def init(key: jax.Array) -> TrainState:
         problem_key, key = jax.random.split(key)
         params, collector = problem.init(problem_key)
-        if problem.staleness:
+        if problem.facts.staleness:
             earlier = jax.tree.map(
-                lambda x: jnp.repeat(x[None], problem.staleness, axis=0), params.policy
+                lambda x: jnp.repeat(x[None], problem.facts.staleness, axis=0), params.policy
             )
             collector = collector.add(replicated={EARLIER_POLICIES: earlier})
         return TrainState(
@@ -78,7 +78,7 @@ def make(
         )
 
     def collect(state: TrainState, key: jax.Array) -> tuple[CollectorState, Batch]:
-        if not problem.staleness:
+        if not problem.facts.staleness:
             return problem.collect(state.params, state.collector, key)
         earlier = state.collector.replicated[EARLIER_POLICIES]
         oldest = state.params._replace(policy=jax.tree.map(lambda x: x[0], earlier))
@@ -93,7 +93,7 @@ def make(
         collector, batch = collect(state, key)
         batch = zero_masked(batch)
         metrics = batch.metrics
-        if not problem.exact_sampler:
+        if not problem.facts.exact_sampler:
             batch, sampler_metrics = recompute_log_prob(
                 problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
             )

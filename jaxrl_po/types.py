@@ -135,7 +135,7 @@ class Batch(NamedTuple):
       score: `[P, G]`, the raw outcome of each row before any shaping; its shape defines the groups
         (B = P·G). 0 while the reward is None.
       metrics: what `collect` measured.
-      stratum: `[B]`, int32 below `Problem.strata`: rows of one stratum (one prompt of a finite set,
+      stratum: `[B]`, int32 below `Facts.strata`: rows of one stratum (one prompt of a finite set,
         or one difficulty) may be compared across groups. None without strata.
       sampler_log_prob: `[B, T]`, nats, of `action` under the distribution μ it was sampled from
         (before top-k or top-p truncation); None where that is `log_prob`. The two differ where the
@@ -261,20 +261,10 @@ def _composed(
     return step
 
 
-SumInParts = Callable[..., Any]
-"""`(function, samples, num_parts) -> sum` of a function over parts, see `minibatches`."""
-
-
-class Problem(NamedTuple):
-    """Source of samples: the one place where control and language differ.
+class Facts(NamedTuple):
+    """What holds for the samples of a problem; by default, fresh ones of the policy itself.
 
     Attributes:
-      init: `init(key) -> (params, collector)`; consumes `key`.
-      collect: `collect(params, collector, key) -> (collector, Batch)`; consumes `key`.
-      apply: `apply(params, inputs) -> (distribution, value)`, of any rows of a batch; with critic
-        parameters None the value is zeros.
-      rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
-        control, the identity for sequences.
       strata: number of strata in `Batch.stratum`; 0 for none.
       on_policy: the policy itself sampled the actions. False: a proposal μ did, with
         `Batch.sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
@@ -284,15 +274,51 @@ class Problem(NamedTuple):
       truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
         for overlong responses apply. False: it is an episode that reached its time limit, which may
         be a success.
-      staleness: how many iterations old the parameters are with which `collect` samples.
       turns: an episode is a dialogue, and `Batch.step_end` marks the ends of its turns.
+      staleness: how many iterations old the parameters are with which `collect` samples.
+    """
+
+    strata: int = 0
+    on_policy: bool = True
+    exact_sampler: bool = True
+    truncated_is_overlong: bool = True
+    turns: bool = False
+    staleness: int = 0
+
+
+SumInParts = Callable[..., Any]
+"""`(function, samples, num_parts) -> sum` of a function over parts, see `minibatches`."""
+
+
+class SpeedUps(NamedTuple):
+    """Other ways to compute what `Problem.apply` does, with the same result; None for no other.
+
+    Attributes:
+      by_length: `minibatches.sum_in_parts` of rows of unequal length, in less time, see `lengths`.
+      grouped: `grouped(inputs)`, for rows group by group, stores once what the members of a group
+        share; `apply` takes it in place of `inputs`.
+    """
+
+    by_length: SumInParts | None = None
+    grouped: Callable[[Any], Any] | None = None
+
+
+class Problem(NamedTuple):
+    """Source of samples: the one place where control and language differ.
+
+    One of your own gives the four functions; all else has a default.
+
+    Attributes:
+      init: `init(key) -> (params, collector)`; consumes `key`.
+      collect: `collect(params, collector, key) -> (collector, Batch)`; consumes `key`.
+      apply: `apply(params, inputs) -> (distribution, value)`, of any rows of a batch; with critic
+        parameters None the value is zeros.
+      rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
+        control, the identity for sequences.
+      facts: see `Facts`.
+      speedups: see `SpeedUps`.
       actor: how a policy with memory acts in an environment, step after step, see
         `control.Actor`; None for any other, which is its `apply`.
-      by_length: `minibatches.sum_in_parts` of rows of unequal length, in less time, see `lengths`;
-        None where all are of one length.
-      grouped: `grouped(inputs)`, for rows group by group, stores once what the members of a group
-        share. `apply` takes it in place of `inputs`, with the same result. None if there is nothing
-        to save.
       target: what the program is compiled for; a `Target`, or None if the problem leaves it open.
     """
 
@@ -300,15 +326,9 @@ class Problem(NamedTuple):
     collect: Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
     apply: Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
     rows: Callable[[Samples], Samples]
-    strata: int = 0
-    on_policy: bool = True
-    exact_sampler: bool = True
-    truncated_is_overlong: bool = True
-    turns: bool = False
-    staleness: int = 0
+    facts: Facts = Facts()
+    speedups: SpeedUps = SpeedUps()
     actor: Any = None
-    by_length: SumInParts | None = None
-    grouped: Callable[[Any], Any] | None = None
     target: Any = None
 
     def on(self, target: Target | None) -> "Problem":

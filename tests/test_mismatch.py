@@ -63,7 +63,7 @@ def first_metrics(**changes):
 
 
 def test_more_noise_is_more_distance_and_none_is_none():
-    assert problem().exact_sampler
+    assert problem().facts.exact_sampler
     found = [first_metrics(noise=noise) for noise in (0.1, 0.3)]
     for name in ("sampler_kl", "learner_kl", "sampler_max_ratio"):
         small, large = (float(metrics[name].value()) for metrics in found)
@@ -78,7 +78,7 @@ def test_dialogues_have_the_same_knobs():
     dialogue = language.dialogues.higher_lower()
     network = NETWORK.clone(vocabulary=dialogue.tokenizer.size)
     sizes = {"num_prompts": 4, "group_size": 2}
-    assert language.dialogues.make_problem(dialogue, network, **sizes).exact_sampler
+    assert language.dialogues.make_problem(dialogue, network, **sizes).facts.exact_sampler
     noisy = language.dialogues.make_problem(
         dialogue, network, **sizes, sampler=language.Sampler(noise=0.3, staleness=1)
     )
@@ -139,19 +139,17 @@ def test_a_lower_precision_samples_and_the_learner_keeps_its_own():
     sampler = language.Sampler(dtype="bfloat16")
     assert sampler.of(NETWORK).dtype == jnp.bfloat16
     assert language.Sampler(dtype="float32").of(NETWORK) is NETWORK
-    assert not problem(dtype="bfloat16").exact_sampler
-    assert problem(dtype="float32").exact_sampler
+    assert not problem(dtype="bfloat16").facts.exact_sampler
+    assert problem(dtype="float32").facts.exact_sampler
     metrics = first_metrics(dtype="bfloat16")
     assert 0 < float(metrics["sampler_kl"].value()) < 1e-3
 
 
 @pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_batches_are_of_the_policy_of_that_many_iterations_ago(staleness):
-    table = imprecise(tabular_problem(num_prompts=8, group_size=4, dense=False), size=0.0)
-    learner = grpo.make(
-        as_arrays(grpo.Config(use_reference=False, learning_rate=0.1)),
-        table._replace(staleness=staleness),
-    )
+    table = tabular_problem(num_prompts=8, group_size=4, dense=False)
+    table = imprecise(table, size=0.0, staleness=staleness)
+    learner = grpo.make(as_arrays(grpo.Config(use_reference=False, learning_rate=0.1)), table)
     state, policies = jax.jit(learner.init)(jax.random.key(0)), []
     sample, update = jax.jit(learner.sample), jax.jit(learner.update)
     score = jax.jit(

@@ -450,8 +450,8 @@ WRONG = [
     Wrong(
         "whole groups are sorted by row",
         "algorithms.group_policy",
-        "functools.partial(problem.by_length, in_order=True)",
-        "problem.by_length",
+        "by_length and functools.partial(by_length, in_order=True)",
+        "by_length",
         ("test_lengths.py::test_an_update_is_that_of_whole_rows[in groups-1]",),
     ),
     Wrong(

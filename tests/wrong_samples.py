@@ -330,7 +330,7 @@ WRONG = [
     Wrong(
         "the sampler of dialogues is as young as the learner",
         "language.dialogues.problem",
-        "problem_of(networks, collect, target)._replace(staleness=sampler.staleness)",
+        "problem_of(networks, collect, target, sampler.staleness)",
         "problem_of(networks, collect, target)",
         SETTINGS,
     ),

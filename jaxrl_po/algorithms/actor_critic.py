@@ -325,7 +325,7 @@ def gradient_steps(
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
         slots=surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target),
-        by_length=problem.by_length if beside is None else None,
+        by_length=problem.speedups.by_length if beside is None else None,
         stop=stop,
         target=problem.target,
         axis_name=config.axis_name,
@@ -388,7 +388,7 @@ def choose_optimizer(
 
 def require_turns(problem: Problem, field: str, otherwise: str) -> None:
     """Raises ConfigError about a field with the value `turn` if the problem has no turns."""
-    if not problem.turns:
+    if not problem.facts.turns:
         raise ConfigError(
             f"{field} must be {otherwise} here, got {TURN}: only dialogues have turns"
         )
@@ -396,7 +396,7 @@ def require_turns(problem: Problem, field: str, otherwise: str) -> None:
 
 def require_on_policy(problem: Problem) -> None:
     """Raises ConfigError if a proposal samples the actions; for losses without a weight π / μ."""
-    if not problem.on_policy:
+    if not problem.facts.on_policy:
         raise ConfigError(
             "sampling must be from the policy itself for this method. Here a proposal "
             "draws the actions (a vine with num_branches = 0 tries each once), and only "
@@ -430,5 +430,5 @@ def update_kl(
         return masked.total(kl, part.mask)
 
     # The parts one after another, their totals and counts added up.
-    by_length = problem.by_length if num_parts > 1 else None
+    by_length = problem.speedups.by_length if num_parts > 1 else None
     return {"kl": (by_length or minibatches.sum_in_parts)(total, samples, num_parts)}

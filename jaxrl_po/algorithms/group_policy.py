@@ -51,6 +51,7 @@ from jaxrl_po.types import (
     Problem,
     PyTree,
     Samples,
+    SpeedUps,
     TrainState,
 )
 
@@ -273,8 +274,9 @@ def in_groups(problem: Problem, grouped: Callable[[PyTree], PyTree]) -> Problem:
     def apply(params: ActorCritic, inputs: PyTree) -> tuple[Any, jax.Array]:
         return problem.apply(params, grouped(inputs))
 
-    by_length = problem.by_length and functools.partial(problem.by_length, in_order=True)
-    return problem._replace(apply=apply, by_length=by_length)
+    by_length = problem.speedups.by_length
+    by_length = by_length and functools.partial(by_length, in_order=True)
+    return problem._replace(apply=apply, speedups=SpeedUps(by_length, grouped))
 
 
 def require_group(reward: jax.Array) -> None:
@@ -342,7 +344,9 @@ def make(
     config.validate()
     problem = problem.on(target)
     actor_critic.require_on_policy(problem)
-    grouped = problem.grouped if config.num_minibatches == 1 and not extra_samples else None
+    grouped = (
+        problem.speedups.grouped if config.num_minibatches == 1 and not extra_samples else None
+    )
     if grouped is not None:
         problem = in_groups(problem, grouped)
     num_parts = config.num_minibatches * config.num_microbatches
@@ -369,7 +373,7 @@ def make(
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
             slots=slots if grouped is None else None,
-            by_length=problem.by_length,
+            by_length=problem.speedups.by_length,
             target=problem.target,
             axis_name=config.axis_name,
         )

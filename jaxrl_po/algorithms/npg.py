@@ -98,7 +98,7 @@ def make(
     problem = problem.on(target)
     policy = actor_critic.policy_of(problem)
     if surrogate is None:
-        surrogate = policy_surrogate if problem.on_policy else proposal_surrogate
+        surrogate = policy_surrogate if problem.facts.on_policy else proposal_surrogate
     surrogate = checked_mean(surrogate)
 
     def improve_policy(
@@ -132,7 +132,7 @@ def make(
         config,
         problem,
         estimate=actor_critic.make_estimate(
-            config, problem, advantage, keep_proposal=not problem.on_policy
+            config, problem, advantage, keep_proposal=not problem.facts.on_policy
         ),
         improve_policy=improve_policy,
         num_parts=config.num_microbatches,

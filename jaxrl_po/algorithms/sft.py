@@ -75,7 +75,7 @@ def make(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            by_length=problem.by_length,
+            by_length=problem.speedups.by_length,
             target=problem.target,
             axis_name=config.axis_name,
         )

@@ -86,7 +86,7 @@ def make_vine(
     its value V̂, the mean of Q̂ over the state's actions under the policy, so that any estimator
     gives `Q̂ − V̂`. There is no critic.
 
-    With every action tried once, the proposal μ is uniform (`sampler_log_prob`, `on_policy=False`):
+    With every action tried once, the proposal μ is uniform and the problem not on-policy:
     `mean(π / μ · A)` is `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which TRPO and NPG
     maximise; methods without that ratio refuse it. Sampled actions are on-policy, for eq. 18
     (`losses.self_normalized_surrogate`) or any method.

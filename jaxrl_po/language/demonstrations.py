@@ -16,7 +16,7 @@ from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.unembedding import next_tokens
 from jaxrl_po.language.warm_start import answered, drawn
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, SpeedUps
 
 AT_A_TIME = 16  # rows of an evaluation, to bound memory
 
@@ -118,7 +118,7 @@ def make_problem(
         collect,
         networks.apply,
         lambda samples: samples,
-        by_length=lengths.by_length(shorten_after(task.prompt_length)),
+        speedups=SpeedUps(lengths.by_length(shorten_after(task.prompt_length))),
         target=target,
     )
 

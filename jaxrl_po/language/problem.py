@@ -40,7 +40,17 @@ from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.tasks.types import check_lengths, reading
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    CollectorState,
+    Facts,
+    Metrics,
+    Problem,
+    PyTree,
+    Samples,
+    SpeedUps,
+)
 
 SAMPLER_OF_LEARNER = Sampler()
 CUT = 32  # smallest token budget at which microbatches are cut to their longest completion
@@ -272,11 +282,15 @@ def make_problem(
         collect,
         networks.apply,
         rows,
-        _drawn_from(task, prompt_set).strata,
-        exact_sampler=networks.exact_sampler,
-        by_length=lengths.by_length(shorten_after(task.prompt_length)) if budget >= CUT else None,
-        grouped=networks.grouped,
-        staleness=sampler.staleness,
+        Facts(
+            strata=_drawn_from(task, prompt_set).strata,
+            exact_sampler=networks.exact_sampler,
+            staleness=sampler.staleness,
+        ),
+        SpeedUps(
+            lengths.by_length(shorten_after(task.prompt_length)) if budget >= CUT else None,
+            networks.grouped,
+        ),
         target=target,
     )
 

@@ -19,7 +19,16 @@ from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    CollectorState,
+    Facts,
+    Metrics,
+    Problem,
+    PyTree,
+    SpeedUps,
+)
 
 Collect = Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
 
@@ -140,7 +149,7 @@ def make_problem(
             measures,
         )
 
-    return problem_of(networks, collect, target)._replace(staleness=sampler.staleness)
+    return problem_of(networks, collect, target, sampler.staleness)
 
 
 def batch_of(
@@ -193,17 +202,20 @@ def batch_of(
     )
 
 
-def problem_of(networks: Networks, collect: Collect, target: Target) -> Problem:
-    """The problem whose batches are those of `batch_of`."""
+def problem_of(networks: Networks, collect: Collect, target: Target, staleness: int = 0) -> Problem:
+    """The problem whose batches are those of `batch_of`; see `Facts.staleness`."""
     return Problem(
         networks.init,
         collect,
         networks.apply,
         rows,
-        exact_sampler=networks.exact_sampler,
-        # One that was cut may have had short messages.
-        truncated_is_overlong=False,
-        turns=True,
-        grouped=networks.grouped,
+        Facts(
+            exact_sampler=networks.exact_sampler,
+            # One that was cut may have had short messages.
+            truncated_is_overlong=False,
+            turns=True,
+            staleness=staleness,
+        ),
+        SpeedUps(grouped=networks.grouped),
         target=target,
     )

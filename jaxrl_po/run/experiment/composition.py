@@ -16,7 +16,7 @@ from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import methods, microbatches, models
-from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, TrainState
+from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps, TrainState
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
@@ -126,7 +126,7 @@ class Composition(NamedTuple):
                 num_parts=method.num_minibatches * method.num_microbatches,
             )
         if self.placement.cuts_params:  # the prompts of some devices would be read on others
-            problem = problem._replace(grouped=None, by_length=None)
+            problem = problem._replace(speedups=SpeedUps())
         learner: Learner = self.algorithm.make(
             dataclasses.replace(method, axis_name=self.placement.axis_name), problem
         )
