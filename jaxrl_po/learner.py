@@ -179,31 +179,22 @@ def recompute_log_prob(
     """
     recomputed = log_prob(problem, params, batch, num_parts=num_parts)
     recomputed = masked.zero(recomputed, batch.mask)
-    fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
-    largest = jnp.where(fresh, jnp.abs(log_ratio(recomputed, batch.sampler_log_prob)), 0.0).max()
+    sampled, fresh = batch.columns["sampler_log_prob"], batch.fresh()
+    largest = jnp.where(fresh, jnp.abs(log_ratio(recomputed, sampled)), 0.0).max()
     largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
     return batch._replace(log_prob=jnp.where(fresh, recomputed, batch.log_prob)), {
-        "sampler_kl": masked.total(divergences.k3(batch.sampler_log_prob, recomputed), fresh),
+        "sampler_kl": masked.total(divergences.k3(sampled, recomputed), fresh),
         # The samples are of μ: each counts π_old / μ times.
         "learner_kl": masked.total(
-            ratio(recomputed, batch.sampler_log_prob)
-            * divergences.k3(recomputed, batch.sampler_log_prob),
-            fresh,
+            ratio(recomputed, sampled) * divergences.k3(recomputed, sampled), fresh
         ),
         "sampler_max_ratio": Mean(jnp.exp(largest), jnp.float32(1.0)),
     }
 
 
 ZEROED = (
-    "action",
-    "log_prob",
-    "sampler_log_prob",
-    "teacher_log_prob",
-    "reward",
-    "value",
-    "next_value",
-    "terminated",
-    "truncated",
+    *("action", "log_prob", "reward", "value", "next_value", "terminated", "truncated"),
+    "columns",  # those of slots
 )
 
 
@@ -221,6 +212,6 @@ def zero_masked(batch: Batch) -> Batch:
     """
 
     def zero(leaf: jax.Array) -> jax.Array:
-        return masked.zero(leaf, batch.mask)
+        return masked.zero(leaf, batch.mask) if leaf.ndim > 1 else leaf
 
     return batch._replace(**{name: jax.tree.map(zero, getattr(batch, name)) for name in ZEROED})

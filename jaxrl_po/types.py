@@ -7,7 +7,7 @@ tree equality and cause recompilation.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, cast
 
 import jax
 import optax
@@ -115,6 +115,32 @@ class CollectorState(NamedTuple):
         return CollectorState(*halves)
 
 
+class Columns(TypedDict, total=False):
+    """Columns that not every batch has; a problem may have others, by names of its own.
+
+    One of `[B]` is of the rows. One of `[B, T]` is of the slots: zero where masked, and cut with
+    them.
+
+    Attributes:
+      stratum: `[B]`, int32 below `Facts.strata`: rows of one stratum (one prompt of a finite set,
+        or one difficulty) may be compared across groups.
+      age: `[B]`, int32, parameter updates since the row was sampled; without it all are fresh.
+      sampler_log_prob: `[B, T]`, nats, of the action under the distribution μ it was sampled from
+        (before top-k or top-p truncation), where that is not `log_prob`: the sampler computes in
+        another precision than `apply`, or a proposal sampled the action.
+      step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; without it all do.
+      teacher_log_prob: `[B, T]`, nats, of the action under a frozen teacher.
+      penalized: `[B, T]`, bool, slots whose loss has a penalty of its own; of `Samples` alone.
+    """
+
+    stratum: jax.Array
+    age: jax.Array
+    sampler_log_prob: jax.Array
+    step_end: jax.Array
+    teacher_log_prob: jax.Array
+    penalized: jax.Array
+
+
 class Batch(NamedTuple):
     """What `collect` returns: one rollout per row, leaves `[B, T, …]` in both domains.
 
@@ -135,15 +161,7 @@ class Batch(NamedTuple):
       score: `[P, G]`, the raw outcome of each row before any shaping; its shape defines the groups
         (B = P·G). 0 while the reward is None.
       metrics: what `collect` measured.
-      stratum: `[B]`, int32 below `Facts.strata`: rows of one stratum (one prompt of a finite set,
-        or one difficulty) may be compared across groups. None without strata.
-      sampler_log_prob: `[B, T]`, nats, of `action` under the distribution μ it was sampled from
-        (before top-k or top-p truncation); None where that is `log_prob`. The two differ where the
-        sampler computes in another precision than `apply`, or where a proposal sampled the action.
-      step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; None for all
-        slots.
-      age: `[B]`, int32, parameter updates since the row was sampled; None if all rows are fresh.
-      teacher_log_prob: `[B, T]`, nats, of `action` under a frozen teacher; None without one.
+      columns: see `Columns`.
     """
 
     inputs: PyTree
@@ -157,11 +175,16 @@ class Batch(NamedTuple):
     mask: jax.Array
     score: jax.Array
     metrics: Metrics
-    stratum: Any = None
-    sampler_log_prob: Any = None
-    step_end: Any = None
-    age: Any = None
-    teacher_log_prob: Any = None
+    columns: Columns = {}  # noqa: RUF012  never changed in place
+
+    def fresh(self) -> jax.Array:
+        """`mask` without the rows that an earlier policy sampled."""
+        age = self.columns.get("age")
+        return self.mask if age is None else self.mask & (age == 0)[:, None]
+
+    def of_slots(self) -> Columns:
+        """The columns of slots, which `Samples` can hold."""
+        return cast(Columns, {k: x for k, x in cast(Any, self.columns).items() if x.ndim > 1})
 
 
 class Samples(NamedTuple):
@@ -178,9 +201,7 @@ class Samples(NamedTuple):
       target: regression target of the critic, reward units, or None without one.
       value: the critic during collection, reward units, or None.
       reference_log_prob: nats, under the reference policy, or None.
-      teacher_log_prob: see `Batch`, or None.
-      penalized: bool, slots whose loss has a penalty of its own, or None.
-      sampler_log_prob: see `Batch`, or None.
+      columns: those of slots, see `Columns`.
       measured: the rows over which an update's KL is measured, as `Samples`; None for all. Their
         mask holds what the old policy sampled: also slots that the loss excludes, and no rows that
         an earlier policy sampled.
@@ -194,9 +215,7 @@ class Samples(NamedTuple):
     target: Any = None
     value: Any = None
     reference_log_prob: Any = None
-    teacher_log_prob: Any = None
-    penalized: Any = None
-    sampler_log_prob: Any = None
+    columns: Columns = {}  # noqa: RUF012  never changed in place
     measured: Any = None
 
 
@@ -265,16 +284,16 @@ class Facts(NamedTuple):
     """What holds for the samples of a problem; by default, fresh ones of the policy itself.
 
     Attributes:
-      strata: number of strata in `Batch.stratum`; 0 for none.
-      on_policy: the policy itself sampled the actions. False: a proposal μ did, with
-        `Batch.sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
+      strata: number of strata in the column `stratum`; 0 for none.
+      on_policy: the policy itself sampled the actions. False: a proposal μ did, with a column
+        `sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
       exact_sampler: `Batch.log_prob` equals what `apply` gives, up to float32 rounding. False: the
         sampler computes in lower precision, and the learner recomputes the old policy's
         log-probabilities.
       truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
         for overlong responses apply. False: it is an episode that reached its time limit, which may
         be a success.
-      turns: an episode is a dialogue, and `Batch.step_end` marks the ends of its turns.
+      turns: an episode is a dialogue, and the column `step_end` marks the ends of its turns.
       staleness: how many iterations old the parameters are with which `collect` samples.
     """
 

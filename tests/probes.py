@@ -166,7 +166,7 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
             mask=mask,
             score=score.reshape(-1, group_size),
             metrics={"accuracy": masked.total(score)},
-            stratum=jnp.repeat(context, group_size),
+            columns={"stratum": jnp.repeat(context, group_size)},
         )
 
     def rows(samples):
@@ -181,7 +181,8 @@ def imprecise(problem, size=0.3, staleness=0):
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
         off = size * jnp.sin(1e4 * batch.log_prob + jnp.arange(batch.mask.shape[1])[None])
-        return collector, batch._replace(sampler_log_prob=batch.log_prob + off)
+        columns = {**batch.columns, "sampler_log_prob": batch.log_prob + off}
+        return collector, batch._replace(columns=columns)
 
     return problem._replace(
         collect=collect, facts=problem.facts._replace(exact_sampler=False, staleness=staleness)

@@ -169,7 +169,7 @@ def test_fresh_strata_are_plain_grpo():
 
 def number_groups(params, collector, key):
     collector, batch = PROBLEM.collect(params, collector, key)
-    return collector, batch._replace(stratum=jnp.repeat(jnp.arange(GROUPS), SIZE))
+    return collector, batch._replace(columns={"stratum": jnp.repeat(jnp.arange(GROUPS), SIZE)})
 
 
 def test_what_is_off_is_not_held():
@@ -261,7 +261,7 @@ def test_the_batch_of_a_finite_set_names_its_prompts():
     _, batch = jax.jit(lambda key: problem.collect(*problem.init(key), key))(jax.random.key(0))
     texts = {}
     for number, tokens in zip(
-        np.asarray(batch.stratum),
+        np.asarray(batch.columns["stratum"]),
         np.asarray(batch.inputs.tokens[:, : TASK.prompt_length]),
         strict=True,
     ):

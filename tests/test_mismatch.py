@@ -97,7 +97,7 @@ def test_both_kls_are_estimated_from_the_samplers_actions():
         params, collector = table.init(jax.random.key(0))
         stale = jax.tree.map(lambda x: 2.0 * x, table.init(jax.random.key(1))[0])
         _, batch = table.collect(stale, collector, jax.random.key(2))
-        batch = batch._replace(sampler_log_prob=batch.log_prob)
+        batch = batch._replace(columns={"sampler_log_prob": batch.log_prob})
         _, metrics = recompute_log_prob(table, params, batch, num_parts=1, axis_name=None)
         mine, its = (table.apply(p, batch.inputs)[0] for p in (params, stale))
         return metrics, batch.mask, {"sampler_kl": its.kl(mine), "learner_kl": mine.kl(its)}
@@ -126,7 +126,7 @@ def test_the_kl_of_an_update_is_that_of_the_old_policy_and_not_of_the_sampler():
             log_prob=mine.log_prob(batch.action),
             advantage=batch.reward,
             mask=batch.mask,
-            sampler_log_prob=batch.log_prob,
+            columns={"sampler_log_prob": batch.log_prob},
         )
         return actor_critic.update_kl(table, new, samples)["kl"], mine.kl(its), batch.mask
 
@@ -159,7 +159,8 @@ def test_batches_are_of_the_policy_of_that_many_iterations_ago(staleness):
         policies.append(state.params)
         state, batch = sample(state)
         old = policies[max(iteration - staleness, 0)]
-        for params, log_prob in ((old, batch.sampler_log_prob), (state.params, batch.log_prob)):
+        sampled = batch.columns["sampler_log_prob"]
+        for params, log_prob in ((old, sampled), (state.params, batch.log_prob)):
             want = np.where(batch.mask, score(params, batch), 0.0)
             np.testing.assert_allclose(log_prob, want, atol=1e-5)
         assert (float(batch.metrics["sampler_kl"].value()) > 1e-6) == (iteration > 0)

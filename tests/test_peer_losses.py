@@ -64,7 +64,7 @@ def batch(**changes):
         "mask": MASK,
         "score": INPUTS["reward"].reshape(2, 3),
         "metrics": {},
-        "sampler_log_prob": INPUTS["sampler"],
+        "columns": {"sampler_log_prob": INPUTS["sampler"]},
     }
     return jax.tree.map(jnp.asarray, Batch(**fields | changes))
 
@@ -126,7 +126,10 @@ def test_losses_and_gradients_are_those_of_peers(name):
 def test_distillation_is_prime_rls_without_its_penalty():
     """prime-rl adds `1e-3 (log π/μ)²`, whose gradient is taken off here."""
     given = batch(
-        sampler_log_prob=INPUTS["near_sampler"], teacher_log_prob=jnp.asarray(INPUTS["teacher"])
+        columns={
+            "sampler_log_prob": INPUTS["near_sampler"],
+            "teacher_log_prob": INPUTS["teacher"],
+        }
     )
     loss, gradient = loss_and_gradient(distillation, distillation.Config(), given)
     want, tokens = GOLDEN["cases"]["prime-rl distillation"], MASK.sum()

@@ -227,6 +227,23 @@ WRONG = [
         ("test_halves.py::test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it",),
     ),
     Wrong(
+        "a column of slots keeps what is masked",
+        "learner",
+        "masked.zero(leaf, batch.mask) if leaf.ndim > 1 else leaf",
+        "masked.zero(leaf, batch.mask) if leaf.dtype != jnp.float32 else leaf",
+        (
+            "test_group_policy.py::test_columns_of_ones_own_are_read_where_they_belong",
+            "test_own_advantage.py::test_v_trace_on_completions_of_an_older_policy_is_its_equation",
+        ),
+    ),
+    Wrong(
+        "a surrogate is given the columns of rows",
+        "types",
+        ".items() if x.ndim > 1",
+        ".items()",
+        ("test_group_policy.py::test_columns_of_ones_own_are_read_where_they_belong",),
+    ),
+    Wrong(
         "the KL is that before the update",
         "algorithms.actor_critic",
         "divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))",
@@ -236,10 +253,10 @@ WRONG = [
     Wrong(
         "the KL of a vine is that from the proposal",
         "algorithms.actor_critic",
-        "weighted = ratio(part.log_prob, part.sampler_log_prob) * kl",
+        'weighted = ratio(part.log_prob, part.columns["sampler_log_prob"]) * kl',
         (
             "weighted = divergences.k3("
-            "part.sampler_log_prob, policy(params, part).log_prob(part.action))"
+            'part.columns["sampler_log_prob"], policy(params, part).log_prob(part.action))'
         ),
         (
             "test_groups_and_vines.py::test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_proposal",
@@ -276,8 +293,8 @@ WRONG = [
     Wrong(
         "what is carried does not age",
         "dynamic_sampling",
-        "spare = spare._replace(age=spare.age + 1)",
-        "spare = spare._replace(age=spare.age)",
+        '"age": spare.columns["age"] + 1',
+        '"age": spare.columns["age"]',
         ("test_dynamic_sampling.py::test_what_is_trained_on_is_at_most_one_update_old",),
     ),
     Wrong(
@@ -290,8 +307,8 @@ WRONG = [
     Wrong(
         "a process reward is due at every token",
         "language.problem",
-        "step_end = is_last | jax.vmap(source.step_end)(members.problem, completions.tokens)",
-        "step_end = None",
+        'columns["step_end"] = is_last | step_end',
+        "pass",
         ("test_language_problem.py::test_the_task_says_where_a_process_reward_is_due",),
     ),
     Wrong(
@@ -366,15 +383,15 @@ WRONG = [
     ),
     Wrong(
         "the KL of a surplus counts two updates",
-        "algorithms.group_policy",
-        "batch.mask & (batch.age == 0)[:, None]",
-        "batch.mask",
+        "types",
+        "self.mask if age is None else self.mask & (age == 0)[:, None]",
+        "self.mask",
         ("test_dynamic_sampling.py::test_kl_is_of_this_update_and_not_of_the_one_before",),
     ),
     Wrong(
         "the KL is of what is trained on",
         "algorithms.group_policy",
-        "samples._replace(mask=fresh), batch.score",
+        "samples._replace(mask=batch.fresh()), batch.score",
         "samples, batch.score",
         ("test_dynamic_sampling.py::test_kl_covers_what_the_loss_leaves_out",),
     ),

@@ -137,8 +137,8 @@ WRONG = [
     Wrong(
         "empty slots are fresh",
         "dynamic_sampling",
-        "masked.total(kept.age[:, 0], valid)",
-        "masked.total(kept.age[:, 0])",
+        'masked.total(kept.columns["age"][:, 0], valid)',
+        'masked.total(kept.columns["age"][:, 0])',
         SURPLUS,
     ),
     Wrong(

@@ -89,16 +89,12 @@ def require_uncorrected(config: Corrections) -> None:
 
 def weight(config: Corrections, samples: Samples) -> jax.Array:
     """The weight of each token under `config.correction`, from its log-probabilities."""
+    sampled = samples.columns["sampler_log_prob"]
     if config.correction == MASK:
         return token_weights.masked_weight(
-            samples.log_prob,
-            samples.sampler_log_prob,
-            config.correction_low,
-            config.correction_high,
+            samples.log_prob, sampled, config.correction_low, config.correction_high
         )
-    return token_weights.truncated_weight(
-        samples.log_prob, samples.sampler_log_prob, config.correction_high
-    )
+    return token_weights.truncated_weight(samples.log_prob, sampled, config.correction_high)
 
 
 def correct(

@@ -38,14 +38,15 @@ def make(
         return jnp.zeros(mask.shape)
 
     def loss_mask(batch: Batch) -> jax.Array:
-        if batch.teacher_log_prob is None:
+        if "teacher_log_prob" not in batch.columns:
             raise ConfigError(
                 "teacher must be given for distillation: its log-probabilities are the only signal"
             )
         return batch.mask
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-        towards = log_ratio(samples.teacher_log_prob, log_prob)  # an advantage: no gradient
+        # An advantage: no gradient passes through it.
+        towards = log_ratio(samples.columns["teacher_log_prob"], log_prob)
         return losses.surrogate(log_prob, surrogates.sampler_log_prob(samples), towards), {
             "teacher_kl": -towards
         }

@@ -328,8 +328,8 @@ def make(
         not the loss.
       reward_kl: estimate of KL(policy ‖ reference) for the penalty in the rewards, or None.
       loss_kl: estimate of KL(policy ‖ reference) for the penalty in the loss, or None.
-      select: `select(samples) -> Samples.penalized`, on the whole batch, for a surrogate that
-        penalises some tokens; or None.
+      select: `select(samples)` gives the column `penalized` of the whole batch, for a surrogate
+        that penalises some tokens; or None.
       target: what the program is compiled for; None for the problem's.
 
     Returns:
@@ -390,7 +390,7 @@ def make(
             samples.measured,
             num_parts=-(-num_parts // KL_STRIDE),
         )
-        if samples.teacher_log_prob is None:  # else every token has a signal
+        if "teacher_log_prob" not in samples.columns:  # else every token has a signal
             metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
         state = state._replace(params=params, opt_state=opt_state)
         if reference is not None and reference.reset_iterations:
@@ -432,27 +432,27 @@ def make_estimate(
 
     def estimate(state: TrainState, batch: Batch) -> Samples:
         del state
-        step_end = batch.mask if batch.step_end is None else batch.step_end
+        step_end = batch.columns.get("step_end", batch.mask)
         grouped = [
             x.reshape(*batch.score.shape, -1) for x in (reward_fn(batch), batch.mask, step_end)
         ]
         relative = group_advantage(*grouped).reshape(batch.mask.shape)
-        # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
-        fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
         samples = Samples(
             inputs=batch.inputs,
             action=batch.action,
             log_prob=batch.log_prob,
             advantage=relative,
             mask=loss_mask_fn(batch),
-            teacher_log_prob=batch.teacher_log_prob,
-            sampler_log_prob=batch.sampler_log_prob,
+            columns=batch.of_slots(),
         )
+        # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
         measured = every_group(
-            KL_STRIDE, samples._replace(mask=fresh), batch.score.shape[1], config.axis_name
+            KL_STRIDE, samples._replace(mask=batch.fresh()), batch.score.shape[1], config.axis_name
         )
-        penalized = None if select is None else select(samples)
-        return samples._replace(penalized=penalized, measured=measured)
+        if select is not None:
+            columns = samples.columns | {"penalized": select(samples)}
+            samples = samples._replace(columns=columns)
+        return samples._replace(measured=measured)
 
     return estimate
 

@@ -47,7 +47,8 @@ def policy_surrogate(distribution: Distribution, samples: Samples) -> Mean:
 
 def proposal_surrogate(distribution: Distribution, samples: Samples) -> Mean:
     """`−mean(π / μ · A)` over steps: the same, for actions sampled from a proposal μ."""
-    return policy_surrogate(distribution, samples._replace(log_prob=samples.sampler_log_prob))
+    proposed = samples.columns["sampler_log_prob"]
+    return policy_surrogate(distribution, samples._replace(log_prob=proposed))
 
 
 def checked_mean(surrogate: Surrogate) -> Surrogate:

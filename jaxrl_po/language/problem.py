@@ -44,6 +44,7 @@ from jaxrl_po.types import (
     ActorCritic,
     Batch,
     CollectorState,
+    Columns,
     Facts,
     Metrics,
     Problem,
@@ -344,12 +345,16 @@ def _make_collect(
             if group_size > 1:
                 metrics["dead_groups"] = masked.total(~informative(score.reshape(-1, group_size)))
             reward = jnp.where(is_last, score[:, None], 0.0)
-        step_end: jax.Array | None = is_last
+        columns: Columns = {} if process_reward else {"step_end": is_last}
         if process_reward:
             reward = jax.vmap(source.credit)(members.problem, completions.tokens)
-            step_end = None
             if source.step_end is not None:
-                step_end = is_last | jax.vmap(source.step_end)(members.problem, completions.tokens)
+                step_end = jax.vmap(source.step_end)(members.problem, completions.tokens)
+                columns["step_end"] = is_last | step_end
+        if source.stratum is not None:
+            columns["stratum"] = jax.vmap(source.stratum)(members.problem)
+        if not networks.exact_sampler:
+            columns["sampler_log_prob"] = completions.log_prob
         if source.parses is not None:
             metrics["malformed"] = masked.total(
                 ~jax.vmap(source.parses)(members.problem, completions.tokens)
@@ -373,9 +378,7 @@ def _make_collect(
             mask=mask,
             score=score.reshape(-1, group_size),
             metrics=metrics,
-            stratum=None if source.stratum is None else jax.vmap(source.stratum)(members.problem),
-            sampler_log_prob=None if networks.exact_sampler else completions.log_prob,
-            step_end=step_end,
+            columns=columns,
         )
 
     return collect

@@ -23,6 +23,7 @@ from jaxrl_po.types import (
     ActorCritic,
     Batch,
     CollectorState,
+    Columns,
     Facts,
     Metrics,
     Problem,
@@ -54,7 +55,7 @@ def make_problem(
 
     A batch has the sampled tokens alone, `[B, S]`, S = K · T: replies are inputs, and neither an
     advantage nor a return passes through them, so that they decay nothing. Rewards stand at the
-    ends of messages, which `Batch.step_end` marks. The last token terminates the episode; a
+    ends of messages, which the column `step_end` marks. The last token terminates the episode; a
     dialogue that was not done within its turns is marked as truncated too, and nothing is
     bootstrapped.
 
@@ -185,6 +186,9 @@ def batch_of(
     inputs = Sequences(jnp.concatenate([prompt, held.tokens], axis=1), pad, None, held.position)
     values = networks.value(params, inputs)
     is_last = held.mask & ~jnp.roll(held.mask, -1, axis=1).at[:, -1].set(False)
+    columns: Columns = {"step_end": held.message_end}
+    if not networks.exact_sampler:
+        columns["sampler_log_prob"] = held.log_prob
     return Batch(
         inputs=inputs,
         action=held.action,
@@ -197,8 +201,7 @@ def batch_of(
         mask=held.mask,
         score=score,
         metrics=metrics | measures,
-        sampler_log_prob=None if networks.exact_sampler else held.log_prob,
-        step_end=held.message_end,
+        columns=columns,
     )
 
 
