@@ -173,7 +173,7 @@ WRONG = [
     Wrong(
         "rows that are read as whole groups are computed in parts",
         "algorithms.group_policy",
-        "slots=slots if grouped is None else None",
+        "slots=slots if problem.speedups.grouped is None else None",
         "slots=slots",
         ("test_shared_prompts.py::test_a_core_computes_whole_groups",),
     ),

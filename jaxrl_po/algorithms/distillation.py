@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
-from jaxrl_po.algorithms import corrections, group_policy, surrogates
+from jaxrl_po.algorithms import corrections, group_config, group_policy, surrogates
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.divergences import log_ratio
@@ -18,7 +18,7 @@ from jaxrl_po.types import Batch, Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
-class Config(group_policy.OptionalReference):
+class Config(group_config.OptionalReference):
     """Hyperparameters of on-policy distillation."""
 
     def validate(self) -> None:
