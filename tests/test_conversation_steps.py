@@ -9,7 +9,7 @@ from jaxrl_po import language
 from jaxrl_po.language import dialogues, sampling
 from jaxrl_po.language.dialogues.recorded import RECORDING, recorded_problem
 from jaxrl_po.language.networks import prompt_keys
-from jaxrl_po.language.problem import Sampling
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.run.host.dialogues.exchange import Episode, Outcome, Scene, Talking, right_padded
 from jaxrl_po.types import ActorCritic, CollectorState
 

@@ -359,8 +359,8 @@ WRONG = [
     Wrong(
         "a problem samples from the lists and not from the state",
         "language.problem",
-        "source = _drawn_from(reading(task, params.frozen), prompt_set)",
-        "source = _drawn_from(task, prompt_set)",
+        "source = _drawn_from(reading(task, params.frozen), settings.prompt_set)",
+        "source = _drawn_from(task, settings.prompt_set)",
         ("test_task_data.py::test_the_text_does_not_grow_with_the_file",),
     ),
     Wrong(

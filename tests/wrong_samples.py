@@ -295,15 +295,15 @@ WRONG = [
     Wrong(
         "dialogues at temperature 1",
         "language.dialogues.problem",
-        "Decoding(budget, temperature, top_k, top_p)",
-        "Decoding(budget, 1.0, top_k, top_p)",
+        "decoding=settings.decoding",
+        "decoding=settings.decoding._replace(temperature=1.0)",
         SETTINGS,
     ),
     Wrong(
         "dialogues from all tokens",
         "language.dialogues.problem",
-        "Decoding(budget, temperature, top_k, top_p)",
-        "Decoding(budget, temperature)",
+        "decoding=settings.decoding",
+        "decoding=settings.decoding._replace(top_k=0, top_p=1.0)",
         SETTINGS,
     ),
     Wrong(

@@ -27,8 +27,8 @@ from jaxrl_po import config, language, types
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.language.lora import Lora
+from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.pretrained import architectures
-from jaxrl_po.language.problem import DTYPES
 from jaxrl_po.language.transformer import ONE_HOT
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 from jaxrl_po import backend, masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
-from jaxrl_po.config import check
 from jaxrl_po.language import conversation, lora
-from jaxrl_po.language.checks import check_budget, check_top_k
+from jaxrl_po.language.checks import check_budget
 from jaxrl_po.language.dialogue import Dialogue, check_contract
 from jaxrl_po.language.mismatch import Sampler
-from jaxrl_po.language.networks import AUTO, Networks, Sequences, make_networks, prompt_keys
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Sampling, rows
-from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.networks import AUTO, Networks, Sequences, prompt_keys
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks, rows
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
@@ -84,33 +83,20 @@ def make_problem(
       ConfigError: for an invalid argument, which the message names, or a dialogue that breaks its
         contract.
     """
-    check(
-        Sampling(
-            num_prompts=num_prompts,
-            group_size=group_size,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            old_log_prob=old_log_prob,
-        )
-    )
-    check(sampler)
-    check_top_k(top_k, model)
     check_contract(dialogue)
-    budget = check_budget(dialogue, max_new_tokens)
-    columns = dialogue.longest(budget)
-    model, critic = (compiled_for(target, each) for each in (model, critic))
-    target = target or backend.here()
-    networks = make_networks(
-        dialogue,
-        model,
-        critic,
+    settings = Sampling(
         num_prompts=num_prompts,
         group_size=group_size,
-        columns=columns,
+        max_new_tokens=check_budget(dialogue, max_new_tokens),
         temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
         old_log_prob=old_log_prob,
-        sampler=sampler,
+    )
+    model, critic = (compiled_for(target, each) for each in (model, critic))
+    target = target or backend.here()
+    networks = checked_networks(
+        *(dialogue, model, critic, settings, dialogue.longest(settings.max_new_tokens), sampler),
         initial=initial,
         warm=warm,
         target=target,
@@ -129,7 +115,7 @@ def make_problem(
             states,
             keys[:, 1],
             group_size=group_size,
-            decoding=Decoding(budget, temperature, top_k, top_p),
+            decoding=settings.decoding,
             noise=sampler.noise,
         )
         accuracy = jax.vmap(dialogue.accuracy)(held.state)

@@ -4,6 +4,7 @@ The recording of an iteration is put into the collector's state, from which `col
 batch.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -12,10 +13,9 @@ import jax.numpy as jnp
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
-from jaxrl_po.language.checks import check_top_k
 from jaxrl_po.language.dialogues.problem import batch_of, problem_of
-from jaxrl_po.language.networks import make_networks
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Sampling
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer, compiled_for
@@ -77,19 +77,16 @@ def recorded_problem(
       ConfigError: for an invalid argument, which the message names.
     """
     check(settings)
-    check_top_k(settings.top_k, model)
     model, critic = (compiled_for(target, each) for each in (model, critic))
     target = target or backend.here()
-    networks = make_networks(
+    networks = checked_networks(
         task,
         model,
         critic,
-        num_prompts=settings.num_prompts,
-        group_size=1,  # what a reset adds to a prompt is a member's own
-        columns=columns,
-        temperature=settings.temperature,
-        sampler=SAMPLER_OF_LEARNER,
-        old_log_prob=settings.old_log_prob,
+        # What a reset adds to a prompt is a member's own.
+        dataclasses.replace(settings, group_size=1),
+        columns,
+        SAMPLER_OF_LEARNER,
         initial=initial,
         warm=None,
         target=target,

@@ -18,7 +18,7 @@ from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.pretrained import architectures, gguf, weights
 from jaxrl_po.language.pretrained import text as texts
-from jaxrl_po.language.problem import Computation
+from jaxrl_po.language.settings import Computation
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import earlier, extras, flags, methods, tasks
