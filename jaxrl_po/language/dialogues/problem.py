@@ -1,6 +1,7 @@
 """Dialogues as a `Problem`: an episode is one dialogue, a step is one token of a message."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
+from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
@@ -31,6 +33,24 @@ from jaxrl_po.types import (
 )
 
 Collect = Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
+
+
+class Recording(NamedTuple):
+    """B = P·G dialogues, group-major.
+
+    Attributes:
+      prompt: `[B, L]`, int32, left-padded.
+      pad: `[B]`, int32, padding tokens on the left.
+      held: see `Conversations`; without a state.
+      score: `[B]`, float32: the raw outcome, logged as the accuracy.
+      measures: name to what is pooled over dialogues, `[B]` each, or pooled already, `[]`.
+    """
+
+    prompt: jax.Array
+    pad: jax.Array
+    held: Conversations
+    score: jax.Array
+    measures: dict[str, Mean]
 
 
 def make_problem(
@@ -120,56 +140,39 @@ def make_problem(
         )
         accuracy = jax.vmap(dialogue.accuracy)(held.state)
         score = accuracy if dialogue.score is None else jax.vmap(dialogue.score)(held.state)
-        measures: Metrics = {
+        measures = {
             name: masked.total(jax.vmap(measure)(held.state))
             for name, measure in dialogue.measures.items()
         }
         prompt, pad = (jnp.repeat(x, group_size, axis=0) for x in (prompts.tokens, prompts.pad))
-        return collector, batch_of(
-            networks,
-            params,
-            prompt,
-            pad,
-            held,
-            accuracy,
-            score.reshape(-1, group_size),
-            measures,
-        )
+        recording = Recording(prompt, pad, held, accuracy, measures)
+        return collector, batch_of(networks, params, recording, score.reshape(-1, group_size))
 
     return problem_of(networks, collect, target, sampler.staleness)
 
 
 def batch_of(
-    networks: Networks,
-    params: ActorCritic,
-    prompt: jax.Array,
-    pad: jax.Array,
-    held: Conversations,
-    accuracy: jax.Array,
-    score: jax.Array,
-    measures: Metrics,
+    networks: Networks, params: ActorCritic, recording: Recording, score: jax.Array
 ) -> Batch:
     """The batch of B = P·G dialogues: their sampled tokens alone.
 
     Args:
       networks: see `Networks`.
       params: under which they were sampled.
-      prompt: `[B, L]`, int32.
-      pad: `[B]`, int32.
-      held: see `Conversations`; its state is not read.
-      accuracy: `[B]`, float32.
+      recording: see `Recording`, with pooled measures.
       score: `[P, G]`, raw outcomes.
-      measures: further metrics.
     """
+    held = recording.held
     metrics: Metrics = {
-        "accuracy": masked.total(accuracy),
+        "accuracy": masked.total(recording.score),
         "response_length": masked.total(held.mask.sum(axis=1)),
         "turns": masked.total(held.turns),
         "truncated": masked.total(~held.ended),
     }
     if score.shape[1] > 1:
         metrics["dead_groups"] = masked.total(~informative(score))
-    inputs = Sequences(jnp.concatenate([prompt, held.tokens], axis=1), pad, None, held.position)
+    tokens = jnp.concatenate([recording.prompt, held.tokens], axis=1)
+    inputs = Sequences(tokens, recording.pad, None, held.position)
     values = networks.value(params, inputs)
     is_last = held.mask & ~jnp.roll(held.mask, -1, axis=1).at[:, -1].set(False)
     columns: Columns = {"step_end": held.message_end}
@@ -186,7 +189,7 @@ def batch_of(
         truncated=is_last & ~held.ended[:, None],
         mask=held.mask,
         score=score,
-        metrics=metrics | measures,
+        metrics=metrics | recording.measures,
         columns=columns,
     )
 
