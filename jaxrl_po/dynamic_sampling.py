@@ -141,11 +141,8 @@ def dynamic_sampling(
             key,
             accept=accept,
             max_generation_batches=max_generation_batches,
-            surplus=(
-                (collector.sharded[SURPLUS], collector.replicated[SURPLUS_COUNT])
-                if carry_surplus
-                else None
-            ),
+            surplus=collector.sharded.get(SURPLUS),
+            count=collector.replicated.get(SURPLUS_COUNT),
         )
         batch = _trained_on(fill, slots)
         if not carry_surplus:
@@ -245,7 +242,8 @@ def _fill(
     *,
     accept: Callable[[jax.Array], jax.Array],
     max_generation_batches: int,
-    surplus: tuple[Any, jax.Array] | None,
+    surplus: Any,
+    count: jax.Array | None,
 ) -> Fill:
     """Collects until the slots of the batch are filled, or so many batches are generated.
 
@@ -255,7 +253,8 @@ def _fill(
       empty: see `_empty`.
       key: consumed.
       accept: see `dynamic_sampling`, as for `max_generation_batches`.
-      surplus: groups of the last iteration and their number over all devices, or None.
+      surplus: groups of the last iteration, or None.
+      count: their number over all devices, or None.
     """
 
     def unfilled(fill: Fill) -> jax.Array:
@@ -267,13 +266,12 @@ def _fill(
         accepted = accept(batch.score)
         chex.assert_shape(accepted, (slots.generated,))
         buffer, filled = _insert(slots, fill.buffer, fill.filled, _by_group(batch), accepted)
-        if surplus is not None:
+        if count is not None:
             # The surplus fills the slots that the first fresh batch leaves free.
             index = slots.device * slots.generated + jnp.arange(slots.generated)
             room = jnp.where(fill.rounds == 0, slots.wanted - filled, 0)
-            groups, count = surplus
             usable = index < jnp.minimum(room, count)
-            buffer, filled = _insert(slots, buffer, filled, groups, usable)
+            buffer, filled = _insert(slots, buffer, filled, surplus, usable)
         return Fill(
             collector=collector,
             buffer=buffer,

@@ -105,14 +105,9 @@ def make(
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         require_reward(batch)
         state, key = next_key(state)
-        measured: Metrics = {
-            "frac_masked": Mean(
-                jnp.sum(~batch.mask, dtype=jnp.float32), jnp.float32(batch.mask.size)
-            )
-        }
-        samples = estimate(state, batch)
-        state, metrics = improve(state, samples, key)
-        metrics = {**batch.metrics, **masked.psum({**metrics, **measured}, axis_name)}
+        state, metrics = improve(state, estimate(state, batch), key)
+        measured = {**metrics, "frac_masked": masked.total(~batch.mask)}
+        metrics = {**batch.metrics, **masked.psum(measured, axis_name)}
         return state._replace(step=state.step + 1), metrics
 
     return Learner(init, sample, update)

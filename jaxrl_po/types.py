@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, cast
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxrl_po import backend
@@ -185,6 +186,13 @@ class Batch(NamedTuple):
     def of_slots(self) -> Columns:
         """The columns of slots, which `Samples` can hold."""
         return cast(Columns, {k: x for k, x in cast(Any, self.columns).items() if x.ndim > 1})
+
+
+def demonstrations(inputs: PyTree, action: jax.Array, mask: jax.Array) -> Batch:
+    """The batch of actions that nothing sampled: all else is 0, or False."""
+    zero, no = jnp.zeros(mask.shape), jnp.zeros(mask.shape, bool)
+    score = jnp.zeros((mask.shape[0], 1))
+    return Batch(inputs, action, zero, zero, zero, zero, no, no, mask, score, metrics={})
 
 
 class Samples(NamedTuple):

@@ -446,8 +446,8 @@ WRONG = [
     Wrong(
         "a demonstrated action is that of another step",
         "control.cloning",
-        "action=action[drawn]",
-        "action=action[drawn - 1]",
+        "observation[drawn], action[drawn]",
+        "observation[drawn], action[drawn - 1]",
         ("test_cloning.py::test_steps_are_drawn_with_their_actions_whatever_the_layout",),
     ),
     Wrong(

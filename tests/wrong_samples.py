@@ -330,8 +330,8 @@ WRONG = [
     Wrong(
         "the sampler of dialogues is as young as the learner",
         "language.dialogues.problem",
-        "problem_of(networks, collect, target, sampler.staleness)",
-        "problem_of(networks, collect, target)",
+        "FACTS._replace(staleness=sampler.staleness)",
+        "FACTS",
         SETTINGS,
     ),
     Wrong(

@@ -29,6 +29,7 @@ from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.tasks.types import check_lengths, reading
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
+from jaxrl_po.lengths import Shorten
 from jaxrl_po.types import (
     ActorCritic,
     Batch,
@@ -43,6 +44,7 @@ from jaxrl_po.types import (
 )
 
 SAMPLER_OF_LEARNER = Sampler()
+Collect = Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
 CUT = 32  # smallest token budget at which microbatches are cut to their longest completion
 
 
@@ -139,22 +141,10 @@ def make_problem(
     networks = checked_networks(
         task, model, critic, settings, budget, sampler, initial=initial, warm=warm, target=target
     )
-    return Problem(
-        networks.init,
-        _make_collect(task, model, networks, settings, sampler, verify=verify),
-        networks.apply,
-        rows,
-        Facts(
-            strata=_drawn_from(task, prompt_set).strata,
-            exact_sampler=networks.exact_sampler,
-            staleness=sampler.staleness,
-        ),
-        SpeedUps(
-            lengths.by_length(shorten_after(task.prompt_length)) if budget >= CUT else None,
-            networks.grouped,
-        ),
-        target=target,
-    )
+    collect = _make_collect(task, model, networks, settings, sampler, verify=verify)
+    facts = Facts(_drawn_from(task, prompt_set).strata, staleness=sampler.staleness)
+    shorten = shorten_after(task.prompt_length) if budget >= CUT else None
+    return problem_of(networks, collect, target, facts, shorten)
 
 
 def checked_networks(
@@ -184,6 +174,19 @@ def checked_networks(
     )
 
 
+def problem_of(
+    networks: Networks,
+    collect: Collect,
+    target: Target,
+    facts: Facts,
+    shorten: Shorten | None = None,
+) -> Problem:
+    """The problem of these networks; whether the sampler is exact is theirs to say."""
+    facts = facts._replace(exact_sampler=networks.exact_sampler)
+    speedups = SpeedUps(shorten and lengths.by_length(shorten), networks.grouped)
+    return Problem(networks.init, collect, networks.apply, rows, facts, speedups, target=target)
+
+
 def _drawn_from(task: Task, prompt_set: int) -> Task:
     return finite(task, prompt_set) if prompt_set else task
 
@@ -196,7 +199,7 @@ def _make_collect(
     sampler: Sampler,
     *,
     verify: bool,
-) -> Callable[..., tuple[CollectorState, Batch]]:
+) -> Collect:
     """`Problem.collect`: prompts, completions and what the task says of them."""
 
     def collect(

@@ -14,25 +14,16 @@ from jaxrl_po.language.checks import check_budget
 from jaxrl_po.language.dialogue import Dialogue, check_contract
 from jaxrl_po.language.mismatch import Sampler
 from jaxrl_po.language.networks import AUTO, Networks, Sequences, prompt_keys
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks, rows
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks, problem_of
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import (
-    ActorCritic,
-    Batch,
-    CollectorState,
-    Columns,
-    Facts,
-    Metrics,
-    Problem,
-    PyTree,
-    SpeedUps,
-)
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Facts, Problem, PyTree
 
-Collect = Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
+# A dialogue that was cut may have had short messages.
+FACTS = Facts(truncated_is_overlong=False, turns=True)
 
 
 class Recording(NamedTuple):
@@ -148,7 +139,7 @@ def make_problem(
         recording = Recording(prompt, pad, held, accuracy, measures)
         return collector, batch_of(networks, params, recording, score.reshape(-1, group_size))
 
-    return problem_of(networks, collect, target, sampler.staleness)
+    return problem_of(networks, collect, target, FACTS._replace(staleness=sampler.staleness))
 
 
 def batch_of(
@@ -163,7 +154,7 @@ def batch_of(
       score: `[P, G]`, raw outcomes.
     """
     held = recording.held
-    metrics: Metrics = {
+    metrics = {
         "accuracy": masked.total(recording.score),
         "response_length": masked.total(held.mask.sum(axis=1)),
         "turns": masked.total(held.turns),
@@ -191,23 +182,4 @@ def batch_of(
         score=score,
         metrics=metrics | recording.measures,
         columns=columns,
-    )
-
-
-def problem_of(networks: Networks, collect: Collect, target: Target, staleness: int = 0) -> Problem:
-    """The problem whose batches are those of `batch_of`; see `Facts.staleness`."""
-    return Problem(
-        networks.init,
-        collect,
-        networks.apply,
-        rows,
-        Facts(
-            exact_sampler=networks.exact_sampler,
-            # One that was cut may have had short messages.
-            truncated_is_overlong=False,
-            turns=True,
-            staleness=staleness,
-        ),
-        SpeedUps(grouped=networks.grouped),
-        target=target,
     )

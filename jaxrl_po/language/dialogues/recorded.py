@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
-from jaxrl_po.language.dialogues.problem import Recording, batch_of, problem_of
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks
+from jaxrl_po.language.dialogues.problem import FACTS, Recording, batch_of
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks, problem_of
 from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.language.transformer import Transformer, compiled_for
@@ -90,4 +90,4 @@ def recorded_problem(
         recording = recording._replace(measures=measures)
         return collector.remove(RECORDING), batch_of(networks, params, recording, score)
 
-    return problem_of(networks, collect, target)
+    return problem_of(networks, collect, target, FACTS)
