@@ -145,7 +145,7 @@ class Composition(NamedTuple):
         records, task, policy, settings = self.records, self.start.task, self.policy, self.settings
         initial = {lora.BASE: given[lora.BASE]} if self.start.params else None
         own = {"critic": self.critic, "initial": initial, "warm": warm_start} | vars(settings)
-        own |= {"sampler": records.get("sampler")}
+        own |= {"sampler": records.get("sampler"), "target": self.placement.target}
         if self.columns is not None:
             assert isinstance(task, language.Task)
             return recorded_problem(
