@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxrl_po.run.experiment.ahead import compile_for as compile_for
     from jaxrl_po.run.experiment.experiment import Experiment as Experiment
     from jaxrl_po.run.experiment.policies import ControlPolicy as ControlPolicy
     from jaxrl_po.run.experiment.policies import LanguagePolicy as LanguagePolicy
@@ -26,6 +27,7 @@ if os.name != "posix":
     )
 
 _NAMES = {
+    "ahead": ("compile_for",),
     "experiment": ("Experiment",),
     "policies": ("ControlPolicy", "LanguagePolicy", "load"),
     "sweeping": ("sweep",),

@@ -25,6 +25,8 @@ FREE = frozenset(
     "parameter constant get-tuple-element tuple bitcast after-all partition-id replica-id "
     "opt-barrier while conditional call add-dependency".split()
 )
+# The same values in another form.
+ALIASES = frozenset("bitcast copy convert reshape broadcast".split())
 # One operation for each element of the result.
 ELEMENTWISE = frozenset(
     "add subtract multiply divide maximum minimum power remainder negate abs sqrt rsqrt cbrt "
@@ -364,8 +366,7 @@ class Program:
         root = body.of[body.root]
         outputs = [body.of[o] for o in root.operands] if root.opcode == "tuple" else [root]
         for output, array in zip(outputs, each.arrays, strict=False):
-            while output.opcode in ("bitcast", "copy", "convert") and output.operands[0] in body.of:
-                output = body.of[output.operands[0]]
+            output = _source(body, output)
             if output.opcode == "dynamic-update-slice":
                 update = _of(body, output.operands[1])[0]
                 yield update._replace(layout=array.layout if array.on_chip else update.layout)
@@ -379,24 +380,25 @@ class Program:
         called = dict(loop.called())
         condition = self.computations[called["condition"]]
         start = within.of[loop.operands[0]] if loop.operands[0] in within.of else None
-        bounds, exact_condition = self._bounds(condition, condition.root, {}, start, within)
+        bounds, exact_condition = self._bounds(condition, condition.root, start, within)
         return (min(bounds), exact_condition) if bounds else (0, False)
 
     def _bounds(
         self,
         condition: Computation,
         name: str,
-        outer: Mapping[int, int],
         start: Instruction | None,
         within: Computation,
     ) -> tuple[list[int], bool]:
         """Turns after which a condition is false at the latest, and whether that is its whole."""
         each = condition.of[name]
         if each.opcode == "and":
-            both = [self._bounds(condition, o, outer, start, within) for o in each.operands]
+            both = [self._bounds(condition, o, start, within) for o in each.operands]
             return [bound for bounds, _ in both for bound in bounds], False
-        if each.opcode in ("bitcast", "copy", "reshape"):
-            return self._bounds(condition, each.operands[0], outer, start, within)
+        if each.opcode == "reduce":  # over seeds: as long as any of them goes on
+            return self._bounds(condition, each.operands[0], start, within)[0], False
+        if each.opcode in ALIASES:
+            return self._bounds(condition, each.operands[0], start, within)
         if each.opcode == "fusion":
             body = self.computations[dict(each.called())["calls"]]
             inlined = {
@@ -405,7 +407,7 @@ class Program:
                 if parameter.opcode == "parameter"
             }
             merged = Computation({**condition.of, **body.of, **inlined}, body.root)
-            return self._bounds(merged, body.root, outer, start, within)
+            return self._bounds(merged, body.root, start, within)
         if each.opcode != "compare":
             return [], False
         sides = [self._value(condition, operand, start, within) for operand in each.operands]
@@ -423,18 +425,21 @@ class Program:
     ) -> tuple[int, str]:
         """A side of a comparison: a constant, or a counter with its first value."""
         each = condition.of[name]
-        while each.opcode in ("bitcast", "copy", "convert", "reshape"):
-            each = condition.of[each.operands[0]]
+        each = _source(condition, each)
         if each.opcode == "constant" and re.fullmatch(r"-?\d+", each.operands[0]):
             return int(each.operands[0]), "constant"
         if each.opcode == "get-tuple-element" and start is not None and start.opcode == "tuple":
-            first = within.of.get(start.operands[each.integers("index")[0]])
-            while first is not None and first.opcode in ("copy", "bitcast", "convert"):
-                first = within.of.get(first.operands[0])
-            if first is not None and first.opcode == "constant":
-                if re.fullmatch(r"-?\d+", first.operands[0]):
-                    return int(first.operands[0]), "counter"
+            first = _source(within, within.of[start.operands[each.integers("index")[0]]])
+            if first.opcode == "constant" and re.fullmatch(r"-?\d+", first.operands[0]):
+                return int(first.operands[0]), "counter"
         return 0, ""
+
+
+def _source(within: Computation, each: Instruction) -> Instruction:
+    """Of what an instruction only has another form."""
+    while each.opcode in ALIASES and each.operands[0] in within.of:
+        each = within.of[each.operands[0]]
+    return each
 
 
 def _of(within: Computation, name: str) -> tuple[Array, ...]:

@@ -220,8 +220,3 @@ def amount(number: float) -> str:
         return f"{number:.0f} "
     power = min(5, int(math.log10(number) // 3))
     return f"{number / 1000**power:.3g} {' kMGTP'[power]}"
-
-
-def ran(found: Mapping[str, Any] | list[Report]) -> int:
-    """The exit status: 1 where a program does not fit."""
-    return 0 if all(report.fits for report in found) else 1

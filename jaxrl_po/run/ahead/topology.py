@@ -1,5 +1,6 @@
 """Machines that are described, not attached: their devices and what their chips can do."""
 
+import contextlib
 import difflib
 import os
 import re
@@ -58,7 +59,6 @@ CHIPS = {
         "TPU v6 lite", 918e12, 32e9, 1638e9, 400e9, 256, 1.75e9, (2, 4, 1), tuple(FLAT)
     ),
 }
-INSTALL = "pip install jaxrl_po[tpu-compile]"
 
 
 class Machine(NamedTuple):
@@ -87,8 +87,12 @@ def describe(name: str) -> Machine:
     if platform == "tpu":
         return _tpu(name, *rest.partition(":")[::2])
     if platform == "cpu" and re.fullmatch(r"[1-9]\d*", rest):
-        jax.config.update("jax_num_cpu_devices", int(rest))
+        with contextlib.suppress(RuntimeError):  # the backend has its devices already
+            jax.config.update("jax_num_cpu_devices", int(rest))
         devices = tuple(jax.devices("cpu"))
+        if len(devices) < int(rest):
+            raise ConfigError(f"compile_for={name}: this process has {len(devices)} CPU devices")
+        devices = devices[: int(rest)]
         return Machine(name, devices, Target("cpu", len(devices), len(devices)), None)
     if name == "gpu":
         try:
@@ -118,9 +122,7 @@ def _tpu(name: str, generation: str, size: str) -> Machine:
         found = topologies.get_topology_desc(
             platform="tpu", topology_name=f"{generation}:{size}", chips_per_host_bounds=bounds
         )
-    except Exception as error:  # jaxlib has no narrower one for what libtpu says
-        if "libtpu" in str(error) and "not" in str(error) and "topology" not in str(error):
-            raise ConfigError(f"compile_for={name} needs libtpu: {INSTALL}") from None
+    except jax.errors.JaxRuntimeError:
         near = difflib.get_close_matches(size, chip.sizes, 3, 0) or chip.sizes[:3]
         raise ConfigError(
             f"compile_for={name}: libtpu knows no such topology; near ones are "
