@@ -13,6 +13,8 @@ from jaxrl_po.config import (
 from jaxrl_po.language import sampling
 from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.networks import AUTO, OLD_LOG_PROBS
+from jaxrl_po.language.pretrained import architectures
+from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.transformer import Transformer
 
 NUCLEUS = Interval(0.0, 1.0, open_low=True)
@@ -99,6 +101,11 @@ class ModelSettings(Computation):
     mlp_width: int = static(256, "width of the hidden layer of each MLP", within=COUNT)
     gated: bool = static(True, "SwiGLU in place of GELU")
     tied: bool = static(False, "the output layer of the policy shares the embedding")
+    shape: str = static(
+        "none",
+        "sizes of a published model in place of those above, with --task=random",
+        choices=("none", *SHAPES),
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range or sizes that do not divide."""
@@ -113,5 +120,16 @@ class ModelSettings(Computation):
     def build(self, vocabulary: int, *, outputs: int = 0) -> Transformer:
         """The model: a policy with `outputs = 0`, a critic with 1."""
         self.validate()
+        if self.shape != "none":
+            model = architectures.read(
+                SHAPES[self.shape], dtype=DTYPES[self.dtype], remat=self.remat
+            )
+            if vocabulary != model.vocabulary:
+                raise ConfigError(
+                    f"shape={self.shape} has a vocabulary of {model.vocabulary} tokens and the "
+                    f"task one of {vocabulary}: choose task=random"
+                )
+            return model.clone(outputs=outputs)
         sizes = dict(vars(self), dtype=DTYPES[self.dtype])
+        del sizes["shape"]
         return Transformer(vocabulary=vocabulary, outputs=outputs, **sizes)

@@ -30,6 +30,7 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
     options = flags.fill(experiment.settings, {"": script.options})[""]
     if machine.startswith("tpu:"):
         extras.require("compile_for", "libtpu", "tpu-compile")
+    if machine != "gpu":
         jax.config.update("jax_platforms", "cpu")
     settings = {
         name: value for name, value in experiment.settings.items() if name != "compilation_cache"
