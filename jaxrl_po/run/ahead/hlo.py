@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 COLLECTIVES = (
@@ -116,10 +116,16 @@ class Instruction(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """The instructions of a computation by name, and its root."""
+    """The instructions of a computation by name, its root, and who uses what."""
 
     of: dict[str, Instruction]
     root: str
+    users: Mapping[str, Sequence[Instruction]]
+
+    def parameter(self, number: int) -> str:
+        """The name of a parameter."""
+        found = (e for e in self.of.values() if e.opcode == "parameter")
+        return next(e.name for e in found if e.operands[0] == str(number))
 
 
 class Transfer(NamedTuple):
@@ -189,7 +195,11 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
             entry = name if line.startswith("ENTRY") else entry
             lines, root = {}, ""
         elif line.startswith("}") and name:
-            found[name], name = Computation(lines, root), ""
+            users = collections.defaultdict[str, list[Instruction]](list)
+            for each in lines.values():
+                for operand in dict.fromkeys(each.operands):
+                    users[operand].append(each)
+            found[name], name = Computation(lines, root, users), ""
         elif name and " = " in line:
             made = _instruction(line)
             lines[made.name] = made
@@ -350,7 +360,35 @@ class Program:
             return
         body = self.computations[dict(each.called())["calls"]] if each.opcode == "fusion" else None
         for number, operand in enumerate(each.operands):
-            yield from _of(within, operand) if body is None else _parts(body, number, within, operand)
+            whole = _of(within, operand)
+            parts = None if body is None else self._sliced(body, body.parameter(number))
+            if parts is None:
+                yield from whole
+            else:
+                layout = whole[0].layout if whole and whole[0].on_chip else ""
+                yield from (part._replace(layout=layout or part.layout) for part in parts)
+
+    def _sliced(self, body: Computation, name: str) -> list[Array] | None:
+        """What is read of a value within a fusion; None for all of it."""
+        if name == body.root:
+            return None
+        found = list[Array]()
+        for user in body.users.get(name, ()):
+            inner: list[Array] | None = None
+            first = user.operands[0] == name
+            if user.opcode in ("dynamic-slice", "slice", "gather") and first:
+                inner = list(user.arrays)
+            elif user.opcode == "dynamic-update-slice" and first:
+                inner = []
+            elif user.opcode == "bitcast":
+                inner = self._sliced(body, user.name)
+            elif user.opcode == "fusion":
+                called = self.computations[dict(user.called())["calls"]]
+                inner = self._sliced(called, called.parameter(user.operands.index(name)))
+            if inner is None:
+                return None
+            found += inner
+        return found
 
     def _written(self, each: Instruction) -> Iterator[Array]:
         """What is written: of a result that is updated in place, the update."""
@@ -406,7 +444,7 @@ class Program:
                 for parameter in body.of.values()
                 if parameter.opcode == "parameter"
             }
-            merged = Computation({**condition.of, **body.of, **inlined}, body.root)
+            merged = Computation({**condition.of, **body.of, **inlined}, body.root, {})
             return self._bounds(merged, body.root, start, within)
         if each.opcode != "compare":
             return [], False
@@ -444,35 +482,6 @@ def _source(within: Computation, each: Instruction) -> Instruction:
 
 def _of(within: Computation, name: str) -> tuple[Array, ...]:
     return within.of[name].arrays if name in within.of else ()
-
-
-def _parts(
-    body: Computation, number: int, within: Computation, operand: str
-) -> Iterator[Array]:
-    """What a fusion reads of an operand: all of it, or the slices, if nothing else uses it."""
-    parameter = next(
-        (
-            each.name
-            for each in body.of.values()
-            if each.opcode == "parameter" and each.operands[0] == str(number)
-        ),
-        "",
-    )
-    users = [each for each in body.of.values() if parameter in each.operands]
-    if users and all(
-        each.opcode in ("dynamic-slice", "slice", "gather") and each.operands[0] == parameter
-        for each in users
-    ):
-        whole = _of(within, operand)
-        layout = whole[0].layout if whole and whole[0].on_chip else ""
-        for each in users:
-            yield from (a._replace(layout=layout or a.layout) for a in each.arrays)
-    elif users and all(
-        each.opcode == "dynamic-update-slice" and each.operands[0] == parameter for each in users
-    ):
-        return
-    else:
-        yield from _of(within, operand)
 
 
 def _up(n: int, multiple: int) -> int:
