@@ -15,7 +15,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,8 @@ from jaxrl_po.types import TrainState
 
 # Width, blocks and new tokens for which the peer reports its time.
 TABLE = ((64, 2, 5), (128, 4, 64))
+
+
 @config.record
 class Options:
     """What is measured."""

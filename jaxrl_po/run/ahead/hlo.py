@@ -22,20 +22,25 @@ COLLECTIVES = (
 )
 # What neither computes nor moves anything by itself.
 FREE = frozenset(
-    "parameter constant get-tuple-element tuple bitcast after-all partition-id replica-id "
-    "opt-barrier while conditional call add-dependency".split()
+    (
+        *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "call"),
+        *("partition-id", "replica-id", "opt-barrier", "while", "conditional", "add-dependency"),
+    )
 )
 # The same values in another form.
-ALIASES = frozenset("bitcast copy convert reshape broadcast".split())
-# One operation for each element of the result.
-ELEMENTWISE = frozenset(
-    "add subtract multiply divide maximum minimum power remainder negate abs sqrt rsqrt cbrt "
-    "exponential exponential-minus-one log log-plus-one tanh logistic sine cosine tan atan2 erf "
-    "floor ceil round-nearest-even round-nearest-afz sign select clamp compare and or xor not "
-    "shift-left shift-right-logical shift-right-arithmetic is-finite popcnt".split()
+ALIASES = frozenset(("bitcast", "copy", "convert", "reshape", "broadcast"))
+# What moves values without computing any, or is counted by what it calls.
+MOVES = frozenset(
+    (
+        *("slice", "dynamic-slice", "dynamic-update-slice", "gather", "scatter", "pad", "iota"),
+        *("concatenate", "transpose", "reverse", "fusion", "custom-call", "sort", "rng"),
+    )
 )
+ASYNC = ("-start", "-done", "-update")
 _ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\d+m\d+[a-z]*)?)\[([\d,]*)\](?:\{([^{}]*)\})?")
-_CALLED = re.compile(r"(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.-]+)")
+_CALLED = re.compile(
+    r"(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.-]+)"
+)
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
@@ -128,7 +133,8 @@ class Computation(NamedTuple):
         return next(e.name for e in found if e.operands[0] == str(number))
 
 
-class Transfer(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Transfer:
     """Collectives of one kind.
 
     Attributes:
@@ -141,12 +147,13 @@ class Transfer(NamedTuple):
     bytes: float = 0
     sent: float = 0
 
-    def __add__(self, other: "Transfer") -> "Transfer":  # type: ignore[override]
-        return Transfer(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def times(self, n: float) -> "Transfer":
-        """Done n times."""
-        return Transfer(*(x * n for x in self))
+    def plus(self, other: "Transfer", times: float = 1) -> "Transfer":
+        """With another one, done so often."""
+        return Transfer(
+            self.count + times * other.count,
+            self.bytes + times * other.bytes,
+            self.sent + times * other.sent,
+        )
 
 
 @dataclasses.dataclass
@@ -181,7 +188,8 @@ class Counts:
         for name in ("flops", "padded", "elementwise", "bytes", "useful", "kernels", "cycles"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for kind, transfer in other.collectives.items():
-            self.collectives[kind] = self.collectives.get(kind, Transfer()) + transfer.times(times)
+            before = self.collectives.get(kind, Transfer())
+            self.collectives[kind] = before.plus(transfer, times)
         self.bounds |= other.bounds
 
 
@@ -281,15 +289,15 @@ class Program:
             share = (members - 1) / members
             sent = {"all-reduce": 2 * share * size, "collective-permute": size}
             transfer = Transfer(1, size, sent.get(kind, share * size))
-            total.collectives[kind] = total.collectives.get(kind, Transfer()) + transfer
+            total.collectives[kind] = total.collectives.get(kind, Transfer()).plus(transfer)
         elif each.opcode in ("dot", "convolution"):
             flops, padded = self._product(within, each)
             total.flops += flops
             total.padded += padded
-        elif each.opcode in ELEMENTWISE:
-            total.elementwise += each.arrays[0].size
         elif each.opcode in ("reduce", "reduce-window"):
             total.elementwise += sum(a.size for o in each.operands[:1] for a in _of(within, o))
+        elif each.opcode not in FREE | ALIASES | MOVES and not each.opcode.endswith(ASYNC):
+            total.elementwise += each.arrays[0].size
 
     def _moved(self, within: Computation, each: Instruction, kind: str) -> list[Array]:
         """What a collective moves: its operands, or where these grow, its results."""
@@ -340,15 +348,17 @@ class Program:
         return 2.0 * times * rows * inner * columns, 2.0 * times * padded
 
     def _movement(self, total: Counts, within: Computation, each: Instruction) -> None:
-        quiet = each.opcode in FREE or each.opcode.endswith(("-done", "-update"))
-        if quiet or "AllocateBuffer" in each.rest:
+        quiet = each.opcode in FREE or each.opcode.endswith(ASYNC[1:])
+        scalar = not any(array.dims for array in each.arrays)
+        if quiet or scalar or "AllocateBuffer" in each.rest:
             return
         total.kernels += 1
         if cycles := _CYCLES.search(each.rest):
             total.cycles += int(cycles[1])
         moved = [*self._read(within, each), *self._written(each)]
-        total.bytes += sum(array.held for array in moved if not array.on_chip)
-        total.useful += sum(array.bytes for array in moved if not array.on_chip)
+        moved = [array for array in moved if array.dims and not array.on_chip]
+        total.bytes += sum(array.held for array in moved)
+        total.useful += sum(array.bytes for array in moved)
 
     def _read(self, within: Computation, each: Instruction) -> Iterator[Array]:
         """What is read: of an operand that is only sliced, the slices."""
@@ -417,7 +427,7 @@ class Program:
             return int(exact[1]), True
         called = dict(loop.called())
         condition = self.computations[called["condition"]]
-        start = within.of[loop.operands[0]] if loop.operands[0] in within.of else None
+        start = within.of.get(loop.operands[0])
         bounds, exact_condition = self._bounds(condition, condition.root, start, within)
         return (min(bounds), exact_condition) if bounds else (0, False)
 
@@ -515,7 +525,7 @@ def _taps(size: int, kernel: int, out: int, window: Mapping[str, tuple[int, ...]
         period = holes // math.gcd(holes, stride)
         for o in range(min(period, out)):
             if (first + o * stride) % holes == 0:
-                lowest = max(o, -(-(-first) // stride))
+                lowest = max(o, math.ceil(-first / stride))
                 lowest += (o - lowest) % period
                 highest = min(out - 1, (last - first) // stride)
                 found += max(0, (highest - lowest) // period + 1)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jaxrl_po.run.devices.compilation import memory_of
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.loop import programs
 from jaxrl_po.run.loop.programs import Job
-from jaxrl_po.types import PyTree, TrainState
+from jaxrl_po.types import TrainState
 
 SMALLER = (
     "more --config.num_microbatches, a --mesh that shards parameters, --lora.rank, "
@@ -78,9 +78,7 @@ def reports(
         yield compile_for(name, function, arguments, machine)
 
 
-def state_like(
-    job: Job, placement: Placement, axes: parallel.LogicalAxes | None
-) -> TrainState:
+def state_like(job: Job, placement: Placement, axes: parallel.LogicalAxes | None) -> TrainState:
     """Shapes, dtypes and shardings of the state."""
     shapes = jax.eval_shape(job.learner.init, job.start)
     mesh = parallel.make_mesh(placement)
@@ -139,7 +137,7 @@ def compile_for(
     took = time.perf_counter() - begun
     counts = Program(program.as_text() or "", chip.unit if chip else 128).counts()
     of = memory_of(program, arguments[0])
-    analysis = program.memory_analysis()
+    analysis: Any = program.memory_analysis()
     memory = {
         "state": of.state,
         "temporary": analysis.temp_size_in_bytes,
@@ -201,10 +199,14 @@ def lines(report: Report) -> Iterator[str]:
             f"{filesize.decimal(int(transfer.sent))} sent"
         )
     for loop, bound in counts.bounds.items():
-        turns = f"to its bound of {bound:,}" if bound else "once: its number of turns is an argument"
+        turns = (
+            f"to its bound of {bound:,}" if bound else "once: its number of turns is an argument"
+        )
         yield f"  counted {turns}: {loop}"
     if report.seconds:
-        each = ", ".join(f"{name} {seconds * 1e3:,.2f} ms" for name, seconds in report.seconds.items())
+        each = ", ".join(
+            f"{name} {seconds * 1e3:,.2f} ms" for name, seconds in report.seconds.items()
+        )
         yield f"  takes at least: {each}; limited by {report.limit}"
     yield f"  compiled in {report.compile_seconds:.1f} s"
 

@@ -39,11 +39,9 @@ class Chip(NamedTuple):
     sizes: tuple[str, ...]
 
 
-FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split()
+FLAT = ["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"]
 CHIPS = {
-    "v5e": Chip(
-        "TPU v5 lite", 197e12, 16e9, 819e9, 200e9, 128, 1.50e9, (2, 4, 1), tuple(FLAT)
-    ),
+    "v5e": Chip("TPU v5 lite", 197e12, 16e9, 819e9, 200e9, 128, 1.50e9, (2, 4, 1), tuple(FLAT)),
     "v5p": Chip(
         "TPU v5",
         459e12,
@@ -53,11 +51,9 @@ CHIPS = {
         128,
         1.75e9,
         (2, 2, 1),
-        tuple("2x2x1 2x2x2 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16".split()),
+        ("2x2x1", "2x2x2", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16"),
     ),
-    "v6e": Chip(
-        "TPU v6 lite", 918e12, 32e9, 1638e9, 400e9, 256, 1.75e9, (2, 4, 1), tuple(FLAT)
-    ),
+    "v6e": Chip("TPU v6 lite", 918e12, 32e9, 1638e9, 400e9, 256, 1.75e9, (2, 4, 1), tuple(FLAT)),
 }
 
 
@@ -102,9 +98,7 @@ def describe(name: str) -> Machine:
                 "compile_for=gpu needs a GPU that is attached: its compiler measures kernels on it"
             ) from None
         return Machine(name, devices, Target("gpu", len(devices), 1), None)
-    raise ConfigError(
-        f"compile_for must read like tpu:v5e:4x4, cpu:8 or gpu, got {name!r}"
-    )
+    raise ConfigError(f"compile_for must read like tpu:v5e:4x4, cpu:8 or gpu, got {name!r}")
 
 
 def _tpu(name: str, generation: str, size: str) -> Machine:

@@ -228,9 +228,7 @@ def _parse_devices(devices: str | int) -> int | None:
     return int(devices)
 
 
-def _available(
-    wanted: int | None, num_processes: int, described: tuple[Any, ...] = ()
-) -> int:
+def _available(wanted: int | None, num_processes: int, described: tuple[Any, ...] = ()) -> int:
     """See `device_count`; a CPU is split into as many devices as `wanted`, or into one per core."""
     if described:
         return len(described)

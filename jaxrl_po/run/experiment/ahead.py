@@ -39,6 +39,7 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
         described = topology.describe(machine)
         # A cache would keep programs that this machine cannot run.
         plan = prepare(script, settings | {"compilation_cache": ""}, described=described.devices)
+        assert plan.placement is not None
         if plan.placement.num_devices != len(described.devices):
             raise UsageError(
                 f"--mesh must use all {len(described.devices)} devices of --compile_for={machine}"

@@ -196,9 +196,7 @@ def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
     )
 
 
-def _place(
-    script: Script, records: Mapping[str, Any], described: tuple[Any, ...]
-) -> Placement:
+def _place(script: Script, records: Mapping[str, Any], described: tuple[Any, ...]) -> Placement:
     """Where the run is computed."""
     options = records[""]
     return parallel.choose(

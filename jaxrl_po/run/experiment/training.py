@@ -133,10 +133,12 @@ def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Traine
                 "which has its own"
             )
         script = SCRIPTS[what.script]
-        options = flags.fill(what.settings, {"": script.options})[""]
-        if options.compile_for:
-            raise ConfigError("compile_for trains nothing: call run.compile_for(experiment, machine)")
-        join(options)
+        asked: Options = flags.fill(what.settings, {"": script.options})[""]
+        if asked.compile_for:
+            raise ConfigError(
+                "compile_for trains nothing: call run.compile_for(experiment, machine)"
+            )
+        join(asked)
         with processes.together() as require_same:
             plan = prepare(script, what.settings, require_same)
         return carry_out(plan)

@@ -279,9 +279,7 @@ def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
     )
 
 
-def chunk_of(
-    job: Job, like: TrainState
-) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
+def chunk_of(job: Job, like: TrainState) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """A chunk as one function, `(state, n) -> (state, metrics)`; only n rows of these are valid."""
     buffer = jax.eval_shape(job.learner.step, like)[1]
 
