@@ -57,6 +57,16 @@ CHIPS = {
 }
 
 
+# Read by libtpu as it starts: ask no server of metadata, and lock no TPU.
+WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
 class Machine(NamedTuple):
     """What a program is compiled for ahead of time.
 
@@ -105,18 +115,17 @@ def _tpu(name: str, generation: str, size: str) -> Machine:
     if generation not in CHIPS:
         raise ConfigError(f"compile_for={name} must name a chip: {', '.join(CHIPS)}")
     chip = CHIPS[generation]
-    # Read by the plugin as it starts; without a TPU it would wait for a server of metadata.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("TPU_WORKER_ID", "0")
+    for variable, value in WITHOUT_TPU.items():
+        os.environ.setdefault(variable, value)
     sides = [int(n) for n in re.findall(r"\d+", size)]
     bounds = tuple(min(a, b) for a, b in zip((*sides, 1, 1), chip.bounds, strict=False))
     try:
         found = topologies.get_topology_desc(
             platform="tpu", topology_name=f"{generation}:{size}", chips_per_host_bounds=bounds
         )
-    except jax.errors.JaxRuntimeError:
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("INVALID_ARGUMENT"):
+            raise ConfigError(f"compile_for={name}: {error}") from None
         near = difflib.get_close_matches(size, chip.sizes, 3, 0) or chip.sizes[:3]
         raise ConfigError(
             f"compile_for={name}: libtpu knows no such topology; near ones are "

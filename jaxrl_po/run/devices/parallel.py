@@ -516,7 +516,10 @@ def over_mesh(
         return placed
 
     def sample(state: TrainState) -> tuple[TrainState, Batch]:
-        state, batch = stacked.sample(place(state))
+        # The decode loop reads every parameter in each step: they are gathered once, before it.
+        whole = shardings(state, mesh, axes, TENSOR_PARALLEL)
+        held = jax.lax.with_sharding_constraint(state.params, whole.params)
+        state, batch = stacked.sample(place(state)._replace(params=held))
         return place(state), batch
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
