@@ -1,5 +1,7 @@
 """Programs for machines that are not here: what is counted in HLO, and what is refused."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -7,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_po import run
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.ahead import hlo, topology
+from jaxrl_po.run.ahead import hlo, report, topology
 
 # A loop as a TPU's compiler writes it: a product of 128 rows by 64 columns as a convolution, its
 # rows in the chip's own memory (S(1)), its weights a slice of a stack.
@@ -81,6 +85,47 @@ def test_taps_of_a_window_are_those_that_meet_an_element(size, kernel, stride, l
     places = np.arange(out)[:, None] * stride + np.arange(kernel) * spread - low
     meets = (places >= 0) & (places <= (size - 1) * holes) & (places % holes == 0)
     assert hlo._taps(size, kernel, out, window) == meets.sum()
+
+
+def test_an_experiment_is_compiled_for_devices_and_not_run(tmp_path):
+    small = {"problem.num_envs": 4, "problem.num_steps": 8, "config.num_epochs": 1}
+    experiment = run.Experiment(
+        env="CartPole-v1", seeds=2, total_steps=64, out=tmp_path / "run", over=small
+    )
+    (found,) = run.compile_for(experiment, "cpu:2")
+    assert not (tmp_path / "run").exists()
+    assert found.fits
+    assert found.why == ""
+    assert found.seconds == {}
+    assert found.memory["peak"] > found.memory["state"] > 0
+    assert found.counts.flops > 0
+    assert found.counts.collectives == {}
+    assert json.loads(json.dumps(found.as_json()))["counts"]["flops"] == found.counts.flops
+    said = "\n".join(report.lines(found))
+    assert "cpu:2: an iteration fits" in said
+    assert "counted once" in said
+    with pytest.raises(ConfigError, match="compile_for trains nothing"):
+        run.train(run.Experiment(env="CartPole-v1", out=tmp_path / "run", compile_for="cpu:2"))
+
+
+def test_what_limits_a_program_and_what_does_not_fit():
+    chip = topology.CHIPS["v5e"]
+    machine = topology.Machine("tpu:v5e:1x1", (), Target("tpu", 1, 1), chip)
+    counts = hlo.Program((TPU), unit=chip.unit).counts()
+    seconds = report._seconds(counts, machine)
+    assert seconds["products"] == counts.padded / 197e12
+    assert seconds["memory"] == counts.bytes / 819e9
+    assert seconds["links"] == counts.collectives["all-reduce"].sent / 200e9
+    assert seconds["operations"] == 7 * 384 / 1.5e9
+    words = (
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
+        "hbm. Used 20.10G of 15.75G hbm. Exceeded hbm capacity by 4.35G.\n\nTotal hbm usage"
+    )
+    lost = report.Report("tpu:v5e:1x1", "an iteration", False, {}, None, {}, 1.0)
+    lost = dataclasses.replace(lost, why=report._exceeded(words))
+    (said,) = report.lines(lost)
+    assert "Used 20.10G of 15.75G hbm. Exceeded hbm capacity by 4.35G" in said
+    assert "--config.num_microbatches" in said
 
 
 @pytest.mark.parametrize(

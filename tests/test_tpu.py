@@ -41,7 +41,8 @@ def test_collectives_of_an_iteration(algorithm, flags, collectives):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["fits"] and found["machine"] == "tpu:v5e:2x4"
+    assert found["fits"]
+    assert found["machine"] == "tpu:v5e:2x4"
     assert found["memory"]["peak"] > found["memory"]["state"] > 0
     counts = found["counts"]
     assert counts["padded"] >= counts["flops"] > 0

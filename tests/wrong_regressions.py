@@ -204,7 +204,7 @@ WRONG = [
     Wrong(
         "seeds are updated in groups on every device",
         "run.devices.seeds",
-        "dividing[0] if dividing and backend.here().one_core_each else num_seeds",
+        "dividing[0] if dividing and target.one_core_each else num_seeds",
         "dividing[0] if dividing else num_seeds",
         ("test_seeds.py::test_a_core_updates_at_most_eight_seeds_side_by_side",),
     ),
