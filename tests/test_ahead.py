@@ -12,7 +12,8 @@ import pytest
 from jaxrl_po import run
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.ahead import hlo, report, topology
+from jaxrl_po.run.ahead import counts as counting
+from jaxrl_po.run.ahead import products, report, topology
 
 # A loop as a TPU's compiler writes it: a product of 128 rows by 64 columns as a convolution, its
 # rows in the chip's own memory (S(1)), its weights a slice of a stack.
@@ -20,17 +21,17 @@ TPU = (Path(__file__).parent / "golden_tpu_loop.hlo").read_text()
 
 
 def test_a_loop_of_a_tpu_counts_as_often_as_it_turns():
-    found = hlo.Program(TPU).counts()
+    found = counting.Program(TPU).counts()
     assert found.flops == 7 * 2 * 128 * 256 * 64
     assert found.padded == 2 * found.flops  # 64 columns on a unit of 128
-    assert hlo.Program(TPU, unit=256).counts().padded == 4 * found.flops
+    assert counting.Program(TPU, unit=256).counts().padded == 4 * found.flops
     # Of the stack only a slice is read, and that is all that leaves the chip's own memory.
     assert found.useful == 7 * 256 * 64 * 2
     assert found.bytes == 2 * found.useful  # rows of 64 in tiles of 128
     assert found.elementwise == 7 * 128 * 64
     assert (found.kernels, found.cycles) == (7 * 2, 7 * 384)
     size = 128 * 64 * 4
-    assert found.collectives == {"all-reduce": hlo.Transfer(7, 7 * size, 7 * 2 * 3 / 4 * size)}
+    assert found.collectives == {"all-reduce": counting.Transfer(7, 7 * size, 7 * 2 * 3 / 4 * size)}
     assert found.bounds == {}
 
 
@@ -41,10 +42,10 @@ def test_a_loop_that_may_end_early_counts_to_its_bound_and_says_so():
         "  %more = pred[]{:T(512)} constant(true)\n"
         "  ROOT %go = pred[]{:T(512)} and(%lt, %more)",
     )
-    found = hlo.Program(text).counts()
+    found = counting.Program(text).counts()
     assert found.flops == 7 * 2 * 128 * 256 * 64
     assert found.bounds == {"jit(f)/while": 7}
-    unknown = hlo.Program(text.replace("constant(7)", "custom-call()")).counts()
+    unknown = counting.Program(text.replace("constant(7)", "custom-call()")).counts()
     assert unknown.flops == 2 * 128 * 256 * 64
     assert unknown.bounds == {"jit(f)/while": 0}
 
@@ -63,7 +64,7 @@ def test_products_of_a_compiled_program_are_those_of_its_loops():
     square = jnp.ones((64, 64))
     program = jax.jit(f).lower(jnp.ones((32, 64)), square, square).compile()
     one = 2 * 32 * 64 * 64
-    assert hlo.Program(program.as_text()).counts().flops == 7 * (1 + 3) * one
+    assert counting.Program(program.as_text()).counts().flops == 7 * (1 + 3) * one
     assert program.cost_analysis()["flops"] < 4 * one
 
     def batched(x, w):
@@ -71,7 +72,7 @@ def test_products_of_a_compiled_program_are_those_of_its_loops():
 
     shapes = jnp.ones((5, 32, 64)), jnp.ones((5, 64, 16))
     program = jax.jit(batched).lower(*shapes).compile()
-    assert hlo.Program(program.as_text()).counts().flops == 5 * 2 * 32 * 64 * 16
+    assert counting.Program(program.as_text()).counts().flops == 5 * 2 * 32 * 64 * 16
 
 
 @pytest.mark.parametrize("size", [1, 4, 7])
@@ -84,7 +85,7 @@ def test_taps_of_a_window_are_those_that_meet_an_element(size, kernel, stride, l
     window = {"stride": (stride,), "pad": (low, 0), "lhs_dilate": (holes,), "rhs_dilate": (spread,)}
     places = np.arange(out)[:, None] * stride + np.arange(kernel) * spread - low
     meets = (places >= 0) & (places <= (size - 1) * holes) & (places % holes == 0)
-    assert hlo._taps(size, kernel, out, window) == meets.sum()
+    assert products.taps(size, kernel, out, window) == meets.sum()
 
 
 def test_an_experiment_is_compiled_for_devices_and_not_run(tmp_path):
@@ -111,7 +112,7 @@ def test_an_experiment_is_compiled_for_devices_and_not_run(tmp_path):
 def test_what_limits_a_program_and_what_does_not_fit():
     chip = topology.CHIPS["v5e"]
     machine = topology.Machine("tpu:v5e:1x1", (), Target("tpu", 1, 1), chip)
-    counts = hlo.Program((TPU), unit=chip.unit).counts()
+    counts = counting.Program((TPU), unit=chip.unit).counts()
     seconds = report._seconds(counts, machine)
     assert seconds["products"] == counts.padded / 197e12
     assert seconds["memory"] == counts.bytes / 819e9

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from rich import filesize
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.ahead.hlo import Counts, Program
+from jaxrl_po.run.ahead.counts import Counts, Program
 from jaxrl_po.run.ahead.topology import Machine
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import memory_of
