@@ -321,3 +321,24 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
 def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
     with pytest.raises(ConfigError, match=message):
         run.Experiment(**keywords)
+
+
+@pytest.mark.usefixtures("trace_only")
+def test_a_run_that_a_hook_ends_says_so_in_its_summary(tmp_path, capsys):
+    def on_row(row):
+        if row["iteration"] == 1:
+            raise run.Stop("enough")
+        return {"seen": row["return/mean"]}
+
+    trained = train(
+        3,
+        out=tmp_path / "run",
+        evaluate=EVALUATE,
+        score="return",
+        log_every=1,
+        on_row=on_row,
+    )
+    assert (trained.stopped, trained.interrupted) == ("enough", False)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "enough"
+    assert "training: stopped at iteration 1: enough" in capsys.readouterr().out
+    assert trained.rows[0]["seen"] == [0.0, 0.0]

@@ -22,6 +22,7 @@ from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop.hooks import OnRow
 from jaxrl_po.run.loop.progress import Progress
 from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
@@ -42,16 +43,18 @@ class Trained(NamedTuple):
       rows: the lines of `metrics.jsonl`, a list of one number for each seed under each name.
       folder: where they lie, or None.
       interrupted: whether a signal ended it early.
+      stopped: why an `on_row` ended it early; empty if none did.
     """
 
     state: TrainState
     rows: list[Row]
     folder: Path | None
     interrupted: bool
+    stopped: str = ""
 
 
 @overload
-def train(what: Experiment) -> Trained:  # noqa: D418
+def train(what: Experiment, *, on_row: OnRow | None = None) -> Trained:  # noqa: D418
     """Carries out an experiment."""
 
 
@@ -71,17 +74,20 @@ def train(  # noqa: D418
     overwrite: bool = False,
     log_every: int = 0,
     eval_every: int = 5,
+    on_row: OnRow | None = None,
 ) -> Trained:
     """Trains a learner of one's own."""
 
 
-def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Trained:
+def train(
+    what: Experiment | Learner, *arguments: Any, on_row: OnRow | None = None, **options: Any
+) -> Trained:
     """Carries out an experiment, or trains a learner of one's own in the same way.
 
     All seeds are vmapped, and sharded over the devices that they divide among.
 
     Args:
-      what: an `Experiment`, which has no further arguments; or a learner of one seed.
+      what: an `Experiment`, which has no further arguments but `on_row`; or a learner of one seed.
       iterations: in all, a resumed run's earlier ones included.
       seeds: the number of runs.
       seed: base seed, from which those of all runs follow.
@@ -98,6 +104,9 @@ def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Traine
       overwrite: replace the run in `out`.
       log_every: iterations pooled into one line; 0 makes about 50 lines.
       eval_every: lines between evaluations.
+      on_row: `on_row(line) -> None | {name: number}` gets each line of metrics, evaluation and all,
+        as plain numbers (lists hold one for each seed); what it returns is added to the line.
+        `raise run.Stop("why")` in it ends the run; that and any other error leave it saved.
 
     Returns:
       `Trained`. A first SIGINT ends the run after the current iteration, saved; before the first
@@ -126,7 +135,7 @@ def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Traine
                 raise ConfigError(
                     f"{name} is no argument of train with a learner: {', '.join(list(known)[1:])}"
                 )
-            return carry_out(plan_of(what, *arguments, **options))
+            return carry_out(plan_of(what, *arguments, **options), on_row=on_row)
         if arguments or options:
             raise ConfigError(
                 f"{next(iter(options), 'iterations')} must be left out beside an Experiment, "
@@ -136,14 +145,17 @@ def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Traine
         join(flags.fill(what.settings, {"": script.options})[""])
         with processes.together() as require_same:
             plan = prepare(script, what.settings, require_same)
-        return carry_out(plan)
+        if on_row is not None and plan.options.distributed:
+            raise ConfigError("on_row must be left out with distributed: it runs in one process")
+        return carry_out(plan, on_row=on_row)
 
 
-def resume(out: str | Path, **more: Any) -> Trained:
+def resume(out: str | Path, *, on_row: OnRow | None = None, **more: Any) -> Trained:
     """Goes on with the run of an `Experiment` or a command in a folder.
 
     Args:
       out: the folder.
+      on_row: see `train`.
       more: keywords of `Experiment` that may change, such as `total_steps`, which may grow.
 
     Raises:
@@ -151,7 +163,7 @@ def resume(out: str | Path, **more: Any) -> Trained:
     """
     with flags.as_arguments():
         experiment = of_folder(str(out), **more)
-    return train(experiment)
+    return train(experiment, on_row=on_row)
 
 
 def join(options: Options) -> None:
@@ -311,12 +323,12 @@ def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[
     return list(dict.fromkeys([*filter(None, [score]), *chosen]))
 
 
-def carry_out(plan: Plan, *, leave_early: bool = False) -> Trained:
+def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = None) -> Trained:
     """Carries out the plan and writes its results to the folder.
 
     Args:
       plan: see `Plan`.
-      leave_early: see `runner.run`.
+      leave_early: see `runner.run`, as for `on_row`.
 
     Raises:
       UsageError: the folder is unusable or locked, or no checkpoint in it can be used.
@@ -343,14 +355,15 @@ def carry_out(plan: Plan, *, leave_early: bool = False) -> Trained:
             quiet=not processes.is_writer(),
         )
         try:
-            outcome = _train(plan, out, progress, leave_early)
+            outcome = _train(plan, out, progress, leave_early, on_row)
         except FAILURES:
             draw(plan, out)
             raise
         rows = draw(plan, out)
         if processes.is_writer() and plan.options.out:
             # An interrupted run's last line may lack an evaluation.
-            if plan.job.score and (outcome.idle or rows[-1]["iteration"] == plan.job.iterations):
+            ended = outcome.idle or outcome.stopped
+            if plan.job.score and (ended or rows[-1]["iteration"] == plan.job.iterations):
                 content = metrics.summary(
                     rows,
                     plan.options,
@@ -358,10 +371,11 @@ def carry_out(plan: Plan, *, leave_early: bool = False) -> Trained:
                     score=plan.job.score,
                     initial=plan.initial,
                 )
+                content |= {"stopped": outcome.stopped} if outcome.stopped else {}
                 folder.write_json(out / "summary.json", content)
             progress.report(ending(plan, outcome, rows))
     where = Path(plan.options.out) if plan.options.out else None
-    return Trained(outcome.state, rows, where, outcome.interrupted)
+    return Trained(outcome.state, rows, where, outcome.interrupted, outcome.stopped)
 
 
 @contextlib.contextmanager
@@ -375,7 +389,9 @@ def _place(plan: Plan) -> Iterator[Path]:
             yield Path(scratch)
 
 
-def _train(plan: Plan, out: Path, progress: Progress, leave_early: bool) -> runner.Outcome:
+def _train(
+    plan: Plan, out: Path, progress: Progress, leave_early: bool, on_row: OnRow | None
+) -> runner.Outcome:
     with progress, exporters.Exporting(progress, plan.exporters(out)) as reporter:
         for note in plan.notes:
             progress.report(f"{plan.title}: {note}")
@@ -386,6 +402,7 @@ def _train(plan: Plan, out: Path, progress: Progress, leave_early: bool) -> runn
                 reporter,
                 resume=plan.options.resume,
                 leave_early=leave_early,
+                on_row=on_row,
             )
         except CheckpointError as error:
             raise UsageError(
@@ -428,6 +445,8 @@ def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
             f"{plan.title}: stopped and saved at iteration {outcome.iteration}; --resume "
             "continues from there"
         )
+    if outcome.stopped:
+        return f"{plan.title}: stopped at iteration {outcome.iteration}: {outcome.stopped}"
     if outcome.idle:
         return (
             f"{plan.title}: ended at iteration {outcome.iteration}: all members of a group "
