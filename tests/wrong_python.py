@@ -17,4 +17,25 @@ WRONG = [
         "row |= {}",
         ("test_hooks.py::test_a_hook_ends_a_run_saved_and_evaluated_and_it_goes_on",),
     ),
+    Wrong(
+        "a run whose step size has decayed is told to change its decay",
+        "run.experiment.plan",
+        "if resumed and 0 < decay_iterations < iterations:",
+        "if resumed and 0 < decay_iterations < iterations and DECAY not in given:",
+        ("test_script_flags.py::test_a_run_whose_step_size_has_decayed_is_not_extended",),
+    ),
+    Wrong(
+        "a class that is given is imported a second time",
+        "run.experiment.user_code",
+        "return (given or workers.load(source))()",
+        "return (workers.load(source) if in_file(source) else given)()",
+        ("test_own_objects.py::test_what_other_processes_can_import_is_named_by_its_file",),
+    ),
+    Wrong(
+        "a batch of observations is acted on with one random number",
+        "run.experiment.policies",
+        "axes = (None, 0, None if key is None else 0)",
+        "keys, axes = key, (None, 0, None)",
+        ("test_own_objects.py::test_what_was_given_in_python_is_told_and_given_again",),
+    ),
 ]

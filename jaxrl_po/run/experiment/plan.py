@@ -123,7 +123,9 @@ def prepare(
             extras.require(flag, package, flag)
     with flags.blame(sections):
         placement = _place(script, records)
-        records, iterations = settle(script, records, settings if before else given)
+        records, iterations = settle(
+            script, records, settings if before else given, resumed=bool(before)
+        )
         setup = script.build(records, ALGORITHMS[options.algorithm], placement)
         if placement.cuts_params and setup.axes is None:
             raise UsageError(
@@ -242,6 +244,11 @@ def _notes(
         notes.append(
             f"--total_steps: {options.total_steps:,} becomes {done:,}: a whole number of iterations"
         )
+    for name, value in vars(options).items():
+        if str(value).startswith(user_code.OWN):
+            notes.append(
+                f"{name}={value} cannot be imported: run.load and run.resume must be given it again"
+            )
     notes += setup.notes
     if changes:
         notes.append(
@@ -287,7 +294,7 @@ def _with_absolute(prefix: str, record: Any) -> Any:
 
 
 def settle(
-    script: Script, records: Mapping[str, Any], given: Collection[str]
+    script: Script, records: Mapping[str, Any], given: Collection[str], *, resumed: bool = False
 ) -> tuple[dict[str, Any], int]:
     """The records with a decay that ends with the run, and its iterations.
 
@@ -305,11 +312,11 @@ def settle(
         warm_up = min(defaults[WARM_UP], iterations // 10)
         settled["config"] = dataclasses.replace(settled["config"], warm_up_iterations=warm_up)
     decay_iterations = vars(settled["config"]).get("decay_iterations", 0)
-    if options.resume and 0 < decay_iterations < iterations and DECAY not in given:
+    if resumed and 0 < decay_iterations < iterations:
         raise UsageError(
             f"--total_steps={options.total_steps} must stay as it was: the step size of this run "
             f"falls to 0 in its {decay_iterations} iterations. Begin another one, with more steps "
-            "or without --config.decay_iterations"
+            "or with --config.decay_iterations=0"
         )
     require_learning(settled["config"], iterations)
     return settled, iterations

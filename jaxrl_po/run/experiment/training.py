@@ -14,6 +14,7 @@ from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.experiment import assembly, flags
+from jaxrl_po.run.experiment.earlier import TRAIN
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import LINES, Options
@@ -28,7 +29,6 @@ from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics,
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, Row, TrainState
 
-SCRIPT = "train"
 SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
 Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]
 # A run that one of these ends keeps its lines and its last checkpoint.
@@ -189,7 +189,7 @@ def _earlier(options: Options, iterations: int) -> dict[str, Any]:
     if processes.several():
         raise ConfigError("a learner is trained in one process; an Experiment has distributed=True")
     stored = folder.inspect(out, resume=options.resume, overwrite=options.overwrite) if out else {}
-    if stored.get("script", SCRIPT) != SCRIPT:
+    if stored.get("script", TRAIN) != TRAIN:
         raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
     least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
     if iterations < least:
@@ -237,13 +237,14 @@ def plan_of(
     config.check(options)
     stored = _earlier(options, iterations)
     before = stored.get("resolved", {})
-    settings = {
+    settings: dict[str, Any] = {
         "seeds": seeds,
         "seed": seed,
         "steps_per_iteration": steps_per_iteration,
         "log_every": log_every or stored.get("log_every") or max(1, iterations // LINES),
         "eval_every": eval_every,
         "total_steps": total,
+        "score": score,
     }
     folder.require_same(settings, stored, str(out))
     placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
@@ -265,7 +266,7 @@ def plan_of(
     return Plan(
         title="training",
         options=options,
-        settings={"script": SCRIPT, **settings, "resolved": provenance.go_on(now, before)},
+        settings={"script": TRAIN, **settings, "resolved": provenance.go_on(now, before)},
         job=job,
         unit="iterations" if steps_per_iteration == 1 else "steps",
         curves=[Series(name, metrics.label(name)) for name in shown],
