@@ -25,6 +25,23 @@ WRONG = [
         ("test_script_flags.py::test_a_run_whose_step_size_has_decayed_is_not_extended",),
     ),
     Wrong(
+        "a study tunes beyond the range of its flag",
+        "cli.study",
+        "asked = list(filter(runs.admits, further))",
+        "asked = further",
+        ("test_studies.py::test_a_sweep_stays_within_the_range_of_its_flag",),
+    ),
+    Wrong(
+        "a cosine decays on top of the linear decay",
+        "run.experiment.optimization",
+        'plain["decay_iterations"] = 0',
+        'plain["optimizer"] = AUTO',
+        (
+            "test_optimization.py::"
+            "test_the_cosine_falls_to_zero_over_the_gradient_steps_of_its_iterations",
+        ),
+    ),
+    Wrong(
         "a class that is given is imported a second time",
         "run.experiment.user_code",
         "return (given or workers.load(source))()",

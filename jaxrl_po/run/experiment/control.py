@@ -16,7 +16,7 @@ from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, flags, methods, suites, user_code
+from jaxrl_po.run.experiment import assembly, flags, methods, optimization, suites, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
@@ -309,7 +309,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
                 "--problem.discount",
             )
     built = build_problem(records, placement.axis_name)
-    make = algorithm.make
+    make = functools.partial(optimization.make, algorithm)
     if (
         options.algorithm in ("npg", "trpo")
         and options.sampling == "vine"

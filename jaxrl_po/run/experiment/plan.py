@@ -10,7 +10,7 @@ from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, extras, flags, microbatches, user_code
+from jaxrl_po.run.experiment import assembly, extras, flags, microbatches, optimization, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
@@ -306,8 +306,11 @@ def settle(
     options, settled = records[""], dict(records)
     iterations = count_iterations(options.total_steps, script.steps(records), script.unit)
     defaults = script.defaults(options, flags.flatten(records))
-    if iterations and DECAY in defaults and DECAY not in given:
-        settled["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
+    schedule = vars(records["config"]).get("schedule", optimization.AUTO)
+    decays = DECAY in defaults if schedule == optimization.AUTO else True
+    if iterations and decays and DECAY not in given:
+        length = 0 if schedule == optimization.CONSTANT else iterations
+        settled["config"] = dataclasses.replace(records["config"], decay_iterations=length)
     if WARM_UP in defaults and WARM_UP not in given:
         warm_up = min(defaults[WARM_UP], iterations // 10)
         settled["config"] = dataclasses.replace(settled["config"], warm_up_iterations=warm_up)
@@ -325,7 +328,11 @@ def settle(
 def sections_of(script: Script, options: Any) -> dict[str, type]:
     """Prefix to record class, including the algorithm's."""
     algorithm = flags.lookup("algorithm", options.algorithm, ALGORITHMS)
-    return {"": script.options, "config": algorithm.Config, **script.sections(options)}
+    return {
+        "": script.options,
+        "config": optimization.settings_of(algorithm),
+        **script.sections(options),
+    }
 
 
 def count_iterations(total_steps: int, steps_per_iteration: int, unit: str) -> int:
