@@ -42,6 +42,16 @@ WRONG = [
         ),
     ),
     Wrong(
+        "a run that begins with another forgets what that saw of observations",
+        "run.experiment.control",
+        "return begins, collector._replace(replicated={**collector.replicated, **statistics})",
+        "return begins, collector",
+        (
+            "test_init_from.py::"
+            "test_every_seed_of_a_control_run_starts_where_the_first_of_the_earlier_one_stopped",
+        ),
+    ),
+    Wrong(
         "a class that is given is imported a second time",
         "run.experiment.user_code",
         "return (given or workers.load(source))()",

@@ -16,14 +16,31 @@ from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, flags, methods, optimization, suites, user_code
+from jaxrl_po.run.devices.seeds import of_seed
+from jaxrl_po.run.experiment import (
+    assembly,
+    earlier,
+    flags,
+    methods,
+    optimization,
+    suites,
+    user_code,
+)
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.host.rollouts import HostProblem
-from jaxrl_po.types import Distribution, Learner, Problem, Samples
+from jaxrl_po.types import (
+    ActorCritic,
+    CollectorState,
+    Distribution,
+    Learner,
+    Problem,
+    PyTree,
+    Samples,
+)
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -92,6 +109,11 @@ class Options(RunOptions):
         "", "a Flax module of your own as file.py:Name, in place of the policy of --network"
     )
     critic: str = static("", "likewise, in place of the critic")
+    init_from: str = static(
+        "",
+        "folder of an earlier run of this script (the latest parameters of its first seed), with "
+        "which every seed begins; empty for none",
+    )
     demonstrations: str = static(
         "",
         "recorded episodes for --algorithm=sft, an .npz file of observation, action, terminated "
@@ -272,6 +294,47 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
     return Built(problem, control.adapt(env).spaces, env, None)
 
 
+def begun(problem: Problem, run: str) -> Problem:
+    """The problem whose parameters, and statistics of observations, are those a run ended with.
+
+    A critic of other shapes, or where that run has none, begins afresh.
+
+    Raises:
+      UsageError: the policy has other shapes, or only one of them normalises observations.
+    """
+    records = earlier.read(SCRIPT, "init_from", run)
+    saved = of_seed(earlier.state(SCRIPT, records, "init_from", run, "latest")[2])
+    fresh, collector = jax.eval_shape(problem.init, jax.random.key(0))
+    its, ours = (_shapes(params.policy) for params in (saved.params, fresh))
+    for name in sorted(its.keys() | ours.keys()):
+        if its.get(name) != ours.get(name):
+            raise UsageError(
+                f"--init_from={run}: its policy has {its.get(name, 'nothing')} at {name}, and this "
+                f"one {ours.get(name, 'nothing')}: give --env and --network of that run"
+            )
+    kept = control.statistics.OBSERVATION_STATISTICS
+    if (kept in saved.collector.replicated) != (kept in collector.replicated):
+        was = flags.shown(kept in saved.collector.replicated)
+        raise UsageError(
+            f"--problem.normalize_observations must be {was}, as in the run in --init_from={run}"
+        )
+    statistics = {kept: saved.collector.replicated[kept]} if kept in collector.replicated else {}
+    same_critic = _shapes(saved.params.value) == _shapes(fresh.value)
+
+    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
+        params, collector = problem.init(key)
+        value = saved.params.value if same_critic else params.value
+        begins = params._replace(policy=saved.params.policy, value=value)
+        return begins, collector._replace(replicated={**collector.replicated, **statistics})
+
+    return problem._replace(init=init)
+
+
+def _shapes(params: PyTree) -> dict[str, list[int]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in leaves}
+
+
 def steps(records: Mapping[str, Any]) -> int:
     """Environment steps of one iteration of one seed."""
     options = records[""]
@@ -309,6 +372,8 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
                 "--problem.discount",
             )
     built = build_problem(records, placement.axis_name)
+    if options.init_from:
+        built = built._replace(problem=begun(built.problem, options.init_from))
     make = functools.partial(optimization.make, algorithm)
     if (
         options.algorithm in ("npg", "trpo")

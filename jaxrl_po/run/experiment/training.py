@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 
 import jax
 
-from jaxrl_po import config
+from jaxrl_po import backend, config
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
 from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import parallel, processes
@@ -257,6 +257,13 @@ def plan_of(
         log_every=settings["log_every"],
     )
     shown = choose_metrics(job, score, watch)
+    here, notes = backend.here(), list[str]()
+    if here.on_cpu and here.devices == 1 and min(here.cores, seeds) > 1:
+        notes.append(
+            f"on one of {here.cores} cores: for all of them, jax.config.update("
+            f'"jax_num_cpu_devices", {here.cores}) must come before JAX computes anything, as the '
+            "import of gymnax does; an Experiment has them by itself"
+        )
     now = provenance.describe(placement.describe())
     if out:
         now["program"] = provenance.program(learner)
@@ -271,6 +278,7 @@ def plan_of(
         unit="iterations" if steps_per_iteration == 1 else "steps",
         curves=[Series(name, metrics.label(name)) for name in shown],
         y_label=metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units)),
+        notes=notes,
     )
 
 
