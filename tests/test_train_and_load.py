@@ -12,11 +12,13 @@ import pytest
 import shapes
 import tiny
 
-from jaxrl_po import control, run
+from jaxrl_po import backend, control, run
 from jaxrl_po.algorithms import a2c, ppo
 from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control as control_command
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.experiment import SCRIPTS
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import metrics
 
@@ -368,3 +370,29 @@ def test_a_run_that_a_hook_ends_says_so_in_its_summary(tmp_path, capsys):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "enough"
     assert "training: stopped at iteration 1: enough" in capsys.readouterr().out
     assert trained.rows[0]["seen"] == [0.0, 0.0]
+
+
+def test_a_learner_on_one_core_of_several_is_told_what_must_come_first(monkeypatch):
+    notes = {}
+    for devices, cores in ((1, 4), (4, 4), (1, 1)):
+        here = backend.Target("cpu", devices=devices, cores=cores)
+        monkeypatch.setattr(backend, "here", lambda here=here: here)
+        notes[devices, cores] = run.experiment.own_learner.plan_of(LEARNER, 1, seeds=2).notes
+    (said,) = notes.pop((1, 4))
+    assert 'jax.config.update("jax_num_cpu_devices", 4) must come before JAX computes' in said
+    assert not any(notes.values())
+
+
+def test_the_keywords_of_an_experiment_are_the_flags_of_its_command():
+    for script in SCRIPTS.values():
+        for field in flags.settable(script.options):
+            if script.name == "control" and field.name == "demonstrations":
+                continue  # which only goes with sft
+            default = field.default
+            word = {"task": "addition"} if script.name == "language" else {"env": "CartPole-v1"}
+            given = word | {field.name: default}
+            if field.name in ("resume", "out"):  # asks for a folder
+                continue
+            settings = run.Experiment(**given).settings
+            assert settings[field.name] == default
+            assert run.Experiment(**given).script == script.name

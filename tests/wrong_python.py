@@ -43,8 +43,8 @@ WRONG = [
     ),
     Wrong(
         "a run that begins with another forgets what that saw of observations",
-        "run.experiment.control",
-        "return begins, collector._replace(replicated={**collector.replicated, **statistics})",
+        "run.experiment.beginning",
+        "return begins, collector._replace(replicated={**collector.replicated, **of_run})",
         "return begins, collector",
         (
             "test_init_from.py::"

@@ -16,10 +16,9 @@ from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.experiment import (
     assembly,
-    earlier,
+    beginning,
     flags,
     methods,
     optimization,
@@ -32,15 +31,7 @@ from jaxrl_po.run.experiment.options import Options as RunOptions
 from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.host.rollouts import HostProblem
-from jaxrl_po.types import (
-    ActorCritic,
-    CollectorState,
-    Distribution,
-    Learner,
-    Problem,
-    PyTree,
-    Samples,
-)
+from jaxrl_po.types import Distribution, Learner, Problem, Samples
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -218,26 +209,6 @@ def self_normalized(branches: int, distribution: Distribution, samples: Samples)
     return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
 
 
-def make_env(name: str, env_params: str = "") -> Any:
-    """A registered environment, or that of `file.py:Name` or `suite:Name`.
-
-    Raises:
-      UsageError: there is none of that name, or the file or the arguments cannot be used.
-    """
-    if suites.is_suite(name):
-        return suites.make(name, env_params)
-    if user_code.is_source(name):
-        return user_code.make("env", name)
-    gymnax = suites.import_gymnax()
-    flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
-    try:
-        return gymnax.make(name)[0]
-    except OSError as error:
-        raise UsageError(
-            f"--env={name} downloads its data, which cannot be had here: {error}"
-        ) from None
-
-
 class Built(NamedTuple):
     """The problem of a run.
 
@@ -254,20 +225,12 @@ class Built(NamedTuple):
     source: vector_envs.Source | None
 
 
-def own_network(flag: str, source: str) -> Any:
-    """The Flax module that `--policy` or `--critic` makes."""
-    network = user_code.make(flag, source)
-    if not (hasattr(network, "init") and hasattr(network, "apply")):
-        raise UsageError(f"--{flag}={source} must make a Flax module, got {type(network).__name__}")
-    return network
-
-
 def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
     """The environment, and the problem made of it."""
     options, settings, way = records[""], records["problem"], sampling(records[""])
     network = records["network"]
     own = {
-        name: own_network(name, source) if source else None
+        name: user_code.network(name, source) if source else None
         for name, source in (("policy", options.policy), ("critic", options.critic))
     }
     if vector_envs.is_host(options.env):
@@ -281,7 +244,7 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
             source.spaces, settings, network, axis_name=axis_name, **own
         )
         return Built(problem, source.spaces, None, source)
-    env = make_env(options.env, options.env_params)
+    env = suites.make_env(options.env, options.env_params)
     problem = way.build(env, settings, network, axis_name=axis_name, **own)
     if options.demonstrations:
         steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
@@ -294,47 +257,6 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
     return Built(problem, control.adapt(env).spaces, env, None)
 
 
-def begun(problem: Problem, run: str) -> Problem:
-    """The problem whose parameters, and statistics of observations, are those a run ended with.
-
-    A critic of other shapes, or where that run has none, begins afresh.
-
-    Raises:
-      UsageError: the policy has other shapes, or only one of them normalises observations.
-    """
-    records = earlier.read(SCRIPT, "init_from", run)
-    saved = of_seed(earlier.state(SCRIPT, records, "init_from", run, "latest")[2])
-    fresh, collector = jax.eval_shape(problem.init, jax.random.key(0))
-    its, ours = (_shapes(params.policy) for params in (saved.params, fresh))
-    for name in sorted(its.keys() | ours.keys()):
-        if its.get(name) != ours.get(name):
-            raise UsageError(
-                f"--init_from={run}: its policy has {its.get(name, 'nothing')} at {name}, and this "
-                f"one {ours.get(name, 'nothing')}: give --env and --network of that run"
-            )
-    kept = control.statistics.OBSERVATION_STATISTICS
-    if (kept in saved.collector.replicated) != (kept in collector.replicated):
-        was = flags.shown(kept in saved.collector.replicated)
-        raise UsageError(
-            f"--problem.normalize_observations must be {was}, as in the run in --init_from={run}"
-        )
-    statistics = {kept: saved.collector.replicated[kept]} if kept in collector.replicated else {}
-    same_critic = _shapes(saved.params.value) == _shapes(fresh.value)
-
-    def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
-        params, collector = problem.init(key)
-        value = saved.params.value if same_critic else params.value
-        begins = params._replace(policy=saved.params.policy, value=value)
-        return begins, collector._replace(replicated={**collector.replicated, **statistics})
-
-    return problem._replace(init=init)
-
-
-def _shapes(params: PyTree) -> dict[str, list[int]]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in leaves}
-
-
 def steps(records: Mapping[str, Any]) -> int:
     """Environment steps of one iteration of one seed."""
     options = records[""]
@@ -342,7 +264,7 @@ def steps(records: Mapping[str, Any]) -> int:
         return sampling(options).steps(records["problem"], 0)
     return sampling(options).steps(
         records["problem"],
-        control.adapt(make_env(options.env, options.env_params)).spaces.num_actions,
+        control.adapt(suites.make_env(options.env, options.env_params)).spaces.num_actions,
     )
 
 
@@ -373,7 +295,8 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
             )
     built = build_problem(records, placement.axis_name)
     if options.init_from:
-        built = built._replace(problem=begun(built.problem, options.init_from))
+        begun = beginning.begun(SCRIPT, built.problem, options.init_from)
+        built = built._replace(problem=begun)
     make = functools.partial(optimization.make, algorithm)
     if (
         options.algorithm in ("npg", "trpo")

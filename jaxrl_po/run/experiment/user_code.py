@@ -206,3 +206,11 @@ def make(flag: str, source: str) -> Any:
         return (given or workers.load(source))()
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"--{flag}={source}: {workers.describe(error)}") from error
+
+
+def network(flag: str, source: str) -> Any:
+    """The Flax module that `--policy` or `--critic` makes."""
+    made = make(flag, source)
+    if not (hasattr(made, "init") and hasattr(made, "apply")):
+        raise UsageError(f"--{flag}={source} must make a Flax module, got {type(made).__name__}")
+    return made

@@ -24,7 +24,7 @@ from jaxrl_po.run.devices import processes, room
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.loop import hooks, supervised
+from jaxrl_po.run.loop import hooks, log, supervised
 from jaxrl_po.run.loop import programs as programs_lib
 from jaxrl_po.run.loop.doubts import Doubts, first_above_zero
 from jaxrl_po.run.loop.interrupts import hear_signals, result_of
@@ -189,7 +189,7 @@ def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> 
     finished = latest.load(without_frozen(like), report=reporter.report)
     done = finished[0] if finished is not None else -1
     rows = metrics_lib.read(folder / METRICS)
-    again = processes.any_of(bool(_without_evaluation(job, rows, done)))
+    again = processes.any_of(bool(log.without_evaluation(job, rows, done)))
     if finished is None or done < job.iterations or again:
         return None
     reporter.report(
@@ -232,7 +232,7 @@ class _Run:
         That line is dropped too, and written again with its evaluation.
         """
         rows = metrics_lib.read(self.folder / METRICS)
-        failed_line = _without_evaluation(self.job, rows, done)
+        failed_line = log.without_evaluation(self.job, rows, done)
         # Together, and before any process shortens the file: evaluations are.
         again = processes.any_of(bool(failed_line))
         if resume and done < 0 and rows:
@@ -293,8 +293,8 @@ class _Run:
 
         def unfinished() -> bool:
             ended = self.idle or self.stopped or self.failure is not None
-            done = ended or self.iteration >= self.job.iterations
-            return not done and not processes.any_of(stop.is_set())
+            ended = ended or self.iteration >= self.job.iterations
+            return not ended and not processes.any_of(stop.is_set())
 
         while unfinished():
             before = self.iteration
@@ -312,12 +312,11 @@ class _Run:
                 self.save()
         if self.kept != self.iteration and not self.streak.any():
             self.save()
-        if isinstance(self.failure, PoolError | RewardError):
-            raise type(self.failure)(
-                f"{self.failure}; saved at iteration {self.kept}"
-            ) from self.failure
         if self.failure is not None:
-            self.failure.add_note(f"on_row ended the run, which is saved at iteration {self.kept}")
+            saved = f"saved at iteration {self.kept}"
+            if isinstance(self.failure, PoolError | RewardError):
+                raise type(self.failure)(f"{self.failure}; {saved}") from self.failure
+            self.failure.add_note(f"on_row ended the run, which is {saved}")
             raise self.failure
 
     def chunk(self, stop: threading.Event) -> tuple[Row, Metrics | None]:
@@ -397,8 +396,7 @@ class _Run:
                         self.folder / EXAMPLES, *({**place, **example} for example in self.shown)
                     )
         except (PoolError, RewardError) as error:
-            self.failure = error
-            return {}
+            self.failure, fields = error, {}
         return fields
 
     def save(self) -> None:
@@ -425,14 +423,6 @@ class _Run:
                 f"episode; the checkpoint of iteration {self.kept} stays in "
                 f"{self.folder / 'checkpoints'}"
             )
-
-
-def _without_evaluation(job: Job, rows: Sequence[Row], iteration: int) -> Row:
-    """The line of an iteration if it lacks the evaluation that was due; else empty."""
-    due = iteration == 0 or (iteration > 0 and job.due(iteration, job.eval_every))
-    if not due or not job.score:
-        return {}
-    return next((row for row in rows if row["iteration"] == iteration and job.score not in row), {})
 
 
 def without_frozen(state: TrainState) -> TrainState:
