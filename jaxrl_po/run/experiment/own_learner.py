@@ -115,11 +115,14 @@ def plan_of(
         job=job,
         unit="iterations" if steps_per_iteration == 1 else "steps",
         curves=[Series(name, metrics.label(name)) for name in shown],
-        y_label=metrics.axis(shown[0])
-        if len(shown) == 1
-        else " or ".join(sorted(set(map(metrics.unit, shown)))),
+        y_label=_y_label(shown),
         notes=_on_one_core(seeds),
     )
+
+
+def _y_label(shown: Sequence[str]) -> str:
+    units = {metrics.unit(name) for name in shown}
+    return metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units))
 
 
 def require_same_learner(
