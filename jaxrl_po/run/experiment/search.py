@@ -43,9 +43,7 @@ class Asked(NamedTuple):
         own = {name: value for name, value in self.flags.items() if isinstance(value, Given)}
         written = flags.written(self.flags | combination)
         try:
-            return flags.fill(
-                flags.given(written, sections) | own, sections, defaults=self.tuned
-            )
+            return flags.fill(flags.given(written, sections) | own, sections, defaults=self.tuned)
         except UsageError as error:
             for name, drawn in self.drawn.items():
                 if str(error).startswith(f"--{name} must be an integer"):
