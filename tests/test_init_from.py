@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxrl_po import language
+from jaxrl_po import language, run
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, methods, plan
+from jaxrl_po.run.experiment import assembly, control, methods, plan
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store.checkpoint import Store
@@ -87,3 +87,43 @@ def test_parameters_of_another_model_are_refused_by_the_problem():
     params = other.parameter_shapes()
     with pytest.raises(ConfigError, match=r"initial must be parameters of the model: .*embedding"):
         language.make_problem(task, model, num_prompts=2, group_size=2, initial=params)
+
+
+WALKS = [flag for flag in tiny.CONTROL if "total_steps" not in flag]
+
+
+@pytest.fixture(scope="module")
+def walked(finished, tmp_path_factory):
+    return finished("control", tmp_path_factory.mktemp("walked") / "run")
+
+
+def test_every_seed_of_a_control_run_starts_where_the_first_of_the_earlier_one_stopped(walked):
+    kept = run.load(walked, checkpoint="latest")
+    flags = [*WALKS, f"--init_from={walked}"]
+    normal = f"--problem.normalize_observations={kept.settings['problem.normalize_observations']}"
+    records = plan.parse(control.SCRIPT, [*flags, normal], {})
+    one = Placement(2, 1, 1)
+    setup = control.SCRIPT.build(records, methods.ALGORITHMS["ppo"], one)
+    state = jax.jit(setup.learner.init)(jax.random.key(7))
+    jax.tree.map(np.testing.assert_array_equal, state.params, kept.params)
+    statistics = state.collector.replicated.get("observation_statistics")
+    assert (statistics is not None) == kept.settings["problem.normalize_observations"]
+    if statistics is not None:
+        assert float(jax.tree.leaves(statistics)[0].max()) > 1  # counted steps of that run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--network.width=16"], r"^--init_from=\S+: its policy has \[8, 2\] at \['params'\]"),
+        (["--env=Acrobot-v1"], r"^--init_from=\S+: its policy has \[.*\] at .* this one \["),
+        (["--problem.normalize_observations={other}"], r"^--problem.normalize_observations must"),
+        (["--init_from=nowhere"], r"^--init_from=\S*nowhere must be the folder of a run of jaxrl"),
+    ],
+)
+def test_a_control_run_that_cannot_start_there_says_why(walked, tmp_path, arguments, message):
+    other = not run.load(walked).settings["problem.normalize_observations"]
+    given = [each.format(other=str(other).lower()) for each in arguments]
+    flags = [*tiny.CONTROL, f"--init_from={walked}", *given, f"--out={tmp_path / 'run'}"]
+    with pytest.raises(UsageError, match=message):
+        launch.control(flags)

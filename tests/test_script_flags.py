@@ -1,7 +1,5 @@
 """What scripts make of their flags before anything compiles."""
 
-import dataclasses
-
 import pytest
 import tiny
 from scripts import finish, start
@@ -10,6 +8,7 @@ from jaxrl_po import language as language_lib
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.cli import launch
 from jaxrl_po.run.experiment import control, flags, language, methods, plan
+from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.flags import UsageError
 
 
@@ -326,12 +325,15 @@ def test_what_was_tuned_for_paths_is_not_for_groups():
     assert tuned(algorithm="grpo") == tuned(algorithm="grpo", sampling="groups") != {}
 
 
-def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path):
-    stored = {"config.decay_iterations": 5, "total_steps": 160, "resume": True}
-    records = plan.parse(control.SCRIPT, tiny.CONTROL, stored)
-    longer = records | {"": dataclasses.replace(records[""], total_steps=3200)}
-    with pytest.raises(UsageError, match="--total_steps=3200 must stay as it was: the step size"):
-        plan.settle(control.SCRIPT, longer, {"total_steps", "resume"})
+def test_a_run_whose_step_size_has_decayed_is_not_extended(tmp_path, written_down):
+    out = tmp_path / "run"
+    decays = [*tiny.CONTROL, "--config.decay_iterations=100", f"--out={out}"]
+    written_down(launch.control, decays)
+    for arguments in ([], decays):
+        longer = [*arguments, "--total_steps=6400", f"--out={out}", "--resume"]
+        given = Experiment.parse(control.SCRIPT, longer).settings
+        with pytest.raises(UsageError, match="--total_steps=6400 must stay as it was: the step si"):
+            plan.prepare(control.SCRIPT, given)
 
 
 def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):

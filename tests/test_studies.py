@@ -158,6 +158,9 @@ class Tried:
         self.arm, self.seeds, self.asked = Arm({}, RATE, values), (1, 1), []
         self.best = best
 
+    def admits(self, value):
+        return True
+
     def train(self, values, seeds, base_seed):
         assert base_seed == study.TUNING
         self.asked.append(list(values))
@@ -177,6 +180,22 @@ def test_a_sweep_goes_on_beyond_its_edge():
         runs = Tried(best)
         assert study.tune(runs, {}, lambda: None) == (value, inside)
         assert len(runs.asked) == asked
+
+
+def test_a_sweep_stays_within_the_range_of_its_flag():
+    arm = Arm({"algorithm": "ppo"}, "config.gamma", (0.5, 0.6))
+    claim = about((Comparison("a", "b", 0.0),))._replace(
+        script=control.SCRIPT, arms={"a": arm, "b": arm}, settings={"one": {"env": "CartPole-v1"}}
+    )
+    asked = []
+
+    class Trained(study.Runs):
+        def train(self, values, seeds, base_seed):
+            asked.append(list(values))
+            return [{"greedy_accuracy": np.full((seeds, 2), value)} for value in values]
+
+    assert study.tune(Trained(claim, "one", "a", [], "1"), {}, lambda: None) == (0.864, False)
+    assert asked == [[0.5, 0.6], [0.72, 0.864]]  # not 1.04 and 1.24
 
 
 def test_a_resumed_sweep_goes_on_as_far_as_an_uninterrupted_one():

@@ -12,11 +12,14 @@ import pytest
 import shapes
 import tiny
 
-from jaxrl_po import control, run
+from jaxrl_po import backend, control, run
 from jaxrl_po.algorithms import a2c, ppo
-from jaxrl_po.cli import launch
+from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control as control_command
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.experiment import SCRIPTS
+from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.store import metrics
 
 ENV = gymnax.make("CartPole-v1")[0]
@@ -45,6 +48,14 @@ def test_a_learner_of_ones_own_leaves_what_a_command_leaves_and_is_resumed(tmp_p
     resumed = train(4, out=cut, resume=True, **options)
     assert "resuming at iteration 2" in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, whole.state.params, resumed.state.params)
+    of_seed = run.load(cut, learner=LEARNER, seed=1, checkpoint="latest")
+    assert of_seed.iteration == 4
+    one = jax.tree.map(lambda x: x[1], whole.state.params)
+    jax.tree.map(np.testing.assert_array_equal, of_seed.params, one)
+    evaluated = EVALUATE(of_seed.params, of_seed.state.collector, jax.random.key(0))
+    assert evaluated["return"].shape == (2,)
+    assert plot.main([str(cut), f"--out={tmp_path / 'plot.png'}"]) == 0
+    assert capsys.readouterr().out.startswith("return, final of each seed")
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +94,23 @@ def test_a_run_is_not_resumed_with_another_learner(stopped, config, options, why
         ConfigError, match=r"^learner must be that of the run in out=\S+ that.*" + why
     ):
         run.train(other, 4, seeds=2, steps_per_iteration=32, out=stopped, resume=True)
+
+
+def test_a_folder_without_its_learner_says_so(stopped, finished, tmp_path):
+    lacks = "holds a run of run.train, whose learner is not stored: in Python, run.load"
+    with pytest.raises(ConfigError, match=r"^folder=\S+ " + lacks):
+        run.load(stopped)
+    with pytest.raises(UsageError, match=r"^--run=\S+ " + lacks):
+        evaluate.main([f"--run={stopped}"])
+    other = control.make_problem(ENV, num_envs=4, num_steps=8, normalize_observations=True)
+    with pytest.raises(ConfigError, match=r"^learner must be that of the run in folder=\S+: the"):
+        run.load(stopped, learner=a2c.make(a2c.Config(), other), checkpoint="latest")
+    with pytest.raises(ConfigError, match=r"^seed=2 must be below 2, the seeds of folder="):
+        run.load(stopped, learner=LEARNER, seed=2)
+    with pytest.raises(ConfigError, match=r"^checkpoint=best: folder=\S+ holds no intact"):
+        run.load(stopped, learner=LEARNER)
+    with pytest.raises(ConfigError, match=r"^learner must be left out: folder=\S+ holds a run of"):
+        run.load(finished("control", tmp_path / "run"), learner=LEARNER)
 
 
 @pytest.mark.usefixtures("trace_only")
@@ -199,11 +227,11 @@ def test_the_policy_of_a_control_run_acts_as_it_was_evaluated(tmp_path, finished
     drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
     assert drawn == {0, 1}
     with pytest.raises(
-        ConfigError, match=r"^observation must have the shape \[4\] .* CartPole-v1, got \[3\]; jax"
+        ConfigError, match=r"^observation must have the shape \[4\] .* CartPole-v1, or .* got \[3\]"
     ):
         policy.act(jnp.zeros(3))
-    with pytest.raises(ConfigError, match=r"^observation must have .* got \[8, 4\]; jax.vmap"):
-        policy.act(jnp.zeros((8, 4)))
+    with pytest.raises(ConfigError, match=r"^observation must have .* got \[2, 8, 4\]"):
+        policy.act(jnp.zeros((2, 8, 4)))
     assert jax.vmap(policy.act)(jnp.zeros((8, 4))).shape == (8,)
     with pytest.raises(ConfigError, match=r"^seed=2 must be below 2, the seeds of folder="):
         run.load(out, seed=2)
@@ -311,7 +339,7 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
     ("keywords", "message"),
     [
         ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s is not a flag; did you mean seeds\?"),
-        ({"env": object()}, r"^env must be a number or text, such as file.py:Name for an object"),
+        ({"seeds": object()}, r"^seeds must be a number or text, got object"),
         ({"seeds": 2.5}, r"^seeds must be an integer, got '2.5'"),
         ({"seeds": 0}, r"^seeds must lie in \[1, inf\) seeds, got 0"),
         ({"over": {"config.lr": 1.0}}, r"^config.lr is not a flag; did you mean config.learning_"),
@@ -321,3 +349,50 @@ def test_an_experiment_is_data_of_the_command_whose_keywords_it_has():
 def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
     with pytest.raises(ConfigError, match=message):
         run.Experiment(**keywords)
+
+
+@pytest.mark.usefixtures("trace_only")
+def test_a_run_that_a_hook_ends_says_so_in_its_summary(tmp_path, capsys):
+    def on_row(row):
+        if row["iteration"] == 1:
+            raise run.Stop("enough")
+        return {"seen": row["return/mean"]}
+
+    trained = train(
+        3,
+        out=tmp_path / "run",
+        evaluate=EVALUATE,
+        score="return",
+        log_every=1,
+        on_row=on_row,
+    )
+    assert (trained.stopped, trained.interrupted) == ("enough", False)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "enough"
+    assert "training: stopped at iteration 1: enough" in capsys.readouterr().out
+    assert trained.rows[0]["seen"] == [0.0, 0.0]
+
+
+def test_a_learner_on_one_core_of_several_is_told_what_must_come_first(monkeypatch):
+    notes = {}
+    for devices, cores in ((1, 4), (4, 4), (1, 1)):
+        here = backend.Target("cpu", devices=devices, cores=cores)
+        monkeypatch.setattr(backend, "here", lambda here=here: here)
+        notes[devices, cores] = run.experiment.own_learner.plan_of(LEARNER, 1, seeds=2).notes
+    (said,) = notes.pop((1, 4))
+    assert 'jax.config.update("jax_num_cpu_devices", 4) must come before JAX computes' in said
+    assert not any(notes.values())
+
+
+def test_the_keywords_of_an_experiment_are_the_flags_of_its_command():
+    for script in SCRIPTS.values():
+        for field in flags.settable(script.options):
+            if script.name == "control" and field.name == "demonstrations":
+                continue  # which only goes with sft
+            default = field.default
+            word = {"task": "addition"} if script.name == "language" else {"env": "CartPole-v1"}
+            given = word | {field.name: default}
+            if field.name in ("resume", "out"):  # asks for a folder
+                continue
+            settings = run.Experiment(**given).settings
+            assert settings[field.name] == default
+            assert run.Experiment(**given).script == script.name

@@ -12,6 +12,7 @@ import wrong_dialogues
 import wrong_environments
 import wrong_held_out
 import wrong_pretrained
+import wrong_python
 import wrong_random_numbers
 import wrong_regressions
 import wrong_rounding
@@ -465,6 +466,7 @@ WRONG = [
     *wrong_environments.WRONG,
     *wrong_held_out.WRONG,
     *wrong_pretrained.WRONG,
+    *wrong_python.WRONG,
     *wrong_regressions.WRONG,
     *wrong_samples.WRONG,
     *wrong_store.WRONG,

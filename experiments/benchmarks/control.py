@@ -26,8 +26,7 @@ from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.spaces import Observation
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled
-from jaxrl_po.run.experiment import control as command
-from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment import flags, suites
 from jaxrl_po.types import Batch, Learner, Metrics, Problem, PyTree, TrainState
 
 # Environments, steps, seeds, steps per seed: the sizes for which peers report their throughput.
@@ -136,7 +135,7 @@ def measure(options: Options) -> dict[str, Any]:
     Without logging and evaluation.
     """
     placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=options.envs)
-    env = command.make_env(options.env)
+    env = suites.make_env(options.env)
     nets = blind_networks(env) if options.algorithm == "random" else {}
     problem = control.make_problem(
         env,
@@ -193,7 +192,7 @@ def compare_updates(options: Options) -> dict[str, float]:
     Both read all rows. Each is the median time of an iteration minus that of collecting alone.
     """
     problem = control.make_problem(
-        command.make_env(options.env),
+        suites.make_env(options.env),
         num_envs=options.envs or 16,
         num_steps=options.steps,
         normalize_observations=options.normalize_observations,

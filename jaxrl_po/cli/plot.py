@@ -39,8 +39,8 @@ class Options:
 
     metric: str = static(
         "",
-        "metric to compare, higher is better; empty takes the greedy return or the held-out "
-        "greedy accuracy",
+        "metric to compare, higher is better; empty takes the greedy return, the held-out greedy "
+        "accuracy, or the score of runs of run.train",
     )
     out: str = static(
         "runs/plot",
@@ -148,7 +148,8 @@ def choose_metric(asked: str, runs: Sequence[Run]) -> str:
     ]
     shared = set.intersection(*available)
     known = ", ".join(sorted(shared))
-    name = asked or next((score for score in SCORES if score in shared), "")
+    known_scores = [*SCORES, *(run.config.get("score", "") for run in runs)]
+    name = asked or next((score for score in known_scores if score in shared), "")
     if not name and differ(runs):
         scores = [next((s for s in SCORES if s in names), "none") for names in available]
         other = next((i for i, score in enumerate(scores) if score != scores[0]), -1)

@@ -164,6 +164,14 @@ class Runs(NamedTuple):
         """See `Claim.seeds_of`."""
         return self.claim.seeds_of(self.setting, len(self.arm.values))
 
+    def admits(self, value: float) -> bool:
+        """Whether the tuned flag may have a value."""
+        try:
+            settled(self.claim, self.setting, self.arm, value, self.start)
+        except UsageError:
+            return False
+        return True
+
     def train(self, values: Sequence[float], seeds: int, base_seed: int) -> list[Curves]:
         """Curves for each value, `[S, E]`."""
         asked = [settled(self.claim, self.setting, self.arm, each, self.start) for each in values]
@@ -219,7 +227,10 @@ def tune(runs: Runs, found: dict[float, float], keep: Callable[[], None]) -> tup
         best = max(tried, key=lambda value: found[value])
         if tried[0] < best < tried[-1]:
             return best, True
-        asked = beyond(tried[-2:] if best == tried[-1] else tried[1::-1], len(runs.arm.values))
+        further = beyond(tried[-2:] if best == tried[-1] else tried[1::-1], len(runs.arm.values))
+        asked = list(filter(runs.admits, further))
+        if not asked:
+            break  # the best value is the last that the flag may have
     return best, False
 
 

@@ -1,7 +1,8 @@
 """The impure part: devices, files, processes, progress, plots, and the commands that a user starts.
 
 From Python: `run.train` carries out an `Experiment` or trains a learner of one's own, `run.resume`
-goes on with a run, `run.load` gives its policy, and `run.sweep` searches hyperparameters.
+goes on with a run, `run.load` gives its policy, `run.sweep` searches hyperparameters, and
+`run.Stop`, raised in an `on_row`, ends a run.
 They are imported when they are first used: a worker process needs nothing of JAX.
 """
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from jaxrl_po.run.experiment.training import Trained as Trained
     from jaxrl_po.run.experiment.training import resume as resume
     from jaxrl_po.run.experiment.training import train as train
+    from jaxrl_po.run.loop.hooks import Stop as Stop
 
 if os.name != "posix":
     raise ImportError(
@@ -27,11 +29,12 @@ if os.name != "posix":
     )
 
 _NAMES = {
-    "ahead": ("compile_for",),
-    "experiment": ("Experiment",),
-    "policies": ("ControlPolicy", "LanguagePolicy", "load"),
-    "sweeping": ("sweep",),
-    "training": ("Trained", "resume", "train"),
+    "experiment.ahead": ("compile_for",),
+    "experiment.experiment": ("Experiment",),
+    "experiment.policies": ("ControlPolicy", "LanguagePolicy", "load"),
+    "experiment.sweeping": ("sweep",),
+    "experiment.training": ("Trained", "resume", "train"),
+    "loop.hooks": ("Stop",),
 }
 
 
@@ -40,5 +43,5 @@ if not TYPE_CHECKING:  # a checker would take any name for one
     def __getattr__(name: str) -> Any:
         for module, names in _NAMES.items():
             if name in names:
-                return getattr(importlib.import_module(f"{__name__}.experiment.{module}"), name)
+                return getattr(importlib.import_module(f"{__name__}.{module}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ from jaxrl_po.run.data import answers, prompts, scoring
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import extras, flags, tasks
 from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.types import Problem
 
 VERIFIER, MODEL = "verifier", "model"
@@ -46,6 +47,8 @@ def functions(options: Any) -> list[str]:
         return ["jaxrl_po.run.data.answers:regex"]
     own = {VERIFIER: tasks.entry(options.task).reward, MODEL: ""}
     sources = (own | FINDERS).get(options.reward, options.reward)
+    if isinstance(sources, Given):
+        return [sources]
     return [source for source in sources.split(",") if source]
 
 

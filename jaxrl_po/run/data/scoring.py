@@ -6,6 +6,7 @@ arguments (prompts, completions, columns of the task) and returns a number per c
 """
 
 import functools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from jaxrl_po.language.problem import give_reward
 from jaxrl_po.language.tasks import Task
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import scoring_worker, workers
+from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.types import Batch, Metrics, PyTree
 
@@ -82,18 +84,40 @@ class Scored(NamedTuple):
     measures: dict[str, npt.NDArray[Any]]
 
 
+class Here:
+    """A function that was given in Python, in place of its process: nothing ends a call that hangs.
+
+    Args:
+      function: see `Reward`.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function, self._message = function, ""
+
+    def send(self, message: Any, limit: float | None = None, late: str = "") -> None:
+        """Keeps what is asked, as another process would get it."""
+        self._message = json.dumps(message)
+
+    def receive(self) -> Any:
+        """The answer to it."""
+        return scoring_worker.answer(self._function, None, json.loads(self._message))
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
+
 class Worker:
     """A reward function in its own process, which is restarted after it was killed or died.
 
     Args:
-      source: see `Reward`.
+      source: see `Reward`; a function that was given in Python is called in this process.
       timeout: limit of one call, seconds.
       arguments: see `Reward`.
     """
 
     def __init__(self, source: str, timeout: float, arguments: Mapping[str, Any] = {}):
         self._source, self._timeout, self._arguments = source, timeout, arguments
-        self._process: workers.Process | None = None
+        self._process: workers.Process | Here | None = None
         self._asked = (0, "")  # the pending call: number of completions, failure
 
     def start(self) -> None:
@@ -102,6 +126,10 @@ class Worker:
         Raises:
           RewardError: it cannot be loaded.
         """
+        if isinstance(self._source, user_code.Given):
+            self._process = Here(self._source.value)
+        elif self._source.startswith(user_code.OWN):
+            raise RewardError(user_code.missing("reward", self._source))
         if self._process is None:
             start = {"source": self._source, "timeout": self._timeout, "arguments": self._arguments}
             try:

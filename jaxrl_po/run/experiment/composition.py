@@ -15,7 +15,7 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import methods, microbatches, models
+from jaxrl_po.run.experiment import methods, microbatches, models, optimization
 from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps, TrainState
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
@@ -127,9 +127,8 @@ class Composition(NamedTuple):
             )
         if self.placement.cuts_params:  # the prompts of some devices would be read on others
             problem = problem._replace(speedups=SpeedUps())
-        learner: Learner = self.algorithm.make(
-            dataclasses.replace(method, axis_name=self.placement.axis_name), problem
-        )
+        placed = dataclasses.replace(method, axis_name=self.placement.axis_name)
+        learner = optimization.make(self.algorithm, placed, problem)
         of_reference = self.records.get("reference")
         if of_reference is not None and of_reference.enabled:
             learner = reference.with_reference_kl(

@@ -17,7 +17,15 @@ from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.data import recordings
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, flags, methods, suites, user_code
+from jaxrl_po.run.experiment import (
+    assembly,
+    beginning,
+    flags,
+    methods,
+    optimization,
+    suites,
+    user_code,
+)
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options as RunOptions
@@ -93,6 +101,11 @@ class Options(RunOptions):
         "", "a Flax module of your own as file.py:Name, in place of the policy of --network"
     )
     critic: str = static("", "likewise, in place of the critic")
+    init_from: str = static(
+        "",
+        "folder of an earlier run of this script (the latest parameters of its first seed), with "
+        "which every seed begins; empty for none",
+    )
     demonstrations: str = static(
         "",
         "recorded episodes for --algorithm=sft, an .npz file of observation, action, terminated "
@@ -197,26 +210,6 @@ def self_normalized(branches: int, distribution: Distribution, samples: Samples)
     return losses.token_mean(of_states, jnp.ones(of_states.shape, bool))
 
 
-def make_env(name: str, env_params: str = "") -> Any:
-    """A registered environment, or that of `file.py:Name` or `suite:Name`.
-
-    Raises:
-      UsageError: there is none of that name, or the file or the arguments cannot be used.
-    """
-    if suites.is_suite(name):
-        return suites.make(name, env_params)
-    if user_code.is_source(name):
-        return user_code.make("env", name)
-    gymnax = suites.import_gymnax()
-    flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
-    try:
-        return gymnax.make(name)[0]
-    except OSError as error:
-        raise UsageError(
-            f"--env={name} downloads its data, which cannot be had here: {error}"
-        ) from None
-
-
 class Built(NamedTuple):
     """The problem of a run.
 
@@ -233,14 +226,6 @@ class Built(NamedTuple):
     source: vector_envs.Source | None
 
 
-def own_network(flag: str, source: str) -> Any:
-    """The Flax module that `--policy` or `--critic` makes."""
-    network = user_code.make(flag, source)
-    if not (hasattr(network, "init") and hasattr(network, "apply")):
-        raise UsageError(f"--{flag}={source} must make a Flax module, got {type(network).__name__}")
-    return network
-
-
 def build_problem(
     records: Mapping[str, Any], axis_name: str | None, target: Target | None = None
 ) -> Built:
@@ -248,7 +233,7 @@ def build_problem(
     options, settings, way = records[""], records["problem"], sampling(records[""])
     network = records["network"]
     own = {
-        name: own_network(name, source) if source else None
+        name: user_code.network(name, source) if source else None
         for name, source in (("policy", options.policy), ("critic", options.critic))
     }
     if vector_envs.is_host(options.env):
@@ -262,7 +247,7 @@ def build_problem(
             source.spaces, settings, network, axis_name=axis_name, target=target, **own
         )
         return Built(problem, source.spaces, None, source)
-    env = make_env(options.env, options.env_params)
+    env = suites.make_env(options.env, options.env_params)
     problem = way.build(env, settings, network, axis_name=axis_name, target=target, **own)
     if options.demonstrations:
         steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
@@ -282,7 +267,7 @@ def steps(records: Mapping[str, Any]) -> int:
         return sampling(options).steps(records["problem"], 0)
     return sampling(options).steps(
         records["problem"],
-        control.adapt(make_env(options.env, options.env_params)).spaces.num_actions,
+        control.adapt(suites.make_env(options.env, options.env_params)).spaces.num_actions,
     )
 
 
@@ -312,7 +297,10 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
                 "--problem.discount",
             )
     built = build_problem(records, placement.axis_name, placement.target)
-    make = algorithm.make
+    if options.init_from:
+        begun = beginning.begun(SCRIPT, built.problem, options.init_from)
+        built = built._replace(problem=begun)
+    make = functools.partial(optimization.make, algorithm)
     if (
         options.algorithm in ("npg", "trpo")
         and options.sampling == "vine"

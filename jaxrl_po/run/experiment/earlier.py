@@ -1,6 +1,7 @@
 """Settings and states of earlier runs, with errors that name the flag of an unsuitable run."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,17 +15,23 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, flags, methods, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.experiment.user_code import UserCodeError
 from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store import checkpoint, folder, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import TrainState
 
+TRAIN = "train"  # what made the run of a learner of the user's own
 CHECKPOINTS = ("best", "latest")
 WHICH = (
     "each holds all seeds at one iteration, and best is the one with the highest mean score "
     "over seeds"
 )
+
+
+class NoCheckpoint(UsageError):
+    """The folder of a run holds no checkpoint of a kind."""
 
 
 def read(script: Script, flag: str, run: str) -> dict[str, Any]:
@@ -42,11 +49,16 @@ def read(script: Script, flag: str, run: str) -> dict[str, Any]:
     return read_any([script], flag, run)[1]
 
 
-def read_any(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[str, Any]]:
-    """The script among several that made an earlier run, and the run's settings; see `read`."""
+def read_any(
+    scripts: Sequence[Script], flag: str, run: str, own: Mapping[str, Any] = {}
+) -> tuple[Script, dict[str, Any]]:
+    """The script among several that made an earlier run, and the run's settings; see `read`.
+
+    `own` are objects that were given in Python, by flag, and are given again.
+    """
     script, stored = maker(scripts, flag, run)
     with blame(flag, run):
-        return script, plan.parse(script, [], stored)
+        return script, plan.parse(script, [], {**stored, **own})
 
 
 def maker(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[str, Any]]:
@@ -56,20 +68,33 @@ def maker(scripts: Sequence[Script], flag: str, run: str) -> tuple[Script, dict[
         raise UsageError(
             f"--{flag} must name the folder of a run of {makers}, e.g. --{flag}=runs/first"
         )
+    found = settings_of(flag, run, makers)
+    for script in scripts:
+        if found["script"] == script.name:
+            return script, found
+    if found["script"] == TRAIN:
+        raise UsageError(
+            f"--{flag}={run} holds a run of run.train, whose learner is not stored: in Python, "
+            "run.load(folder, learner=…) gives its parameters"
+        )
+    raise UsageError(
+        f"--{flag}={run} must be the folder of a run of {makers}, not of jaxrl-po {found['script']}"
+    )
+
+
+def settings_of(flag: str, run: str, makers: str) -> dict[str, Any]:
+    """The settings of an earlier run, as stored; `makers`, for messages, could have made it."""
     wanted = f"--{flag}={run} must be the folder of a run of {makers}"
     try:
-        stored = folder.read_settings(Path(run))
+        found = folder.read_settings(Path(run))
     except OSError:
         raise UsageError(f"{wanted}; it holds no {folder.CONFIG}") from None
     except ValueError:
         raise UsageError(f"--{flag}={run} holds a {folder.CONFIG} that is damaged") from None
     folder.require_links(f"--{flag}={run}", Path(run))
-    for script in scripts:
-        if stored.get("script") == script.name:
-            return script, stored
-    if "script" not in stored:
+    if "script" not in found:
         raise UsageError(f"{wanted}; its {folder.CONFIG} is that of something else")
-    raise UsageError(f"{wanted}, not of jaxrl-po {stored['script']}")
+    return found
 
 
 def state(
@@ -101,21 +126,45 @@ def state(
                 "or unchanged in the current folder"
             )
     parallel.device_count()
-    one_device = Placement(options.seeds, 1, 1)
     with blame(flag, run):
-        experiment = script.build(records, methods.ALGORITHMS[options.algorithm], one_device)
-        job = assembly.make_job(
-            experiment, options, one_device, iterations=1, steps_per_iteration=1, log_every=1
-        )
-        like = runner.without_frozen(jax.eval_shape(job.learner.init, job.start))
-        found = checkpoint.peek(Path(run) / "checkpoints" / kind, like)
-    require_base(experiment.base, flag, run)
+        placement = Placement(options.seeds, 1, 1)
+        experiment = script.build(records, methods.ALGORITHMS[options.algorithm], placement)
+        require_base(experiment.base, flag, run)
+        of_run = dataclasses.replace(options, out=run)
+        return experiment, *state_of(experiment, of_run, flag, kind)
+
+
+def state_of(
+    setup: assembly.Setup, options: Options, flag: str, kind: str
+) -> tuple[int, TrainState]:
+    """The iteration and the state of the newest intact checkpoint of a kind, on one device.
+
+    Args:
+      setup: of the run.
+      options: of the run, whose `out` is its folder.
+      flag: see `state`, as for `kind`.
+      kind: likewise.
+
+    Raises:
+      UsageError: no such checkpoint.
+      CheckpointError: it is that of another learner.
+    """
+    job = assembly.make_job(
+        setup,
+        options,
+        Placement(options.seeds, 1, 1),
+        iterations=1,
+        steps_per_iteration=1,
+        log_every=1,
+    )
+    like = runner.without_frozen(jax.eval_shape(job.learner.init, job.start))
+    found = checkpoint.peek(Path(options.out) / "checkpoints" / kind, like)
     if found is None:
-        raise UsageError(
-            f"--checkpoint={kind}: --{flag}={run} holds no intact checkpoint of that kind; "
+        raise NoCheckpoint(
+            f"--checkpoint={kind}: --{flag}={options.out} holds no intact checkpoint of that kind; "
             "wait for one or choose the other kind"
         )
-    return experiment, found[0], runner.with_frozen(found[1], job)
+    return found[0], runner.with_frozen(found[1], job)
 
 
 def require_base(digest: str, flag: str, run: str) -> None:
@@ -135,6 +184,8 @@ def blame(flag: str, run: str) -> Iterator[None]:
     """Inside, errors about stored settings or states become a `UsageError` that names the flag."""
     try:
         yield
+    except NoCheckpoint:
+        raise
     except UserCodeError as error:
         raise UsageError(f"--{flag}={run}: {error}") from None
     except (CheckpointError, ConfigError, UsageError) as error:

@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.experiment import control, flags, language, models, plan
+from jaxrl_po.run.experiment import control, flags, language, models, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.store import folder
 
 SCRIPTS = {script.name: script for script in (control.SCRIPT, language.SCRIPT)}
@@ -20,8 +21,10 @@ class Experiment:
     """What is to be run: method, problem, seeds, placement, evaluation, budget and folder, as data.
 
     Its keywords are the flags of `jaxrl-po language` where one of them is among these alone, such
-    as `task`, and otherwise those of `jaxrl-po control`; flags with a dot stand in `over`. Making
-    one computes nothing and starts no backend.
+    as `task`, and otherwise those of `jaxrl-po control`; flags with a dot stand in `over`. An
+    environment, task, network or reward may be an object: a class or function is stored as
+    `file.py:name` where it can be imported, any other as `python:name`, which must be given again
+    to whoever reads the folder. Making an experiment computes nothing and starts no backend.
 
     Attributes:
       script: `control` or `language`.
@@ -41,33 +44,32 @@ class Experiment:
     def __init__(self, *, over: Mapping[str, Any] = MappingProxyType({}), **flags_: Any):
         if {"env", "task"} <= flags_.keys():
             raise ConfigError("env must be left out beside task: an experiment has one of them")
-        for name, value in {**flags_, **over}.items():
-            if not isinstance(value, bool | int | float | str | list | tuple | os.PathLike):
-                raise ConfigError(
-                    f"{name} must be a number or text, such as file.py:Name for an object of your "
-                    f"own, got {type(value).__name__}; or give run.train a learner"
-                )
+        given = with_names({**flags_, **over})
         own = {field.name for field in dataclasses.fields(language.Options)}
         shared = {field.name for field in dataclasses.fields(control.Options)}
         script = SCRIPTS["language" if flags_.keys() & own - shared else "control"]
         with flags.as_arguments():
-            self._read(script, flags.written({**flags_, **over}))
+            self._read(script, given)
 
     @classmethod
     def parse(cls, script: Script, argv: Sequence[str]) -> Self:
         """The experiment of a command's arguments; raises UsageError."""
         made = object.__new__(cls)
-        made._read(script, argv)
+        made._read(script, {}, argv)
         return made
 
-    def _read(self, script: Script, argv: Sequence[str]) -> None:
+    def _read(self, script: Script, given: Mapping[str, Any], argv: Sequence[str] = ()) -> None:
+        argv = argv or flags.written(given)
+        own = {name: value for name, value in given.items() if isinstance(value, Given)}
         if script is language.SCRIPT:
             models.require_effect(argv, language.Options)
-        options = flags.parse(argv, {"": script.options}, partial=True)[""]
+        top = {"": script.options}
+        asked = flags.given(argv, top, partial=True) | own
+        options = flags.fill(asked, top)[""]
         stored = plan.stored(script, options) if options.resume else {}
         if options.resume:  # the method of the run that is resumed decides which flags there are
-            options = flags.parse(argv, {"": script.options}, stored=stored, partial=True)[""]
-        settings = flags.given(argv, plan.sections_of(script, options))
+            options = flags.fill(asked, top, stored=stored)[""]
+        settings = flags.given(argv, plan.sections_of(script, options)) | own
         plan.fill(script, settings, stored)
         object.__setattr__(self, "script", script.name)
         object.__setattr__(self, "settings", MappingProxyType(settings))
@@ -75,6 +77,17 @@ class Experiment:
     def __repr__(self) -> str:
         given = (f"{name}={flags.shown(value)}" for name, value in self.settings.items())
         return f"Experiment({', '.join([repr(self.script), *given])})"
+
+
+def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of flags, with names for objects; raises ConfigError for one that no flag takes."""
+    named = dict(values)
+    for name, value in values.items():
+        if not isinstance(value, bool | int | float | str | list | tuple | os.PathLike):
+            if name not in user_code.FLAGS:
+                raise ConfigError(f"{name} must be a number or text, got {type(value).__name__}")
+            named[name] = user_code.named(name, value)
+    return named
 
 
 def of_folder(out: str, **more: Any) -> Experiment:
@@ -86,5 +99,6 @@ def of_folder(out: str, **more: Any) -> Experiment:
     stored = folder.inspect(out, resume=True, overwrite=False)
     if stored.get("script") not in SCRIPTS:
         raise UsageError(f"--out={out} must hold a run of jaxrl-po {' or '.join(SCRIPTS)}")
-    argv = flags.written({"out": out, "resume": True, **more})
-    return Experiment.parse(SCRIPTS[stored["script"]], argv)
+    made = object.__new__(Experiment)
+    made._read(SCRIPTS[stored["script"]], with_names({"out": out, "resume": True, **more}))
+    return made

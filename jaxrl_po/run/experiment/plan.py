@@ -10,7 +10,7 @@ from jaxrl_po.run.data.scoring import HostScore
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import assembly, extras, flags, microbatches, user_code
+from jaxrl_po.run.experiment import assembly, extras, flags, microbatches, optimization, user_code
 from jaxrl_po.run.experiment.assembly import Script, Setup
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.methods import ALGORITHMS
@@ -130,7 +130,9 @@ def prepare(
             extras.require(flag, package, flag)
     with flags.blame(sections):
         placement = _place(script, records, described)
-        records, iterations = settle(script, records, settings if before else given)
+        records, iterations = settle(
+            script, records, settings if before else given, resumed=bool(before)
+        )
         setup = script.build(records, ALGORITHMS[options.algorithm], placement)
         if placement.cuts_params and setup.axes is None:
             raise UsageError(
@@ -252,6 +254,11 @@ def _notes(
         notes.append(
             f"--total_steps: {options.total_steps:,} becomes {done:,}: a whole number of iterations"
         )
+    for name, value in vars(options).items():
+        if str(value).startswith(user_code.OWN):
+            notes.append(
+                f"{name}={value} cannot be imported: run.load and run.resume must be given it again"
+            )
     notes += setup.notes
     if changes:
         notes.append(
@@ -297,7 +304,7 @@ def _with_absolute(prefix: str, record: Any) -> Any:
 
 
 def settle(
-    script: Script, records: Mapping[str, Any], given: Collection[str]
+    script: Script, records: Mapping[str, Any], given: Collection[str], *, resumed: bool = False
 ) -> tuple[dict[str, Any], int]:
     """The records with a decay that ends with the run, and its iterations.
 
@@ -309,17 +316,20 @@ def settle(
     options, settled = records[""], dict(records)
     iterations = count_iterations(options.total_steps, script.steps(records), script.unit)
     defaults = script.defaults(options, flags.flatten(records))
-    if iterations and DECAY in defaults and DECAY not in given:
-        settled["config"] = dataclasses.replace(records["config"], decay_iterations=iterations)
+    schedule = vars(records["config"]).get("schedule", optimization.AUTO)
+    decays = DECAY in defaults if schedule == optimization.AUTO else True
+    if iterations and decays and DECAY not in given:
+        length = 0 if schedule == optimization.CONSTANT else iterations
+        settled["config"] = dataclasses.replace(records["config"], decay_iterations=length)
     if WARM_UP in defaults and WARM_UP not in given:
         warm_up = min(defaults[WARM_UP], iterations // 10)
         settled["config"] = dataclasses.replace(settled["config"], warm_up_iterations=warm_up)
     decay_iterations = vars(settled["config"]).get("decay_iterations", 0)
-    if options.resume and 0 < decay_iterations < iterations and DECAY not in given:
+    if resumed and 0 < decay_iterations < iterations:
         raise UsageError(
             f"--total_steps={options.total_steps} must stay as it was: the step size of this run "
             f"falls to 0 in its {decay_iterations} iterations. Begin another one, with more steps "
-            "or without --config.decay_iterations"
+            "or with --config.decay_iterations=0"
         )
     require_learning(settled["config"], iterations)
     return settled, iterations
@@ -328,7 +338,11 @@ def settle(
 def sections_of(script: Script, options: Any) -> dict[str, type]:
     """Prefix to record class, including the algorithm's."""
     algorithm = flags.lookup("algorithm", options.algorithm, ALGORITHMS)
-    return {"": script.options, "config": algorithm.Config, **script.sections(options)}
+    return {
+        "": script.options,
+        "config": optimization.settings_of(algorithm),
+        **script.sections(options),
+    }
 
 
 def count_iterations(total_steps: int, steps_per_iteration: int, unit: str) -> int:

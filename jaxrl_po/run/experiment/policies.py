@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,21 @@ from jaxrl_po.language.pretrained.text import TextTokenizer
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.run.devices.seeds import of_seed
-from jaxrl_po.run.experiment import composition, control, earlier, flags, models
+from jaxrl_po.run.experiment import (
+    assembly,
+    composition,
+    control,
+    earlier,
+    flags,
+    models,
+    user_code,
+)
 from jaxrl_po.run.experiment import language as language_command
+from jaxrl_po.run.experiment.experiment import with_names
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.types import ActorCritic, TrainState
+from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.store.checkpoint import CheckpointError
+from jaxrl_po.types import ActorCritic, Learner, TrainState
 
 
 class ControlPolicy(NamedTuple):
@@ -31,10 +42,10 @@ class ControlPolicy(NamedTuple):
       settings: flag name to value.
       iteration: of the checkpoint.
       params: `ActorCritic` of one seed.
-      act: `act(observation, key=None) -> action`: an observation of the environment `[*shape]` to
-        an action in the environment's own units; the mode, or with a key a sample (consumed).
-        Normalised as in training. Jitted; `jax.vmap` makes it act for many. An observation of
-        another shape is a ConfigError, and so is a policy with memory: see `step`.
+      act: `act(observation, key=None) -> action`: an observation of the environment `[*shape]`, or
+        a batch of them `[B, *shape]`, to actions in the environment's own units; the mode, or with
+        a key a sample (consumed). Normalised as in training. Jitted. An observation of another
+        shape is a ConfigError, and so is a policy with memory: see `step`.
       start: the memory at an episode's start; () for a policy without.
       step: `step(memory, observation, key=None) -> (memory, action)`, for any policy.
     """
@@ -66,18 +77,55 @@ class LanguagePolicy(NamedTuple):
     generate: Callable[..., list[str]]
 
 
-def load(
-    folder: str | Path, *, checkpoint: str = "best", seed: int = 0
+class LearnerState(NamedTuple):
+    """What a run of `run.train` with a learner of one's own holds of one seed.
+
+    Attributes:
+      settings: argument to value.
+      iteration: of the checkpoint.
+      params: `ActorCritic`, for `problem.apply`.
+      state: whole, with what an evaluation needs: `state.collector`.
+    """
+
+    settings: dict[str, Any]
+    iteration: int
+    params: ActorCritic
+    state: TrainState
+
+
+@overload
+def load(  # noqa: D418
+    folder: str | Path, *, checkpoint: str = "best", seed: int = 0, learner: Learner
+) -> LearnerState:
+    """What the run of a learner of one's own holds of one seed."""
+
+
+@overload
+def load(  # noqa: D418
+    folder: str | Path, *, checkpoint: str = "best", seed: int = 0, **own: Any
 ) -> ControlPolicy | LanguagePolicy:
+    """The policy of one seed of a run."""
+
+
+def load(
+    folder: str | Path,
+    *,
+    checkpoint: str = "best",
+    seed: int = 0,
+    learner: Learner | None = None,
+    **own: Any,
+) -> ControlPolicy | LanguagePolicy | LearnerState:
     """The policy of one seed of a run.
 
     Args:
-      folder: of a run of `jaxrl-po control` or `jaxrl-po language`.
+      folder: of a run of `run.train`, `jaxrl-po control` or `jaxrl-po language`.
       checkpoint: "best" (the iteration of the highest mean score over seeds) or "latest".
       seed: which of the run's seeds, from 0.
+      learner: that of a run of `run.train(learner, …)`, which its folder does not hold.
+      own: what was given in Python and cannot be imported, such as `env`.
 
     Returns:
-      The policy, with `act` or `generate`.
+      The policy, with `act` or `generate`; or a `LearnerState` for a learner of one's own.
 
     Raises:
       ConfigError: no such run, checkpoint or seed, or a run of another version of the library.
@@ -85,17 +133,42 @@ def load(
     with flags.as_arguments():
         if checkpoint not in earlier.CHECKPOINTS:
             raise UsageError(f"checkpoint must be one of {', '.join(earlier.CHECKPOINTS)}")
+        for name in own.keys() - set(user_code.FLAGS):
+            known = ", ".join(("checkpoint", "seed", "learner", *user_code.FLAGS))
+            raise UsageError(f"{name} is no argument of load: {known}")
+        if learner is not None:
+            return _of_learner(learner, str(folder), checkpoint, seed)
         scripts = (control.SCRIPT, language_command.SCRIPT)
-        script, records = earlier.read_any(scripts, "folder", str(folder))
-        if not 0 <= seed < records[""].seeds:
-            raise UsageError(
-                f"seed={seed} must be below {records[''].seeds}, the seeds of folder={folder}"
-            )
+        script, records = earlier.read_any(scripts, "folder", str(folder), with_names(own))
+        _require_seed(seed, records[""].seeds, folder)
         _, iteration, stacked = earlier.state(script, records, "folder", str(folder), checkpoint)
     state, settings = of_seed(stacked, seed), flags.flatten(records)
     if script.name == control.SCRIPT.name:
         return ControlPolicy(settings, iteration, state.params, *_acting(records, state))
     return LanguagePolicy(settings, iteration, state.params, _generate(records, state))
+
+
+def _require_seed(seed: int, seeds: int, folder: str | Path) -> None:
+    if not 0 <= seed < seeds:
+        raise UsageError(f"seed={seed} must be below {seeds}, the seeds of folder={folder}")
+
+
+def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerState:
+    """What the folder of a learner of one's own holds; raises UsageError."""
+    settings = earlier.settings_of("folder", run, "run.train")
+    if settings["script"] != earlier.TRAIN:
+        raise UsageError(
+            f"learner must be left out: folder={run} holds a run of jaxrl-po {settings['script']}"
+        )
+    options = Options(seeds=settings["seeds"], seed=settings["seed"], out=run)
+    _require_seed(seed, options.seeds, run)
+    setup = assembly.Setup(learner, None, "")
+    try:
+        iteration, stacked = earlier.state_of(setup, options, "folder", kind)
+    except CheckpointError as error:
+        raise UsageError(f"learner must be that of the run in folder={run}: {error}") from None
+    state = of_seed(stacked, seed)
+    return LearnerState(settings, iteration, state.params, state)
 
 
 def _acting(records: dict[str, Any], state: TrainState) -> tuple[Any, Any, Any]:
@@ -112,9 +185,12 @@ def _acting(records: dict[str, Any], state: TrainState) -> tuple[Any, Any, Any]:
         one = jax.tree.map(lambda x: x[0], (after, play(distribution, action)))
         return one[0], spaces.to_action(one[1])
 
-    def step(memory: Any, observation: Any, key: jax.Array | None = None) -> tuple[Any, jax.Array]:
+    def shapes_of(observation: Any) -> Any:
         # A discrete observation is a number, which the policy reads as a one-hot vector.
-        seen = environment.shapes(jax.eval_shape(spaces.observe, observation))
+        return environment.shapes(jax.eval_shape(spaces.observe, observation))
+
+    def step(memory: Any, observation: Any, key: jax.Array | None = None) -> tuple[Any, jax.Array]:
+        seen = shapes_of(observation)
         expected = environment.shapes(spaces.observation)
         if seen != expected:
             given = environment.shapes(jax.tree.map(np.asarray, observation))
@@ -122,9 +198,17 @@ def _acting(records: dict[str, Any], state: TrainState) -> tuple[Any, Any, Any]:
                 expected = expected[: len(expected) - (len(seen) - len(given))]
             raise ConfigError(
                 f"observation must have the shape {expected} of one observation of "
-                f"{records[''].env}, got {given}; jax.vmap makes act take several"
+                f"{records[''].env}, or for act of a batch of them, got {given}"
             )
         return choose(memory, observation, key)
+
+    def is_batch(observation: Any) -> bool:
+        if shapes_of(observation) == environment.shapes(spaces.observation):
+            return False
+        if not all(map(np.ndim, jax.tree.leaves(observation))):
+            return False
+        first = jax.eval_shape(lambda each: jax.tree.map(lambda x: x[0], each), observation)
+        return shapes_of(first) == environment.shapes(spaces.observation)
 
     def act(observation: Any, key: jax.Array | None = None) -> jax.Array:
         if jax.tree.leaves(start):
@@ -132,7 +216,11 @@ def _acting(records: dict[str, Any], state: TrainState) -> tuple[Any, Any, Any]:
                 "act must be replaced by step for a policy with memory: "
                 "memory, action = policy.step(memory, observation), from policy.start"
             )
-        return step(start, observation, key)[1]
+        if not is_batch(observation):
+            return step(start, observation, key)[1]
+        keys = None if key is None else jax.random.split(key, len(jax.tree.leaves(observation)[0]))
+        axes = (None, 0, None if key is None else 0)
+        return jax.vmap(choose, in_axes=axes)(start, observation, keys)[1]
 
     return act, start, step
 

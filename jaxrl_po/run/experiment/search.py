@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.store import metrics
 
 Combination = dict[str, str]
@@ -39,9 +40,10 @@ class Asked(NamedTuple):
 
     def records(self, combination: Combination, sections: Mapping[str, type]) -> dict[str, Any]:
         """The records of one combination."""
+        own = {name: value for name, value in self.flags.items() if isinstance(value, Given)}
         written = flags.written(self.flags | combination)
         try:
-            return flags.parse(written, sections, defaults=self.tuned)
+            return flags.fill(flags.given(written, sections) | own, sections, defaults=self.tuned)
         except UsageError as error:
             for name, drawn in self.drawn.items():
                 if str(error).startswith(f"--{name} must be an integer"):

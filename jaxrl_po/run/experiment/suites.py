@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.environment import Environment
-from jaxrl_po.run.experiment import extras
+from jaxrl_po.run.experiment import extras, flags, user_code
 from jaxrl_po.run.experiment.flags import UsageError
 
 # Suite to the package that it needs; the extra of jaxrl_po has the suite's name.
@@ -115,3 +115,23 @@ def make(name: str, env_params: str = "") -> Environment:
         why = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"--env_params for {name}: {why}") from None
     return made
+
+
+def make_env(name: str, env_params: str = "") -> Any:
+    """A registered environment, or that of `file.py:Name` or `suite:Name`.
+
+    Raises:
+      UsageError: there is none of that name, or the file or the arguments cannot be used.
+    """
+    if is_suite(name):
+        return make(name, env_params)
+    if user_code.is_source(name):
+        return user_code.make("env", name)
+    gymnax = import_gymnax()
+    flags.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
+    try:
+        return gymnax.make(name)[0]
+    except OSError as error:
+        raise UsageError(
+            f"--env={name} downloads its data, which cannot be had here: {error}"
+        ) from None

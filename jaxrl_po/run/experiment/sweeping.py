@@ -26,9 +26,10 @@ from jaxrl_po.run.experiment import (
     user_code,
     vmapped,
 )
-from jaxrl_po.run.experiment.experiment import Experiment
+from jaxrl_po.run.experiment.experiment import Experiment, with_names
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.search import OF_A_START, Asked, Combination
+from jaxrl_po.run.experiment.user_code import Given
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import interrupts
 from jaxrl_po.run.store import folder, metrics
@@ -98,14 +99,19 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
         for name, values in over.items()
     }
     with flags.as_arguments():
-        return carry_out(flags.written({**experiment.settings, **options, **searched}))
+        given = with_names({**experiment.settings, **options, **searched})
+        own = {name: value for name, value in given.items() if isinstance(value, Given)}
+        return carry_out(flags.written(given), own=own)
 
 
-def carry_out(argv: Sequence[str], *, leave_early: bool = False) -> Swept:
+def carry_out(
+    argv: Sequence[str], *, own: Mapping[str, Given] = {}, leave_early: bool = False
+) -> Swept:
     """Carries out the sweep of a command's arguments, or goes on with it.
 
     Args:
       argv: the arguments.
+      own: flag to the object that was given for it in Python.
       leave_early: end the process at a signal, as a command does; else it is a KeyboardInterrupt
         after the iteration, saved.
 
@@ -117,6 +123,7 @@ def carry_out(argv: Sequence[str], *, leave_early: bool = False) -> Swept:
     options = flags.parse(argv, {"": Options}, partial=True)[""]
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
     asked = resumed(argv, stored, options.out) if stored else read(argv, options)
+    asked = asked._replace(flags={**asked.flags, **own})
     options = flags.parse([], {"": Options}, stored=asked.flags)[""]
     refuse(options, asked)
     keep_programs(options.compilation_cache)

@@ -3,33 +3,28 @@
 import contextlib
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-import jax
-
-from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data.scoring import RewardError
-from jaxrl_po.run.devices import parallel, processes
-from jaxrl_po.run.experiment import assembly, flags
+from jaxrl_po.run.devices import processes
+from jaxrl_po.run.experiment import flags, own_learner
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.experiment.options import LINES, Options
+from jaxrl_po.run.experiment.options import Options
+from jaxrl_po.run.experiment.own_learner import Evaluate
 from jaxrl_po.run.experiment.plan import Plan, prepare
 from jaxrl_po.run.figures import plotting
-from jaxrl_po.run.figures.plotting import Series
 from jaxrl_po.run.host.vector_envs import PoolError
-from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop import runner
+from jaxrl_po.run.loop.hooks import OnRow
 from jaxrl_po.run.loop.progress import Progress
-from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics, provenance
+from jaxrl_po.run.store import checkpoint, exporters, failures, folder, metrics
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, Row, TrainState
+from jaxrl_po.types import Learner, Row, TrainState
 
-SCRIPT = "train"
-SUCCESS = ("episode_return", "accuracy")  # drawn where no metric is named
-Evaluate = Callable[[ActorCritic, CollectorState, jax.Array], Mapping[str, jax.Array]]
 # A run that one of these ends keeps its lines and its last checkpoint.
 FAILURES = (runner.Diverged, runner.NoAction, RewardError, PoolError)
 
@@ -42,16 +37,18 @@ class Trained(NamedTuple):
       rows: the lines of `metrics.jsonl`, a list of one number for each seed under each name.
       folder: where they lie, or None.
       interrupted: whether a signal ended it early.
+      stopped: why an `on_row` ended it early; empty if none did.
     """
 
     state: TrainState
     rows: list[Row]
     folder: Path | None
     interrupted: bool
+    stopped: str = ""
 
 
 @overload
-def train(what: Experiment) -> Trained:  # noqa: D418
+def train(what: Experiment, *, on_row: OnRow | None = None) -> Trained:  # noqa: D418
     """Carries out an experiment."""
 
 
@@ -71,17 +68,20 @@ def train(  # noqa: D418
     overwrite: bool = False,
     log_every: int = 0,
     eval_every: int = 5,
+    on_row: OnRow | None = None,
 ) -> Trained:
     """Trains a learner of one's own."""
 
 
-def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Trained:
+def train(
+    what: Experiment | Learner, *arguments: Any, on_row: OnRow | None = None, **options: Any
+) -> Trained:
     """Carries out an experiment, or trains a learner of one's own in the same way.
 
     All seeds are vmapped, and sharded over the devices that they divide among.
 
     Args:
-      what: an `Experiment`, which has no further arguments; or a learner of one seed.
+      what: an `Experiment`, which has no further arguments but `on_row`; or a learner of one seed.
       iterations: in all, a resumed run's earlier ones included.
       seeds: the number of runs.
       seed: base seed, from which those of all runs follow.
@@ -98,6 +98,9 @@ def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Traine
       overwrite: replace the run in `out`.
       log_every: iterations pooled into one line; 0 makes about 50 lines.
       eval_every: lines between evaluations.
+      on_row: `on_row(line) -> None | {name: number}` gets each line of metrics, evaluation and all,
+        as plain numbers (lists hold one for each seed); what it returns is added to the line.
+        `raise run.Stop("why")` in it ends the run; that and any other error leave it saved.
 
     Returns:
       `Trained`. A first SIGINT ends the run after the current iteration, saved; before the first
@@ -121,12 +124,12 @@ def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Traine
     """
     with flags.as_arguments():
         if not isinstance(what, Experiment):
-            known = inspect.signature(plan_of).parameters
+            known = inspect.signature(own_learner.plan_of).parameters
             for name in options.keys() - known.keys():
                 raise ConfigError(
                     f"{name} is no argument of train with a learner: {', '.join(list(known)[1:])}"
                 )
-            return carry_out(plan_of(what, *arguments, **options))
+            return carry_out(own_learner.plan_of(what, *arguments, **options), on_row=on_row)
         if arguments or options:
             raise ConfigError(
                 f"{next(iter(options), 'iterations')} must be left out beside an Experiment, "
@@ -141,14 +144,17 @@ def train(what: Experiment | Learner, *arguments: Any, **options: Any) -> Traine
         join(asked)
         with processes.together() as require_same:
             plan = prepare(script, what.settings, require_same)
-        return carry_out(plan)
+        if on_row is not None and plan.options.distributed:
+            raise ConfigError("on_row must be left out with distributed: it runs in one process")
+        return carry_out(plan, on_row=on_row)
 
 
-def resume(out: str | Path, **more: Any) -> Trained:
+def resume(out: str | Path, *, on_row: OnRow | None = None, **more: Any) -> Trained:
     """Goes on with the run of an `Experiment` or a command in a folder.
 
     Args:
       out: the folder.
+      on_row: see `train`.
       more: keywords of `Experiment` that may change, such as `total_steps`, which may grow.
 
     Raises:
@@ -156,7 +162,7 @@ def resume(out: str | Path, **more: Any) -> Trained:
     """
     with flags.as_arguments():
         experiment = of_folder(str(out), **more)
-    return train(experiment)
+    return train(experiment, on_row=on_row)
 
 
 def join(options: Options) -> None:
@@ -170,158 +176,12 @@ def join(options: Options) -> None:
         )
 
 
-def _earlier(options: Options, iterations: int) -> dict[str, Any]:
-    """The settings of the run of a learner that is resumed; empty for a new one.
-
-    Raises:
-      ConfigError, UsageError: it is another kind of run, or a longer one.
-    """
-    out = options.out
-    if (options.resume or options.overwrite) and not out:
-        raise ConfigError("out must name the folder of a run that is resumed or replaced")
-    if processes.several():
-        raise ConfigError("a learner is trained in one process; an Experiment has distributed=True")
-    stored = folder.inspect(out, resume=options.resume, overwrite=options.overwrite) if out else {}
-    if stored.get("script", SCRIPT) != SCRIPT:
-        raise UsageError(f"out={out} holds a run of jaxrl-po {stored['script']}, not of train")
-    least = stored.get("total_steps", 0) // stored.get("steps_per_iteration", 1)
-    if iterations < least:
-        raise ConfigError(
-            f"iterations must be at least {least}, those of the run in out={out} that is "
-            f"resumed, got {iterations}: they may only grow"
-        )
-    return stored
-
-
-def plan_of(
-    learner: Learner,
-    iterations: int,
-    *,
-    seeds: int = 1,
-    seed: int = 0,
-    steps_per_iteration: int = 1,
-    evaluate: Evaluate | None = None,
-    score: str = "",
-    watch: Sequence[str] = (),
-    out: str | Path = "",
-    resume: bool = False,
-    overwrite: bool = False,
-    log_every: int = 0,
-    eval_every: int = 5,
-) -> Plan:
-    """The plan of a learner of one's own; see `train`."""
-    if not isinstance(iterations, int) or iterations not in NON_NEGATIVE:
-        raise ConfigError(f"iterations must be a whole number in {NON_NEGATIVE}, got {iterations}")
-    if steps_per_iteration not in COUNT:
-        raise ConfigError(f"steps_per_iteration must lie in {COUNT}, got {steps_per_iteration}")
-    if score and evaluate is None:
-        raise ConfigError(f"evaluate must be given where score={score!r} marks the best checkpoint")
-    total = iterations * steps_per_iteration
-    options = Options(
-        seeds=seeds,
-        seed=seed,
-        total_steps=total,
-        log_every=log_every,
-        eval_every=eval_every,
-        out=str(out),
-        resume=resume,
-        overwrite=overwrite,
-    )
-    config.check(options)
-    stored = _earlier(options, iterations)
-    before = stored.get("resolved", {})
-    settings = {
-        "seeds": seeds,
-        "seed": seed,
-        "steps_per_iteration": steps_per_iteration,
-        "log_every": log_every or stored.get("log_every") or max(1, iterations // LINES),
-        "eval_every": eval_every,
-        "total_steps": total,
-    }
-    folder.require_same(settings, stored, str(out))
-    placement = parallel.choose("auto", num_seeds=seeds, num_rows=1)
-    job = assembly.make_job(
-        assembly.Setup(learner, evaluate, score),
-        options,
-        placement,
-        iterations=iterations,
-        steps_per_iteration=steps_per_iteration,
-        log_every=settings["log_every"],
-    )
-    shown = choose_metrics(job, score, watch)
-    now = provenance.describe(placement.describe())
-    if out:
-        now["program"] = provenance.program(learner)
-    if stored:
-        require_same_learner(job, now, before, Path(out))
-    units = {metrics.unit(name) for name in shown}
-    return Plan(
-        title="training",
-        options=options,
-        settings={"script": SCRIPT, **settings, "resolved": provenance.go_on(now, before)},
-        job=job,
-        unit="iterations" if steps_per_iteration == 1 else "steps",
-        curves=[Series(name, metrics.label(name)) for name in shown],
-        y_label=metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units)),
-    )
-
-
-def require_same_learner(
-    job: programs.Job, now: Mapping[str, Any], before: Mapping[str, Any], out: Path
-) -> None:
-    """Refuses to resume a run with another learner; nothing is compiled.
-
-    Args:
-      job: of this start.
-      now: see `provenance.describe`, with the learner's `program`.
-      before: the same, of the run in the folder.
-      out: the folder.
-
-    Raises:
-      ConfigError: the state has other names, shapes or dtypes than that of the run, or the program
-        of an iteration differs under equal versions, code and devices.
-    """
-    why = ""
-    try:
-        like = runner.without_frozen(jax.eval_shape(job.learner.init, job.keys))
-        checkpoint.peek(out / "checkpoints" / "latest", like)
-    except CheckpointError as error:
-        why = str(error)
-    if not why and provenance.another_program(now, before):
-        why = "the program of an iteration is another (method, settings or problem)"
-    if why:
-        raise ConfigError(
-            f"learner must be that of the run in out={out} that is resumed: {why}; give that "
-            "learner, or choose another out"
-        )
-
-
-def choose_metrics(job: programs.Job, score: str, watch: Sequence[str]) -> list[str]:
-    """Names to show and to draw: `watch`, or else what tells of success, and the score.
-
-    Raises:
-      ConfigError: sizes that do not fit, or a name that nothing logs.
-    """
-    programs.check(job)
-    state = jax.eval_shape(job.learner.init, job.keys)
-    logged = set(jax.eval_shape(job.learner.step, state)[1])
-    evaluated = set() if job.evaluate is None else set(jax.eval_shape(job.evaluate, state))
-    if score and score not in evaluated:
-        raise ConfigError(f"score must be one of {', '.join(sorted(evaluated))}, got {score!r}")
-    for name in watch:
-        if name not in logged | evaluated:
-            known = ", ".join(sorted(logged | evaluated))
-            raise ConfigError(f"watch must name metrics of the learner ({known}), got {name!r}")
-    chosen = watch or [name for name in SUCCESS if name in logged]
-    return list(dict.fromkeys([*filter(None, [score]), *chosen]))
-
-
-def carry_out(plan: Plan, *, leave_early: bool = False) -> Trained:
+def carry_out(plan: Plan, *, leave_early: bool = False, on_row: OnRow | None = None) -> Trained:
     """Carries out the plan and writes its results to the folder.
 
     Args:
       plan: see `Plan`.
-      leave_early: see `runner.run`.
+      leave_early: see `runner.run`, as for `on_row`.
 
     Raises:
       UsageError: the folder is unusable or locked, or no checkpoint in it can be used.
@@ -348,14 +208,15 @@ def carry_out(plan: Plan, *, leave_early: bool = False) -> Trained:
             quiet=not processes.is_writer(),
         )
         try:
-            outcome = _train(plan, out, progress, leave_early)
+            outcome = _train(plan, out, progress, leave_early, on_row)
         except FAILURES:
             draw(plan, out)
             raise
         rows = draw(plan, out)
         if processes.is_writer() and plan.options.out:
             # An interrupted run's last line may lack an evaluation.
-            if plan.job.score and (outcome.idle or rows[-1]["iteration"] == plan.job.iterations):
+            ended = outcome.idle or outcome.stopped
+            if plan.job.score and (ended or rows[-1]["iteration"] == plan.job.iterations):
                 content = metrics.summary(
                     rows,
                     plan.options,
@@ -363,10 +224,11 @@ def carry_out(plan: Plan, *, leave_early: bool = False) -> Trained:
                     score=plan.job.score,
                     initial=plan.initial,
                 )
+                content |= {"stopped": outcome.stopped} if outcome.stopped else {}
                 folder.write_json(out / "summary.json", content)
             progress.report(ending(plan, outcome, rows))
     where = Path(plan.options.out) if plan.options.out else None
-    return Trained(outcome.state, rows, where, outcome.interrupted)
+    return Trained(outcome.state, rows, where, outcome.interrupted, outcome.stopped)
 
 
 @contextlib.contextmanager
@@ -380,7 +242,9 @@ def _place(plan: Plan) -> Iterator[Path]:
             yield Path(scratch)
 
 
-def _train(plan: Plan, out: Path, progress: Progress, leave_early: bool) -> runner.Outcome:
+def _train(
+    plan: Plan, out: Path, progress: Progress, leave_early: bool, on_row: OnRow | None
+) -> runner.Outcome:
     with progress, exporters.Exporting(progress, plan.exporters(out)) as reporter:
         for note in plan.notes:
             progress.report(f"{plan.title}: {note}")
@@ -391,6 +255,7 @@ def _train(plan: Plan, out: Path, progress: Progress, leave_early: bool) -> runn
                 reporter,
                 resume=plan.options.resume,
                 leave_early=leave_early,
+                on_row=on_row,
             )
         except CheckpointError as error:
             raise UsageError(
@@ -433,6 +298,8 @@ def ending(plan: Plan, outcome: runner.Outcome, rows: Sequence[Row]) -> str:
             f"{plan.title}: stopped and saved at iteration {outcome.iteration}; --resume "
             "continues from there"
         )
+    if outcome.stopped:
+        return f"{plan.title}: stopped at iteration {outcome.iteration}: {outcome.stopped}"
     if outcome.idle:
         return (
             f"{plan.title}: ended at iteration {outcome.iteration}: all members of a group "

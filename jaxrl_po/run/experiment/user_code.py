@@ -1,15 +1,19 @@
-"""What a flag names as `file.py:name`: an environment, network, task or reward of one's own."""
+"""An environment, network, task or reward of one's own: `file.py:name`, or an object of Python."""
 
 import hashlib
+import inspect
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data import workers
 from jaxrl_po.run.experiment.flags import UsageError
 
 FLAGS = ("env", "task", "reward", "policy", "critic", "environment")
+OWN = "python:"  # begins the name of an object that no other process can import
 DIGESTS = "code"  # entry of a run: what its files of code hold, by flag
 DATA = ("task.train", "task.test", "demonstrations")
 FOLDERS = ("init_from", "teacher", *DATA)  # and files
@@ -19,13 +23,61 @@ class UserCodeError(UsageError):
     """A file of the user's own, or a folder that a run began with, cannot be used."""
 
 
-def is_source(name: str) -> bool:
-    """Whether a name reads like `file.py:name`.
+class Given(str):
+    """The text of a flag whose object was given in Python, and that object, its `value`."""
+
+    value: Any
+
+
+def named(flag: str, value: Any) -> str:
+    """What a flag is for an object given in Python: `file.py:name`, or `python:name`.
+
+    A reward that its own process can import is that text alone; any other object is held, see
+    `Given`.
+
+    Raises:
+      ConfigError: the object must be importable.
 
     Example:
-      >>> is_source("my_env.py:Corridor"), is_source("CartPole-v1")
-      (True, False)
+      >>> named("env", lambda: None), named("env", lambda: None).value is None
+      ('python:lambda', False)
     """
+    name = getattr(value, "__name__", type(value).__name__)
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    file = getattr(module, "__file__", None) or ""
+    importable = file.endswith(".py") and vars(module).get(name) is value
+    text = f"{os.path.abspath(file)}:{name}" if importable else OWN + name.strip("<>")
+    # A worker that imported the script would run it.
+    if importable and module is not sys.modules["__main__"] and flag in ("reward", "environment"):
+        inside = getattr(module, "__package__", "")
+        return f"{value.__module__}:{name}" if inside and flag == "reward" else text
+    if flag == "environment" or (flag == "reward" and not callable(value)):
+        raise ConfigError(f"{flag} must be a function or class that can be imported, got {value!r}")
+    held = Given(text)
+    held.value = value
+    return held
+
+
+def missing(flag: str, source: str) -> str:
+    """The message for an object that was given in Python to a run that is read again."""
+    return (
+        f"--{flag}={source} was given in Python and cannot be imported: give it again, as in "
+        f"run.load(folder, {flag}=…) or run.resume(folder, {flag}=…)"
+    )
+
+
+def is_source(name: str) -> bool:
+    """Whether a name stands for code of the user's own.
+
+    Example:
+      >>> is_source("my_env.py:Corridor"), is_source("python:Maze"), is_source("CartPole-v1")
+      (True, True, False)
+    """
+    return in_file(name) or name.startswith(OWN)
+
+
+def in_file(name: str) -> bool:
+    """Whether a name reads like `file.py:name`."""
     return ".py:" in name
 
 
@@ -42,12 +94,12 @@ def absolute(settings: Mapping[str, Any]) -> dict[str, str]:
     return folders | {
         name: ",".join(map(_absolute, settings[name].split(",")))
         for name in FLAGS
-        if is_source(settings.get(name, ""))
+        if in_file(settings.get(name, "")) and not isinstance(settings[name], Given)
     }
 
 
 def _absolute(source: str) -> str:
-    if not is_source(source):
+    if not in_file(source):
         return source
     place, _, name = source.rpartition(":")
     return f"{os.path.abspath(place)}:{name}"
@@ -60,7 +112,7 @@ def short(name: str) -> str:
       >>> short("/home/me/my_env.py:Corridor"), short("CartPole-v1")
       ('my_env.py:Corridor', 'CartPole-v1')
     """
-    return Path(name).name if is_source(name) else name
+    return Path(name).name if in_file(name) else name
 
 
 def files(settings: Mapping[str, Any]) -> list[Path]:
@@ -71,7 +123,7 @@ def files(settings: Mapping[str, Any]) -> list[Path]:
       [PosixPath('mine.py')]
     """
     named = [source for name in FLAGS for source in settings.get(name, "").split(",")]
-    return [Path(source.rpartition(":")[0]) for source in named if is_source(source)]
+    return [Path(source.rpartition(":")[0]) for source in named if in_file(source)]
 
 
 def digests(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -85,7 +137,7 @@ def digests(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _digest(source: str) -> str:
     place, _, name = source.rpartition(":")
-    if not is_source(source) or not os.path.isfile(place):
+    if not in_file(source) or not os.path.isfile(place):
         return source
     return f"{digest(place)}:{name}"
 
@@ -112,7 +164,7 @@ def found(settings: Mapping[str, Any], stored: Mapping[str, str], run: Path) -> 
 
     def now(source: str, digest: str) -> str:
         place, _, name = source.rpartition(":")
-        if is_source(source) and not os.path.isfile(place):
+        if in_file(source) and not os.path.isfile(place):
             parts = Path(place).parts[1:]
             for base in (Path.cwd(), *run.absolute().parents):
                 for i in range(len(parts)):
@@ -132,7 +184,7 @@ def found(settings: Mapping[str, Any], stored: Mapping[str, str], run: Path) -> 
 
 
 def make(flag: str, source: str) -> Any:
-    """Calls what `file.py:name` names, a class or a function, without arguments.
+    """What a class or a function makes without arguments, or an object that was given in Python.
 
     Args:
       flag: that names it.
@@ -141,10 +193,24 @@ def make(flag: str, source: str) -> Any:
     Raises:
       UserCodeError: names the flag, the file and, for an error in that file, its line.
     """
+    given = source.value if isinstance(source, Given) else None
+    if given is not None and not (inspect.isclass(given) or inspect.isroutine(given)):
+        return given
+    if given is None and source.startswith(OWN):
+        raise UserCodeError(missing(flag, source))
     place = source.rpartition(":")[0]
-    if not os.path.isfile(place):  # where a name is too long, `Path.is_file` raises
+    # Where a name is too long, `Path.is_file` raises.
+    if given is None and not os.path.isfile(place):
         raise UserCodeError(f"--{flag}={source}: there is no file {place}")
     try:
-        return workers.load(source)()
+        return (given or workers.load(source))()
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"--{flag}={source}: {workers.describe(error)}") from error
+
+
+def network(flag: str, source: str) -> Any:
+    """The Flax module that `--policy` or `--critic` makes."""
+    made = make(flag, source)
+    if not (hasattr(made, "init") and hasattr(made, "apply")):
+        raise UsageError(f"--{flag}={source} must make a Flax module, got {type(made).__name__}")
+    return made

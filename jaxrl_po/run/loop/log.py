@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.loop.doubts import SIGNAL
+from jaxrl_po.run.loop.programs import Job
 from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.types import Metrics, Row
 
@@ -86,6 +88,14 @@ class Log:
         if self.idle(row["iteration"], row) == 0:
             self._signalled = row["iteration"]
         return improved
+
+
+def without_evaluation(job: Job, rows: Sequence[Row], iteration: int) -> Row:
+    """The line of an iteration if it lacks the evaluation that was due; else empty."""
+    due = iteration == 0 or (iteration > 0 and job.due(iteration, job.eval_every))
+    if not due or not job.score:
+        return {}
+    return next((row for row in rows if row["iteration"] == iteration and job.score not in row), {})
 
 
 def extend_streaks(

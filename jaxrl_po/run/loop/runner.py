@@ -24,8 +24,8 @@ from jaxrl_po.run.devices import processes, room
 from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
+from jaxrl_po.run.loop import hooks, log, supervised
 from jaxrl_po.run.loop import programs as programs_lib
-from jaxrl_po.run.loop import supervised
 from jaxrl_po.run.loop.doubts import Doubts, first_above_zero
 from jaxrl_po.run.loop.interrupts import hear_signals, result_of
 from jaxrl_po.run.loop.log import Log, extend_streaks, joined, read_aside, write_aside
@@ -72,16 +72,24 @@ class Outcome(NamedTuple):
       iteration: iterations done.
       interrupted: whether a signal ended it early.
       idle: whether it ended early for lack of a learning signal, see `Job.idle_patience`.
+      stopped: why an `on_row` ended it early; empty if none did.
     """
 
     state: TrainState
     iteration: int
     interrupted: bool
     idle: bool = False
+    stopped: str = ""
 
 
 def run(
-    job: Job, folder: Path, reporter: Reporter, *, resume: bool = False, leave_early: bool = False
+    job: Job,
+    folder: Path,
+    reporter: Reporter,
+    *,
+    resume: bool = False,
+    leave_early: bool = False,
+    on_row: hooks.OnRow | None = None,
 ) -> Outcome:
     """Runs `job`; writes `metrics.jsonl`, `samples.jsonl` and `checkpoints/{latest,best}`.
 
@@ -97,6 +105,7 @@ def run(
       reporter: shows progress.
       resume: continue from the checkpoints in `folder`, if there are any.
       leave_early: end the process on a signal before the first iteration, as a command does.
+      on_row: gets each line before it is written, see `hooks`; what it raises ends the run, saved.
 
     Returns:
       The `Outcome`.
@@ -144,6 +153,7 @@ def run(
         like = without_frozen(programs.like)
         saved = latest.load(like, report=reporter.report) if resume else None
         run = _Run(job, folder, reporter, programs, wait_for, latest, best)
+        run.on_row = on_row
         run.held["time/compile_seconds"] = compile_seconds
         rows, failed_line = run.open_files(-1 if saved is None else saved[0], resume=resume)
         if saved is None:
@@ -155,9 +165,9 @@ def run(
             started.set()
             run.go_on(*saved, rows, failed_line)
         run.train(stop)
-    return Outcome(
-        run.state, run.iteration, run.iteration < job.iterations and not run.idle, run.idle
-    )
+    ended = run.idle or run.stopped
+    interrupted = run.iteration < job.iterations and not ended
+    return Outcome(run.state, run.iteration, interrupted, run.idle, run.stopped)
 
 
 def _refitted(job: Job, programs: programs_lib.Programs) -> Job | None:
@@ -179,7 +189,7 @@ def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> 
     finished = latest.load(without_frozen(like), report=reporter.report)
     done = finished[0] if finished is not None else -1
     rows = metrics_lib.read(folder / METRICS)
-    again = processes.any_of(bool(_without_evaluation(job, rows, done)))
+    again = processes.any_of(bool(log.without_evaluation(job, rows, done)))
     if finished is None or done < job.iterations or again:
         return None
     reporter.report(
@@ -206,8 +216,9 @@ class _Run:
         self.state: TrainState
         self.log: Log
         self.iteration = self.kept = 0
-        self.idle = False
-        self.failure: PoolError | RewardError | None = None
+        self.idle, self.stopped = False, ""
+        self.on_row: hooks.OnRow | None = None
+        self.failure: Exception | None = None
         self.aside: Metrics = {}  # of the chunk that is under way
         self.held: Row = {}  # fields of every line
         self.shown: list[Row] = []  # examples of the last evaluation
@@ -221,7 +232,7 @@ class _Run:
         That line is dropped too, and written again with its evaluation.
         """
         rows = metrics_lib.read(self.folder / METRICS)
-        failed_line = _without_evaluation(self.job, rows, done)
+        failed_line = log.without_evaluation(self.job, rows, done)
         # Together, and before any process shortens the file: evaluations are.
         again = processes.any_of(bool(failed_line))
         if resume and done < 0 and rows:
@@ -281,7 +292,8 @@ class _Run:
         first, begun = self.iteration, time.perf_counter()
 
         def unfinished() -> bool:
-            ended = self.idle or self.failure is not None or self.iteration >= self.job.iterations
+            ended = self.idle or self.stopped or self.failure is not None
+            ended = ended or self.iteration >= self.job.iterations
             return not ended and not processes.any_of(stop.is_set())
 
         while unfinished():
@@ -301,9 +313,11 @@ class _Run:
         if self.kept != self.iteration and not self.streak.any():
             self.save()
         if self.failure is not None:
-            raise type(self.failure)(
-                f"{self.failure}; saved at iteration {self.kept}"
-            ) from self.failure
+            saved = f"saved at iteration {self.kept}"
+            if isinstance(self.failure, PoolError | RewardError):
+                raise type(self.failure)(f"{self.failure}; {saved}") from self.failure
+            self.failure.add_note(f"on_row ended the run, which is {saved}")
+            raise self.failure
 
     def chunk(self, stop: threading.Event) -> tuple[Row, Metrics | None]:
         """Trains to the next line, or until a signal or a failure.
@@ -350,29 +364,39 @@ class _Run:
         place = {"iteration": iteration, "step": iteration * self.job.steps_per_iteration}
         # Twice: first in the line, and not overwritten by a metric of the same name.
         row = {**place, **fields, **place}
-        try:
-            row |= self.evaluation(place) if evaluated else {}
-        except (PoolError, RewardError) as error:
-            self.failure = error  # the line is written without its evaluation
-        row |= self.held
+        row |= (self.evaluation(place) if evaluated else {}) | self.held
+        if self.on_row is not None and self.failure is None:
+            try:
+                row |= hooks.fields(self.on_row, row, self.job.num_seeds)
+            except hooks.Stop as stop:
+                self.stopped = str(stop) or "on_row raised Stop"
+                row |= {} if evaluated else self.evaluation(place)
+            except Exception as error:  # of the user's own code
+                self.failure = error
         # Never saved while all updates of some seed are being skipped: it is not a good state.
         if self.log.write(row) and not self.streak.any():
             self.best.save(iteration, without_frozen(self.state))
         return row
 
     def evaluation(self, place: Row) -> Row:
-        """The fields of an evaluation; writes its examples, unless either of them fails."""
+        """The fields of an evaluation; writes its examples, unless either of them fails.
+
+        A failure on the host is kept for the end of the run, and the fields are then none.
+        """
         fields: Row = {}
-        if self.programs.evaluate is not None:
-            values, seconds = self.wait_for(self.programs.evaluate, self.state)
-            fields = {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
-        if self.job.examples is not None:
-            arrays, _ = self.wait_for(self.programs.describe, self.state)
-            if processes.is_writer():
-                self.shown = self.job.examples.render(jax.device_get(arrays))
-                metrics_lib.append(
-                    self.folder / EXAMPLES, *({**place, **example} for example in self.shown)
-                )
+        try:
+            if self.programs.evaluate is not None:
+                values, seconds = self.wait_for(self.programs.evaluate, self.state)
+                fields = {**metrics_lib.by_seed(values), "time/evaluation_seconds": seconds}
+            if self.job.examples is not None:
+                arrays, _ = self.wait_for(self.programs.describe, self.state)
+                if processes.is_writer():
+                    self.shown = self.job.examples.render(jax.device_get(arrays))
+                    metrics_lib.append(
+                        self.folder / EXAMPLES, *({**place, **example} for example in self.shown)
+                    )
+        except (PoolError, RewardError) as error:
+            self.failure, fields = error, {}
         return fields
 
     def save(self) -> None:
@@ -399,14 +423,6 @@ class _Run:
                 f"episode; the checkpoint of iteration {self.kept} stays in "
                 f"{self.folder / 'checkpoints'}"
             )
-
-
-def _without_evaluation(job: Job, rows: Sequence[Row], iteration: int) -> Row:
-    """The line of an iteration if it lacks the evaluation that was due; else empty."""
-    due = iteration == 0 or (iteration > 0 and job.due(iteration, job.eval_every))
-    if not due or not job.score:
-        return {}
-    return next((row for row in rows if row["iteration"] == iteration and job.score not in row), {})
 
 
 def without_frozen(state: TrainState) -> TrainState:

@@ -1,0 +1,159 @@
+"""Environments, networks, tasks and rewards given in Python: what is stored, and given again."""
+
+import json
+import re
+import shutil
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import shapes
+from probes import CueReward, MatchCueContinuous
+from reward_functions import exact
+
+from jaxrl_po import run
+from jaxrl_po.cli import evaluate
+from jaxrl_po.config import ConfigError
+from jaxrl_po.distributions import DiagonalGaussian
+from jaxrl_po.run.experiment import user_code
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store.metrics import read
+
+CONTROL = {"problem.num_envs": 4, "problem.num_steps": 8, "network.width": 8}
+SIZES = {"problem.num_prompts": 2, "problem.group_size": 4, "task.num_digits": 1}
+SIZES |= {"model.width": 8, "model.layers": 1, "model.heads": 2, "model.kv_heads": 1}
+SIZES |= {"model.mlp_width": 8, "warm_start.steps": 0}
+
+
+class Mean(nn.Module):
+    """A mean of `scale` times the cue."""
+
+    scale: float
+
+    @nn.compact
+    def __call__(self, x):
+        mean = self.scale * x + self.param("bias", nn.initializers.zeros, ())
+        return DiagonalGaussian(mean, jnp.zeros_like(mean))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run, traced only, with an environment that can be imported and a network that cannot."""
+    out = tmp_path_factory.mktemp("runs") / "own"
+    with pytest.MonkeyPatch.context() as patch:
+        shapes.trace_only(patch)
+        experiment = run.Experiment(
+            env=MatchCueContinuous,
+            policy=Mean(0.5),
+            algorithm="a2c",
+            seeds=2,
+            total_steps=64,
+            eval_episodes=2,
+            out=out,
+            over=CONTROL,
+        )
+        run.train(experiment)
+    return out
+
+
+def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, monkeypatch):
+    stored = json.loads((trained / "config.json").read_text())
+    assert re.fullmatch(r"/\S+/probes.py:MatchCueContinuous", stored["env"])
+    assert re.fullmatch(r"[0-9a-f]{16}:MatchCueContinuous", stored["resolved"]["code"]["env"])
+    assert stored["policy"] == "python:Mean"
+    with pytest.raises(ConfigError, match=r"policy=python:Mean was given in Python and .*policy=…"):
+        run.load(trained)
+    with pytest.raises(UsageError, match=r"^--run=\S+ --policy=python:Mean was given in Python"):
+        evaluate.main([f"--run={trained}"])
+    with pytest.raises(ConfigError, match=r"^rate is no argument of load: checkpoint, seed, "):
+        run.load(trained, rate=3)
+    policy = run.load(trained, policy=Mean(0.5), seed=1)
+    cues = jnp.array([[1.0], [-1.0], [0.5]])
+    # Parameters of zeros: the observation is normalised by no statistics yet.
+    each = [policy.act(cue) for cue in cues]
+    np.testing.assert_allclose(policy.act(cues), each)
+    assert len({float(action[0]) for action in each}) == 3
+    drawn = policy.act(jnp.zeros((64, 1)), jax.random.key(0))
+    assert drawn.shape == (64, 1)
+    assert len(np.unique(drawn)) > 32  # the others are at the bounds
+    with pytest.raises(ConfigError, match=r"^observation must have the shape \[1\] of one .*got"):
+        policy.act(jnp.zeros((2, 3, 1)))
+    again = shutil.copytree(trained, tmp_path / "again")
+    shapes.trace_only(monkeypatch)
+    with pytest.raises(ConfigError, match="policy=python:Mean was given in Python"):
+        run.resume(again, total_steps=128)
+    longer = run.resume(again, total_steps=128, policy=Mean(0.5))
+    assert longer.rows[-1]["step"] == 128
+
+
+def test_what_other_processes_can_import_is_named_by_its_file():
+    exact_here = user_code.named("reward", exact)
+    assert type(exact_here) is str
+    assert exact_here.endswith("tests/reward_functions.py:exact")
+    assert user_code.named("reward", json.loads) == "json:loads"
+    probe = user_code.named("env", CueReward)
+    assert probe.endswith("tests/probes.py:CueReward")
+    assert user_code.make("env", probe).__class__ is CueReward  # not that of a second import
+    one = CueReward()
+    assert user_code.make("env", user_code.named("env", one)) is one
+    with pytest.raises(ConfigError, match=r"^reward must be a function or class that can be"):
+        user_code.named("reward", 1j)
+    with pytest.raises(ConfigError, match=r"^environment must be a function or class that can"):
+        user_code.named("environment", lambda: None)
+
+
+def test_a_reward_of_python_scores_a_run_and_its_folder_says_what_it_lacks(tmp_path, capsys):
+    asked = []
+
+    def reward(completions, answer, **_):
+        asked.append((list(completions), list(answer)))
+        scores = [float(len(text)) for text in completions]
+        completions.clear()  # what is given is its own
+        return scores
+
+    experiment = run.Experiment(
+        task="addition",
+        algorithm="grpo",
+        reward=reward,
+        seeds=1,
+        total_steps=16,
+        show=1,
+        eval_prompts=2,
+        out=tmp_path / "run",
+        over={**SIZES, "config.decay_iterations": 0},
+    )
+    trained = run.train(experiment)
+    assert "reward=python:reward cannot be imported: run.load and run.resume must" in (
+        capsys.readouterr().out
+    )
+    assert len(asked) == 2  # iterations
+    lengths = np.mean([len(text) for completions, _ in asked for text in completions])
+    assert all(len(text) == 2 for _, answers in asked for text in answers)
+    (pooled,) = [row for row in trained.rows if row["iteration"] == 2]
+    logged = np.mean([row["reward/reward"][0] for row in trained.rows[1:]])
+    assert logged == pytest.approx(lengths)
+    assert pooled == read(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert run.load(tmp_path / "run").generate(["1+2="])  # which needs no reward
+    with pytest.raises(ConfigError, match=r"^reward=python:reward was given in Python and cannot"):
+        run.resume(tmp_path / "run", total_steps=24)
+    run.resume(tmp_path / "run", total_steps=24, reward=reward)
+    assert len(asked) == 3
+
+
+def test_an_error_of_a_reward_names_its_line(tmp_path):
+    experiment = run.Experiment(
+        task="addition",
+        algorithm="grpo",
+        reward=lambda completions, **_: [1 / 0 for _ in completions],
+        seeds=1,
+        total_steps=8,
+        out=tmp_path / "run",
+        over=SIZES,
+    )
+    with pytest.raises(
+        Exception,
+        match=r"^reward function python:lambda raised ZeroDivisionError: .*test_own_objects.py",
+    ):
+        run.train(experiment)
