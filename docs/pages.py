@@ -43,12 +43,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces equations: fences of `math`, and in notebooks `$$…$$` and `$…$`."""
     markdown = BLOCK.sub(lambda found: _block(found[1] or found[2]), markdown)
     parts = CODE.split(markdown)  # code at the odd places
-    parts[::2] = [INLINE.sub(lambda found: mathml(found[1]), part) for part in parts[::2]]
+    parts[::2] = [INLINE.sub(_inline, part) for part in parts[::2]]
     return "".join(parts)
 
 
 def _block(latex: str) -> str:
     return f'<div class="equation">{mathml(latex.strip(), display="block")}</div>'
+
+
+def _inline(found: re.Match[str]) -> str:
+    return f"<span>{mathml(found[1])}</span>"  # a line that begins with <math would be a paragraph
 
 
 def mathml(latex: str, **how: str) -> str:

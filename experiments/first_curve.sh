@@ -17,11 +17,14 @@ begun=$(date +%s)
 sed -n 's/^\(jaxrl-po .*\)$/\1/p' "$README" > commands
 while read -r command; do
     echo "\$ $command"
-    sh -c "$command" < /dev/null
+    (
+        sh -c "$command" < /dev/null
+        times > times    # not in a pipe, which would have times of its own
+        echo "processor time, user and system: $(tail -n 1 times)"
+    )
     curve=$(find runs -name curves.png | head -n 1)
     if [ -n "$curve" ]; then
         echo "$curve after $(($(date +%s) - begun)) s"
-        times | tail -n 1    # user and system time of all that was started
         exit
     fi
 done < commands

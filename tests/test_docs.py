@@ -22,6 +22,7 @@ from jaxrl_po import __main__ as command_line
 from jaxrl_po import language as words
 from jaxrl_po.cli import evaluate, export, parity, plot, render, report, study
 from jaxrl_po.run.experiment import control, flags, language, methods, plan, sweeping, tasks
+from jaxrl_po.run.store import metrics
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -403,41 +404,49 @@ def run(code, folder):
     return done.stdout.strip()
 
 
+PRINTED = re.compile(r"^print\(.*\)  # (.*)$", re.M)  # what a snippet prints stands behind it
+
+
+def numbers(text):
+    return [float(each) for each in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)]
+
+
+def require_close(printed, said):
+    """Loosely: machines and versions differ in the last digits, and training enlarges that."""
+    assert len(printed) == len(said)
+    for line, expected in zip(printed, said, strict=True):
+        assert len(numbers(line)) == len(numbers(expected)), line
+        for number, wanted in zip(numbers(line), numbers(expected), strict=True):
+            assert abs(number - wanted) <= 0.2 + 0.2 * abs(wanted), f"{line}: {expected}"
+
+
+def test_a_page_that_promises_too_much_is_noticed():
+    require_close(["[499. 500.]"], ["[500. 500.]"])
+    for printed in ([], ["[500.]"], ["[nan 500.]"], ["[500. 320.]"]):
+        with pytest.raises(AssertionError):
+            require_close(printed, ["[500. 500.]"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PROGRAMS)
-def test_snippets_of_a_page_run(page, tmp_path):
-    assert run(PROGRAMS[page], tmp_path)
+def test_snippets_of_a_page_print_what_stands_beside_them(page, tmp_path):
+    said = PRINTED.findall(PROGRAMS[page])
+    assert len(said) == len(re.findall(r"^print\(", PROGRAMS[page], re.M)) > 0
+    require_close(run(PROGRAMS[page], tmp_path).splitlines(), said)
 
 
-def test_snippets_of_the_readme_are_traced():
+@pytest.mark.timeout(900)
+def test_snippets_of_the_readme_print_what_stands_beside_them(tmp_path):
     """Each continues the one before it; the last one reads a run that is not there."""
-
-    def execute():
-        names = {}
-        for code in README_SNIPPETS[:-1]:
-            exec(code, names)
-        names["learner"].step(names["learner"].init(jax.random.key(0)))
-
-    jax.eval_shape(execute)
-
-
-@pytest.mark.slow
-def test_ppo_of_the_readme_learns(tmp_path):
-    returns = [float(number) for number in run(README_SNIPPETS[0], tmp_path).strip("[]").split()]
-    assert len(returns) == 4
-    assert min(returns) > 450  # of 500; a NaN is not
-
-
-@pytest.mark.slow
-def test_transformer_and_loss_of_the_readme_run(tmp_path):
-    """Each continues the one before it; of the first only the imports are needed."""
-    imports = "".join(re.findall(r"^(?:import|from) .*\n", README_SNIPPETS[0], re.M))
-    step = "state, metrics = jax.jit(learner.step)(learner.init(jax.random.key(0)))\n"
-    shown = "print(metrics['policy_loss'].metric())\n"
-    code = imports + README_SNIPPETS[1] + README_SNIPPETS[2] + step + shown
-    accuracy, loss = map(float, run(code, tmp_path).split())
-    assert 0 <= accuracy <= 1
-    assert abs(loss) < 10
+    code = "".join(README_SNIPPETS[:3])
+    printed = [line for line in run(code, tmp_path).splitlines() if line.startswith("[")]
+    require_close(printed, PRINTED.findall(code))
+    _, accuracies = map(numbers, printed)
+    assert accuracies[-1] > accuracies[0] + 0.25
+    drawn = [tmp_path / "runs" / name for name in ("clip", "quadratic")]
+    assert all(metrics.read(run / "metrics.jsonl")[-1]["iteration"] == 15 for run in drawn)
+    shown = ["--metric=episode_return", f"--out={tmp_path / 'losses.png'}"]
+    assert plot.main([*map(str, drawn), *shown]) == 0
 
 
 @pytest.mark.slow
