@@ -137,9 +137,9 @@ class Batch(NamedTuple):
       metrics: what `collect` measured.
       stratum: `[B]`, int32 below `Problem.strata`: rows of one stratum (one prompt of a finite set,
         or one difficulty) may be compared across groups. None without strata.
-      sampler_log_prob: `[B, T]`, nats, of `action` under the distribution μ it was sampled from
-        (before top-k or top-p truncation); None where that is `log_prob`. The two differ where the
-        sampler computes in another precision than `apply`, or where a proposal sampled the action.
+      sampler_log_prob: `[B, T]`, nats, of `action` under the distribution μ it was sampled from;
+        None where that is `log_prob`. The two differ where the sampler computes in another
+        precision than `apply`, or where a proposal sampled the action.
       step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; None for all
         slots.
       age: `[B]`, int32, parameter updates since the row was sampled; None if all rows are fresh.

@@ -295,14 +295,14 @@ WRONG = [
     Wrong(
         "dialogues at temperature 1",
         "language.dialogues.problem",
-        "Decoding(budget, temperature, top_k, top_p)",
-        "Decoding(budget, 1.0, top_k, top_p)",
+        "Decoding(budget, temperature, top_k, top_p, min_p)",
+        "Decoding(budget, 1.0, top_k, top_p, min_p)",
         SETTINGS,
     ),
     Wrong(
         "dialogues from all tokens",
         "language.dialogues.problem",
-        "Decoding(budget, temperature, top_k, top_p)",
+        "Decoding(budget, temperature, top_k, top_p, min_p)",
         "Decoding(budget, temperature)",
         SETTINGS,
     ),

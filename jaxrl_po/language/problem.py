@@ -45,6 +45,7 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem,
 SAMPLER_OF_LEARNER = Sampler()
 CUT = 32  # smallest token budget at which microbatches are cut to their longest completion
 NUCLEUS = Interval(0.0, 1.0, open_low=True)
+PART = Interval(0.0, 1.0, open_high=True)
 
 
 @record
@@ -73,6 +74,11 @@ class Sampling:
         "sample from the most likely tokens that reach this probability together; 1 for all",
         within=NUCLEUS,
     )
+    min_p: float = static(
+        0.0,
+        "sample from the tokens with at least this part of the largest probability; 0 for all",
+        within=PART,
+    )
     old_log_prob: str = static(
         AUTO,
         "source of the old policy's log-probabilities in the ratio: the sampler, or a forward "
@@ -84,7 +90,9 @@ class Sampling:
     @property
     def decoding(self) -> sampling.Decoding:
         """How completions are sampled."""
-        return sampling.Decoding(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
+        return sampling.Decoding(
+            self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p
+        )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range."""
@@ -156,6 +164,7 @@ def make_problem(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     process_reward: bool = False,
     verify: bool = True,
     prompt_set: int = 0,
@@ -179,8 +188,10 @@ def make_problem(
       group_size: G.
       max_new_tokens: T, budget of a completion, EOS included; 0 takes the task's longest answer.
       temperature: above 0; it divides the logits in sampling and in `apply`.
-      top_k: truncates sampling but not the trained policy, see `sampling.generate`; 0 is off.
+      top_k: filters what is sampled, see `sampling.truncate`; 0 is off. The policy that `apply`
+        gives is restricted to the tokens that were kept, which the batch's inputs hold.
       top_p: likewise; 1 is off.
+      min_p: likewise; 0 is off.
       process_reward: reward each token with the verifier's credit for it, in place of the score at
         the end.
       verify: run the task's verifier. If False, the reward is None and the score 0 until both are
@@ -223,6 +234,7 @@ def make_problem(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
             old_log_prob=old_log_prob,
         )
     )
@@ -254,7 +266,7 @@ def make_problem(
         target=target,
     )
 
-    decoding = sampling.Decoding(budget, temperature, top_k, top_p)
+    decoding = sampling.Decoding(budget, temperature, top_k, top_p, min_p)
     collect = _make_collect(
         task,
         model,
@@ -315,6 +327,7 @@ def _make_collect(
             decoding=decoding,
             eos=ends_of(task.tokenizer),
             noise=sampler.noise,
+            with_kept=True,
             pad_token=task.tokenizer.pad,
         )
         members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
@@ -345,7 +358,7 @@ def _make_collect(
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
         # The problem as the task knows it, without its number in the set.
         problem = members.problem[1] if prompt_set else members.problem
-        inputs = Sequences(tokens, members.pad, None if verify else problem)
+        inputs = Sequences(tokens, members.pad, None if verify else problem, kept=completions.kept)
         values = networks.value(params, inputs)
         return collector, Batch(
             inputs=inputs,

@@ -34,6 +34,7 @@ def make_problem(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     old_log_prob: str = AUTO,
     sampler: Sampler = SAMPLER_OF_LEARNER,
     critic: Transformer | None = None,
@@ -58,6 +59,7 @@ def make_problem(
       temperature: see `language.make_problem`, as for the arguments that follow.
       top_k: likewise.
       top_p: likewise.
+      min_p: likewise.
       old_log_prob: likewise.
       sampler: likewise.
       critic: likewise; its value before a token is that of the dialogue so far.
@@ -81,6 +83,7 @@ def make_problem(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
             old_log_prob=old_log_prob,
         )
     )
@@ -119,8 +122,9 @@ def make_problem(
             states,
             keys[:, 1],
             group_size=group_size,
-            decoding=Decoding(budget, temperature, top_k, top_p),
+            decoding=Decoding(budget, temperature, top_k, top_p, min_p),
             noise=sampler.noise,
+            with_kept=True,
         )
         accuracy = jax.vmap(dialogue.accuracy)(held.state)
         score = accuracy if dialogue.score is None else jax.vmap(dialogue.score)(held.state)
@@ -173,7 +177,8 @@ def batch_of(
     }
     if score.shape[1] > 1:
         metrics["dead_groups"] = masked.total(~informative(score))
-    inputs = Sequences(jnp.concatenate([prompt, held.tokens], axis=1), pad, None, held.position)
+    tokens = jnp.concatenate([prompt, held.tokens], axis=1)
+    inputs = Sequences(tokens, pad, None, held.position, held.kept)
     values = networks.value(params, inputs)
     is_last = held.mask & ~jnp.roll(held.mask, -1, axis=1).at[:, -1].set(False)
     return Batch(
