@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
-from jaxrl_po.distributions import Categorical, Listed
+from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora
 from jaxrl_po.language.checks import check_adapters, check_parameters, check_vocabulary
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import Sampler
 from jaxrl_po.language.tasks.types import DATA, Task
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.language.unembedding import Unembedded, next_tokens
+from jaxrl_po.language.unembedding import Listed, Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.lengths import Shorten
 from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples

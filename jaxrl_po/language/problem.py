@@ -21,10 +21,7 @@ from jaxrl_po.config import (
     static,
 )
 from jaxrl_po.language import lora, sampling
-from jaxrl_po.language.checks import (
-    check_budget,
-    check_top_k,
-)
+from jaxrl_po.language.checks import check_budget, check_top_k
 from jaxrl_po.language.mismatch import DTYPES, Sampler
 from jaxrl_po.language.networks import (
     AUTO,
@@ -45,7 +42,6 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem,
 SAMPLER_OF_LEARNER = Sampler()
 CUT = 32  # smallest token budget at which microbatches are cut to their longest completion
 NUCLEUS = Interval(0.0, 1.0, open_low=True)
-PART = Interval(0.0, 1.0, open_high=True)
 
 
 @record
@@ -77,7 +73,7 @@ class Sampling:
     min_p: float = static(
         0.0,
         "sample from the tokens with at least this part of the largest probability; 0 for all",
-        within=PART,
+        within=Interval(0.0, 1.0, open_high=True),
     )
     old_log_prob: str = static(
         AUTO,
@@ -90,9 +86,8 @@ class Sampling:
     @property
     def decoding(self) -> sampling.Decoding:
         """How completions are sampled."""
-        return sampling.Decoding(
-            self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.min_p
-        )
+        filters = self.top_k, self.top_p, self.min_p
+        return sampling.Decoding(self.max_new_tokens, self.temperature, *filters)
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range."""
@@ -227,15 +222,13 @@ def make_problem(
       >>> batch.action.shape, batch.score.shape
       ((6, 3), (2, 3))
     """
+    decoding = sampling.Decoding(max_new_tokens, temperature, top_k, top_p, min_p)
     check(
         Settings(
             num_prompts=num_prompts,
             group_size=group_size,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
             old_log_prob=old_log_prob,
+            **decoding._asdict(),
         )
     )
     check(sampler)
@@ -266,12 +259,11 @@ def make_problem(
         target=target,
     )
 
-    decoding = sampling.Decoding(budget, temperature, top_k, top_p, min_p)
     collect = _make_collect(
         task,
         model,
         networks,
-        decoding,
+        decoding._replace(max_new_tokens=budget),
         sampler,
         group_size=group_size,
         prompt_set=prompt_set,

@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.distributions import Categorical, Listed
+from jaxrl_po.distributions import Categorical
 from jaxrl_po.language.lora import Adapted
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
@@ -19,6 +19,54 @@ AT_ONCE = 2**24
 """Logits kept at a time for larger vocabularies: 64 MiB in float32."""
 LISTED = 512
 """Tokens of a larger vocabulary that a filter of the sampler keeps at most."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """Categorical over a list of K actions per element; every other has probability 0.
+
+    Attributes:
+      logits: `[E*, K]`, unnormalised log-probabilities of the actions of the list.
+      action: `[E*, K]`, int32: the list, and -1 in slots that hold none.
+
+    Example:
+      >>> pair = Listed(jnp.zeros(3), jnp.array([7, 4, -1]))
+      >>> print(round(float(pair.log_prob(jnp.int32(4))), 4), pair.log_prob(jnp.int32(0)))
+      -0.6931 -inf
+    """
+
+    logits: jax.Array
+    action: jax.Array
+
+    def slots(self) -> Categorical:
+        """The distribution over the K slots."""
+        return Categorical(jnp.where(self.action >= 0, self.logits, -jnp.inf))
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One int32 action per batch element, `E*`; consumes `key`."""
+        return self._in(self.slots().sample(key))
+
+    def mode(self) -> jax.Array:
+        """The most likely action, `E*`; the first of the list wins a tie."""
+        return self._in(self.slots().mode())
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-probability of `action` `E*`, in nats; -inf of an action that is not listed."""
+        chex.assert_shape(action, self.logits.shape[:-1])
+        chosen = self.action == action[..., None]
+        return jnp.max(jnp.where(chosen, self.slots().log_probs(), -jnp.inf), axis=-1)
+
+    def entropy(self) -> jax.Array:
+        """`−Σ_a p log p`, `E*`, in nats; 0 with one action."""
+        return self.slots().entropy()
+
+    def kl(self, other: "Listed") -> jax.Array:
+        """Exact KL(self ‖ other), `E*`, in nats, where both have the same list."""
+        return self.slots().kl(other.slots())
+
+    def _in(self, slot: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(self.action, slot[..., None], axis=-1)[..., 0]
 
 
 @jax.tree_util.register_dataclass
