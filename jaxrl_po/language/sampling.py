@@ -14,7 +14,7 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.language.unembedding import restricted
 from jaxrl_po.types import PyTree
 
-ROUNDING = 1e-6  # of a sum of probabilities
+ROUNDING = 1e-6  # of a sum of probabilities, and relative of one
 
 # A narrower decode loop costs compile time: it does not pay for fewer tokens or rows than these.
 NARROWING_STEPS, NARROWING_ROWS = 32, 64
@@ -45,7 +45,7 @@ def truncate(
     """
     vocabulary = logits.shape[-1]
     if min_p:
-        least = jnp.max(logits, axis=-1, keepdims=True) + math.log(min_p)
+        least = jnp.max(logits, axis=-1, keepdims=True) + math.log(min_p) - ROUNDING
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     if top_k == 0 and top_p == 1.0:
         return logits
