@@ -67,8 +67,8 @@ def fisher(
     The policy is linearised once for all products.
 
     Args:
-      policy: `policy(params) -> distribution`, a pytree of float leaves with `kl`, batch shape
-        `E*`.
+      policy: `policy(params) -> distribution`, a pytree with `kl`, batch shape `E*`; its leaves
+        that are not floats (the actions of a list) do not depend on the parameters.
       params: θ_old, float leaves of any shape.
       weight: `E*`, weights of the mean KL; they sum to 1 over all devices.
       damping: at least 0.
@@ -83,11 +83,11 @@ def fisher(
       >>> product(jnp.array([1.0, 0.0])).tolist()
       [0.25, -0.25]
     """
-    old, jvp = jax.linearize(policy, params)
+    old, jvp, listed = jax.linearize(lambda params: _floats(policy(params)), params, has_aux=True)
     vjp = jax.linear_transpose(jvp, params)
 
-    def kl(distribution: Any) -> jax.Array:
-        divergence = old.kl(distribution)
+    def kl(floats: Any) -> jax.Array:
+        divergence = _joined(old, listed).kl(_joined(floats, listed))
         chex.assert_equal_shape([divergence, weight])
         return jnp.sum(divergence * weight)
 
@@ -97,6 +97,21 @@ def fisher(
         return _add(masked.psum(vjp(hessian_product)[0], axis_name), vector, damping)
 
     return product
+
+
+def _floats(tree: Any) -> tuple[Any, Any]:
+    """The tree with its float leaves alone, and with the others alone; None in their places."""
+    return (
+        jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else None, tree),
+        jax.tree.map(lambda x: None if jnp.issubdtype(x.dtype, jnp.floating) else x, tree),
+    )
+
+
+def _joined(floats: Any, others: Any) -> Any:
+    """The tree that `_floats` took apart."""
+    return jax.tree.map(
+        lambda x, y: y if x is None else x, floats, others, is_leaf=lambda x: x is None
+    )
 
 
 def conjugate_gradient(

@@ -126,8 +126,8 @@ class Columns(TypedDict, total=False):
       stratum: `[B]`, int32 below `Facts.strata`: rows of one stratum (one prompt of a finite set,
         or one difficulty) may be compared across groups.
       age: `[B]`, int32, parameter updates since the row was sampled; without it all are fresh.
-      sampler_log_prob: `[B, T]`, nats, of the action under the distribution μ it was sampled from
-        (before top-k or top-p truncation), where that is not `log_prob`: the sampler computes in
+      sampler_log_prob: `[B, T]`, nats, of the action under the distribution μ it was sampled from,
+        where that is not `log_prob`: the sampler computes in
         another precision than `apply`, or a proposal sampled the action.
       step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; without it all do.
       teacher_log_prob: `[B, T]`, nats, of the action under a frozen teacher.

@@ -75,6 +75,7 @@ def language_problem():
         critic=critic,
         process_reward=True,
         max_new_tokens=4,
+        top_p=0.95,
     )
 
 
@@ -132,7 +133,12 @@ def dialogue_problem():
     dtype = jnp.zeros(()).dtype
     model = language.Transformer(tokenizer.size, width=8, layers=1, heads=2, dtype=dtype)
     return language.dialogues.make_problem(
-        dialogue, model, num_prompts=NUM_ROWS, group_size=4, critic=model.clone(outputs=1)
+        dialogue,
+        model,
+        num_prompts=NUM_ROWS,
+        group_size=4,
+        min_p=0.2,
+        critic=model.clone(outputs=1),
     )
 
 

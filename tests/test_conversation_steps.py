@@ -17,7 +17,9 @@ TOKENIZER = language.make_tokenizer("0123456789?")
 ZERO, EOS = TOKENIZER.ids["0"], TOKENIZER.eos
 MODEL = language.Transformer(TOKENIZER.size, width=16, layers=1, heads=2, mlp_width=16, gated=False)
 PROMPTS, GROUP, BUDGET, TURNS, REPLY = 3, 3, 3, 3, 4
-SIZES = Sampling(num_prompts=PROMPTS, group_size=GROUP, max_new_tokens=BUDGET, temperature=1.3)
+SIZES = Sampling(
+    num_prompts=PROMPTS, group_size=GROUP, max_new_tokens=BUDGET, temperature=1.3, top_k=11
+)
 
 
 def ragged():
@@ -176,6 +178,8 @@ def test_the_steps_give_the_batch_of_the_one_program(both):
         np.where(batch.mask, batch.inputs.position, 0),
         np.where(batch.mask, expected.inputs.position, 0),
     )
+    np.testing.assert_array_equal(batch.inputs.kept, expected.inputs.kept)
+    np.testing.assert_array_equal(batch.inputs.kept.sum(axis=2), 11 * batch.mask)
     np.testing.assert_array_equal(
         batch.inputs.tokens[:, REPLY + 2 :], expected.inputs.tokens[:, REPLY:]
     )

@@ -294,7 +294,7 @@ def test_dialogues_are_held_as_the_settings_say(monkeypatch, begun):
         raise InterruptedError
 
     monkeypatch.setattr(conversation, "converse", converse)
-    settings = {"max_new_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.75}
+    settings = {"max_new_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.75, "min_p": 0.1}
     sampler = language.Sampler(dtype="bfloat16", noise=0.25, staleness=2)
     problem = dialogues.make_problem(
         parrot(turns=2, budget=2), MODEL, num_prompts=PROMPTS, sampler=sampler, **settings
@@ -305,8 +305,9 @@ def test_dialogues_are_held_as_the_settings_say(monkeypatch, begun):
         problem.collect(adapted, begun[1], jax.random.key(0))
     assert given == {
         "group_size": 8,
-        "decoding": Decoding(3, 0.5, 4, 0.75),
+        "decoding": Decoding(3, 0.5, 4, 0.75, 0.1),
         "noise": 0.25,
+        "with_kept": True,
         "model": lora.over(MODEL.clone(dtype=jnp.dtype("bfloat16")), adapted.frozen),
     }
 

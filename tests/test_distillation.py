@@ -57,8 +57,9 @@ def test_a_student_comes_to_answer_as_its_teacher():
 
 
 def test_a_teacher_of_other_sizes_scores_the_tokens_of_the_student():
+    """Over the tokens that the student's sampler kept, to which both policies are restricted."""
     student, large = transformer(8), transformer(16)
-    problem = language.make_problem(TASK, student, **SIZES)
+    problem = language.make_problem(TASK, student, top_k=6, **SIZES)
     its = language.make_problem(TASK, large, **SIZES)
 
     @jax.jit
@@ -70,8 +71,10 @@ def test_a_teacher_of_other_sizes_scores_the_tokens_of_the_student():
 
     batch, logits = both(jax.random.key(0))
     steps = batch.action.shape[1]
+    among = jnp.where(batch.inputs.kept, logits[:, -steps:], -jnp.inf)
+    assert (batch.inputs.kept.sum(axis=-1)[batch.mask] == 6).all()
     want = np.take_along_axis(
-        np.asarray(jax.nn.log_softmax(logits))[:, -steps:], np.asarray(batch.action)[..., None], 2
+        np.asarray(jax.nn.log_softmax(among)), np.asarray(batch.action)[..., None], 2
     )[..., 0]
     mask = np.asarray(batch.mask)
     np.testing.assert_allclose(

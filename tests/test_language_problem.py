@@ -323,6 +323,8 @@ def test_a_task_whose_lengths_disagree_is_named(changes, message):
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0"),
         ({"top_p": 1.1}, r"top_p must lie in \(0, 1\], got 1.1"),
         ({"top_p": float("nan")}, r"top_p must lie in \(0, 1\], got nan"),
+        ({"min_p": 1.0}, r"min_p must lie in \[0, 1\), got 1"),
+        ({"min_p": -0.1}, r"min_p must lie in \[0, 1\), got -0.1"),
         ({"top_k": -1}, "top_k must lie in"),
         ({"top_k": 15}, "top_k must be at most 14, the vocabulary, got 15"),
         ({"num_prompts": 0}, "num_prompts"),

@@ -93,9 +93,10 @@ def sample(params, prompt, pad, keys):
     return sampling.generate(
         *(MODEL, params, prompt, pad, keys),
         group_size=4,
-        decoding=Decoding(BUDGET, temperature=1.3),
+        decoding=Decoding(BUDGET, temperature=1.3, top_p=0.95),
         eos=ENDS,
         pad_token=PAD,
+        with_kept=True,
     )
 
 
@@ -124,7 +125,8 @@ def talk(params, prompt, pad, keys):
     return conversation.converse(
         *(MODEL, params, dialogue, language.tasks.Prompt(prompt, pad, None), state, keys),
         group_size=4,
-        decoding=Decoding(4),
+        decoding=Decoding(4, top_k=5),
+        with_kept=True,
     )
 
 

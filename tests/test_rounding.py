@@ -189,6 +189,15 @@ def test_the_nucleus_is_the_smallest_set_of_that_mass(probabilities, top_p, kept
     assert int(jnp.isfinite(truncated).sum()) == kept
 
 
+def test_a_token_of_just_the_least_probability_stays():
+    """Of 1 / 2 a fifth is 1 / 10, a seventh 1 / 14, and so on, in rounded logarithms."""
+    part = 1.0 / np.arange(2, 60)
+    for least in part:
+        pair = jnp.log(jnp.array([0.5, 0.5 * least], jnp.float32))
+        assert bool(jnp.isfinite(truncate(pair, min_p=float(least))).all())
+        assert int(jnp.isfinite(truncate(pair, min_p=float(least) * 1.0001)).sum()) == 1
+
+
 def test_a_step_of_zero_is_no_gain():
     """The surrogate is a sum that another program would round otherwise."""
     terms = jnp.sin(jnp.arange(1000.0))

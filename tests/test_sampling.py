@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_po.language import Transformer
+from jaxrl_po.language import Transformer, unembedding
 from jaxrl_po.language.sampling import Decoding, generate, truncate
 
+HELD = unembedding.HELD
 VOCABULARY, PAD, EOS, BUDGET = 10, 0, 1, 5
 MODEL = Transformer(VOCABULARY, width=16, layers=1, heads=4, kv_heads=2, mlp_width=16)
 PROMPT = jnp.array([[0, 0, 2, 3], [4, 5, 2, 2], [0, 3, 4, 5], [3, 2, 4, 4]], jnp.int32)
@@ -216,11 +217,12 @@ def test_temperature_is_that_of_the_distribution():
         )
 
 
-def kept(probabilities, top_k, top_p):
+def kept(probabilities, *, top_k=0, top_p=1.0, min_p=0.0):
     """The kept tokens, one at a time from the most likely on, in float64."""
     order = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))[
         : top_k or None
     ]
+    order = [token for token in order if probabilities[token] >= min_p * max(probabilities)]
     mass, chosen = sum(probabilities[token] for token in order), []
     for token in order:
         chosen.append(token)
@@ -231,16 +233,18 @@ def kept(probabilities, top_k, top_p):
 
 @pytest.mark.parametrize("top_k", [0, 1, 3, VOCABULARY])
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.77, 0.999, 1.0])
-def test_truncation_equals_a_plain_reference(top_k, top_p):
+@pytest.mark.parametrize("min_p", [0.0, 0.2])
+def test_truncation_equals_a_plain_reference(top_k, top_p, min_p):
     logits = np.random.default_rng(0).normal(size=(20, VOCABULARY)).astype(np.float32) * 2
     logits[5:10, 3] = logits[5:10, 7]
     logits[10:15] = 0.0
     logits[15:, :4] = -np.inf
-    result = np.asarray(jax.jit(functools.partial(truncate, top_k=top_k, top_p=top_p))(logits))
+    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    result = np.asarray(jax.jit(functools.partial(truncate, **filters))(logits))
     for row, got in zip(logits.astype(np.float64), result, strict=True):
         chosen = [
             token
-            for token in kept(np.exp(row) / np.exp(row).sum(), top_k, top_p)
+            for token in kept(np.exp(row) / np.exp(row).sum(), **filters)
             if np.isfinite(row[token])
         ]
         assert np.flatnonzero(np.isfinite(got)).tolist() == sorted(chosen)
@@ -260,40 +264,57 @@ def test_of_equals_at_the_edge_the_lower_indices_stay():
     assert left(np.zeros(10, np.float32), top_p=0.65) == [True] * 7 + [False] * 3
 
 
-def test_top_p_is_of_what_top_k_left():
-    """Of 0.4, 0.3, 0.2, 0.1 top-k leaves 4/7 and 3/7: half of that is the first token alone."""
+def test_top_p_is_of_what_the_others_left():
+    """Of 0.4, 0.3, 0.2, 0.1 top-k leaves 4/7 and 3/7: half of that is the first token alone.
+
+    Min-p at 0.6 leaves the same two, and 0.75, the ratio of the second to the first, both of them.
+    """
     logits = np.log(np.float32([0.4, 0.3, 0.2, 0.1]))
     assert left(logits, top_k=2, top_p=0.5) == [True, False, False, False]
     assert left(logits, top_p=0.5) == [True, True, False, False]
+    assert left(logits, min_p=0.6, top_p=0.5) == [True, False, False, False]
+    assert left(logits, min_p=0.74) == [True, True, False, False]
+    assert left(logits, min_p=0.76) == [True, False, False, False]
 
 
+@pytest.mark.parametrize("held", [HELD, 1])
 @pytest.mark.parametrize(
-    "options", [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.8, "temperature": 1.3}]
+    "options",
+    [
+        {"top_k": 3},
+        {"top_p": 0.6},
+        {"min_p": 0.15},
+        {"top_k": 5, "top_p": 0.8, "min_p": 0.01, "temperature": 1.3},
+    ],
 )
-def test_truncation_is_that_of_the_samples_and_not_of_their_log_probs(options):
-    """Samples are those of μ = π 1[S] / π(S), first and later tokens; recorded is log π."""
+def test_samples_their_sets_and_their_log_probs_are_of_one_distribution(options, held, monkeypatch):
+    """Of μ = π 1[S] / π(S), first and later tokens; S as a mask, or as a list."""
+    monkeypatch.setattr(unembedding, "HELD", held)
+    filters = {name: x for name, x in options.items() if name != "temperature"}
     table = np.random.default_rng(1).normal(size=(VOCABULARY, VOCABULARY)) * 2
     table[:, EOS] = -np.inf
-    completions = sampler(Script(table), group_size=4000, max_new_tokens=2, **options)(
-        (), *ending(5), KEYS[:1]
-    )
-    tokens = np.asarray(completions.tokens)
+    completions = sampler(
+        Script(table), group_size=4000, max_new_tokens=2, with_kept=True, **options
+    )((), *ending(5), KEYS[:1])
+    tokens, sets = np.asarray(completions.tokens), np.asarray(completions.kept)
     logits = table / options.get("temperature", 1.0)
     policy = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(
-        completions.log_prob[:, 0], np.log(policy[5, tokens[:, 0]]), rtol=1e-4
-    )
-    np.testing.assert_allclose(
-        completions.log_prob[:, 1], np.log(policy[tokens[:, 0], tokens[:, 1]]), rtol=1e-4
-    )
-    for before, after in [
-        (5, tokens[:, 0]),
-        *((t, tokens[tokens[:, 0] == t, 1]) for t in np.unique(tokens[:, 0])),
+    for before, rows, t in [
+        (5, slice(None), 0),
+        *((token, tokens[:, 0] == token, 1) for token in np.unique(tokens[:, 0])),
     ]:
-        chosen = kept(policy[before], options.get("top_k", 0), options.get("top_p", 1.0))
-        assert set(after) <= set(chosen)
-        for token in chosen:
-            p = policy[before, token] / policy[before, chosen].sum()
+        chosen, after = kept(policy[before], **filters), tokens[rows, t]
+        mu = np.zeros(VOCABULARY)
+        mu[chosen] = policy[before, chosen] / policy[before, chosen].sum()
+        np.testing.assert_allclose(
+            completions.log_prob[rows, t], np.log(mu[after]), rtol=1e-5, atol=1e-6
+        )
+        for found in sets[rows, t]:
+            assert sorted(
+                np.flatnonzero(found) if found.dtype == bool else found[found >= 0]
+            ) == sorted(chosen)
+        for token in range(VOCABULARY):
+            p = mu[token]
             assert abs((after == token).mean() - p) < 5 * (p * (1 - p) / len(after)) ** 0.5 + 1e-9
 
 
@@ -310,14 +331,17 @@ def test_truncation_keeps_the_meaning_of_the_end():
     after = at[None, :] >= length[:, None]
     assert (tokens[after] == PAD).all()
     np.testing.assert_array_equal(np.asarray(cut.log_prob)[after], 0.0)
-    assert (np.asarray(cut.log_prob)[~after] < 0.0).all()
+    assert (np.asarray(cut.log_prob)[~after] <= 0.0).all()
+    assert cut.kept is None  # not asked for
 
 
-def test_the_most_likely_alone_is_greedy():
+def test_the_most_likely_alone_is_greedy_and_certain():
     greedy = sampler(greedy=True)(parameters(), PROMPT, PADDING, KEYS)
-    jax.tree.map(
-        np.testing.assert_array_equal, sampler(top_k=1)(parameters(), PROMPT, PADDING, KEYS), greedy
-    )
+    alone = sampler(top_k=1)(parameters(), PROMPT, PADDING, KEYS)
+    for name in ("tokens", "length", "ended"):
+        np.testing.assert_array_equal(getattr(alone, name), getattr(greedy, name))
+    np.testing.assert_array_equal(alone.log_prob, 0.0)
+    assert (greedy.log_prob < 0.0).any()
 
 
 def test_switched_off_nothing_is_sorted():
@@ -326,5 +350,6 @@ def test_switched_off_nothing_is_sorted():
         return "sort" in program or "top_k" in program
 
     assert not sorts()
+    assert not sorts(min_p=0.1)
     assert sorts(top_k=2)
     assert sorts(top_p=0.5)

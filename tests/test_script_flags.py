@@ -129,6 +129,7 @@ from jaxrl_po.run.experiment.flags import UsageError
         ("control", "extra", r"'extra' is not a flag"),
         ("language", "--task=adition", r"--task has no 'adition'; did you mean addition\?"),
         ("language", "--problem.top_p=0", r"--problem\.top_p must lie in \(0, 1\], got 0"),
+        ("language", "--problem.min_p=1", r"--problem\.min_p must lie in \[0, 1\), got 1"),
         (
             "language",
             "--problem.top_k=15",

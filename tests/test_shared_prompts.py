@@ -34,7 +34,7 @@ PROMPTS, GROUP = 3, 2
 
 def problem_of(model, **options):
     return language.make_problem(
-        TASK, model, num_prompts=PROMPTS, group_size=GROUP, temperature=1.5, **options
+        TASK, model, num_prompts=PROMPTS, group_size=GROUP, temperature=1.5, top_k=9, **options
     )
 
 
@@ -64,7 +64,13 @@ def drawn(problem):
     tokens = np.concatenate([np.repeat(prompts, GROUP, axis=0), answers], axis=1)
     assert tokens.shape == batch.inputs.tokens.shape
     pad = np.repeat(np.arange(PROMPTS, dtype=np.int32), GROUP)
-    inputs = batch.inputs._replace(tokens=tokens, pad=pad)
+    among = generator.integers(0, 2, batch.inputs.kept.shape).astype(batch.inputs.kept.dtype)
+    if among.dtype == bool:
+        np.put_along_axis(among, answers[..., None], True, axis=2)
+    else:
+        among[:] = np.arange(2, 2 + among.shape[2])
+        among[..., 0] = answers
+    inputs = batch.inputs._replace(tokens=tokens, pad=pad, kept=among)
     return params, batch._replace(inputs=inputs, action=answers)
 
 

@@ -236,8 +236,8 @@ WRONG = [
     Wrong(
         "the learner at another temperature than the sampler",
         "language.unembedding",
-        "Categorical(some(logits) / temperature)",
-        "Categorical(some(logits))",
+        "restricted(some(logits) / temperature, kept)",
+        "restricted(some(logits), kept)",
         ("test_language_problem.py::test_sampler_and_learner_agree",),
     ),
     Wrong(

@@ -16,6 +16,7 @@ GIVEN = (
 SETTINGS = ("test_dialogues.py::test_dialogues_are_held_as_the_settings_say",)
 GAMES = ("test_dialogue_runs.py::test_games_are_told_turn_by_turn",)
 FIT = ("test_reward_model.py::test_a_fit_reads_training_pairs_that_differ",)
+KEPT = "test_kept.py::"
 PAIRS = ("test_reward_model.py::test_pairs_are_of_training_prompts_and_at_the_temperature",)
 
 WRONG = [
@@ -219,6 +220,63 @@ WRONG = [
         "masked.total(trunk.episode_return)",
         VINE,
     ),
+    # The policy is restricted to the tokens that the sampler kept.
+    Wrong(
+        "a token is held with the set of another step",
+        "language.sampling",
+        "jnp.zeros_like(kept)), t)",
+        "jnp.zeros_like(kept)), jnp.maximum(t - 1, 0))",
+        (KEPT + "test_what_is_scored_is_what_was_sampled_token_by_token",),
+    ),
+    Wrong(
+        "the policy is not renormalised over what the sampler kept",
+        "language.networks",
+        "kept=inputs.kept,",
+        "kept=None,",
+        (KEPT + "test_what_is_scored_is_what_was_sampled_token_by_token",),
+    ),
+    Wrong(
+        "the reference is not renormalised over what the sampler kept",
+        "learner",
+        "(batch.inputs, batch.action), math.gcd",
+        "(batch.inputs._replace(kept=None), batch.action), math.gcd",
+        (KEPT + "test_the_first_policy_and_the_reference_are_one",),
+    ),
+    Wrong(
+        "the filters read logits that the temperature divides twice",
+        "language.sampling",
+        "None if greedy else kept_tokens(logits, decoding)",
+        "None if greedy else kept_tokens(logits / decoding.temperature, decoding)",
+        (KEPT + "test_what_is_scored_is_what_was_sampled_token_by_token",),
+    ),
+    Wrong(
+        "an action that is not listed is certain",
+        "language.unembedding",
+        "jnp.where(chosen, self.slots().log_probs(), -jnp.inf)",
+        "jnp.where(chosen, self.slots().log_probs(), 0.0)",
+        (KEPT + "test_what_is_scored_is_what_was_sampled_token_by_token",),
+    ),
+    Wrong(
+        "slots of a list that hold no token have a probability",
+        "language.unembedding",
+        "jnp.where(self.action >= 0, self.logits, -jnp.inf)",
+        "self.logits",
+        (KEPT + "test_gradients_are_those_of_the_dense_formula",),
+    ),
+    Wrong(
+        "what is kept of a group is that of its first member",
+        "language.networks",
+        "inputs.position, inputs.kept)",
+        "inputs.position, jnp.repeat(inputs.kept[::group_size], group_size, axis=0))",
+        ("test_shared_prompts.py::test_values_and_gradients_are_those_of_whole_rows[plain]",),
+    ),
+    Wrong(
+        "what was kept in a dialogue stands where it was said, not with its token",
+        "language.transcript",
+        "kept=sampled.kept,",
+        "kept=None if written.kept is None else written.kept[:, :most],",
+        ("test_conversation_steps.py::test_the_ratio_of_the_first_update_is_1",),
+    ),
     # Narrower decode loops.
     Wrong(
         "keys follow the place of a row, not its number",
@@ -303,7 +361,7 @@ WRONG = [
         "dialogues from all tokens",
         "language.dialogues.problem",
         "decoding=settings.decoding",
-        "decoding=settings.decoding._replace(top_k=0, top_p=1.0)",
+        "decoding=settings.decoding._replace(top_k=0, top_p=1.0, min_p=0.0)",
         SETTINGS,
     ),
     Wrong(

@@ -139,9 +139,18 @@ def _is_row_wise(surrogate: Surrogate, samples: Samples, rows: int) -> bool:
     # Numbers that the surrogate closes over may be traced, as those of a sweep are.
     constants = [draw(x, 1.0) if isinstance(x, jax.core.Tracer) else x for x in traced.consts]
     elements = jax.jit(jaxpr_as_fun(traced.replace(consts=constants)))
-    data = [draw(x) for x in jax.tree.leaves(inputs)]
+    # What it does not read (the tokens that a sampler kept may be many) takes no memory.
+    jaxpr = traced.jaxpr
+    read = {id(x) for equation in jaxpr.eqns for x in equation.invars} | set(map(id, jaxpr.outvars))
+    data = [
+        draw(x) if id(variable) in read else np.broadcast_to(np.zeros((), x.dtype), x.shape)
+        for variable, x in zip(jaxpr.invars, jax.tree.leaves(inputs), strict=True)
+    ]
     # Far below and far above the first row, so that a quantile falls on either side of it.
-    below, above = ([np.concatenate([x[:1], draw(x[1:], d)]) for x in data] for d in (-1.0, 1.0))
+    below, above = (
+        [x if x.strides[0] == 0 else np.concatenate([x[:1], draw(x[1:], d)]) for x in data]
+        for d in (-1.0, 1.0)
+    )
     with jax.ensure_compile_time_eval():
         low, high = (np.asarray(elements(*rows)[0])[0] for rows in (below, above))
     return np.array_equal(low, high, equal_nan=True)

@@ -3,7 +3,7 @@
 import jax
 
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import lora
+from jaxrl_po.language import lora, unembedding
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
@@ -65,6 +65,11 @@ def check_adapters(model: Transformer) -> None:
 
 
 def check_top_k(top_k: int, model: Transformer) -> None:
-    """Raises ConfigError if `top_k` exceeds the vocabulary."""
+    """Raises ConfigError if `top_k` exceeds the vocabulary, or what is listed of a large one."""
     if top_k > model.vocabulary:
         raise ConfigError(f"top_k must be at most {model.vocabulary}, the vocabulary, got {top_k}")
+    if model.vocabulary > unembedding.HELD and top_k > unembedding.LISTED:
+        raise ConfigError(
+            f"top_k must be at most {unembedding.LISTED} with a vocabulary of {model.vocabulary}, "
+            f"of which these are held with each token, got {top_k}"
+        )

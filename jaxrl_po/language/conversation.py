@@ -52,6 +52,7 @@ def converse(
     decoding: Decoding,
     greedy: bool = False,
     noise: float = 0.0,
+    with_kept: bool = False,
 ) -> Conversations:
     """Holds `group_size` dialogues from each of P starting states.
 
@@ -72,6 +73,7 @@ def converse(
       decoding: see `Decoding`; its budget, above 0, is that of a message.
       greedy: write the most likely tokens.
       noise: std of the noise on the logits, see `sampling.draw`.
+      with_kept: hold what each token was drawn from.
 
     Returns:
       The conversations.
@@ -96,6 +98,7 @@ def converse(
         sampled=nothing,
         message_end=nothing,
         reward=nothing.astype(jnp.float32),
+        kept=sampling.no_tokens(logits, decoding, columns) if with_kept else None,
     )
     rows = Rows(turn.read, pad, row_keys, cache, (turn, said))
     feed = sampling.in_columns(model, prompt_length)
@@ -135,7 +138,9 @@ def _emit(
 ) -> Rows:
     """Token t of every row: of its reply, sampled, or PAD once its dialogue is over."""
     (turn, said), budget = rows.own, decoding.max_new_tokens
-    token, log_prob = sampling.draw(logits, rows.keys, t, decoding, greedy=greedy, noise=noise)
+    token, log_prob, kept = sampling.draw(
+        logits, rows.keys, t, decoding, greedy=greedy, noise=noise
+    )
     over = _over(dialogue, turn)
     reads = turn.read < turn.reply.length
     writes = ~reads & ~over
@@ -164,7 +169,10 @@ def _emit(
         jax.vmap(jax.random.fold_in, (0, None))(rows.keys, columns + t),
     )
     column = Written(token, jnp.where(writes, log_prob, 0.0), writes, complete, reward)
-    said = jax.tree.map(lambda x, new: sampling.write(x, new, t), said, column)
+    held = sampling.hold(said.kept, kept, writes, t)
+    said = jax.tree.map(
+        lambda x, new: sampling.write(x, new, t), said._replace(kept=None), column
+    )._replace(kept=held)
     return rows._replace(token=token, own=(turn, said))
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.language import sampling, transcript
-from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.sampling import PLAIN, Decoding
 from jaxrl_po.language.stopping import Ends
 from jaxrl_po.language.transcript import Conversations, Written
 from jaxrl_po.language.transformer import Transformer
@@ -29,6 +29,7 @@ class Rows(NamedTuple):
       log_prob: `[B, N]`, nats, of the sampled tokens.
       sampled: `[B, N]`, bool.
       message_end: `[B, N]`, bool.
+      kept: `[B, N, …]`, what each sampled token was drawn from, see `sampling.Completions`.
     """
 
     tokens: jax.Array
@@ -40,6 +41,7 @@ class Rows(NamedTuple):
     log_prob: jax.Array
     sampled: jax.Array
     message_end: jax.Array
+    kept: jax.Array | None
 
     @property
     def prompt_length(self) -> int:
@@ -70,6 +72,7 @@ def begin(
     *,
     columns: int,
     pad_token: int,
+    decoding: Decoding = PLAIN,
 ) -> Rows:
     """Reads the prompts.
 
@@ -81,6 +84,7 @@ def begin(
       keys: `[B]`, see `Rows`.
       columns: N.
       pad_token: fills the columns to come.
+      decoding: that of `write`.
     """
     rows, prompt_length = prompt.shape
     logits, cache, pad = sampling.prefill(
@@ -97,6 +101,7 @@ def begin(
         log_prob=jnp.zeros((rows, columns), logits.dtype),
         sampled=no,
         message_end=no,
+        kept=sampling.no_tokens(logits, decoding, columns),
     )
 
 
@@ -134,7 +139,9 @@ def write(
     def emit(t: jax.Array, logits: jax.Array, loop: Writing) -> Writing:
         """The next token of every row that writes."""
         writing, matched, rows = loop
-        token, log_prob = sampling.draw(logits, rows.keys, rows.length, decoding, greedy=greedy)
+        token, log_prob, kept = sampling.draw(
+            logits, rows.keys, rows.length, decoding, greedy=greedy
+        )
         matched, complete = ends.after(matched, token)
         complete |= t + 1 == budget
         prompt = rows.prompt_length
@@ -143,6 +150,9 @@ def write(
             log_prob=_put(rows.log_prob, log_prob, rows.length, writing),
             sampled=_put(rows.sampled, writing, rows.length, writing),
             message_end=_put(rows.message_end, complete, rows.length, writing),
+            kept=rows.kept
+            if kept is None or rows.kept is None
+            else _put(rows.kept, kept, rows.length, writing),
             length=rows.length + writing,
         )
         return Writing(writing & ~complete, matched, rows)
@@ -197,6 +207,7 @@ def finish(
         sampled=rows.sampled,
         message_end=rows.message_end,
         reward=jnp.where(last, reward[:, None], 0.0),
+        kept=rows.kept,
     )
     return transcript.gather(written, most, state=None, ended=ended, turns=turns)
 

@@ -15,7 +15,7 @@ from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import Sampler
 from jaxrl_po.language.tasks.types import DATA, Task
 from jaxrl_po.language.transformer import Transformer
-from jaxrl_po.language.unembedding import Unembedded, next_tokens
+from jaxrl_po.language.unembedding import Listed, Unembedded, next_tokens
 from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.lengths import Shorten
 from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples
@@ -36,12 +36,15 @@ class Sequences(NamedTuple):
       problem: `[B, …]`, see `Prompt`, where the reward is computed on the host; else None.
       position: `[B, S]`, int32 below N, the sampled tokens' positions in the completion; None if
         all tokens are sampled.
+      kept: `[B, S, …]`, the tokens that each was drawn from, to which the policy is restricted, see
+        `sampling.kept_tokens`; None for all.
     """
 
     tokens: jax.Array
     pad: jax.Array
     problem: PyTree = None
     position: jax.Array | None = None
+    kept: jax.Array | None = None
 
 
 class Grouped(NamedTuple):
@@ -52,15 +55,18 @@ class Grouped(NamedTuple):
       pad: `[P]`, int32, padding tokens on the left.
       tokens: `[B, N]`, int32, what follows it.
       position: see `Sequences`.
+      kept: likewise.
     """
 
     prompt: jax.Array
     pad: jax.Array
     tokens: jax.Array
     position: jax.Array | None
+    kept: jax.Array | None
 
 
 Inputs = Sequences | Grouped
+TokenPolicy = Categorical | Listed | Unembedded
 
 
 class Networks(NamedTuple):
@@ -75,7 +81,7 @@ class Networks(NamedTuple):
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
-    apply: Callable[[ActorCritic, Inputs], tuple[Categorical | Unembedded, jax.Array]]
+    apply: Callable[[ActorCritic, Inputs], tuple[TokenPolicy, jax.Array]]
     value: Callable[[ActorCritic, Inputs], jax.Array]
     exact_sampler: bool
     grouped: Callable[[Sequences], Inputs] | None
@@ -124,7 +130,7 @@ def make_networks(
             return inputs.tokens.shape[1]
         return min(columns, inputs.tokens.shape[1] - source.prompt_length)
 
-    def apply(params: ActorCritic, inputs: Inputs) -> tuple[Categorical | Unembedded, jax.Array]:
+    def apply(params: ActorCritic, inputs: Inputs) -> tuple[TokenPolicy, jax.Array]:
         # Where prompts are read once a group, there is an output after each prompt and token.
         reading: dict[str, Any] = {"last": after_prompt(inputs)}
         if isinstance(inputs, Grouped):
@@ -136,6 +142,7 @@ def make_networks(
             inputs.pad,
             temperature=temperature,
             position=inputs.position,
+            kept=inputs.kept,
             **reading,
         )
         return distribution, value(params, inputs)
@@ -145,7 +152,8 @@ def make_networks(
             return inputs
         start = inputs.tokens.shape[1] - after_prompt(inputs)
         prompt, tokens = jnp.split(inputs.tokens, [start], axis=1)
-        return Grouped(prompt[::group_size], inputs.pad[::group_size], tokens, inputs.position)
+        pad = inputs.pad[::group_size]
+        return Grouped(prompt[::group_size], pad, tokens, inputs.position, inputs.kept)
 
     def value(params: ActorCritic, inputs: Inputs) -> jax.Array:
         if critic is None or params.value is None or isinstance(inputs, Grouped):
@@ -234,8 +242,10 @@ def shorten_after(prompt_length: int) -> Shorten:
 
     def shorten(samples: Samples, steps: int) -> Samples:
         tokens = samples.inputs.tokens[:, : prompt_length + steps]
-        cut = jax.tree.map(lambda x: x[:, :steps], samples._replace(inputs=None))
-        return cut._replace(inputs=samples.inputs._replace(tokens=tokens))
+        cut, kept = jax.tree.map(
+            lambda x: x[:, :steps], (samples._replace(inputs=None), samples.inputs.kept)
+        )
+        return cut._replace(inputs=samples.inputs._replace(tokens=tokens, kept=kept))
 
     return shorten
 

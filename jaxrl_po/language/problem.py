@@ -58,6 +58,7 @@ def make_problem(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     process_reward: bool = False,
     verify: bool = True,
     prompt_set: int = 0,
@@ -81,8 +82,10 @@ def make_problem(
       group_size: G.
       max_new_tokens: T, budget of a completion, EOS included; 0 takes the task's longest answer.
       temperature: above 0; it divides the logits in sampling and in `apply`.
-      top_k: truncates sampling but not the trained policy, see `sampling.generate`; 0 is off.
+      top_k: filters what is sampled, see `sampling.truncate`; 0 is off. The policy that `apply`
+        gives is restricted to the tokens that were kept, which the batch's inputs hold.
       top_p: likewise; 1 is off.
+      min_p: likewise; 0 is off.
       process_reward: reward each token with the verifier's credit for it, in place of the score at
         the end.
       verify: run the task's verifier. If False, the reward is None and the score 0 until both are
@@ -132,6 +135,7 @@ def make_problem(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
         old_log_prob=old_log_prob,
         process_reward=process_reward,
         prompt_set=prompt_set,
@@ -218,6 +222,7 @@ def _make_collect(
             decoding=settings.decoding,
             eos=ends_of(task.tokenizer),
             noise=sampler.noise,
+            with_kept=True,
             pad_token=task.tokenizer.pad,
         )
         members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, settings.group_size, 0), prompts)
@@ -233,7 +238,8 @@ def _make_collect(
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
         # The problem as the task knows it, without its number in the set.
         problem = members.problem[1] if settings.prompt_set else members.problem
-        inputs = Sequences(tokens, members.pad, None if verify else problem)
+        unscored = None if verify else problem
+        inputs = Sequences(tokens, members.pad, unscored, kept=completions.kept)
         values = networks.value(params, inputs)
         return collector, Batch(
             inputs=inputs,

@@ -1,5 +1,6 @@
 """Sampling completions under jit: one prefill per group, and a loop until all rows have ended."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,29 +8,33 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.distributions import Categorical
-from jaxrl_po.language import kernels
+from jaxrl_po.language import kernels, unembedding
 from jaxrl_po.language.stopping import Ends
 from jaxrl_po.language.transformer import Transformer
+from jaxrl_po.language.unembedding import restricted
 from jaxrl_po.types import PyTree
 
-ROUNDING = 1e-6  # of a sum of probabilities
+ROUNDING = 1e-6  # of a sum of probabilities, and relative of one
 
 # A narrower decode loop costs compile time: it does not pay for fewer tokens or rows than these.
 NARROWING_STEPS, NARROWING_ROWS = 32, 64
 
 
-def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Array:
-    """Top-k, then top-p: keeps the fewest most likely tokens, at most `top_k`, that reach `top_p`.
+def truncate(
+    logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> jax.Array:
+    """Min-p, top-k, then top-p: the fewest likely tokens, at most `top_k`, that reach `top_p`.
 
     Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751, eq. 2–3) over the distribution left by
-    top-k, renormalised. The most likely token always stays. Ties are broken by the lower index, so
-    that no token more than necessary is kept.
+    the others, renormalised. The most likely token always stays. Ties are broken by the lower
+    index, so that no token more than necessary is kept.
 
     Args:
       logits: `[…, V]`, divided by the temperature already.
       top_k: in [0, V]; 0 is off.
-      top_p: in (0, 1]; 1 is off. With both off nothing is sorted.
+      top_p: in (0, 1]; 1 is off. With this one and top-k off nothing is sorted.
+      min_p: in [0, 1); a token stays with at least this part of the largest probability (Nguyen et
+        al. 2024, arXiv:2407.01082, eq. 1–2); 0 is off.
 
     Returns:
       `[…, V]`, `-inf` where a token is excluded and unchanged elsewhere; softmax renormalises.
@@ -39,6 +44,9 @@ def truncate(logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0) -> jax.Ar
       [-inf   1. -inf   0.]
     """
     vocabulary = logits.shape[-1]
+    if min_p:
+        least = jnp.max(logits, axis=-1, keepdims=True) + math.log(min_p) - ROUNDING
+        logits = jnp.where(logits >= least, logits, -jnp.inf)
     if top_k == 0 and top_p == 1.0:
         return logits
     # Of equal values `top_k` returns the lowest index first.
@@ -63,15 +71,50 @@ class Decoding(NamedTuple):
       temperature: above 0; logits are divided by it.
       top_k: see `truncate`; 0 is off.
       top_p: see `truncate`; 1 is off.
+      min_p: see `truncate`; 0 is off.
     """
 
     max_new_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens are never drawn."""
+        return bool(self.top_k or self.top_p < 1.0 or self.min_p)
 
 
 PLAIN = Decoding()
+
+
+def kept_tokens(logits: jax.Array, decoding: Decoding) -> jax.Array | None:
+    """The tokens that are drawn from, which `truncate` keeps; None for all.
+
+    Args:
+      logits: `[…, V]`, divided by the temperature already.
+      decoding: of a vocabulary above `unembedding.HELD`, top-p and min-p keep
+        `unembedding.LISTED` tokens at most where there is no top-k.
+
+    Returns:
+      Bool `[…, V]`, or, above `unembedding.HELD`, int32 `[…, K]` with -1 for none.
+    """
+    if not decoding.filters:
+        return None
+    vocabulary, (_, _, top_k, top_p, min_p) = logits.shape[-1], decoding
+    if vocabulary <= unembedding.HELD:
+        return truncate(logits, top_k=top_k, top_p=top_p, min_p=min_p) > -jnp.inf
+    likely, token = jax.lax.top_k(logits, top_k or min(unembedding.LISTED, vocabulary))
+    return jnp.where(truncate(likely, top_p=top_p, min_p=min_p) > -jnp.inf, token, -1)
+
+
+def no_tokens(logits: jax.Array, decoding: Decoding, columns: int) -> jax.Array | None:
+    """Room for what is kept at each of N columns, `[…, N, …]`, zeros; None for all tokens."""
+    kept = jax.eval_shape(lambda logits: kept_tokens(logits, decoding), logits)
+    if kept is None:
+        return None
+    return jnp.zeros((*logits.shape[:-1], columns, kept.shape[-1]), kept.dtype)
 
 
 class Completions(NamedTuple):
@@ -79,16 +122,19 @@ class Completions(NamedTuple):
 
     Attributes:
       tokens: `[B, T]`, int32; PAD after EOS, or after the token that completes a stop string.
-      log_prob: `[B, T]`, nats, under the policy at its temperature, before top-k and top-p; 0 after
-        the end.
+      log_prob: `[B, T]`, nats, under the distribution that the token was drawn from; 0 after the
+        end.
       length: `[B]`, int32, tokens generated, the last one included.
       ended: `[B]`, bool, whether the end came within the budget.
+      kept: `[B, T, …]`, the tokens that each was drawn from, see `kept_tokens`, zeros after the
+        end; None for all, or if not asked for.
     """
 
     tokens: jax.Array
     log_prob: jax.Array
     length: jax.Array
     ended: jax.Array
+    kept: jax.Array | None = None
 
 
 def member_keys(keys: jax.Array, group_size: int) -> jax.Array:
@@ -161,11 +207,11 @@ def draw(
     *,
     greedy: bool,
     noise: float = 0.0,
-) -> tuple[jax.Array, jax.Array]:
-    """Token t of each row and its log-probability before top-k and top-p, both `[B]`.
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Token t of each row and its log-probability, both `[B]`, and what it is drawn from `[B, …]`.
 
-    `keys` `[B]` are folded with t, `[]` or `[B]`, and consumed; greedy draws nothing. Without
-    greedy the logits have Gaussian noise of std `noise`, before the temperature.
+    `keys` `[B]` are folded with t, `[]` or `[B]`, and consumed. Without greedy the logits have
+    Gaussian noise of std `noise`, before the temperature. Greedy draws nothing and filters nothing.
     """
     step_keys = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(t, keys.shape))
     if noise and not greedy:
@@ -174,15 +220,14 @@ def draw(
             logits, noise_keys
         )
         logits = logits + noise * drawn
-    distribution = Categorical(logits / decoding.temperature)
+    logits = logits / decoding.temperature
+    kept = None if greedy else kept_tokens(logits, decoding)
+    policy = restricted(logits, kept)
     if greedy:
-        token = distribution.mode()
+        token = policy.mode()
     else:
-        kept = Categorical(
-            truncate(distribution.logits, top_k=decoding.top_k, top_p=decoding.top_p)
-        )
-        token = jax.vmap(lambda d, key: d.sample(key))(kept, step_keys)
-    return token, distribution.log_prob(token)
+        token = jax.vmap(lambda row, key: row.sample(key))(policy, step_keys)
+    return token, policy.log_prob(token), kept
 
 
 class Rows(NamedTuple):
@@ -215,8 +260,17 @@ def in_columns(model: Transformer, first: int) -> Callable[..., tuple[jax.Array,
 
 
 def write(buffer: jax.Array, column: jax.Array, t: jax.Array) -> jax.Array:
-    """The buffer `[B, T]` with column t."""
+    """The buffer `[B, T, …]` with column t."""
     return jax.lax.dynamic_update_slice_in_dim(buffer, column[:, None], t, axis=1)
+
+
+def hold(
+    buffer: jax.Array | None, kept: jax.Array | None, drawn: jax.Array, t: jax.Array
+) -> jax.Array | None:
+    """The buffer `[B, T, …]` with what is kept at t `[B, …]`, 0 where no token was drawn `[B]`."""
+    if buffer is None or kept is None:
+        return buffer
+    return write(buffer, jnp.where(drawn[:, None], kept, jnp.zeros_like(kept)), t)
 
 
 def widths_of(rows: int, steps: int) -> list[int]:
@@ -296,17 +350,16 @@ def generate(
     pad_token: int,
     greedy: bool = False,
     noise: float = 0.0,
+    with_kept: bool = False,
 ) -> Completions:
     """Samples `group_size` completions of each prompt.
 
     The prefill of a prompt is computed once per group, and its cache repeated for the members.
 
-    With top-k or top-p a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), S the tokens that
-    `truncate` keeps, but `log_prob` is log π(a), as the learner computes it: the ratio is then 1 at
-    the first update and always finite, whereas a token that an update pushes out of S would have
-    log-probability −∞ under μ. The cost is a bias: at every prefix the gradient lacks the term
-    −E_μ[A] ∇ log π(S), so that updates also raise π(S) where E_μ[A] > 0. The term is 0 without
-    truncation, and where the advantage has mean 0 under μ, as with an exact baseline.
+    With a filter a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), S the tokens that `truncate`
+    keeps, and `log_prob` is log μ(a). With S held, the learner's policy is restricted to the same
+    S whatever its parameters (`restricted`): the ratio is 1 at the first update and stays finite,
+    and no bias −E_μ[A] ∇ log π(S) enters the gradient, as it does under log π(a).
 
     Args:
       model: the policy.
@@ -321,6 +374,7 @@ def generate(
       pad_token: id that fills the rest.
       greedy: take the most likely token; `log_prob` is still at the temperature.
       noise: std of the noise on the logits, see `draw`.
+      with_kept: hold what each token was drawn from.
 
     Returns:
       The completions.
@@ -336,7 +390,7 @@ def generate(
     def emit(t: jax.Array, logits: jax.Array, rows: Rows) -> Rows:
         """Draws token t of every row that has not ended."""
         said, matched = rows.own
-        token, log_prob = draw(logits, rows.keys, t, decoding, greedy=greedy, noise=noise)
+        token, log_prob, kept = draw(logits, rows.keys, t, decoding, greedy=greedy, noise=noise)
         log_prob = jnp.where(said.ended, 0.0, log_prob)
         token = jnp.where(said.ended, pad_token, token)
         matched, ends_here = ends.after(matched, token)
@@ -345,6 +399,7 @@ def generate(
             write(said.log_prob, log_prob, t),
             said.length + ~said.ended,
             said.ended | ends_here,
+            hold(said.kept, kept, ~said.ended, t),
         )
         return rows._replace(token=token, own=(said, matched))
 
@@ -353,7 +408,8 @@ def generate(
 
     tokens = jnp.full((rows, budget), pad_token, jnp.int32)
     log_prob, length = jnp.zeros((rows, budget), logits.dtype), jnp.zeros(rows, jnp.int32)
-    said = Completions(tokens, log_prob, length, jnp.zeros(rows, bool))
+    kept = no_tokens(logits, decoding, budget) if with_kept else None
+    said = Completions(tokens, log_prob, length, jnp.zeros(rows, bool), kept)
     begun = Rows(length, pad, row_keys, cache, (said, ends.begin(rows)))
     feed = in_columns(model, prompt_length)
     said, _ = decode(model, params, feed, emit, live, logits, begun, steps=budget)

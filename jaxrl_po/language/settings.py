@@ -17,7 +17,7 @@ from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.transformer import Transformer
 
-NUCLEUS = Interval(0.0, 1.0, open_low=True)
+NUCLEUS, PART = Interval(0.0, 1.0, open_low=True), Interval(0.0, 1.0, open_high=True)
 
 
 @record
@@ -46,6 +46,11 @@ class Sampling:
         "sample from the most likely tokens that reach this probability together; 1 for all",
         within=NUCLEUS,
     )
+    min_p: float = static(
+        0.0,
+        "sample from the tokens with at least this part of the largest probability; 0 for all",
+        within=PART,
+    )
     old_log_prob: str = static(
         AUTO,
         "source of the old policy's log-probabilities in the ratio: the sampler, or a forward "
@@ -57,7 +62,8 @@ class Sampling:
     @property
     def decoding(self) -> sampling.Decoding:
         """How completions are sampled."""
-        return sampling.Decoding(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
+        filters = self.top_k, self.top_p, self.min_p
+        return sampling.Decoding(self.max_new_tokens, self.temperature, *filters)
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of its range."""

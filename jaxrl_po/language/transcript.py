@@ -15,13 +15,14 @@ class Conversations(NamedTuple):
       tokens: `[B, N]`, int32: messages and replies in turn, without gaps; PAD after the end.
       position: `[B, S]`, int32 below N: where each sampled token stands among them.
       action: `[B, S]`, int32, the sampled tokens.
-      log_prob: `[B, S]`, nats, under the policy at its temperature, before top-k and top-p.
+      log_prob: `[B, S]`, nats, under the distribution that each was drawn from.
       mask: `[B, S]`, bool, False after the last sampled token.
       message_end: `[B, S]`, bool, the last token of each message.
       reward: `[B, S]`, reward units, at the ends of messages.
       state: the environment's last state, leaves `[B, …]`.
       ended: `[B]`, bool, whether the dialogue was done within its turns.
       turns: `[B]`, int32, messages.
+      kept: `[B, S, …]`, what each was drawn from, see `sampling.Completions`.
     """
 
     tokens: jax.Array
@@ -34,6 +35,7 @@ class Conversations(NamedTuple):
     state: PyTree
     ended: jax.Array
     turns: jax.Array
+    kept: jax.Array | None = None
 
 
 class Written(NamedTuple):
@@ -45,6 +47,7 @@ class Written(NamedTuple):
       sampled: bool, whether the policy wrote the token.
       message_end: bool, whether it is the last one of a message.
       reward: at the ends of messages.
+      kept: `[B, N, …]`, see `Conversations`.
     """
 
     tokens: jax.Array
@@ -52,6 +55,7 @@ class Written(NamedTuple):
     sampled: jax.Array
     message_end: jax.Array
     reward: jax.Array
+    kept: jax.Array | None = None
 
 
 def gather(
@@ -67,18 +71,20 @@ def gather(
       turns: likewise.
     """
     position = jnp.argsort(~written.sampled, axis=1, stable=True)[:, :most].astype(jnp.int32)
-    action, log_prob, mask, message_end, reward = (
-        jnp.take_along_axis(x, position, axis=1) for x in written
+    sampled: Written = jax.tree.map(
+        lambda x: jnp.take_along_axis(x, jnp.expand_dims(position, range(2, x.ndim)), axis=1),
+        written,
     )
     return Conversations(
         tokens=written.tokens,
         position=position,
-        action=action,
-        log_prob=log_prob,
-        mask=mask,
-        message_end=message_end,
-        reward=reward,
+        action=sampled.tokens,
+        log_prob=sampled.log_prob,
+        mask=sampled.sampled,
+        message_end=sampled.message_end,
+        reward=sampled.reward,
         state=state,
         ended=ended,
         turns=turns,
+        kept=sampled.kept,
     )

@@ -54,6 +54,7 @@ def make_problem(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     old_log_prob: str = AUTO,
     sampler: Sampler = SAMPLER_OF_LEARNER,
     critic: Transformer | None = None,
@@ -78,6 +79,7 @@ def make_problem(
       temperature: see `language.make_problem`, as for the arguments that follow.
       top_k: likewise.
       top_p: likewise.
+      min_p: likewise.
       old_log_prob: likewise.
       sampler: likewise.
       critic: likewise; its value before a token is that of the dialogue so far.
@@ -102,6 +104,7 @@ def make_problem(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
         old_log_prob=old_log_prob,
     )
     model, critic = (compiled_for(target, each) for each in (model, critic))
@@ -128,6 +131,7 @@ def make_problem(
             group_size=group_size,
             decoding=settings.decoding,
             noise=sampler.noise,
+            with_kept=True,
         )
         accuracy = jax.vmap(dialogue.accuracy)(held.state)
         score = accuracy if dialogue.score is None else jax.vmap(dialogue.score)(held.state)
@@ -163,7 +167,7 @@ def batch_of(
     if score.shape[1] > 1:
         metrics["dead_groups"] = masked.total(~informative(score))
     tokens = jnp.concatenate([recording.prompt, held.tokens], axis=1)
-    inputs = Sequences(tokens, recording.pad, None, held.position)
+    inputs = Sequences(tokens, recording.pad, None, held.position, held.kept)
     values = networks.value(params, inputs)
     is_last = held.mask & ~jnp.roll(held.mask, -1, axis=1).at[:, -1].set(False)
     columns: Columns = {"step_end": held.message_end}

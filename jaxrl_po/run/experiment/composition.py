@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jaxrl_po import language
 from jaxrl_po.algorithms import dapo, reference
 from jaxrl_po.algorithms.teacher import TEACHER, with_teacher
-from jaxrl_po.language import demonstrations, lora
+from jaxrl_po.language import demonstrations, lora, unembedding
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
 from jaxrl_po.language.dialogues.recorded import recorded_problem
 from jaxrl_po.language.tasks.types import DATA, reading
@@ -38,6 +38,17 @@ def problem_settings(
     if isinstance(method, dapo.Config) and method.soft_overlong:
         budget = language.rewards.budget_with_room(budget)
     return dataclasses.replace(settings, max_new_tokens=budget)
+
+
+def filtered(settings: Any, model: Any) -> tuple[str, ...]:
+    """What is said of a filter that keeps fewer tokens than it asks for."""
+    decoding, vocabulary = settings.decoding, model.vocabulary
+    if not decoding.filters or decoding.top_k or vocabulary <= unembedding.HELD:
+        return ()
+    return (
+        f"--problem.top_p and --problem.min_p keep at most {unembedding.LISTED} of the "
+        f"{vocabulary:,} tokens, as with --problem.top_k={unembedding.LISTED}",
+    )
 
 
 class Composition(NamedTuple):
@@ -77,6 +88,11 @@ class Composition(NamedTuple):
         data = None if isinstance(task, Dialogue) or self.columns is not None else task.data
         given = dict(self.start.params or {}) | ({} if data is None else {DATA: data})
         return given | ({} if self.teacher is None else {TEACHER: ActorCritic(self.teacher.params)})
+
+    @property
+    def filtered(self) -> tuple[str, ...]:
+        """What is said of the filters of the sampler."""
+        return filtered(self.settings, self.policy)
 
     def learner(self, warm_start: Any, method: Any = None) -> Learner:
         """The learner with a warm start and the settings of its method, by default those given.

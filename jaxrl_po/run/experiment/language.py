@@ -163,7 +163,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         prompts="" if data is None else models.digest(data, None),
     )
     if hosted is not None:
-        return whole(composed.learner(None), evaluate=None, host=hosted)
+        return whole(composed.learner(None), evaluate=None, host=hosted, notes=composed.filtered)
     if options.algorithm in methods.SUPERVISED:
         shown = demonstrated(options, task)
         measure = functools.partial(
@@ -186,7 +186,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
         composed.learner(records["warm_start"]),
         **evaluations(composed, rewarded),
         axes=LOGICAL_AXES,
-        notes=notes(task, settings, start.base),
+        notes=(*notes(task, settings, start.base), *composed.filtered),
         explain=None if start.base is None else rewarding.explain_zero,
         warm=supervised.in_parts(composed.learner, records["warm_start"], task, policy),
         learner_of=functools.partial(composed.learner, records["warm_start"]),

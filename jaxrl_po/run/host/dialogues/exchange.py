@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.language import Task, Transformer, conversation_steps, lora
+from jaxrl_po.language import Task, Transformer, conversation_steps, lora, sampling
 from jaxrl_po.language.dialogue import longest
 from jaxrl_po.language.dialogues.problem import Recording
 from jaxrl_po.language.settings import Sampling
@@ -129,6 +129,7 @@ class Talking:
                 keys,
                 columns=scene.columns,
                 pad_token=tokenizer.pad,
+                decoding=settings.decoding,
             )
 
         def write(
@@ -171,6 +172,10 @@ class Talking:
         rows = self._shape
         sampled = *rows, scene.max_turns * scene.settings.max_new_tokens
         number = shape(rows, np.float32)
+        kept = jax.eval_shape(
+            lambda logits: sampling.no_tokens(logits, scene.settings.decoding, sampled[-1]),
+            shape((*rows, scene.model.vocabulary), np.float32),
+        )
         held: Any = Conversations
         pair: Any = Mean
         made: Any = Recording
@@ -188,6 +193,7 @@ class Talking:
                 state=None,
                 ended=shape(rows, np.bool_),
                 turns=shape(rows, np.int32),
+                kept=kept,
             ),
             score=number,
             measures={name: pair(number, number) for name in scene.partner.names},
