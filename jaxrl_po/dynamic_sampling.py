@@ -5,6 +5,7 @@ until a buffer of fixed size is full of informative groups, or the bound is reac
 the buffer stays masked.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -101,19 +102,14 @@ def dynamic_sampling(
       >>> batch.score.shape, bool((batch.score[:, 0] != batch.score[:, 1]).all())
       ((3, 2), True)
     """
-    if max_generation_batches not in COUNT:
-        raise ConfigError(
-            f"max_generation_batches must be at least 1, got {max_generation_batches}"
-        )
-    if carry_surplus and problem.staleness:
-        raise ConfigError(
-            f"carry_surplus must be off with staleness = {problem.staleness}: what is carried "
-            "would be of another age"
-        )
-    if num_groups not in NON_NEGATIVE:
-        raise ConfigError(
-            f"num_groups must be at least 1, or 0 for as many as are generated, got {num_groups}"
-        )
+    check_arguments(problem, max_generation_batches, carry_surplus, num_groups)
+
+    def generate(
+        params: ActorCritic, collector: CollectorState, key: jax.Array
+    ) -> tuple[CollectorState, Batch]:
+        collector, batch = problem.collect(params, collector, key)
+        require_scored_groups(batch)
+        return collector, _with_age(batch) if carry_surplus else batch
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         params, collector = problem.init(key)
@@ -122,68 +118,65 @@ def dynamic_sampling(
         # `collect` may contain collectives, but `init` runs outside the sharded program. Only the
         # shapes are needed, so a vmapped axis of size 1 provides the axis name.
         one_device = jax.vmap(
-            lambda _: problem.collect(params, collector, key),
+            lambda _: _by_group(generate(params, collector, key)[1]),
             axis_size=1,
             axis_name=axis_name or "data",
         )
-        shapes = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], one_device(jnp.zeros(1)))[1])
-        groups = _by_group(_with_age(shapes))
-        surplus = _zeros(groups, groups.score.shape[0])
+        groups = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], one_device(jnp.zeros(1))))
         return params, collector.add(
-            sharded={SURPLUS: surplus}, replicated={SURPLUS_COUNT: jnp.int32(0)}
+            sharded={SURPLUS: _zeros(groups, groups.score.shape[0])},
+            replicated={SURPLUS_COUNT: jnp.int32(0)},
         )
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
         inner = collector.remove(SURPLUS, SURPLUS_COUNT)
-        shapes = jax.eval_shape(problem.collect, params, inner, key)[1]
-        require_scored_groups(shapes)
-        if carry_surplus:
-            shapes = _with_age(shapes)
+        shapes = jax.eval_shape(generate, params, inner, key)[1]
         slots = slots_of(num_groups, shapes.score.shape[0], axis_name)
-        surplus = (
-            (collector.sharded[SURPLUS], collector.replicated[SURPLUS_COUNT])
-            if carry_surplus
-            else None
-        )
         fill = _fill(
-            lambda inner, key: problem.collect(params, inner, key),
+            functools.partial(generate, params),
             slots,
             _empty(inner, shapes, slots),
             key,
             accept=accept,
             max_generation_batches=max_generation_batches,
-            surplus=surplus,
+            surplus=collector.sharded.get(SURPLUS),
+            count=collector.replicated.get(SURPLUS_COUNT),
         )
-        kept = jax.tree.map(lambda x: x[: slots.share], fill.buffer)
-        valid = slots.device * slots.share + jnp.arange(slots.share) < fill.filled
-        metrics = {
-            **fill.metrics,
-            "filled": masked.total(valid),
-            "acceptance": fill.accepted,
-            "generation_batches": Mean(fill.rounds.astype(jnp.float32), jnp.float32(1.0)),
-        }
-        if carry_surplus:
-            metrics["sample_age"] = masked.total(kept.age[:, 0], valid)
-        batch = _by_row(kept)
-        batch = batch._replace(
-            mask=batch.mask & jnp.repeat(valid, shapes.score.shape[1])[:, None], metrics=metrics
-        )
+        batch = _trained_on(fill, slots)
         if not carry_surplus:
             return fill.collector, batch
-        spare = jax.tree.map(lambda x: x[slots.share :], fill.buffer)
-        spare = spare._replace(age=spare.age + 1)
-        count = jnp.clip(fill.filled - slots.wanted, 0, slots.generated * slots.devices)
+        spare, count = _left_over(fill, slots)
         return fill.collector.add(
             sharded={SURPLUS: spare}, replicated={SURPLUS_COUNT: count}
         ), batch
 
-    return problem._replace(init=init, collect=collect, strata=0)
+    facts = problem.facts._replace(strata=0)
+    return problem._replace(init=init, collect=collect, facts=facts)
 
 
-def require_scored_groups(batch: Any) -> None:
-    """Raises ConfigError unless a batch, or its shapes, has scores `[P, G]` in the program."""
+def check_arguments(
+    problem: Problem, max_generation_batches: int, carry_surplus: bool, num_groups: int
+) -> None:
+    """Raises ConfigError for an argument of `dynamic_sampling` that is out of its range."""
+    if max_generation_batches not in COUNT:
+        raise ConfigError(
+            f"max_generation_batches must be at least 1, got {max_generation_batches}"
+        )
+    if carry_surplus and problem.facts.staleness:
+        raise ConfigError(
+            f"carry_surplus must be off with staleness = {problem.facts.staleness}: what is "
+            "carried would be of another age"
+        )
+    if num_groups not in NON_NEGATIVE:
+        raise ConfigError(
+            f"num_groups must be at least 1, or 0 for as many as are generated, got {num_groups}"
+        )
+
+
+def require_scored_groups(batch: Batch) -> None:
+    """Raises ConfigError unless a batch has scores `[P, G]` in the program."""
     if batch.reward is None:
         raise ConfigError(
             "dynamic_sampling must not refill groups of a problem that is scored "
@@ -233,7 +226,7 @@ def _insert(
 def _empty(collector: CollectorState, shapes: Any, slots: Slots) -> Fill:
     return Fill(
         collector=collector,
-        buffer=_zeros(_by_group(shapes), slots.share + slots.generated),
+        buffer=_zeros(jax.eval_shape(_by_group, shapes), slots.share + slots.generated),
         filled=jnp.int32(0),
         rounds=jnp.int32(0),
         accepted=Mean(jnp.float32(0.0), jnp.float32(0.0)),
@@ -249,7 +242,8 @@ def _fill(
     *,
     accept: Callable[[jax.Array], jax.Array],
     max_generation_batches: int,
-    surplus: tuple[Any, jax.Array] | None,
+    surplus: Any,
+    count: jax.Array | None,
 ) -> Fill:
     """Collects until the slots of the batch are filled, or so many batches are generated.
 
@@ -259,7 +253,8 @@ def _fill(
       empty: see `_empty`.
       key: consumed.
       accept: see `dynamic_sampling`, as for `max_generation_batches`.
-      surplus: groups of the last iteration and their number over all devices, or None.
+      surplus: groups of the last iteration, or None.
+      count: their number over all devices, or None.
     """
 
     def unfilled(fill: Fill) -> jax.Array:
@@ -270,16 +265,13 @@ def _fill(
         collector, batch = collect(fill.collector, jax.random.fold_in(key, fill.rounds))
         accepted = accept(batch.score)
         chex.assert_shape(accepted, (slots.generated,))
-        if surplus is not None:
-            batch = _with_age(batch)
         buffer, filled = _insert(slots, fill.buffer, fill.filled, _by_group(batch), accepted)
-        if surplus is not None:
+        if count is not None:
             # The surplus fills the slots that the first fresh batch leaves free.
             index = slots.device * slots.generated + jnp.arange(slots.generated)
             room = jnp.where(fill.rounds == 0, slots.wanted - filled, 0)
-            groups, count = surplus
             usable = index < jnp.minimum(room, count)
-            buffer, filled = _insert(slots, buffer, filled, groups, usable)
+            buffer, filled = _insert(slots, buffer, filled, surplus, usable)
         return Fill(
             collector=collector,
             buffer=buffer,
@@ -292,45 +284,49 @@ def _fill(
     return jax.lax.while_loop(unfilled, generate, empty)
 
 
+def _trained_on(fill: Fill, slots: Slots) -> Batch:
+    """The groups of the batch, as rows; slots that were not filled are masked."""
+    kept = jax.tree.map(lambda x: x[: slots.share], fill.buffer)
+    valid = slots.device * slots.share + jnp.arange(slots.share) < fill.filled
+    metrics = {
+        **fill.metrics,
+        "filled": masked.total(valid),
+        "acceptance": fill.accepted,
+        "generation_batches": Mean(fill.rounds.astype(jnp.float32), jnp.float32(1.0)),
+    }
+    if "age" in kept.columns:
+        metrics["sample_age"] = masked.total(kept.columns["age"][:, 0], valid)
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept._replace(score=None))
+    mask = rows.mask & jnp.repeat(valid, kept.score.shape[1])[:, None]
+    batch: Batch = rows._replace(score=kept.score, mask=mask, metrics=metrics)
+    return batch
+
+
+def _left_over(fill: Fill, slots: Slots) -> tuple[Any, jax.Array]:
+    """The groups of the surplus, by now an update older, and their number over all devices."""
+    spare = jax.tree.map(lambda x: x[slots.share :], fill.buffer)
+    older = {**spare.columns, "age": spare.columns["age"] + 1}
+    count = jnp.clip(fill.filled - slots.wanted, 0, slots.generated * slots.devices)
+    return spare._replace(columns=older), count
+
+
 def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:
     return x if axis_name is None else jax.lax.all_gather(x, axis_name, tiled=True)
 
 
-def _with_age(batch: Any) -> Any:
-    """The batch with ages, 0 if the wrapped problem has none; also works on shapes."""
-    if batch.age is not None:
-        return batch
-    rows = batch.mask.shape[:1]
-    fresh = (
-        jnp.zeros(rows, jnp.int32)
-        if isinstance(batch.mask, jax.Array)
-        else jax.ShapeDtypeStruct(rows, jnp.int32)
-    )
-    return batch._replace(age=fresh)
+def _with_age(batch: Batch) -> Batch:
+    """The batch with ages, 0 if the wrapped problem has none."""
+    fresh = jnp.zeros(batch.mask.shape[0], jnp.int32)
+    return batch._replace(columns={"age": fresh, **batch.columns})
 
 
 def _by_group(batch: Any) -> Any:
-    """Leaves `[P·G, …]` as `[P, G, …]`, without metrics and strata; accepts shapes as well.
-
-    `score` is `[P, G]` already.
-    """
-    shape = batch.score.shape
-
-    def split(leaf: Any) -> Any:
-        grouped = (*shape, *leaf.shape[1:])
-        if isinstance(leaf, jax.Array):
-            return leaf.reshape(grouped)
-        return jax.ShapeDtypeStruct(grouped, leaf.dtype)
-
-    return jax.tree.map(split, batch._replace(score=None, metrics={}, stratum=None))._replace(
-        score=batch.score
-    )
-
-
-def _by_row(groups: Any) -> Batch:
-    """Leaves `[P, G, …]` as `[P·G, …]`, except `score`."""
-    merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups._replace(score=None))
-    return merged._replace(score=groups.score)
+    """Leaves `[P·G, …]` as `[P, G, …]`, without metrics and strata; `score` is so already."""
+    columns = {name: x for name, x in batch.columns.items() if name != "stratum"}
+    return jax.tree.map(
+        lambda x: x.reshape(*batch.score.shape, *x.shape[1:]),
+        batch._replace(score=None, metrics={}, columns=columns),
+    )._replace(score=batch.score)
 
 
 def _zeros(groups: Any, count: int) -> Any:

@@ -159,7 +159,7 @@ def running_relative(
     Raises:
       ConfigError: the problem has no strata.
     """
-    if not problem.strata:
+    if not problem.facts.strata:
         raise ConfigError(
             "running_statistics must have prompts that come again: set prompt_set, or take "
             "a task with strata, such as addition, whose strata are carries. Dynamic "
@@ -168,7 +168,7 @@ def running_relative(
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         params, collector = problem.init(key)
-        return params, collector.add(replicated={OUTCOME_STATISTICS: nothing(problem.strata)})
+        return params, collector.add(replicated={OUTCOME_STATISTICS: nothing(problem.facts.strata)})
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
@@ -183,17 +183,18 @@ def running_relative(
         paid = jnp.where(batch.mask, batch.reward, 0.0)
         sums = jax.tree.map(lambda x: x[:, 0], compensated.sums_to_go(paid))
         outcome = sums.value
-        running = observe(before, outcome, batch.stratum, decay=decay, axis_name=axis_name)
+        stratum = batch.columns["stratum"]
+        running = observe(before, outcome, stratum, decay=decay, axis_name=axis_name)
         advantage = relative(
             running,
             outcome,
-            batch.stratum,
+            stratum,
             scale=scale,
             ddof=ddof,
             epsilon=epsilon,
             rounding=compensated.rounding(outcome, sums.size, sums.terms, paid.shape[1]),
         )
-        seen = before.weight[batch.stratum] > 0
+        seen = before.weight[stratum] > 0
         batch = batch._replace(
             reward=jnp.zeros_like(batch.reward).at[:, 0].set(advantage),
             metrics={

@@ -52,7 +52,7 @@ def make(
       init_reference: `params -> reference parameters`; None by default.
       kl_coefficient: initial β of an adaptive penalty.
       num_parts: number of parts in which the old policy's log-probabilities are recomputed, to
-        bound memory, if the sampler is not exact (`Problem.exact_sampler`).
+        bound memory, if the sampler is not exact (`Facts.exact_sampler`).
       axis_name: device axis over which rows are sharded, or None.
 
     Returns:
@@ -62,9 +62,9 @@ def make(
     def init(key: jax.Array) -> TrainState:
         problem_key, key = jax.random.split(key)
         params, collector = problem.init(problem_key)
-        if problem.staleness:
+        if problem.facts.staleness:
             earlier = jax.tree.map(
-                lambda x: jnp.repeat(x[None], problem.staleness, axis=0), params.policy
+                lambda x: jnp.repeat(x[None], problem.facts.staleness, axis=0), params.policy
             )
             collector = collector.add(replicated={EARLIER_POLICIES: earlier})
         return TrainState(
@@ -78,7 +78,7 @@ def make(
         )
 
     def collect(state: TrainState, key: jax.Array) -> tuple[CollectorState, Batch]:
-        if not problem.staleness:
+        if not problem.facts.staleness:
             return problem.collect(state.params, state.collector, key)
         earlier = state.collector.replicated[EARLIER_POLICIES]
         oldest = state.params._replace(policy=jax.tree.map(lambda x: x[0], earlier))
@@ -93,7 +93,7 @@ def make(
         collector, batch = collect(state, key)
         batch = zero_masked(batch)
         metrics = batch.metrics
-        if not problem.exact_sampler:
+        if not problem.facts.exact_sampler:
             batch, sampler_metrics = recompute_log_prob(
                 problem, state.params, batch, num_parts=num_parts, axis_name=axis_name
             )
@@ -105,14 +105,9 @@ def make(
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         require_reward(batch)
         state, key = next_key(state)
-        measured: Metrics = {
-            "frac_masked": Mean(
-                jnp.sum(~batch.mask, dtype=jnp.float32), jnp.float32(batch.mask.size)
-            )
-        }
-        samples = estimate(state, batch)
-        state, metrics = improve(state, samples, key)
-        metrics = {**batch.metrics, **masked.psum({**metrics, **measured}, axis_name)}
+        state, metrics = improve(state, estimate(state, batch), key)
+        measured = {**metrics, "frac_masked": masked.total(~batch.mask)}
+        metrics = {**batch.metrics, **masked.psum(measured, axis_name)}
         return state._replace(step=state.step + 1), metrics
 
     return Learner(init, sample, update)
@@ -179,31 +174,22 @@ def recompute_log_prob(
     """
     recomputed = log_prob(problem, params, batch, num_parts=num_parts)
     recomputed = masked.zero(recomputed, batch.mask)
-    fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
-    largest = jnp.where(fresh, jnp.abs(log_ratio(recomputed, batch.sampler_log_prob)), 0.0).max()
+    sampled, fresh = batch.columns["sampler_log_prob"], batch.fresh()
+    largest = jnp.where(fresh, jnp.abs(log_ratio(recomputed, sampled)), 0.0).max()
     largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
     return batch._replace(log_prob=jnp.where(fresh, recomputed, batch.log_prob)), {
-        "sampler_kl": masked.total(divergences.k3(batch.sampler_log_prob, recomputed), fresh),
+        "sampler_kl": masked.total(divergences.k3(sampled, recomputed), fresh),
         # The samples are of μ: each counts π_old / μ times.
         "learner_kl": masked.total(
-            ratio(recomputed, batch.sampler_log_prob)
-            * divergences.k3(recomputed, batch.sampler_log_prob),
-            fresh,
+            ratio(recomputed, sampled) * divergences.k3(recomputed, sampled), fresh
         ),
         "sampler_max_ratio": Mean(jnp.exp(largest), jnp.float32(1.0)),
     }
 
 
 ZEROED = (
-    "action",
-    "log_prob",
-    "sampler_log_prob",
-    "teacher_log_prob",
-    "reward",
-    "value",
-    "next_value",
-    "terminated",
-    "truncated",
+    *("action", "log_prob", "reward", "value", "next_value", "terminated", "truncated"),
+    "columns",  # those of slots
 )
 
 
@@ -221,6 +207,6 @@ def zero_masked(batch: Batch) -> Batch:
     """
 
     def zero(leaf: jax.Array) -> jax.Array:
-        return masked.zero(leaf, batch.mask)
+        return masked.zero(leaf, batch.mask) if leaf.ndim > 1 else leaf
 
     return batch._replace(**{name: jax.tree.map(zero, getattr(batch, name)) for name in ZEROED})

@@ -7,9 +7,10 @@ tree equality and cause recompilation.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, cast
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxrl_po import backend
@@ -115,6 +116,32 @@ class CollectorState(NamedTuple):
         return CollectorState(*halves)
 
 
+class Columns(TypedDict, total=False):
+    """Columns that not every batch has; a problem may have others, by names of its own.
+
+    One of `[B]` is of the rows. One of `[B, T]` is of the slots: zero where masked, and cut with
+    them.
+
+    Attributes:
+      stratum: `[B]`, int32 below `Facts.strata`: rows of one stratum (one prompt of a finite set,
+        or one difficulty) may be compared across groups.
+      age: `[B]`, int32, parameter updates since the row was sampled; without it all are fresh.
+      sampler_log_prob: `[B, T]`, nats, of the action under the distribution μ it was sampled from
+        (before top-k or top-p truncation), where that is not `log_prob`: the sampler computes in
+        another precision than `apply`, or a proposal sampled the action.
+      step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; without it all do.
+      teacher_log_prob: `[B, T]`, nats, of the action under a frozen teacher.
+      penalized: `[B, T]`, bool, slots whose loss has a penalty of its own; of `Samples` alone.
+    """
+
+    stratum: jax.Array
+    age: jax.Array
+    sampler_log_prob: jax.Array
+    step_end: jax.Array
+    teacher_log_prob: jax.Array
+    penalized: jax.Array
+
+
 class Batch(NamedTuple):
     """What `collect` returns: one rollout per row, leaves `[B, T, …]` in both domains.
 
@@ -135,15 +162,7 @@ class Batch(NamedTuple):
       score: `[P, G]`, the raw outcome of each row before any shaping; its shape defines the groups
         (B = P·G). 0 while the reward is None.
       metrics: what `collect` measured.
-      stratum: `[B]`, int32 below `Problem.strata`: rows of one stratum (one prompt of a finite set,
-        or one difficulty) may be compared across groups. None without strata.
-      sampler_log_prob: `[B, T]`, nats, of `action` under the distribution μ it was sampled from
-        (before top-k or top-p truncation); None where that is `log_prob`. The two differ where the
-        sampler computes in another precision than `apply`, or where a proposal sampled the action.
-      step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; None for all
-        slots.
-      age: `[B]`, int32, parameter updates since the row was sampled; None if all rows are fresh.
-      teacher_log_prob: `[B, T]`, nats, of `action` under a frozen teacher; None without one.
+      columns: see `Columns`.
     """
 
     inputs: PyTree
@@ -157,11 +176,23 @@ class Batch(NamedTuple):
     mask: jax.Array
     score: jax.Array
     metrics: Metrics
-    stratum: Any = None
-    sampler_log_prob: Any = None
-    step_end: Any = None
-    age: Any = None
-    teacher_log_prob: Any = None
+    columns: Columns = {}  # noqa: RUF012  never changed in place
+
+    def fresh(self) -> jax.Array:
+        """`mask` without the rows that an earlier policy sampled."""
+        age = self.columns.get("age")
+        return self.mask if age is None else self.mask & (age == 0)[:, None]
+
+    def of_slots(self) -> Columns:
+        """The columns of slots, which `Samples` can hold."""
+        return cast(Columns, {k: x for k, x in cast(Any, self.columns).items() if x.ndim > 1})
+
+
+def demonstrations(inputs: PyTree, action: jax.Array, mask: jax.Array) -> Batch:
+    """The batch of actions that nothing sampled: all else is 0, or False."""
+    zero, no = jnp.zeros(mask.shape), jnp.zeros(mask.shape, bool)
+    score = jnp.zeros((mask.shape[0], 1))
+    return Batch(inputs, action, zero, zero, zero, zero, no, no, mask, score, metrics={})
 
 
 class Samples(NamedTuple):
@@ -178,9 +209,7 @@ class Samples(NamedTuple):
       target: regression target of the critic, reward units, or None without one.
       value: the critic during collection, reward units, or None.
       reference_log_prob: nats, under the reference policy, or None.
-      teacher_log_prob: see `Batch`, or None.
-      penalized: bool, slots whose loss has a penalty of its own, or None.
-      sampler_log_prob: see `Batch`, or None.
+      columns: those of slots, see `Columns`.
       measured: the rows over which an update's KL is measured, as `Samples`; None for all. Their
         mask holds what the old policy sampled: also slots that the loss excludes, and no rows that
         an earlier policy sampled.
@@ -194,9 +223,7 @@ class Samples(NamedTuple):
     target: Any = None
     value: Any = None
     reference_log_prob: Any = None
-    teacher_log_prob: Any = None
-    penalized: Any = None
-    sampler_log_prob: Any = None
+    columns: Columns = {}  # noqa: RUF012  never changed in place
     measured: Any = None
 
 
@@ -261,12 +288,52 @@ def _composed(
     return step
 
 
+class Facts(NamedTuple):
+    """What holds for the samples of a problem; by default, fresh ones of the policy itself.
+
+    Attributes:
+      strata: number of strata in the column `stratum`; 0 for none.
+      on_policy: the policy itself sampled the actions. False: a proposal μ did, with a column
+        `sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
+      exact_sampler: `Batch.log_prob` equals what `apply` gives, up to float32 rounding. False: the
+        sampler computes in lower precision, and the learner recomputes the old policy's
+        log-probabilities.
+      truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
+        for overlong responses apply. False: it is an episode that reached its time limit, which may
+        be a success.
+      turns: an episode is a dialogue, and the column `step_end` marks the ends of its turns.
+      staleness: how many iterations old the parameters are with which `collect` samples.
+    """
+
+    strata: int = 0
+    on_policy: bool = True
+    exact_sampler: bool = True
+    truncated_is_overlong: bool = True
+    turns: bool = False
+    staleness: int = 0
+
+
 SumInParts = Callable[..., Any]
 """`(function, samples, num_parts) -> sum` of a function over parts, see `minibatches`."""
 
 
+class SpeedUps(NamedTuple):
+    """Other ways to compute what `Problem.apply` does, with the same result; None for no other.
+
+    Attributes:
+      by_length: `minibatches.sum_in_parts` of rows of unequal length, in less time, see `lengths`.
+      grouped: `grouped(inputs)`, for rows group by group, stores once what the members of a group
+        share; `apply` takes it in place of `inputs`.
+    """
+
+    by_length: SumInParts | None = None
+    grouped: Callable[[Any], Any] | None = None
+
+
 class Problem(NamedTuple):
     """Source of samples: the one place where control and language differ.
+
+    One of your own gives the four functions; all else has a default.
 
     Attributes:
       init: `init(key) -> (params, collector)`; consumes `key`.
@@ -275,24 +342,10 @@ class Problem(NamedTuple):
         parameters None the value is zeros.
       rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
         control, the identity for sequences.
-      strata: number of strata in `Batch.stratum`; 0 for none.
-      on_policy: the policy itself sampled the actions. False: a proposal μ did, with
-        `Batch.sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
-      exact_sampler: `Batch.log_prob` equals what `apply` gives, up to float32 rounding. False: the
-        sampler computes in lower precision, and the learner recomputes the old policy's
-        log-probabilities.
-      truncated_is_overlong: a truncated row is a response that was too long, to which DAPO's rules
-        for overlong responses apply. False: it is an episode that reached its time limit, which may
-        be a success.
-      staleness: how many iterations old the parameters are with which `collect` samples.
-      turns: an episode is a dialogue, and `Batch.step_end` marks the ends of its turns.
+      facts: see `Facts`.
+      speedups: see `SpeedUps`.
       actor: how a policy with memory acts in an environment, step after step, see
         `control.Actor`; None for any other, which is its `apply`.
-      by_length: `minibatches.sum_in_parts` of rows of unequal length, in less time, see `lengths`;
-        None where all are of one length.
-      grouped: `grouped(inputs)`, for rows group by group, stores once what the members of a group
-        share. `apply` takes it in place of `inputs`, with the same result. None if there is nothing
-        to save.
       target: what the program is compiled for; a `Target`, or None if the problem leaves it open.
     """
 
@@ -300,15 +353,9 @@ class Problem(NamedTuple):
     collect: Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
     apply: Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
     rows: Callable[[Samples], Samples]
-    strata: int = 0
-    on_policy: bool = True
-    exact_sampler: bool = True
-    truncated_is_overlong: bool = True
-    turns: bool = False
-    staleness: int = 0
+    facts: Facts = Facts()
+    speedups: SpeedUps = SpeedUps()
     actor: Any = None
-    by_length: SumInParts | None = None
-    grouped: Callable[[Any], Any] | None = None
     target: Any = None
 
     def on(self, target: Target | None) -> "Problem":

@@ -54,8 +54,8 @@ def gradient_update(
       num_microbatches: parts of each minibatch, to bound memory; gradients are accumulated.
       slots: of a row, T of rows `[T]`: a core of a CPU computes a microbatch in parts that stay in
         its cache, see `minibatches.in_cache`. With None a microbatch is computed whole.
-      by_length: see `Problem`; sums over several microbatches, each computed up to its longest row.
-        None computes all slots.
+      by_length: see `SpeedUps`; sums over several microbatches, each computed up to its longest
+        row. None computes all slots.
       stop: `stop(metrics) -> bool []`, evaluated before each step on the minibatch's metrics,
         pooled over devices; once true, neither that step nor any later one is taken. None never
         stops.

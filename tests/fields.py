@@ -13,7 +13,7 @@ from jaxrl_po.algorithms import (
     dppo,
     dr_grpo,
     gmpo,
-    group_policy,
+    group_config,
     grpo,
     gspo,
     kl_cov,
@@ -203,10 +203,10 @@ IN_GROUPS = (
 def shared_with_grpo(name):
     """Fields that a method without a critic shares with GRPO, whose cases test them."""
     records = (
-        group_policy.GradientSteps,
-        group_policy.Clip,
-        group_policy.GroupScale,
-        group_policy.Reference,
+        group_config.GradientSteps,
+        group_config.Clip,
+        group_config.GroupScale,
+        group_config.Reference,
     )
     inherited = {
         f.name

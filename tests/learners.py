@@ -159,8 +159,8 @@ PROBLEMS = {
     "table": lambda axis_name: tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False),
     # With a teacher, and a sampler that is not quite the policy, and late.
     "mismatch": lambda axis_name: taught(
-        imprecise(tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False))
-    )._replace(staleness=2),
+        imprecise(tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False), staleness=2)
+    ),
 }
 FIT = {"value_epochs": 1, "value_minibatches": 2}
 ALGORITHMS = {

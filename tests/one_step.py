@@ -172,12 +172,10 @@ def arrays(problem):
     """The batch in numpy, with log-probabilities of current and reference policy, and values."""
     params, reference, batch = situation(problem)
     distribution, value = problem.apply(params, batch.inputs)
-    names = ("reward", "value", "next_value", "terminated", "truncated", "mask", "score", "stratum")
+    names = ("reward", "value", "next_value", "terminated", "truncated", "mask", "score")
     known = {name: np.asarray(getattr(batch, name), np.float64) for name in names}
-    if problem is IN_GROUPS:
-        known["sampler"], known["teacher"] = (
-            np.asarray(x, np.float64) for x in (batch.sampler_log_prob, batch.teacher_log_prob)
-        )
+    for name, x in batch.columns.items():
+        known[name.removesuffix("_log_prob")] = np.asarray(x, np.float64)
     known["old"], known["now"] = (
         np.asarray(x, np.float64) for x in (batch.log_prob, distribution.log_prob(batch.action))
     )

@@ -11,7 +11,7 @@ from jaxrl_po import masked
 from jaxrl_po.algorithms.teacher import with_teacher
 from jaxrl_po.config import as_arrays
 from jaxrl_po.distributions import Categorical
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Learner, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Facts, Learner, Problem
 
 
 @struct.dataclass
@@ -166,24 +166,27 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
             mask=mask,
             score=score.reshape(-1, group_size),
             metrics={"accuracy": masked.total(score)},
-            stratum=jnp.repeat(context, group_size),
+            columns={"stratum": jnp.repeat(context, group_size)},
         )
 
     def rows(samples):
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
-    return Problem(init, collect, apply, rows, strata=states)
+    return Problem(init, collect, apply, rows, Facts(strata=states))
 
 
-def imprecise(problem, size=0.3):
+def imprecise(problem, size=0.3, staleness=0):
     """The same actions, as if their sampler had had other log-probabilities, by up to `size`."""
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
         off = size * jnp.sin(1e4 * batch.log_prob + jnp.arange(batch.mask.shape[1])[None])
-        return collector, batch._replace(sampler_log_prob=batch.log_prob + off)
+        columns = {**batch.columns, "sampler_log_prob": batch.log_prob + off}
+        return collector, batch._replace(columns=columns)
 
-    return problem._replace(collect=collect, exact_sampler=False)
+    return problem._replace(
+        collect=collect, facts=problem.facts._replace(exact_sampler=False, staleness=staleness)
+    )
 
 
 def taught(problem):

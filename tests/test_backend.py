@@ -212,7 +212,7 @@ def choices(make, algorithm, config, target, monkeypatch):
         "one vector": any(x.count((n,)) > 2 for x in carried for n in {*sizes, sum(sizes)}),
         "own products": "optimization_barrier" in names or "custom_jvp_call" in names,
         "in parts": any(each.params["length"] == 4 for each in inner),
-        "exact": problem.exact_sampler,
+        "exact": problem.facts.exact_sampler,
     }
 
 

@@ -205,7 +205,8 @@ def test_earlier_outcomes_keep_that_weight_in_each_iteration(algorithm):
         batches = []
         for key in jax.random.split(jax.random.key(7), 3):
             state, batch = learner.sample(state._replace(key=key))
-            batches.append((batch.score.reshape(-1), batch.stratum, batch.reward.sum(1)))
+            stratum = batch.columns["stratum"]
+            batches.append((batch.score.reshape(-1), stratum, batch.reward.sum(1)))
         return batches
 
     for decay in (0.0, 0.5, 1.0):

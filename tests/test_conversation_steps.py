@@ -9,7 +9,7 @@ from jaxrl_po import language
 from jaxrl_po.language import dialogues, sampling
 from jaxrl_po.language.dialogues.recorded import RECORDING, recorded_problem
 from jaxrl_po.language.networks import prompt_keys
-from jaxrl_po.language.problem import Sampling
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.run.host.dialogues.exchange import Episode, Outcome, Scene, Talking, right_padded
 from jaxrl_po.types import ActorCritic, CollectorState
 
@@ -161,8 +161,9 @@ def test_the_steps_give_the_batch_of_the_one_program(both):
     assert (replied & expected.mask[:, 1:]).any()  # there are replies in between
     assert expected.truncated.any()
     assert (expected.terminated & ~expected.truncated).any()
-    assert (expected.reward.any(axis=1) & (expected.step_end.sum(axis=1) > 1)).any()
-    for name in ("action", "mask", "reward", "terminated", "truncated", "step_end", "score"):
+    assert (expected.reward.any(axis=1) & (expected.columns["step_end"].sum(axis=1) > 1)).any()
+    np.testing.assert_array_equal(batch.columns["step_end"], expected.columns["step_end"])
+    for name in ("action", "mask", "reward", "terminated", "truncated", "score"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
     for name in ("log_prob", "value", "next_value"):
         np.testing.assert_allclose(

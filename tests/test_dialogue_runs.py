@@ -171,7 +171,7 @@ def test_a_discount_per_turn_is_that_of_the_turns():
         mask=step < count,
         score=nothing,
         metrics={},
-        step_end=turn_ends,
+        columns={"step_end": turn_ends},
     )
     config = actor_critic.Estimation(gamma=0.5, estimator="monte_carlo")
     per_turn = dataclasses.replace(config, discount_per="turn")
@@ -184,7 +184,7 @@ def test_a_discount_per_turn_is_that_of_the_turns():
         ]
     )(batch)
     for row in range(batch.mask.shape[0]):
-        count, ends = int(batch.mask[row].sum()), np.flatnonzero(batch.step_end[row])
+        count, ends = int(batch.mask[row].sum()), np.flatnonzero(batch.columns["step_end"][row])
         reward = batch.reward[row]
         turn = np.searchsorted(ends, np.arange(count))
         expected = [

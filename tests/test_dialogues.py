@@ -173,7 +173,7 @@ def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(begun):
                     at += 1
             turn += 1
         assert used == position[:count].tolist()
-        assert np.flatnonzero(batch.step_end[row]).tolist() == ends
+        assert np.flatnonzero(batch.columns["step_end"][row]).tolist() == ends
         assert batch.reward[row][ends].tolist() == rewards
         assert float(batch.reward[row].sum()) == 6.0
         assert (tokens[at:] == TOKENIZER.pad).all()
@@ -299,7 +299,7 @@ def test_dialogues_are_held_as_the_settings_say(monkeypatch, begun):
     problem = dialogues.make_problem(
         parrot(turns=2, budget=2), MODEL, num_prompts=PROMPTS, sampler=sampler, **settings
     )
-    assert problem.staleness == 2
+    assert problem.facts.staleness == 2
     adapted = begun[0]._replace(frozen={lora.BASE: jnp.zeros(())})
     with pytest.raises(InterruptedError):
         problem.collect(adapted, begun[1], jax.random.key(0))
@@ -322,7 +322,7 @@ def test_a_dialogue_that_goes_on_is_cut_and_one_that_is_done_is_not(begun):
         assert float(batch.metrics["truncated"].value()) == (ends_at > 3)
         assert (batch.truncated.any(axis=1) == (ends_at > 3)).all()
         assert (batch.terminated.sum(axis=1) == 1).all()
-        assert (batch.step_end.sum(axis=1) == turns).all()
+        assert (batch.columns["step_end"].sum(axis=1) == turns).all()
 
 
 def test_rewards_to_go_are_compared_turn_by_turn():
@@ -423,9 +423,8 @@ def test_grpo_steps_along_the_credit_that_is_asked_for(supervision):
         "turn": functools.partial(group_advantages.turn_relative, epsilon=0.0),
     }[supervision]
     shape = batch.mask.shape
-    group = [
-        np.reshape(x, (*batch.score.shape, -1)) for x in (batch.reward, batch.mask, batch.step_end)
-    ]
+    streams = batch.reward, batch.mask, batch.columns["step_end"]
+    group = [np.reshape(x, (*batch.score.shape, -1)) for x in streams]
     advantage = np.reshape(jax.jit(jax.vmap(credit))(*group), shape)
     jax.tree.map(
         lambda found, before, slope: np.testing.assert_allclose(

@@ -74,8 +74,10 @@ def test_a_teacher_of_other_sizes_scores_the_tokens_of_the_student():
         np.asarray(jax.nn.log_softmax(logits))[:, -steps:], np.asarray(batch.action)[..., None], 2
     )[..., 0]
     mask = np.asarray(batch.mask)
-    np.testing.assert_allclose(np.asarray(batch.teacher_log_prob)[mask], want[mask], rtol=1e-4)
-    assert np.abs(batch.teacher_log_prob - batch.log_prob).max() > 1e-3
+    np.testing.assert_allclose(
+        np.asarray(batch.columns["teacher_log_prob"])[mask], want[mask], rtol=1e-4
+    )
+    assert np.abs(batch.columns["teacher_log_prob"] - batch.log_prob).max() > 1e-3
 
 
 def test_a_teacher_with_other_actions_is_refused():

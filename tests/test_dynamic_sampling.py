@@ -131,7 +131,7 @@ def test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped():
         np.testing.assert_allclose(
             batch.metrics["sample_age"].value(), len(carried) / len(kept), rtol=1e-6
         )
-        assert int(batch.age.sum()) == len(carried) * SIZE
+        assert int(batch.columns["age"].sum()) == len(carried) * SIZE
         cases |= {"dropped"} if len(carried) < len(surplus) else set()
         cases |= {"used and not enough"} if carried and rounds == 2 else set()
         cases |= {"unfilled with some used"} if carried and len(kept) < GROUPS else set()
@@ -154,9 +154,9 @@ def test_four_devices_equal_one():
         key = jax.random.key(i)
         split, each = shared(params, split, key)
         alone, batch = collect(key, alone, **BOUNDED)
+        named, expected = ({**x._asdict(), **x.columns} for x in (each, batch))
         for name in ("action", "log_prob", "mask", "score", "age"):
-            joined = np.concatenate(getattr(each, name))
-            np.testing.assert_allclose(joined, getattr(batch, name), rtol=1e-6)
+            np.testing.assert_allclose(np.concatenate(named[name]), expected[name], rtol=1e-6)
         for name, mean in batch.metrics.items():
             of_all = jax.tree.map(lambda x: x.sum(), each.metrics[name]).value()
             np.testing.assert_allclose(of_all, mean.value(), rtol=1e-6)
@@ -176,13 +176,13 @@ def test_what_is_trained_on_is_at_most_one_update_old():
         assert float(batch.metrics["generation_batches"].value()) >= 1.0
         assert np.isfinite(batch.metrics["accuracy"].metric())
         for age, policy in ((0, params), (1, before)):
-            rows = np.asarray(batch.age) == age
+            rows = np.asarray(batch.columns["age"]) == age
             if rows.any():
                 log_prob = INNER.apply(policy, batch.inputs)[0].log_prob(batch.action)
                 np.testing.assert_allclose(
                     batch.log_prob[rows], log_prob[rows], rtol=1e-5, atol=1e-6
                 )
-        ages += np.asarray(batch.age).tolist()
+        ages += np.asarray(batch.columns["age"]).tolist()
         before = params
     assert set(ages) == {0, 1}
 

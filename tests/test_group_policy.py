@@ -23,6 +23,7 @@ from jaxrl_po.algorithms import (
     rloo,
 )
 from jaxrl_po.config import ConfigError
+from jaxrl_po.learner import zero_masked
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.loop import programs, runner
 from jaxrl_po.run.store.metrics import read
@@ -355,7 +356,7 @@ def test_process_supervision_counts_the_steps_that_the_problem_names(start):
 
     def collect(params, collector, key):
         collector, batch = PROBLEM.collect(params, collector, key)
-        return collector, batch._replace(step_end=batch.terminated | batch.truncated)
+        return collector, batch._replace(columns={"step_end": batch.terminated | batch.truncated})
 
     reward, last = (
         np.asarray(x).reshape(GROUPS, SIZE, -1) for x in (batch.reward, ends & batch.mask)
@@ -386,3 +387,27 @@ def test_every_fourth_group_is_counted_over_devices(devices):
     specs = {"in_specs": jax.P("data"), "out_specs": jax.P("data"), "check_vma": False}
     found = jax.jit(jax.shard_map(chosen, mesh=mesh, **specs))(samples)
     assert found.inputs[found.mask].tolist() == [0.0, 1.0, 8.0, 16.0, 17.0]
+
+
+def test_columns_of_ones_own_are_read_where_they_belong(start):
+    """Those of slots are zeroed behind the mask and reach a surrogate; those of rows do neither."""
+    _, batch = start
+    own = {"of_row": jnp.arange(16.0), "of_slot": jnp.where(batch.mask, 2.0, jnp.nan)}
+    zeroed = zero_masked(batch._replace(columns=own))
+    np.testing.assert_array_equal(zeroed.columns["of_row"], own["of_row"])
+    np.testing.assert_array_equal(zeroed.columns["of_slot"], 2.0 * batch.mask)
+    read = []
+
+    def surrogate(log_prob, samples):
+        read.append(set(samples.columns))
+        return log_prob * samples.columns["of_slot"], {}
+
+    learner = group_policy.make(
+        group_policy.GradientSteps(),
+        PROBLEM,
+        group_advantage=group_policy.outcome_advantage(advantages.leave_one_out),
+        surrogate=surrogate,
+        aggregate=losses.token_mean,
+    )
+    jax.eval_shape(learner.update, learner.init(jax.random.key(0)), zeroed)
+    assert read[0] == {"of_slot"}

@@ -107,7 +107,7 @@ def test_vine_tries_every_action_from_one_state():
     np.testing.assert_array_equal(cue[:, 0], cue[:, 1])
     np.testing.assert_array_equal(batch.score, np.stack([cue[:, 0] < 0, cue[:, 0] > 0], axis=1))
     np.testing.assert_array_equal(batch.action.reshape(12, 2), np.tile([0, 1], (12, 1)))
-    np.testing.assert_allclose(batch.sampler_log_prob, -np.log(2.0), rtol=1e-6)
+    np.testing.assert_allclose(batch.columns["sampler_log_prob"], -np.log(2.0), rtol=1e-6)
     distribution = jax.jit(problem.apply)(params, batch.inputs)[0]
     np.testing.assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5)
     np.testing.assert_allclose(batch.value, 0.5, atol=0.02)  # a policy that is nearly uniform

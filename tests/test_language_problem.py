@@ -104,7 +104,7 @@ def test_last_token_terminates_and_the_budget_truncates():
     length = batch.mask.sum(1)
     last = np.arange(batch.mask.shape[1]) == length[:, None] - 1
     np.testing.assert_array_equal(batch.terminated, last)
-    np.testing.assert_array_equal(batch.step_end, last)  # the whole answer is judged
+    np.testing.assert_array_equal(batch.columns["step_end"], last)  # the whole answer is judged
     ended = (batch.action == TASK.tokenizer.eos).any(1)
     assert not ended.all()
     np.testing.assert_array_equal(batch.truncated, last & ~ended[:, None])
@@ -380,10 +380,10 @@ def test_the_task_says_where_a_process_reward_is_due():
             return problem.collect(*problem.init(jax.random.key(0)), jax.random.key(1))[1]
 
         if marks is None:
-            assert jax.eval_shape(collect).step_end is None
+            assert "step_end" not in jax.eval_shape(collect).columns
             continue
         batch = jax.tree.map(np.asarray, jax.jit(collect)())
         want = np.array(batch.terminated)
         want[:, marks] = True
-        np.testing.assert_array_equal(batch.step_end, want)
+        np.testing.assert_array_equal(batch.columns["step_end"], want)
         assert not ((batch.reward != 0.0) & ~want).any()  # nothing is paid where nothing is due

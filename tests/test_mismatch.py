@@ -63,7 +63,7 @@ def first_metrics(**changes):
 
 
 def test_more_noise_is_more_distance_and_none_is_none():
-    assert problem().exact_sampler
+    assert problem().facts.exact_sampler
     found = [first_metrics(noise=noise) for noise in (0.1, 0.3)]
     for name in ("sampler_kl", "learner_kl", "sampler_max_ratio"):
         small, large = (float(metrics[name].value()) for metrics in found)
@@ -78,7 +78,7 @@ def test_dialogues_have_the_same_knobs():
     dialogue = language.dialogues.higher_lower()
     network = NETWORK.clone(vocabulary=dialogue.tokenizer.size)
     sizes = {"num_prompts": 4, "group_size": 2}
-    assert language.dialogues.make_problem(dialogue, network, **sizes).exact_sampler
+    assert language.dialogues.make_problem(dialogue, network, **sizes).facts.exact_sampler
     noisy = language.dialogues.make_problem(
         dialogue, network, **sizes, sampler=language.Sampler(noise=0.3, staleness=1)
     )
@@ -97,7 +97,7 @@ def test_both_kls_are_estimated_from_the_samplers_actions():
         params, collector = table.init(jax.random.key(0))
         stale = jax.tree.map(lambda x: 2.0 * x, table.init(jax.random.key(1))[0])
         _, batch = table.collect(stale, collector, jax.random.key(2))
-        batch = batch._replace(sampler_log_prob=batch.log_prob)
+        batch = batch._replace(columns={"sampler_log_prob": batch.log_prob})
         _, metrics = recompute_log_prob(table, params, batch, num_parts=1, axis_name=None)
         mine, its = (table.apply(p, batch.inputs)[0] for p in (params, stale))
         return metrics, batch.mask, {"sampler_kl": its.kl(mine), "learner_kl": mine.kl(its)}
@@ -126,7 +126,7 @@ def test_the_kl_of_an_update_is_that_of_the_old_policy_and_not_of_the_sampler():
             log_prob=mine.log_prob(batch.action),
             advantage=batch.reward,
             mask=batch.mask,
-            sampler_log_prob=batch.log_prob,
+            columns={"sampler_log_prob": batch.log_prob},
         )
         return actor_critic.update_kl(table, new, samples)["kl"], mine.kl(its), batch.mask
 
@@ -139,19 +139,17 @@ def test_a_lower_precision_samples_and_the_learner_keeps_its_own():
     sampler = language.Sampler(dtype="bfloat16")
     assert sampler.of(NETWORK).dtype == jnp.bfloat16
     assert language.Sampler(dtype="float32").of(NETWORK) is NETWORK
-    assert not problem(dtype="bfloat16").exact_sampler
-    assert problem(dtype="float32").exact_sampler
+    assert not problem(dtype="bfloat16").facts.exact_sampler
+    assert problem(dtype="float32").facts.exact_sampler
     metrics = first_metrics(dtype="bfloat16")
     assert 0 < float(metrics["sampler_kl"].value()) < 1e-3
 
 
 @pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_batches_are_of_the_policy_of_that_many_iterations_ago(staleness):
-    table = imprecise(tabular_problem(num_prompts=8, group_size=4, dense=False), size=0.0)
-    learner = grpo.make(
-        as_arrays(grpo.Config(use_reference=False, learning_rate=0.1)),
-        table._replace(staleness=staleness),
-    )
+    table = tabular_problem(num_prompts=8, group_size=4, dense=False)
+    table = imprecise(table, size=0.0, staleness=staleness)
+    learner = grpo.make(as_arrays(grpo.Config(use_reference=False, learning_rate=0.1)), table)
     state, policies = jax.jit(learner.init)(jax.random.key(0)), []
     sample, update = jax.jit(learner.sample), jax.jit(learner.update)
     score = jax.jit(
@@ -161,7 +159,8 @@ def test_batches_are_of_the_policy_of_that_many_iterations_ago(staleness):
         policies.append(state.params)
         state, batch = sample(state)
         old = policies[max(iteration - staleness, 0)]
-        for params, log_prob in ((old, batch.sampler_log_prob), (state.params, batch.log_prob)):
+        sampled = batch.columns["sampler_log_prob"]
+        for params, log_prob in ((old, sampled), (state.params, batch.log_prob)):
             want = np.where(batch.mask, score(params, batch), 0.0)
             np.testing.assert_allclose(log_prob, want, atol=1e-5)
         assert (float(batch.metrics["sampler_kl"].value()) > 1e-6) == (iteration > 0)

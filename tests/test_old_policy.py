@@ -15,6 +15,7 @@ from jaxrl_po.config import ConfigError, as_arrays
 from jaxrl_po.learner import recompute_log_prob
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
+from jaxrl_po.types import Facts
 
 TASK = language.tasks.addition(2)
 SIZES = language.ModelSettings(
@@ -39,7 +40,8 @@ def rounded(problem):
         collector, batch = problem.collect(params, collector, key)
         off = 0.01 * jnp.sin(1e4 * batch.log_prob)
         return collector, batch._replace(
-            log_prob=batch.log_prob + off, sampler_log_prob=batch.log_prob + off
+            log_prob=batch.log_prob + off,
+            columns={**batch.columns, "sampler_log_prob": batch.log_prob + off},
         )
 
     return problem._replace(collect=collect)
@@ -47,7 +49,8 @@ def rounded(problem):
 
 def tabular():
     """A small problem whose sampler is as far from the learner."""
-    return rounded(tabular_problem(num_prompts=8, group_size=4))._replace(exact_sampler=False)
+    problem = rounded(tabular_problem(num_prompts=8, group_size=4))
+    return problem._replace(facts=Facts(exact_sampler=False))
 
 
 @functools.cache
@@ -77,7 +80,7 @@ def test_cached_and_whole_passes_differ_and_the_learners_own_are_taken():
     assert abs(float(metrics["kl"].value())) < 1e-9
     assert 1e-5 < float(metrics["sampler_kl"].value()) < 1e-4
     assert 1.005 < float(metrics["sampler_max_ratio"].value()) < 1.02
-    _, theirs = update(state, batch._replace(log_prob=batch.sampler_log_prob))
+    _, theirs = update(state, batch._replace(log_prob=batch.columns["sampler_log_prob"]))
     outside = float(theirs["clip_fraction_low"].value() + theirs["clip_fraction_high"].value())
     assert outside > 0.1  # the case shows something
     trusting = gspo.make(gspo.Config(), make(old_log_prob="sampler"))
@@ -89,18 +92,18 @@ def test_the_batch_already_holds_the_learners_own():
     """So that what reads it before the update, a KL penalty say, needs no second pass."""
     _, batch, again, _ = first()
     np.testing.assert_allclose(batch.log_prob, again.log_prob, atol=1e-3)
-    assert np.abs(batch.log_prob - batch.sampler_log_prob).max() > 5e-3
+    assert np.abs(batch.log_prob - batch.columns["sampler_log_prob"]).max() > 5e-3
     assert float(batch.metrics["sampler_kl"].value()) > 1e-5
 
 
 def test_auto_computes_again_only_where_precision_asks_for_it():
     in_float32 = SIZES.build(TASK.tokenizer.size).clone(dtype=jnp.dtype("float32"))
     sizes = {"num_prompts": 2, "group_size": 2}
-    assert language.make_problem(TASK, in_float32, **sizes).exact_sampler
+    assert language.make_problem(TASK, in_float32, **sizes).facts.exact_sampler
     assert not language.make_problem(
         TASK, in_float32, old_log_prob="learner", **sizes
-    ).exact_sampler
-    assert not language.make_problem(TASK, POLICY, **sizes).exact_sampler
+    ).facts.exact_sampler
+    assert not language.make_problem(TASK, POLICY, **sizes).facts.exact_sampler
     with pytest.raises(ConfigError, match="old_log_prob must be one of auto, sampler, learner"):
         language.make_problem(TASK, POLICY, old_log_prob="both", **sizes)
 
@@ -115,7 +118,8 @@ def test_what_is_recomputed_and_what_is_logged(num_parts):
     own, off = batch.log_prob, 0.01 * jax.random.normal(jax.random.key(2), batch.mask.shape)
     old = jnp.arange(32) % 4 == 0
     batch = batch._replace(
-        age=old.astype(jnp.int32), log_prob=own + off, sampler_log_prob=own + off
+        log_prob=own + off,
+        columns={"age": old.astype(jnp.int32), "sampler_log_prob": own + off},
     )
     again, metrics = jax.jit(
         lambda batch: recompute_log_prob(
@@ -128,7 +132,9 @@ def test_what_is_recomputed_and_what_is_logged(num_parts):
     )
     # The parameters that drew these are gone.
     np.testing.assert_array_equal(again.log_prob[old], batch.log_prob[old])
-    np.testing.assert_array_equal(again.sampler_log_prob, batch.sampler_log_prob)
+    np.testing.assert_array_equal(
+        again.columns["sampler_log_prob"], batch.columns["sampler_log_prob"]
+    )
     distance = -np.asarray(off, np.float64)[fresh]
     np.testing.assert_allclose(
         metrics["sampler_kl"].value(), np.mean(np.expm1(distance) - distance), rtol=1e-2
@@ -168,9 +174,9 @@ def test_a_surplus_keeps_what_its_sampler_gave():
     sample, update = jax.jit(learner.sample), jax.jit(learner.update)
     for _ in range(3):
         before, (state, batch) = state.params, sample(state)
-        carried = np.asarray(batch.age) == 1
+        carried = np.asarray(batch.columns["age"]) == 1
         np.testing.assert_array_equal(
-            again(before, batch)[carried], batch.sampler_log_prob[carried]
+            again(before, batch)[carried], batch.columns["sampler_log_prob"][carried]
         )
         ages.append(int(carried.sum()))
         state, metrics = update(state, batch)

@@ -178,7 +178,7 @@ def test_a_trajectory_is_a_row_of_the_batch():
         for name, want in {**rows, **ending, **expected}.items():
             got, _ = actor_critic.estimate(
                 lambda steps, name=name: (getattr(steps, name), steps.value),
-                batch._replace(**given),
+                batch._replace(columns=given),
             )
             np.testing.assert_array_equal(got, want)
 
@@ -195,7 +195,7 @@ def test_v_trace_on_completions_of_an_older_policy_is_its_equation():
 
     batch, advantage, target = jax.tree.map(np.asarray, run(jax.random.key(0)))
     mask = batch.mask
-    ratio = np.exp(batch.log_prob - batch.sampler_log_prob)
+    ratio = np.exp(batch.log_prob - batch.columns["sampler_log_prob"])
     assert np.abs(ratio[mask] - 1.0).max() > 1e-3
     assert not mask.all()
     np.testing.assert_array_equal(ratio[~mask], 1.0)

@@ -27,7 +27,7 @@ from jaxrl_po.algorithms import (
     sapo,
 )
 from jaxrl_po.config import as_arrays
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Facts, Problem
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_losses.json").read_text())
 INPUTS = {name: np.array(x, np.float32) for name, x in GOLDEN["inputs"].items()}
@@ -64,7 +64,7 @@ def batch(**changes):
         "mask": MASK,
         "score": INPUTS["reward"].reshape(2, 3),
         "metrics": {},
-        "sampler_log_prob": INPUTS["sampler"],
+        "columns": {"sampler_log_prob": INPUTS["sampler"]},
     }
     return jax.tree.map(jnp.asarray, Batch(**fields | changes))
 
@@ -74,7 +74,7 @@ PROBLEM = Problem(
     collect=None,
     apply=lambda params, inputs: (Direct(params.policy[inputs]), jnp.zeros(MASK.shape)),
     rows=lambda samples: samples,
-    exact_sampler=False,
+    facts=Facts(exact_sampler=False),
 )
 
 
@@ -126,7 +126,10 @@ def test_losses_and_gradients_are_those_of_peers(name):
 def test_distillation_is_prime_rls_without_its_penalty():
     """prime-rl adds `1e-3 (log π/μ)²`, whose gradient is taken off here."""
     given = batch(
-        sampler_log_prob=INPUTS["near_sampler"], teacher_log_prob=jnp.asarray(INPUTS["teacher"])
+        columns={
+            "sampler_log_prob": INPUTS["near_sampler"],
+            "teacher_log_prob": INPUTS["teacher"],
+        }
     )
     loss, gradient = loss_and_gradient(distillation, distillation.Config(), given)
     want, tokens = GOLDEN["cases"]["prime-rl distillation"], MASK.sum()

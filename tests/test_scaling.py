@@ -13,76 +13,10 @@ import timing
 from probes import tabular_problem
 
 from experiments.benchmarks import control as benchmark_control
-from experiments.benchmarks import scale as scale
 from experiments.benchmarks import scaling as benchmark_scaling
 from jaxrl_po import control
 from jaxrl_po.algorithms import rloo
-from jaxrl_po.language import ModelSettings
 from jaxrl_po.run.experiment.flags import UsageError
-
-TINY = {"tiny": ModelSettings(width=16, layers=1, heads=2, kv_heads=2, mlp_width=32)}
-
-
-@pytest.mark.slow
-def test_paper_agrees_with_the_compiler(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(scale, "SIZES", TINY)
-    small = [
-        "--sizes=tiny",
-        "--devices=1,4",
-        "--model=1",
-        "--prompts=1",
-        "--group_size=8",
-        "--new_tokens=8",
-    ]
-    assert scale.main([*small, "--compile=tiny:4:1", f"--out={tmp_path}"]) == 0
-    one, four = json.loads((tmp_path / "scale.json").read_text())["rows"]
-    state = sum(four["memory"][name] for name in ("params", "optimizer", "reference"))
-    # Plus the random key, the step, and the numbers of the prompts.
-    assert state <= four["compiled"]["state"] <= state + 64
-    # The scales of a block's two norms, which the update gathers, are matrices too: blocks are
-    # stacked. Of their 2 × 16 numbers a device receives three quarters.
-    gathered = four["communication"]["all_gather"]
-    assert four["compiled"]["all_gather"] == gathered + 2 * 16 * scale.BYTES * 3 // 4 > 0
-    # A quarter each except for the scales of the norms (and Adam's moments, one flat vector for
-    # such a small model).
-    assert 4 * four["memory"]["params"] - one["memory"]["params"] == 3 * 4 * 3 * 16
-    assert one["communication"] == {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 0}
-    assert one["compiled"] is None
-    text = (tmp_path / "scale.md").read_text()
-    assert text in capsys.readouterr().out
-    assert text.count("| tiny | 4 × 1 |") == 2
-
-
-def test_tensor_parallel_cuts_what_is_gathered_and_costs_sums(monkeypatch):
-    monkeypatch.setattr(scale, "SIZES", TINY)
-    options = scale.Options(sizes="tiny", devices=(4,), model=(1, 2))
-    plain, cut = (scale.put(case, compiles=False) for case in scale.cases_of(options))
-    blocks = 4 * (4 * 16 * 16 + 3 * 16 * 32)
-    # And half of the embedding and of the output.
-    assert plain["memory"]["gathered"] - cut["memory"]["gathered"] == blocks // 2 + 4 * 14 * 16
-    assert plain["memory"]["cache"] == 2 * cut["memory"]["cache"]
-    assert plain["communication"]["all_reduce"] == 0 < cut["communication"]["all_reduce"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--out must name a folder"),
-        (["--out=x", "--devices=8", "--sizes=2B"], "--sizes has no '2B'"),
-        (["--out=x", "--devices=8", "--model=3"], "--model=3 must divide --devices=8"),
-        (
-            ["--out=x", "--devices=8", "--sizes=10M", "--compile=10M:4:1"],
-            "--compile=10M:4:1 is none of 10M:8:1, 10M:8:4",
-        ),
-        (
-            ["--out=x", "--devices=8", "--sizes=10M", "--model=8"],
-            "8 devices must divide the 4 heads of 10M",
-        ),
-    ],
-)
-def test_scale_names_what_does_not_fit(arguments, message):
-    with pytest.raises(UsageError, match=message):
-        scale.main(arguments)
 
 
 @pytest.mark.slow

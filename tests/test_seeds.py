@@ -70,12 +70,11 @@ def test_vmapped_seeds_equal_single_runs_in_less_time_than_one_after_another():
     print(f"{SEEDS} seeds together {seconds:.1f} s, one after another {apart:.1f} s")
 
 
-def test_a_core_updates_at_most_eight_seeds_side_by_side(monkeypatch):
-    monkeypatch.setattr(backend, "here", lambda: Target("cpu", 2, 2))
+def test_a_core_updates_at_most_eight_seeds_side_by_side():
     numbers = (1, 3, 8, 10, 11, 16, 20, 22, 63, 64)
-    assert [group_size(n) for n in numbers] == [1, 3, 8, 5, 11, 8, 5, 22, 7, 8]
-    monkeypatch.setattr(backend, "here", lambda: Target("cpu", 1, 2))
-    assert [group_size(n) for n in numbers] == list(numbers)
+    sizes = [group_size(n, Target("cpu", 2, 2)) for n in numbers]
+    assert sizes == [1, 3, 8, 5, 11, 8, 5, 22, 7, 8]
+    assert [group_size(n, Target("cpu", 1, 2)) for n in numbers] == list(numbers)
 
 
 def test_seeds_in_groups_keep_their_order_and_share_what_is_frozen():

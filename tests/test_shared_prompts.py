@@ -14,6 +14,7 @@ from jaxrl_po.language import Transformer, dialogues, unembedding
 from jaxrl_po.language.lora import Lora
 from jaxrl_po.language.networks import Grouped
 from jaxrl_po.language.tasks import addition
+from jaxrl_po.types import SpeedUps
 
 TASK = addition(2)
 DEEP = Transformer(TASK.tokenizer.size, width=8, layers=5, heads=2, mlp_width=8, gated=False)
@@ -73,7 +74,7 @@ def test_values_and_gradients_are_those_of_whole_rows(name, monkeypatch):
         monkeypatch.setattr(unembedding, "HELD", 1)
     problem = problem_of(DEEP.clone(**UNLIKE[name]))
     params, batch = drawn(problem)
-    grouped = problem.grouped(batch.inputs)
+    grouped = problem.speedups.grouped(batch.inputs)
     assert isinstance(grouped, Grouped)
 
     def measured(policy, inputs):
@@ -107,7 +108,8 @@ def test_adapters_get_the_gradients_of_whole_rows():
     gradient = jax.grad(loss)
     found = jax.jit(
         lambda policy: [
-            gradient(policy, inputs) for inputs in (batch.inputs, problem.grouped(batch.inputs))
+            gradient(policy, inputs)
+            for inputs in (batch.inputs, problem.speedups.grouped(batch.inputs))
         ]
     )(params.policy)
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(found[0])) > 1e-3
@@ -126,7 +128,7 @@ def read_positions(learner):
 @pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_update_in_order_reads_prompts_once_and_equals_one_of_whole_rows(parts):
     problem = problem_of(DEEP.clone(mlp_width=24))
-    whole = problem._replace(grouped=None)
+    whole = problem._replace(speedups=SpeedUps())
     config = grpo.Config(num_microbatches=parts, learning_rate=0.01)
     learners = [grpo.make(config, each) for each in (problem, whole)]
     bare = dataclasses.replace(config, use_reference=False)
@@ -160,7 +162,7 @@ def test_a_core_computes_whole_groups(monkeypatch):
 
     monkeypatch.setattr(updates, "gradient_update", recorded)
     problem = problem_of(DEEP)
-    for each in (problem, problem._replace(grouped=None)):
+    for each in (problem, problem._replace(speedups=SpeedUps())):
         learner = grpo.make(grpo.Config(use_reference=False), each)
         jax.eval_shape(
             lambda key, step=learner.step, init=learner.init: step(init(key)), jax.random.key(0)
@@ -191,7 +193,7 @@ def test_shallow_models_and_those_with_a_critic_read_whole_rows():
     shallow = problem_of(DEEP.clone(layers=2))
     critic = problem_of(DEEP, critic=DEEP.clone(outputs=1))
     for problem in (shallow, critic):
-        assert problem.grouped is None
+        assert problem.speedups.grouped is None
 
 
 def test_dialogues_share_their_prompts_too():
@@ -204,7 +206,7 @@ def test_dialogues_share_their_prompts_too():
         params, collector = problem.init(key)
         params = params._replace(policy=spread(params.policy))
         _, batch = problem.collect(params, collector, key)
-        grouped = problem.grouped(batch.inputs)
+        grouped = problem.speedups.grouped(batch.inputs)
         assert grouped.prompt.shape == (PROMPTS, dialogue.prompt_length)
         return [
             problem.apply(params, inputs)[0].log_prob(batch.action)

@@ -60,8 +60,8 @@ WRONG = [
     Wrong(
         "distance to the reference with the other sign",
         "algorithms.group_policy",
-        "(kl, config.kl_coefficient)",
-        "(kl, -config.kl_coefficient)",
+        "(kl, reference.kl_coefficient)",
+        "(kl, -reference.kl_coefficient)",
         ("test_coefficients.py::test_the_penalty_pulls_towards_the_reference_in_proportion[grpo]",),
     ),
     Wrong(

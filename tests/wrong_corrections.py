@@ -106,8 +106,8 @@ WRONG = [
     Wrong(
         "the sampler over the old policy",
         "algorithms.corrections",
-        "token_weights.truncated_weight(\n        samples.log_prob, samples.sampler_log_prob,",
-        "token_weights.truncated_weight(\n        samples.sampler_log_prob, samples.log_prob,",
+        "token_weights.truncated_weight(samples.log_prob, sampled,",
+        "token_weights.truncated_weight(sampled, samples.log_prob,",
         (f"{PEERS}[verl truncated]",),
     ),
     Wrong(
@@ -141,8 +141,8 @@ WRONG = [
     Wrong(
         "away from the teacher",
         "algorithms.distillation",
-        "log_ratio(samples.teacher_log_prob, log_prob)",
-        "log_ratio(log_prob, samples.teacher_log_prob)",
+        'log_ratio(samples.columns["teacher_log_prob"], log_prob)',
+        'log_ratio(log_prob, samples.columns["teacher_log_prob"])',
         ("test_distillation.py::test_a_student_comes_to_answer_as_its_teacher",),
     ),
     Wrong(
@@ -186,7 +186,7 @@ WRONG = [
     Wrong(
         "the other KL without its weights",
         "learner",
-        "ratio(recomputed, batch.sampler_log_prob)\n            * divergences",
+        "ratio(recomputed, sampled) * divergences",
         "1.0 * divergences",
         ("test_mismatch.py::test_both_kls_are_estimated_from_the_samplers_actions",),
     ),
@@ -221,14 +221,14 @@ WRONG = [
     Wrong(
         "KL-Cov penalises rounding",
         "algorithms.kl_cov",
-        "samples.penalized & (distance > divergences.ROUNDING)",
-        "samples.penalized",
+        'samples.columns["penalized"] & (distance > divergences.ROUNDING)',
+        'samples.columns["penalized"]',
         ("test_coefficients_of_groups.py::test_rounding_of_the_sampler_is_not_penalised",),
     ),
     Wrong(
         "the KL of an update is that of the sampler",
         "algorithms.actor_critic",
-        "weighted = ratio(part.log_prob, part.sampler_log_prob) * kl",
+        'weighted = ratio(part.log_prob, part.columns["sampler_log_prob"]) * kl',
         "weighted = kl",
         (
             "test_mismatch.py::"

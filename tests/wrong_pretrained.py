@@ -359,8 +359,8 @@ WRONG = [
     Wrong(
         "a problem samples from the lists and not from the state",
         "language.problem",
-        "source = _drawn_from(reading(task, params.frozen), prompt_set)",
-        "source = _drawn_from(task, prompt_set)",
+        "source = _drawn_from(reading(task, params.frozen), settings.prompt_set)",
+        "source = _drawn_from(task, settings.prompt_set)",
         ("test_task_data.py::test_the_text_does_not_grow_with_the_file",),
     ),
     Wrong(
@@ -450,8 +450,8 @@ WRONG = [
     Wrong(
         "whole groups are sorted by row",
         "algorithms.group_policy",
-        "functools.partial(problem.by_length, in_order=True)",
-        "problem.by_length",
+        "by_length and functools.partial(by_length, in_order=True)",
+        "by_length",
         ("test_lengths.py::test_an_update_is_that_of_whole_rows[in groups-1]",),
     ),
     Wrong(

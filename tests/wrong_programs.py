@@ -4,6 +4,7 @@ Each is one replacement in the text of one module. The text `before` must occur 
 that a change of the program breaks the table and no mistake drops out of it unnoticed.
 """
 
+import wrong_ahead
 import wrong_claims
 import wrong_coefficients
 import wrong_corrections
@@ -22,6 +23,7 @@ import wrong_timings
 from wrong import Wrong
 
 WRONG = [
+    *wrong_ahead.WRONG,
     *wrong_claims.WRONG,
     *wrong_coefficients.WRONG,
     *wrong_corrections.WRONG,
@@ -196,7 +198,7 @@ WRONG = [
     Wrong(
         "the sampler of a trajectory is the old policy",
         "algorithms.actor_critic",
-        "sampler_log_prob=sampled,",
+        'sampler_log_prob=batch.columns.get("sampler_log_prob", batch.log_prob),',
         "sampler_log_prob=batch.log_prob,",
         ("test_own_advantage.py::test_a_trajectory_is_a_row_of_the_batch",),
     ),
@@ -377,8 +379,8 @@ WRONG = [
     Wrong(
         "empty slots are trained on",
         "dynamic_sampling",
-        "mask=batch.mask & jnp.repeat(valid, shapes.score.shape[1])[:, None],",
-        "mask=batch.mask | ~jnp.repeat(valid, shapes.score.shape[1])[:, None],",
+        "mask = rows.mask & jnp.repeat(valid, kept.score.shape[1])[:, None]",
+        "mask = rows.mask | ~jnp.repeat(valid, kept.score.shape[1])[:, None]",
         ("test_dynamic_sampling.py::test_it_gives_up_and_masks_what_is_empty",),
     ),
     Wrong(

@@ -66,8 +66,8 @@ WRONG = [
     Wrong(
         "the key does not advance in an update",
         "learner",
-        "        state, key = next_key(state)\n        measured",
-        "        _, key = next_key(state)\n        measured",
+        "        state, key = next_key(state)\n        state, metrics",
+        "        _, key = next_key(state)\n        state, metrics",
         ("test_random_numbers.py::test_no_key_is_used_twice",),
     ),
     Wrong(

@@ -29,8 +29,8 @@ WRONG = [
     Wrong(
         "a resumed run chooses its microbatches anew",
         "run.experiment.plan",
-        "if microbatches.FLAG not in (settings if before else given)",
-        "if microbatches.FLAG not in given",
+        "microbatches.FLAG not in (settings if before else given)",
+        "microbatches.FLAG not in given",
         (
             "test_microbatches.py::test_a_program_that_needs_more_than_was_counted_is_compiled_again",
         ),
@@ -173,7 +173,7 @@ WRONG = [
     Wrong(
         "rows that are read as whole groups are computed in parts",
         "algorithms.group_policy",
-        "slots=slots if grouped is None else None",
+        "slots=slots if problem.speedups.grouped is None else None",
         "slots=slots",
         ("test_shared_prompts.py::test_a_core_computes_whole_groups",),
     ),
@@ -204,7 +204,7 @@ WRONG = [
     Wrong(
         "seeds are updated in groups on every device",
         "run.devices.seeds",
-        "dividing[0] if dividing and backend.here().one_core_each else num_seeds",
+        "dividing[0] if dividing and target.one_core_each else num_seeds",
         "dividing[0] if dividing else num_seeds",
         ("test_seeds.py::test_a_core_updates_at_most_eight_seeds_side_by_side",),
     ),
@@ -227,6 +227,23 @@ WRONG = [
         ("test_halves.py::test_a_tasks_data_reaches_the_scorer_as_the_task_wrote_it",),
     ),
     Wrong(
+        "a column of slots keeps what is masked",
+        "learner",
+        "masked.zero(leaf, batch.mask) if leaf.ndim > 1 else leaf",
+        "masked.zero(leaf, batch.mask) if leaf.dtype != jnp.float32 else leaf",
+        (
+            "test_group_policy.py::test_columns_of_ones_own_are_read_where_they_belong",
+            "test_own_advantage.py::test_v_trace_on_completions_of_an_older_policy_is_its_equation",
+        ),
+    ),
+    Wrong(
+        "a surrogate is given the columns of rows",
+        "types",
+        ".items() if x.ndim > 1",
+        ".items()",
+        ("test_group_policy.py::test_columns_of_ones_own_are_read_where_they_belong",),
+    ),
+    Wrong(
         "the KL is that before the update",
         "algorithms.actor_critic",
         "divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))",
@@ -236,10 +253,10 @@ WRONG = [
     Wrong(
         "the KL of a vine is that from the proposal",
         "algorithms.actor_critic",
-        "weighted = ratio(part.log_prob, part.sampler_log_prob) * kl",
+        'weighted = ratio(part.log_prob, part.columns["sampler_log_prob"]) * kl',
         (
             "weighted = divergences.k3("
-            "part.sampler_log_prob, policy(params, part).log_prob(part.action))"
+            'part.columns["sampler_log_prob"], policy(params, part).log_prob(part.action))'
         ),
         (
             "test_groups_and_vines.py::test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_proposal",
@@ -276,8 +293,8 @@ WRONG = [
     Wrong(
         "what is carried does not age",
         "dynamic_sampling",
-        "spare = spare._replace(age=spare.age + 1)",
-        "spare = spare._replace(age=spare.age)",
+        '"age": spare.columns["age"] + 1',
+        '"age": spare.columns["age"]',
         ("test_dynamic_sampling.py::test_what_is_trained_on_is_at_most_one_update_old",),
     ),
     Wrong(
@@ -290,14 +307,14 @@ WRONG = [
     Wrong(
         "a process reward is due at every token",
         "language.problem",
-        "step_end = is_last | jax.vmap(source.step_end)(members.problem, completions.tokens)",
-        "step_end = None",
+        'columns["step_end"] = is_last | step_end',
+        "pass",
         ("test_language_problem.py::test_the_task_says_where_a_process_reward_is_due",),
     ),
     Wrong(
         "actions of a proposal as if the policy had drawn them",
         "algorithms.npg",
-        "policy_surrogate if problem.on_policy else proposal_surrogate",
+        "policy_surrogate if problem.facts.on_policy else proposal_surrogate",
         "policy_surrogate",
         (
             "test_groups_and_vines.py::test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_proposal",
@@ -306,7 +323,7 @@ WRONG = [
     Wrong(
         "a proposal is admitted where nothing weighs it",
         "algorithms.actor_critic",
-        "    if not problem.on_policy:\n        raise",
+        "    if not problem.facts.on_policy:\n        raise",
         "    if False:\n        raise",
         (
             "test_groups_and_vines.py::test_actions_of_a_proposal_are_refused_where_nothing_weighs_them",
@@ -336,7 +353,7 @@ WRONG = [
     Wrong(
         "the sampler's log-probabilities are the old policy's in half precision",
         "learner",
-        "if not problem.exact_sampler:",
+        "if not problem.facts.exact_sampler:",
         "if False:",
         ("test_old_policy.py::test_cached_and_whole_passes_differ_and_the_learners_own_are_taken",),
     ),
@@ -350,7 +367,7 @@ WRONG = [
     Wrong(
         "an episode that reaches its limit is overlong",
         "algorithms.dapo",
-        "if config.overlong_filtering and problem.truncated_is_overlong:",
+        "if config.overlong_filtering and problem.facts.truncated_is_overlong:",
         "if config.overlong_filtering:",
         ("test_groups_and_vines.py::test_dapo_on_control_keeps_the_episodes_that_reach_the_limit",),
     ),
@@ -366,15 +383,15 @@ WRONG = [
     ),
     Wrong(
         "the KL of a surplus counts two updates",
-        "algorithms.group_policy",
-        "batch.mask & (batch.age == 0)[:, None]",
-        "batch.mask",
+        "types",
+        "self.mask if age is None else self.mask & (age == 0)[:, None]",
+        "self.mask",
         ("test_dynamic_sampling.py::test_kl_is_of_this_update_and_not_of_the_one_before",),
     ),
     Wrong(
         "the KL is of what is trained on",
         "algorithms.group_policy",
-        "samples._replace(mask=fresh), batch.score",
+        "samples._replace(mask=batch.fresh()), batch.score",
         "samples, batch.score",
         ("test_dynamic_sampling.py::test_kl_covers_what_the_loss_leaves_out",),
     ),
@@ -429,8 +446,8 @@ WRONG = [
     Wrong(
         "a demonstrated action is that of another step",
         "control.cloning",
-        "action=action[drawn]",
-        "action=action[drawn - 1]",
+        "observation[drawn], action[drawn]",
+        "observation[drawn], action[drawn - 1]",
         ("test_cloning.py::test_steps_are_drawn_with_their_actions_whatever_the_layout",),
     ),
     Wrong(

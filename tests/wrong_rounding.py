@@ -96,7 +96,7 @@ WRONG = [
     ),
     Wrong(
         "Adam's ε shortens the first steps of a mean over tokens",
-        "algorithms.group_policy",
+        "algorithms.group_config",
         "optimizer_epsilon: Number = number(1e-8",
         "optimizer_epsilon: Number = number(1e-5",
         ("test_rounding.py::test_the_first_step_of_grpo_does_not_depend_on_the_scale_of_the_loss",),

@@ -137,8 +137,8 @@ WRONG = [
     Wrong(
         "empty slots are fresh",
         "dynamic_sampling",
-        "masked.total(kept.age[:, 0], valid)",
-        "masked.total(kept.age[:, 0])",
+        'masked.total(kept.columns["age"][:, 0], valid)',
+        'masked.total(kept.columns["age"][:, 0])',
         SURPLUS,
     ),
     Wrong(
@@ -295,15 +295,15 @@ WRONG = [
     Wrong(
         "dialogues at temperature 1",
         "language.dialogues.problem",
-        "Decoding(budget, temperature, top_k, top_p)",
-        "Decoding(budget, 1.0, top_k, top_p)",
+        "decoding=settings.decoding",
+        "decoding=settings.decoding._replace(temperature=1.0)",
         SETTINGS,
     ),
     Wrong(
         "dialogues from all tokens",
         "language.dialogues.problem",
-        "Decoding(budget, temperature, top_k, top_p)",
-        "Decoding(budget, temperature)",
+        "decoding=settings.decoding",
+        "decoding=settings.decoding._replace(top_k=0, top_p=1.0)",
         SETTINGS,
     ),
     Wrong(
@@ -330,8 +330,8 @@ WRONG = [
     Wrong(
         "the sampler of dialogues is as young as the learner",
         "language.dialogues.problem",
-        "problem_of(networks, collect, target)._replace(staleness=sampler.staleness)",
-        "problem_of(networks, collect, target)",
+        "FACTS._replace(staleness=sampler.staleness)",
+        "FACTS",
         SETTINGS,
     ),
     Wrong(

@@ -15,7 +15,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,9 @@ from jaxrl_po import config, language, types
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.config import COUNT, static
 from jaxrl_po.language.lora import Lora
+from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.pretrained import architectures
-from jaxrl_po.language.problem import DTYPES
+from jaxrl_po.language.pretrained.shapes import SHAPES
 from jaxrl_po.language.transformer import ONE_HOT
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import compiled
@@ -38,32 +39,6 @@ from jaxrl_po.types import TrainState
 
 # Width, blocks and new tokens for which the peer reports its time.
 TABLE = ((64, 2, 5), (128, 4, 64))
-LLAMA = {"model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": True}
-SHAPES: dict[str, dict[str, Any]] = {
-    "smollm2-135m": {
-        **LLAMA,
-        "vocab_size": 49_152,
-        "hidden_size": 576,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "intermediate_size": 1536,
-        "rope_theta": 1e5,
-        "rms_norm_eps": 1e-5,
-    },
-    "qwen2.5-0.5b": {
-        **LLAMA,
-        "model_type": "qwen2",
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-        "rope_theta": 1e6,
-        "rms_norm_eps": 1e-6,
-    },
-}
 
 
 @config.record
@@ -186,7 +161,9 @@ def of_addition(options: Options) -> Measured:
 def of_shape(options: Options, adapters: Adapters) -> Measured:
     """Random prompts, and random weights that are spread as those of a pretrained model."""
     model = architectures.read(SHAPES[options.shape], dtype=options.dtype, remat=options.remat)
-    task = random_prompts(model.vocabulary, options.prompt_tokens, options.new_tokens)
+    task = language.tasks.random_prompts(
+        model.vocabulary, options.prompt_tokens, options.new_tokens
+    )
     if not adapters.rank:
         return task, model, problem_of(options, task, model, warm=lambda params, _: spread(params))
     base = jax.jit(lambda key: spread(model.init(key, jnp.zeros((1, 1), int), jnp.zeros(1, int))))(
@@ -214,36 +191,6 @@ def spread(params: Any) -> Any:
     """The parameters with an embedding of standard deviation 0.02, as pretrained models have."""
     own = params["params"]
     return {"params": own | {"embedding": 0.02 * own["embedding"]}}
-
-
-class Words(NamedTuple):
-    """A tokenizer as far as the benchmark needs one."""
-
-    size: int
-    pad: int
-    eos: int
-    ends: tuple[int, ...]
-
-
-def random_prompts(vocabulary: int, prompt_tokens: int, new_tokens: int) -> language.Task:
-    """Prompts of random tokens; the score is that of the first token of a completion."""
-    words: Any = Words(vocabulary, vocabulary - 1, vocabulary - 2, (vocabulary - 2,))
-
-    def sample(key: jax.Array, held_out: bool) -> language.tasks.Prompt:
-        del held_out
-        tokens = jax.random.randint(key, (prompt_tokens,), 0, words.eos)
-        return language.tasks.Prompt(tokens, jnp.int32(0), jnp.int32(0))
-
-    return language.Task(
-        "random prompts",
-        words,
-        prompt_tokens,
-        new_tokens,
-        sample,
-        lambda problem: jnp.full(new_tokens, words.eos, jnp.int32),
-        lambda problem, tokens: (tokens[0] % 7) / 6.0,
-        lambda problem, tokens: jnp.zeros(tokens.shape[0]),
-    )
 
 
 def settings_of(options: Options, axis_name: str | None) -> dapo.Config:

@@ -19,7 +19,7 @@ from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import earlier, language, methods, tasks
 from jaxrl_po.run.store import metrics
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, SpeedUps
 
 Array = npt.NDArray[np.float64]
 
@@ -84,7 +84,7 @@ def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
             score=right.reshape(groups),
         )
 
-    return problem._replace(init=init, apply=apply, collect=collect, grouped=None, by_length=None)
+    return problem._replace(init=init, apply=apply, collect=collect, speedups=SpeedUps())
 
 
 def outcomes(rows: int, size: int) -> jax.Array:

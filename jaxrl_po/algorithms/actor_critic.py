@@ -209,7 +209,6 @@ def choose_advantage(config: Estimation, problem: Problem, given: Advantage | No
 
 def estimate(advantage: Advantage, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Advantages, not whitened, and the critic's targets: both `[B, T]`, reward units."""
-    sampled = batch.log_prob if batch.sampler_log_prob is None else batch.sampler_log_prob
     return jax.vmap(advantage)(
         Trajectory(
             reward=batch.reward,
@@ -218,9 +217,9 @@ def estimate(advantage: Advantage, batch: Batch) -> tuple[jax.Array, jax.Array]:
             terminated=batch.terminated,
             truncated=batch.truncated,
             mask=batch.mask,
-            step_end=jnp.ones_like(batch.mask) if batch.step_end is None else batch.step_end,
+            step_end=batch.columns.get("step_end", jnp.ones_like(batch.mask)),
             log_prob=batch.log_prob,
-            sampler_log_prob=sampled,
+            sampler_log_prob=batch.columns.get("sampler_log_prob", batch.log_prob),
         )
     )
 
@@ -253,8 +252,7 @@ def make_estimate(
         if config.normalize_advantage:  # mean 0 and std 1 over the unmasked slots of all devices
             advantage = advantages.whiten(advantage, batch.mask, axis_name=config.axis_name)
         value = batch.value if keep_value else None
-        proposal = batch.sampler_log_prob if keep_proposal else None
-        if keep_proposal and proposal is None:
+        if keep_proposal and "sampler_log_prob" not in batch.columns:
             raise ConfigError(
                 "sampler_log_prob must be given by a problem that is not on-policy: it is "
                 "log μ of the actions"
@@ -267,7 +265,7 @@ def make_estimate(
             mask=batch.mask,
             target=target,
             value=value,
-            sampler_log_prob=proposal,
+            columns=batch.of_slots() if keep_proposal else {},
         )
 
     return from_batch
@@ -325,7 +323,7 @@ def gradient_steps(
         num_minibatches=num_minibatches,
         num_microbatches=config.num_microbatches,
         slots=surrogates.slots(surrogate, samples, num_minibatches, num_parts, problem.target),
-        by_length=problem.by_length if beside is None else None,
+        by_length=problem.speedups.by_length if beside is None else None,
         stop=stop,
         target=problem.target,
         axis_name=config.axis_name,
@@ -388,7 +386,7 @@ def choose_optimizer(
 
 def require_turns(problem: Problem, field: str, otherwise: str) -> None:
     """Raises ConfigError about a field with the value `turn` if the problem has no turns."""
-    if not problem.turns:
+    if not problem.facts.turns:
         raise ConfigError(
             f"{field} must be {otherwise} here, got {TURN}: only dialogues have turns"
         )
@@ -396,7 +394,7 @@ def require_turns(problem: Problem, field: str, otherwise: str) -> None:
 
 def require_on_policy(problem: Problem) -> None:
     """Raises ConfigError if a proposal samples the actions; for losses without a weight π / μ."""
-    if not problem.on_policy:
+    if not problem.facts.on_policy:
         raise ConfigError(
             "sampling must be from the policy itself for this method. Here a proposal "
             "draws the actions (a vine with num_branches = 0 tries each once), and only "
@@ -423,12 +421,12 @@ def update_kl(
 
     def total(part: Samples) -> Mean:
         kl = divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
-        if part.sampler_log_prob is not None:
+        if "sampler_log_prob" in part.columns:
             # An action that the policy cannot take, which a vine may try, counts 0 · log 0 = 0.
-            weighted = ratio(part.log_prob, part.sampler_log_prob) * kl
+            weighted = ratio(part.log_prob, part.columns["sampler_log_prob"]) * kl
             kl = jnp.where(part.log_prob == -jnp.inf, 0.0, weighted)
         return masked.total(kl, part.mask)
 
     # The parts one after another, their totals and counts added up.
-    by_length = problem.by_length if num_parts > 1 else None
+    by_length = problem.speedups.by_length if num_parts > 1 else None
     return {"kl": (by_length or minibatches.sum_in_parts)(total, samples, num_parts)}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
-from jaxrl_po.algorithms import group_policy
+from jaxrl_po.algorithms import group_config, group_policy
 from jaxrl_po.backend import Target
 from jaxrl_po.config import POSITIVE, Interval, Number, number
 from jaxrl_po.divergences import ratio
@@ -16,7 +16,7 @@ from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
-class Config(group_policy.GroupScale, group_policy.OptionalReference):
+class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of CISPO; nothing is clipped from below by default, as in the paper."""
 
     epsilon_low: Number = number(

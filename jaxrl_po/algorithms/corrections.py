@@ -67,13 +67,13 @@ def require_mismatch(config: Corrections, problem: Problem, steps: int) -> None:
     config_lib.require_effect(
         config,
         "correction",
-        not problem.exact_sampler,
+        not problem.facts.exact_sampler,
         "the sampler differs from the learner, and old_log_prob is learner",
     )
     config_lib.require_effect(
         config,
         "mask_off_policy",
-        steps > 1 or not problem.exact_sampler,
+        steps > 1 or not problem.facts.exact_sampler,
         "a batch has several gradient steps, or the sampler differs from the learner",
     )
 
@@ -89,16 +89,12 @@ def require_uncorrected(config: Corrections) -> None:
 
 def weight(config: Corrections, samples: Samples) -> jax.Array:
     """The weight of each token under `config.correction`, from its log-probabilities."""
+    sampled = samples.columns["sampler_log_prob"]
     if config.correction == MASK:
         return token_weights.masked_weight(
-            samples.log_prob,
-            samples.sampler_log_prob,
-            config.correction_low,
-            config.correction_high,
+            samples.log_prob, sampled, config.correction_low, config.correction_high
         )
-    return token_weights.truncated_weight(
-        samples.log_prob, samples.sampler_log_prob, config.correction_high
-    )
+    return token_weights.truncated_weight(samples.log_prob, sampled, config.correction_high)
 
 
 def correct(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
 from jaxrl_po.advantages import informative
-from jaxrl_po.algorithms import group_policy
+from jaxrl_po.algorithms import group_config, group_policy
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, ConfigError, Number, number, static
 from jaxrl_po.dynamic_sampling import dynamic_sampling
@@ -22,14 +22,14 @@ OFF, REFILL, REWEIGHT = DYNAMIC = ("off", "refill", "reweight")
 
 
 @config_lib.record
-class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference):
+class Config(group_config.Clip, group_config.GroupScale, group_config.Reference):
     """Hyperparameters of DAPO; the paper's, except for a learning rate that suits small models."""
 
     clip_higher: bool = static(
         True, "clip from above at 1 + epsilon_high; if off, epsilon_low is used on both sides"
     )
     epsilon_high: Number = number(
-        0.28, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP
+        0.28, "the ratio is clipped from above at 1 + epsilon_high", within=group_config.CLIP
     )
     dynamic_sampling: str = static(
         REFILL,
@@ -88,7 +88,7 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
             )
         for name in ("overlong_cache", "overlong_factor"):
             config_lib.require_effect(self, name, self.soft_overlong, "soft_overlong is on")
-        if self.scale == group_policy.MEAN and self.soft_overlong:
+        if self.scale == group_config.MEAN and self.soft_overlong:
             raise ConfigError(
                 "soft_overlong must be off where scale is mean: its penalty makes outcomes negative"
             )
@@ -117,7 +117,7 @@ def make(
         config_lib.require_effect(
             config,
             name,
-            problem.truncated_is_overlong,
+            problem.facts.truncated_is_overlong,
             "a truncated row is a response that was too long",
         )
     if config.dynamic_sampling == REFILL:
@@ -130,7 +130,7 @@ def make(
         )
 
     def reward_fn(batch: Batch) -> jax.Array:
-        if not (config.soft_overlong and problem.truncated_is_overlong):
+        if not (config.soft_overlong and problem.facts.truncated_is_overlong):
             return batch.reward
         budget = batch.mask.shape[1]
         cache = config.overlong_cache or rewards.overlong_cache(budget)
@@ -142,7 +142,7 @@ def make(
 
     def loss_mask_fn(batch: Batch) -> jax.Array:
         kept = batch.mask
-        if config.overlong_filtering and problem.truncated_is_overlong:
+        if config.overlong_filtering and problem.facts.truncated_is_overlong:
             kept &= ~jnp.any(batch.truncated, axis=1, keepdims=True)
         if config.dynamic_sampling == REWEIGHT:
             kept &= jnp.repeat(informative(batch.score), batch.score.shape[1])[:, None]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
-from jaxrl_po.algorithms import corrections, group_policy, surrogates
+from jaxrl_po.algorithms import corrections, group_config, group_policy, surrogates
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.divergences import log_ratio
@@ -18,7 +18,7 @@ from jaxrl_po.types import Batch, Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
-class Config(group_policy.OptionalReference):
+class Config(group_config.OptionalReference):
     """Hyperparameters of on-policy distillation."""
 
     def validate(self) -> None:
@@ -38,14 +38,15 @@ def make(
         return jnp.zeros(mask.shape)
 
     def loss_mask(batch: Batch) -> jax.Array:
-        if batch.teacher_log_prob is None:
+        if "teacher_log_prob" not in batch.columns:
             raise ConfigError(
                 "teacher must be given for distillation: its log-probabilities are the only signal"
             )
         return batch.mask
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-        towards = log_ratio(samples.teacher_log_prob, log_prob)  # an advantage: no gradient
+        # An advantage: no gradient passes through it.
+        towards = log_ratio(samples.columns["teacher_log_prob"], log_prob)
         return losses.surrogate(log_prob, surrogates.sampler_log_prob(samples), towards), {
             "teacher_kl": -towards
         }

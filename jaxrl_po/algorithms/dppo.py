@@ -10,21 +10,21 @@ import jax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
-from jaxrl_po.algorithms import corrections, group_policy, surrogates
+from jaxrl_po.algorithms import corrections, group_config, group_policy, surrogates
 from jaxrl_po.backend import Target
 from jaxrl_po.config import POSITIVE, Number, number
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
-class Config(group_policy.GroupScale, group_policy.OptionalReference):
+class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of DPPO."""
 
     delta_low: Number = number(
-        0.2, "largest fall of the probability of a sampled token", within=group_policy.CLIP
+        0.2, "largest fall of the probability of a sampled token", within=group_config.CLIP
     )
     delta_high: Number = number(
-        0.2, "largest rise of the probability of a sampled token", within=group_policy.CLIP
+        0.2, "largest rise of the probability of a sampled token", within=group_config.CLIP
     )
     max_ratio: Number = number(20.0, "the ratio is truncated at it", within=POSITIVE)
 

@@ -9,14 +9,14 @@ import jax
 
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
-from jaxrl_po.algorithms import group_policy
+from jaxrl_po.algorithms import group_config, group_policy
 from jaxrl_po.backend import Target
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import Learner, Optimizer, Problem
 
 
 @config_lib.record
-class Config(group_policy.Clip, group_policy.OptionalReference):
+class Config(group_config.Clip, group_config.OptionalReference):
     """Hyperparameters of Dr. GRPO."""
 
 

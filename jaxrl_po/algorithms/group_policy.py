@@ -1,8 +1,8 @@
 """What methods without a critic share: responses are compared within a group.
 
 A method is given by the functions it passes to `make`: the advantage of a response within its
-group, the surrogate of a token, and how tokens are averaged. Config fields are defined here, in
-mix-ins from which each method inherits those it uses.
+group, the surrogate of a token, and how tokens are averaged. Its config inherits the fields that it
+uses from the mix-ins of `group_config`.
 """
 
 import functools
@@ -24,21 +24,14 @@ from jaxrl_po import (
     updates,
 )
 from jaxrl_po import config as config_lib
-from jaxrl_po.algorithms import actor_critic, corrections, surrogates
+from jaxrl_po.algorithms import actor_critic, corrections, group_config, surrogates
 from jaxrl_po.algorithms import reference as reference_lib
+from jaxrl_po.algorithms.group_config import Clip, GroupScale, Reference
+from jaxrl_po.algorithms.group_config import GradientSteps as GradientSteps  # of a user's method
 from jaxrl_po.algorithms.reference import Divergence
-from jaxrl_po.algorithms.surrogates import CLIP, Surrogate
+from jaxrl_po.algorithms.surrogates import Surrogate
 from jaxrl_po.backend import Target
-from jaxrl_po.config import (
-    COUNT,
-    NON_NEGATIVE,
-    POSITIVE,
-    ConfigError,
-    Interval,
-    Number,
-    number,
-    static,
-)
+from jaxrl_po.config import ConfigError, Number
 from jaxrl_po.distributions import log_prob_and_entropy
 from jaxrl_po.divergences import ratio
 from jaxrl_po.masked import Mean
@@ -51,12 +44,11 @@ from jaxrl_po.types import (
     Problem,
     PyTree,
     Samples,
+    SpeedUps,
     TrainState,
 )
 
-ABOVE_ONE = Interval(1.0, open_low=True)
 KL_STRIDE = 4  # a pass over all groups of one update would be a quarter of its training
-STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
 
 GroupAdvantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`(reward [P, G, T], mask [P, G, T], step_end [P, G, T]) -> [P, G, T]`; see `Batch`."""
@@ -64,143 +56,14 @@ Aggregate = Callable[[jax.Array, jax.Array], Mean]
 """`(elements [B, T], mask [B, T]) -> Mean`."""
 
 
-@config_lib.record
-class Steps:
-    """Gradient steps on a batch."""
-
-    learning_rate: Number = number(1e-3, "Adam's step size", within=POSITIVE)
-    max_grad_norm: Number = number(1.0, "clip of the global gradient norm", within=POSITIVE)
-    # Gradients of a mean over many tokens are small: 1e-5 would shorten the first steps.
-    optimizer_epsilon: Number = number(1e-8, "ε of Adam, outside the square root", within=POSITIVE)
-    num_epochs: int = static(1, "passes over each batch", within=COUNT)
-    num_minibatches: int = static(1, "gradient steps of one pass", within=COUNT)
-    num_microbatches: int = static(
-        1, "parts of a minibatch, accumulated to bound memory", within=COUNT
-    )
-    warm_up_iterations: int = static(
-        0,
-        "length of the linear warm-up of learning_rate; 0 for none",
-        unit="iterations",
-        within=NON_NEGATIVE,
-    )
-    decay_iterations: int = static(
-        0,
-        "length of the linear decay of learning_rate to 0; 0 keeps it",
-        unit="iterations",
-        within=NON_NEGATIVE,
-    )
-    axis_name: str | None = static(None, "device axis over which rows are sharded")
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range."""
-        config_lib.check(self)
-
-
-@config_lib.record
-class GradientSteps(corrections.Corrections, Steps):
-    """Fields of every method without a critic."""
-
-    entropy_coefficient: Number = number(
-        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
-    )
-
-
-@config_lib.record
-class Reference(GradientSteps):
-    """KL penalty to a frozen reference policy."""
-
-    use_reference: bool = static(True, "KL penalty to a reference policy, at first the initial one")
-    kl_coefficient: Number = number(
-        0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE
-    )
-    reweight_kl: bool = static(
-        False,
-        "multiply the penalty in the loss by the ratio π / π_old, so that its expected gradient is "
-        "that of KL(policy ‖ reference) (DeepSeek-V3.2)",
-    )
-    reset_iterations: int = static(
-        0,
-        "at every n-th iteration the policy becomes the reference and the optimizer state is reset "
-        "(ProRL); 0 never",
-        unit="iterations",
-        within=NON_NEGATIVE,
-    )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        super().validate()
-        for name in ("kl_coefficient", "reweight_kl", "reset_iterations"):
-            config_lib.require_effect(self, name, self.use_reference, "use_reference is on")
-
-
-@config_lib.record
-class OptionalReference(Reference):
-    """The same, off by default."""
-
-    use_reference: bool = static(
-        False, "KL penalty to a reference policy, at first the initial one"
-    )
-
-
-@config_lib.record
-class Clip(GradientSteps):
-    """Clip of the probability ratio."""
-
-    epsilon_low: Number = number(
-        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
-    )
-    epsilon_high: Number = number(
-        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP
-    )
-    dual_clip: bool = static(
-        False, "for negative advantages, also clip the ratio from above, at dual_clip_ratio"
-    )
-    dual_clip_ratio: Number = number(
-        3.0, "largest ratio for a negative advantage", within=ABOVE_ONE
-    )
-
-    @property
-    def upper(self) -> Number:
-        """ε_high as used: the ratio is clipped from above at 1 + ε_high."""
-        return self.epsilon_high
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        super().validate()
-        config_lib.require_order(self.epsilon_low, self.upper, "epsilon_low", "epsilon_high")
-        config_lib.require_effect(self, "dual_clip_ratio", self.dual_clip, "dual_clip is on")
-
-
-@config_lib.record
-class GroupScale(GradientSteps):
-    """Normalisation of a group's advantages."""
-
-    scale: str = static(
-        STD,
-        "divisor of R − mean: the group's std, none, the std of the whole batch (Lite PPO), or the "
-        "group's mean (MaxRL), for outcomes of at least 0",
-        choices=SCALES,
-    )
-    ddof: int = static(0, "the std divides by G − ddof", choices=(0, 1))
-    std_epsilon: Number = number(1e-6, "added to the std", unit="reward units", within=NON_NEGATIVE)
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of range or without effect."""
-        super().validate()
-        config_lib.require_effect(self, "ddof", self.scale == STD, f"scale is {STD}")
-        config_lib.require_effect(
-            self, "std_epsilon", self.scale in (STD, BATCH), f"scale is {STD} or {BATCH}"
-        )
-
-
 def group_relative(config: GroupScale) -> GroupAdvantage:
     """`(R − mean) / scale` within the group, for every token.
 
     See `advantages.group_relative` and `advantages.maximum_likelihood`.
     """
-    if config.scale == MEAN:
+    if config.scale == group_config.MEAN:
         return outcome_advantage(advantages.maximum_likelihood)
-    if config.scale == BATCH:
+    if config.scale == group_config.BATCH:
         return batch_relative(config.std_epsilon, config.axis_name)
     return outcome_advantage(
         lambda r: advantages.group_relative(
@@ -215,7 +78,7 @@ def batch_relative(epsilon: Number, axis_name: str | None) -> GroupAdvantage:
     A group in which a single member differs does not get a tiny divisor. The std has ddof 0; rows
     without a token do not count.
     """
-    centred = outcome_advantage(lambda r: advantages.group_relative(r, scale=CENTRED))
+    centred = outcome_advantage(lambda r: advantages.group_relative(r, scale=group_config.CENTRED))
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         outcome = jax.vmap(group_advantages.outcomes)(reward)
@@ -273,8 +136,9 @@ def in_groups(problem: Problem, grouped: Callable[[PyTree], PyTree]) -> Problem:
     def apply(params: ActorCritic, inputs: PyTree) -> tuple[Any, jax.Array]:
         return problem.apply(params, grouped(inputs))
 
-    by_length = problem.by_length and functools.partial(problem.by_length, in_order=True)
-    return problem._replace(apply=apply, by_length=by_length)
+    by_length = problem.speedups.by_length
+    by_length = by_length and functools.partial(by_length, in_order=True)
+    return problem._replace(apply=apply, speedups=SpeedUps(by_length, grouped))
 
 
 def require_group(reward: jax.Array) -> None:
@@ -313,7 +177,7 @@ def make(
     The weights w, of `correction` and `mask_off_policy`, leave all denominators as they are.
 
     Args:
-      config: inherits the mix-ins above that the method uses.
+      config: inherits the mix-ins of `group_config` that the method uses.
       problem: completions of prompts, or episodes, in groups; a critic is not trained.
       optimizer: any optax transformation with its own learning rate; None for Adam with gradients
         clipped by norm.
@@ -326,8 +190,8 @@ def make(
         not the loss.
       reward_kl: estimate of KL(policy ‖ reference) for the penalty in the rewards, or None.
       loss_kl: estimate of KL(policy ‖ reference) for the penalty in the loss, or None.
-      select: `select(samples) -> Samples.penalized`, on the whole batch, for a surrogate that
-        penalises some tokens; or None.
+      select: `select(samples)` gives the column `penalized` of the whole batch, for a surrogate
+        that penalises some tokens; or None.
       target: what the program is compiled for; None for the problem's.
 
     Returns:
@@ -342,57 +206,20 @@ def make(
     config.validate()
     problem = problem.on(target)
     actor_critic.require_on_policy(problem)
-    grouped = problem.grouped if config.num_minibatches == 1 and not extra_samples else None
-    if grouped is not None:
-        problem = in_groups(problem, grouped)
-    num_parts = config.num_minibatches * config.num_microbatches
+    # A part of a batch in order is whole groups.
+    in_order = config.num_minibatches == 1 and not extra_samples
+    if not in_order:
+        problem = problem._replace(speedups=problem.speedups._replace(grouped=None))
+    if problem.speedups.grouped is not None:
+        problem = in_groups(problem, problem.speedups.grouped)
     optimizer = actor_critic.choose_optimizer(config, optimizer, optimizers.adam)
-    surrogate = surrogates.checked(surrogate)
-    reference = config if isinstance(config, Reference) and config.use_reference else None
     corrections.require_mismatch(config, problem, config.num_epochs * config.num_minibatches)
+    reference = reference_of(config)
     if reference is not None:
         config_lib.require_effect(
             reference, "reweight_kl", loss_kl is not None, "the penalty is in the loss"
         )
-    loss = make_loss(config, problem, surrogate, aggregate, loss_kl)
-
-    def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        of_budget = functools.partial(loss, steps=samples.mask.shape[1])
-        trained_on = samples._replace(measured=None)
-        slots = surrogates.slots(
-            surrogate, trained_on, config.num_minibatches, num_parts, problem.target
-        )
-        update = updates.gradient_update(
-            actor_critic.wrt_policy(of_budget, state.params),
-            optimizer,
-            num_epochs=config.num_epochs,
-            num_minibatches=config.num_minibatches,
-            num_microbatches=config.num_microbatches,
-            slots=slots if grouped is None else None,
-            by_length=problem.by_length,
-            target=problem.target,
-            axis_name=config.axis_name,
-        )
-        scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
-            state.step, config.decay_iterations
-        )
-        new, opt_state, metrics = update(
-            state.params.policy, state.opt_state, trained_on, key, scale
-        )
-        params = state.params._replace(policy=new)
-        metrics |= actor_critic.update_kl(
-            problem,
-            params,
-            samples.measured,
-            num_parts=-(-num_parts // KL_STRIDE),
-        )
-        if samples.teacher_log_prob is None:  # else every token has a signal
-            metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
-        state = state._replace(params=params, opt_state=opt_state)
-        if reference is not None and reference.reset_iterations:
-            state = reset(state, optimizer, reference.reset_iterations)
-        return state, metrics
-
+    num_parts = config.num_minibatches * config.num_microbatches
     estimate = make_estimate(config, group_advantage, reward_fn, loss_mask_fn, select)
     if reference is not None:
         estimate = reference_lib.with_reference_log_prob(
@@ -409,12 +236,19 @@ def make(
     return learner.make(
         problem,
         estimate=estimate_trained if extra_samples else estimate,
-        improve=improve,
+        improve=make_improve(
+            config, problem, surrogates.checked(surrogate), aggregate, loss_kl, optimizer
+        ),
         init_optimizer=lambda params: optimizer.init(params.policy),
         init_reference=lambda params: None if reference is None else params.policy,
         num_parts=num_parts,
         axis_name=config.axis_name,
     )
+
+
+def reference_of(config: GradientSteps) -> Reference | None:
+    """The settings of the reference policy, if the method has one and it is on."""
+    return config if isinstance(config, Reference) and config.use_reference else None
 
 
 def make_estimate(
@@ -428,29 +262,78 @@ def make_estimate(
 
     def estimate(state: TrainState, batch: Batch) -> Samples:
         del state
-        step_end = batch.mask if batch.step_end is None else batch.step_end
+        step_end = batch.columns.get("step_end", batch.mask)
         grouped = [
             x.reshape(*batch.score.shape, -1) for x in (reward_fn(batch), batch.mask, step_end)
         ]
         relative = group_advantage(*grouped).reshape(batch.mask.shape)
-        # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
-        fresh = batch.mask if batch.age is None else batch.mask & (batch.age == 0)[:, None]
         samples = Samples(
             inputs=batch.inputs,
             action=batch.action,
             log_prob=batch.log_prob,
             advantage=relative,
             mask=loss_mask_fn(batch),
-            teacher_log_prob=batch.teacher_log_prob,
-            sampler_log_prob=batch.sampler_log_prob,
+            columns=batch.of_slots(),
         )
+        # Older rows were sampled by an earlier policy: they do not measure the KL of this update.
         measured = every_group(
-            KL_STRIDE, samples._replace(mask=fresh), batch.score.shape[1], config.axis_name
+            KL_STRIDE, samples._replace(mask=batch.fresh()), batch.score.shape[1], config.axis_name
         )
-        penalized = None if select is None else select(samples)
-        return samples._replace(penalized=penalized, measured=measured)
+        if select is not None:
+            columns = samples.columns | {"penalized": select(samples)}
+            samples = samples._replace(columns=columns)
+        return samples._replace(measured=measured)
 
     return estimate
+
+
+def make_improve(
+    config: GradientSteps,
+    problem: Problem,
+    surrogate: Surrogate,
+    aggregate: Aggregate,
+    loss_kl: Divergence | None,
+    optimizer: optax.GradientTransformation,
+) -> learner.Improve:
+    """Gradient steps on the samples, and the KL of all of them; arguments as for `make`."""
+    loss = make_loss(config, problem, surrogate, aggregate, loss_kl)
+    reference = reference_of(config)
+    num_parts = config.num_minibatches * config.num_microbatches
+
+    def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
+        of_budget = functools.partial(loss, steps=samples.mask.shape[1])
+        trained_on = samples._replace(measured=None)
+        slots = surrogates.slots(
+            surrogate, trained_on, config.num_minibatches, num_parts, problem.target
+        )
+        update = updates.gradient_update(
+            actor_critic.wrt_policy(of_budget, state.params),
+            optimizer,
+            num_epochs=config.num_epochs,
+            num_minibatches=config.num_minibatches,
+            num_microbatches=config.num_microbatches,
+            slots=slots if problem.speedups.grouped is None else None,
+            by_length=problem.speedups.by_length,
+            target=problem.target,
+            axis_name=config.axis_name,
+        )
+        scale = optimizers.warm_up(state.step, config.warm_up_iterations) * optimizers.decay(
+            state.step, config.decay_iterations
+        )
+        new, opt_state, metrics = update(
+            state.params.policy, state.opt_state, trained_on, key, scale
+        )
+        params = state.params._replace(policy=new)
+        num_kl_parts = -(-num_parts // KL_STRIDE)
+        metrics |= actor_critic.update_kl(problem, params, samples.measured, num_parts=num_kl_parts)
+        if "teacher_log_prob" not in samples.columns:  # else every token has a signal
+            metrics["signal"] = masked.total(samples.advantage != 0.0, samples.mask)
+        state = state._replace(params=params, opt_state=opt_state)
+        if reference is not None and reference.reset_iterations:
+            state = reset(state, optimizer, reference.reset_iterations)
+        return state, metrics
+
+    return improve
 
 
 def make_loss(
@@ -461,7 +344,7 @@ def make_loss(
     loss_kl: Divergence | None,
 ) -> Callable[..., tuple[tuple[Mean, ...], Metrics]]:
     """`loss(params, samples, steps)` of rows that were cut from a budget of `steps` tokens."""
-    policy = actor_critic.policy_of(problem)
+    policy, reference = actor_critic.policy_of(problem), reference_of(config)
 
     def loss(params: ActorCritic, samples: Samples, steps: int) -> tuple[tuple[Mean, ...], Metrics]:
         distribution = policy(params, samples)
@@ -473,20 +356,17 @@ def make_loss(
             "policy_loss": (elements, 1.0),
             "entropy": (entropy, -config.entropy_coefficient),
         }
-        if isinstance(config, Reference) and config.use_reference and loss_kl is not None:
+        if reference is not None and loss_kl is not None:
             kl = loss_kl(log_prob, samples.reference_log_prob)
-            if config.reweight_kl:
+            if reference.reweight_kl:
                 kl *= ratio(log_prob, samples.log_prob)
-            terms["reference_kl"] = (kl, config.kl_coefficient)
+            terms["reference_kl"] = (kl, reference.kl_coefficient)
         # Rows may have been cut, and an aggregate may divide by the budget.
         beyond = ((0, 0), (0, steps - samples.mask.shape[1]))
         mask = jnp.pad(samples.mask, beyond)
         means = {name: aggregate(jnp.pad(x, beyond), mask) for name, (x, _) in terms.items()}
-        others |= {
-            "extreme_ratio": (jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)).astype(
-                jnp.float32
-            ),
-        }
+        extreme = jnp.abs(log_prob - samples.log_prob) > jnp.log(2.0)
+        others |= {"extreme_ratio": extreme.astype(jnp.float32)}
         metrics = means | {name: losses.token_mean(x, samples.mask) for name, x in others.items()}
         return tuple(means[name] * weight for name, (_, weight) in terms.items()), metrics
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, group_advantages, losses
-from jaxrl_po.algorithms import actor_critic, group_policy
+from jaxrl_po.algorithms import actor_critic, group_config, group_policy
 from jaxrl_po.algorithms.actor_critic import TURN
 from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, UNIT, ConfigError, Number, number, static
@@ -30,7 +30,7 @@ SIZE, ROOT = DIVISORS = ("size", "root_size")
 
 
 @config_lib.record
-class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference):
+class Config(group_config.Clip, group_config.GroupScale, group_config.Reference):
     """Hyperparameters of GRPO; the defaults suit small models from a warm start."""
 
     supervision: str = static(
@@ -74,10 +74,10 @@ class Config(group_policy.Clip, group_policy.GroupScale, group_policy.Reference)
                 f"supervision must be {OUTCOME} with running_statistics, which are of "
                 f"outcomes, got {self.supervision}"
             )
-        relative_to_group = self.scale in (group_policy.STD, group_policy.CENTRED)
+        relative_to_group = self.scale in (group_config.STD, group_config.CENTRED)
         if not relative_to_group and (self.running_statistics or self.supervision != OUTCOME):
             raise ConfigError(
-                f"scale must be {group_policy.STD} or {group_policy.CENTRED} unless supervision is "
+                f"scale must be {group_config.STD} or {group_config.CENTRED} unless supervision is "
                 f"{OUTCOME} and running_statistics is off, got {self.scale}"
             )
 

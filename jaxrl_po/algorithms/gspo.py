@@ -8,21 +8,21 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
-from jaxrl_po.algorithms import group_policy
+from jaxrl_po.algorithms import group_config, group_policy
 from jaxrl_po.backend import Target
 from jaxrl_po.config import Number, number
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
-class Config(group_policy.Clip, group_policy.GroupScale, group_policy.OptionalReference):
+class Config(group_config.Clip, group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of GSPO; the ratio is a geometric mean over tokens, hence the narrow clip."""
 
     epsilon_low: Number = number(
-        3e-4, "the ratio is clipped from below at 1 − epsilon_low", within=group_policy.CLIP
+        3e-4, "the ratio is clipped from below at 1 − epsilon_low", within=group_config.CLIP
     )
     epsilon_high: Number = number(
-        4e-4, "the ratio is clipped from above at 1 + epsilon_high", within=group_policy.CLIP
+        4e-4, "the ratio is clipped from above at 1 + epsilon_high", within=group_config.CLIP
     )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses, token_weights
-from jaxrl_po.algorithms import group_policy
+from jaxrl_po.algorithms import group_config, group_policy
 from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, Interval, Number, number
 from jaxrl_po.divergences import log_ratio
@@ -17,7 +17,7 @@ from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
-class Config(group_policy.GroupScale, group_policy.OptionalReference):
+class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of KL-Cov; of a small batch, the papers' shares are a single token."""
 
     share: Number = number(
@@ -45,7 +45,7 @@ def make(
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         distance = jnp.abs(log_ratio(log_prob, samples.log_prob))
         # Before the first step r is 1 to rounding, whose sign must not choose a gradient.
-        moved = samples.penalized & (distance > divergences.ROUNDING)
+        moved = samples.columns["penalized"] & (distance > divergences.ROUNDING)
         penalty = jnp.where(moved, config.penalty * distance, 0.0)
         return losses.surrogate(log_prob, samples.log_prob, samples.advantage) + penalty, {}
 

@@ -47,7 +47,8 @@ def policy_surrogate(distribution: Distribution, samples: Samples) -> Mean:
 
 def proposal_surrogate(distribution: Distribution, samples: Samples) -> Mean:
     """`−mean(π / μ · A)` over steps: the same, for actions sampled from a proposal μ."""
-    return policy_surrogate(distribution, samples._replace(log_prob=samples.sampler_log_prob))
+    proposed = samples.columns["sampler_log_prob"]
+    return policy_surrogate(distribution, samples._replace(log_prob=proposed))
 
 
 def checked_mean(surrogate: Surrogate) -> Surrogate:
@@ -98,7 +99,7 @@ def make(
     problem = problem.on(target)
     policy = actor_critic.policy_of(problem)
     if surrogate is None:
-        surrogate = policy_surrogate if problem.on_policy else proposal_surrogate
+        surrogate = policy_surrogate if problem.facts.on_policy else proposal_surrogate
     surrogate = checked_mean(surrogate)
 
     def improve_policy(
@@ -132,7 +133,7 @@ def make(
         config,
         problem,
         estimate=actor_critic.make_estimate(
-            config, problem, advantage, keep_proposal=not problem.on_policy
+            config, problem, advantage, keep_proposal=not problem.facts.on_policy
         ),
         improve_policy=improve_policy,
         num_parts=config.num_microbatches,

@@ -10,14 +10,14 @@ import jax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, group_advantages, losses
-from jaxrl_po.algorithms import group_policy, surrogates
+from jaxrl_po.algorithms import group_config, group_policy, surrogates
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, Interval, static
 from jaxrl_po.types import Learner, Optimizer, Problem
 
 
 @config_lib.record
-class Config(group_policy.OptionalReference):
+class Config(group_config.OptionalReference):
     """Hyperparameters of PKPO."""
 
     k: int = static(4, "responses of which the best counts, at most group_size", within=Interval(2))

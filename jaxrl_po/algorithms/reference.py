@@ -72,7 +72,7 @@ def with_reference_kl(
     Raises:
       ConfigError: the actions are not the policy's own, or `inner` has a reference already.
     """
-    if not problem.on_policy:
+    if not problem.facts.on_policy:
         raise ConfigError(
             "sampling must be from the policy itself for a KL penalty to the reference, which is "
             "estimated from its samples: set num_branches to at least 2"

@@ -122,7 +122,7 @@ def make(
             optimizer,
             num_microbatches=config.num_microbatches,
             slots=surrogates.slots(surrogate, samples, 1, config.num_parts, problem.target),
-            by_length=problem.by_length,
+            by_length=problem.speedups.by_length,
             target=problem.target,
             axis_name=config.axis_name,
         )

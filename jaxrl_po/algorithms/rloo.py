@@ -9,13 +9,13 @@ import functools
 
 from jaxrl_po import advantages, divergences, losses
 from jaxrl_po import config as config_lib
-from jaxrl_po.algorithms import group_policy, surrogates
+from jaxrl_po.algorithms import group_config, group_policy, surrogates
 from jaxrl_po.backend import Target
 from jaxrl_po.types import Learner, Optimizer, Problem
 
 
 @config_lib.record
-class Config(group_policy.Reference):
+class Config(group_config.Reference):
     """Hyperparameters of RLOO."""
 
 

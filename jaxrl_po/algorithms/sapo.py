@@ -7,14 +7,14 @@ import jax
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import divergences, losses
-from jaxrl_po.algorithms import group_policy
+from jaxrl_po.algorithms import group_config, group_policy
 from jaxrl_po.backend import Target
 from jaxrl_po.config import POSITIVE, Number, number
 from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 
 @config_lib.record
-class Config(group_policy.GroupScale, group_policy.OptionalReference):
+class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of SAPO; the temperatures are the paper's."""
 
     temperature_positive: Number = number(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import config as config_lib
 from jaxrl_po import learner, losses, optimizers, updates
-from jaxrl_po.algorithms import actor_critic, group_policy
+from jaxrl_po.algorithms import actor_critic, group_config
 from jaxrl_po.backend import Target
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import (
@@ -25,7 +25,7 @@ from jaxrl_po.types import (
 
 
 @config_lib.record
-class Config(group_policy.Steps):
+class Config(group_config.Steps):
     """Hyperparameters of supervised training."""
 
 
@@ -75,7 +75,7 @@ def make(
             num_epochs=config.num_epochs,
             num_minibatches=config.num_minibatches,
             num_microbatches=config.num_microbatches,
-            by_length=problem.by_length,
+            by_length=problem.speedups.by_length,
             target=problem.target,
             axis_name=config.axis_name,
         )

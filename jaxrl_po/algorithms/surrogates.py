@@ -35,8 +35,7 @@ def plain(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, j
 
 def sampler_log_prob(samples: Samples) -> jax.Array:
     """Log-probabilities of the sampler μ; of the old policy where that sampled."""
-    mu: jax.Array | None = samples.sampler_log_prob
-    return samples.log_prob if mu is None else mu
+    return samples.columns.get("sampler_log_prob", samples.log_prob)
 
 
 def clip_fractions(outside: jax.Array, advantage: jax.Array) -> dict[str, jax.Array]:

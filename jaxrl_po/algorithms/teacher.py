@@ -18,7 +18,7 @@ Apply = Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
 def with_teacher(
     problem: Problem, params: ActorCritic, apply: Apply | None = None, *, num_parts: int = 1
 ) -> Problem:
-    """The problem whose batches have `teacher_log_prob`, for `distillation`.
+    """The problem whose batches have a column `teacher_log_prob`, for `distillation`.
 
     Args:
       problem: the student's.
@@ -57,7 +57,7 @@ def with_teacher(
                 f"got {its}"
             )
         log_prob = learner.log_prob(taught, teacher, batch, num_parts=num_parts)
-        return collector, batch._replace(teacher_log_prob=log_prob)
+        return collector, batch._replace(columns={**batch.columns, "teacher_log_prob": log_prob})
 
     return problem._replace(init=init, collect=collect)
 

@@ -1,5 +1,6 @@
 """What the training commands share: from arguments to an experiment, and its exit status."""
 
+import json
 import sys
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from jaxrl_po.run.experiment import flags, training
 from jaxrl_po.run.experiment import language as language_experiment
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.experiment import Experiment
+from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.experiment.plan import prepare, sections_of
 
 
@@ -36,6 +38,8 @@ def main(script: Script, argv: Sequence[str]) -> int:
             )
         )
         return 0
+    if options.compile_for:
+        return _compile(Experiment.parse(script, argv), options)
     training.join(options)
     with processes.together() as require_same:
         plan = prepare(script, Experiment.parse(script, argv).settings, require_same)
@@ -48,6 +52,19 @@ def main(script: Script, argv: Sequence[str]) -> int:
         print(f"error: {training.broken_off(options.out, error)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _compile(experiment: Experiment, options: Options) -> int:
+    """Prints what each program needs; 1 where one does not fit."""
+    from jaxrl_po.run.ahead import report
+    from jaxrl_po.run.experiment.ahead import compile_for
+
+    fits = True
+    for found in compile_for(experiment, options.compile_for):
+        fits = fits and found.fits
+        said = [json.dumps(found.as_json())] if options.json else report.lines(found)
+        print("\n".join(said), flush=True)
+    return 0 if fits else 1
 
 
 def control(argv: Sequence[str]) -> int:

@@ -15,7 +15,15 @@ from jaxrl_po.control.networks import Recurrent
 from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.control.statistics import normalize
 from jaxrl_po.distributions import Categorical, MultiCategorical, TanhGaussian
-from jaxrl_po.types import ActorCritic, CollectorState, Distribution, Problem, PyTree, Samples
+from jaxrl_po.types import (
+    ActorCritic,
+    CollectorState,
+    Distribution,
+    Facts,
+    Problem,
+    PyTree,
+    Samples,
+)
 
 
 class Networks(NamedTuple):
@@ -101,8 +109,7 @@ def problem_of(
         collect,
         nets.apply,
         rows=whole_sequences if remembers else merge_time,
-        on_policy=on_policy,
-        truncated_is_overlong=False,
+        facts=Facts(on_policy=on_policy, truncated_is_overlong=False),
         actor=(
             Actor(lambda rows: nets.start(rows)[0], functools.partial(act_normalized, nets))
             if remembers

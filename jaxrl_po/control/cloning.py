@@ -12,7 +12,7 @@ from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.problem import ENVIRONMENTS
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, demonstrations
 
 RECORDED = ("observation", "action", "terminated", "truncated")
 
@@ -47,20 +47,8 @@ def demonstrated(
         keys = unroll.row_keys(key, envs.number)
         draw: Any = jax.vmap(lambda key: jax.random.randint(key, (num_steps,), 0, len(action)))
         drawn = draw(keys)
-        zero, no = jnp.zeros(drawn.shape), jnp.zeros(drawn.shape, bool)
-        return collector, Batch(
-            inputs=observation[drawn],
-            action=action[drawn],
-            log_prob=zero,
-            reward=zero,
-            value=zero,
-            next_value=zero,
-            terminated=no,
-            truncated=no,
-            mask=~no,
-            score=jnp.zeros((len(drawn), 1)),
-            metrics={},
-        )
+        mask = jnp.ones(drawn.shape, bool)
+        return collector, demonstrations(observation[drawn], action[drawn], mask)
 
     return problem._replace(collect=collect)
 

@@ -11,12 +11,13 @@ from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, check, record, static
 from jaxrl_po.control import unroll
-from jaxrl_po.control.actor import Sequences, build_networks, problem_of, require_fit
+from jaxrl_po.control.actor import Networks, Sequences, build_networks, problem_of, require_fit
 from jaxrl_po.control.environment import adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
 from jaxrl_po.control.problem import without_action
+from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.group_advantages import outcomes
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
 # Sharded entry of the collector's state: `[P]`, int32, the prompt's index over all devices.
 PROMPT_NUMBER = "prompt_number"
@@ -115,49 +116,69 @@ def make_groups(
         index = members.number * group_size + jnp.tile(
             jnp.arange(group_size, dtype=jnp.int32), prompt_number.shape[0]
         )
-        memory, critic_memory = nets.start(index.shape[0])
+        memories = nets.start(index.shape[0])
         _, trajectory = unroll.unroll(
             environment,
             functools.partial(nets.act, params),
-            members._replace(number=index, memory=memory),
+            members._replace(number=index, memory=memories[0]),
             step_key,
             num_steps=num_steps,
             target=target,
         )
-        # Environments run on after their first end, in episodes that the mask leaves out.
-        transition = trajectory.transition
-        ended = transition.terminated | transition.truncated
-        mask = unroll.until_first(ended)
-        paid = masked.zero(transition.reward, mask).reshape(-1, group_size, num_steps)
-        score = jax.vmap(outcomes)(paid)
-        is_last = jnp.arange(num_steps)[None, :] == num_steps - 1
-        truncated = transition.truncated | (is_last & ~transition.terminated)
-        metrics = {
-            "episode_return": masked.total(score),
-            "episode_length": masked.total(mask.sum(1)),
-            "truncated": masked.total(jnp.any(truncated & mask, axis=1)),
-        }
-        # What follows a row's end is masked, so no episode begins within a row.
-        begins, observation = jnp.zeros(mask.shape, bool), trajectory.observation
-        steps = Sequences(observation, begins, memory, critic_memory)
-        _, value, next_value = nets.values(params, steps, transition.final_observation)
-        shown = jax.tree.map(lambda x: masked.zero(x, mask), observation)
-        metrics |= without_action(environment.spaces, observation, mask)
-        if group_size > 1:
-            metrics["dead_groups"] = masked.total(~informative(score))
-        batch = Batch(
-            inputs=nets.inputs(steps._replace(observation=shown)),
-            action=trajectory.action,
-            log_prob=trajectory.distribution.log_prob(trajectory.action),
-            reward=transition.reward,
-            value=value,
-            next_value=next_value,
-            terminated=transition.terminated,
-            truncated=truncated,
-            mask=mask,
-            score=score,
-            metrics=metrics,
-        )
+        batch = batch_of(nets, environment.spaces, params, trajectory, memories, group_size)
         return collector, batch
 
     return problem_of(nets, init, collect, target)
+
+
+def batch_of(
+    nets: Networks,
+    spaces: Spaces,
+    params: ActorCritic,
+    trajectory: unroll.Trajectory,
+    memories: tuple[PyTree, PyTree],
+    group_size: int,
+) -> Batch:
+    """The first episode of each row, with the score of its group.
+
+    Args:
+      nets: actor and critic.
+      spaces: of the environment.
+      params: under which it was played.
+      trajectory: environments run on after their first end, in episodes that the mask leaves out.
+      memories: of actor and critic before the first step.
+      group_size: G.
+    """
+    transition = trajectory.transition
+    ended = transition.terminated | transition.truncated
+    mask = unroll.until_first(ended)
+    num_steps = mask.shape[1]
+    paid = masked.zero(transition.reward, mask).reshape(-1, group_size, num_steps)
+    score = jax.vmap(outcomes)(paid)
+    is_last = jnp.arange(num_steps)[None, :] == num_steps - 1
+    truncated = transition.truncated | (is_last & ~transition.terminated)
+    metrics = {
+        "episode_return": masked.total(score),
+        "episode_length": masked.total(mask.sum(1)),
+        "truncated": masked.total(jnp.any(truncated & mask, axis=1)),
+        **without_action(spaces, trajectory.observation, mask),
+    }
+    if group_size > 1:
+        metrics["dead_groups"] = masked.total(~informative(score))
+    # What follows a row's end is masked, so no episode begins within a row.
+    steps = Sequences(trajectory.observation, jnp.zeros(mask.shape, bool), *memories)
+    _, value, next_value = nets.values(params, steps, transition.final_observation)
+    shown = jax.tree.map(lambda x: masked.zero(x, mask), trajectory.observation)
+    return Batch(
+        inputs=nets.inputs(steps._replace(observation=shown)),
+        action=trajectory.action,
+        log_prob=trajectory.distribution.log_prob(trajectory.action),
+        reward=transition.reward,
+        value=value,
+        next_value=next_value,
+        terminated=transition.terminated,
+        truncated=truncated,
+        mask=mask,
+        score=score,
+        metrics=metrics,
+    )

@@ -11,6 +11,7 @@ from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, UNIT, check, record, require_effect, static
 from jaxrl_po.control import unroll
 from jaxrl_po.control.actor import (
+    Networks,
     Sequences,
     act_normalized,
     build_networks,
@@ -148,59 +149,78 @@ def make_problem(
         envs = unroll.start(environment, env_key, index, memory)
         collector = statistics.init(spaces.observation, num_envs)
         collector = collector.add(sharded={ENVIRONMENTS: envs})
-        if jax.tree.leaves(critic_memory):
-            collector = collector.add(sharded={CRITIC_MEMORY: critic_memory})
         first = jax.tree.map(lambda x: x[0], envs.observation)
-        return nets.init(network_key, first), collector
+        return nets.init(network_key, first), with_critic_memory(collector, critic_memory)
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
-        before: Any = collector.sharded[ENVIRONMENTS]
         act = functools.partial(act_normalized, nets, params, collector)
+        before: Any = collector.sharded[ENVIRONMENTS]
         envs, trajectory = unroll.unroll(
             environment, act, before, key, num_steps=num_steps, target=target
         )
-        transition = trajectory.transition
-        ended = transition.terminated | transition.truncated
-        seen = normalize(collector, trajectory.observation)
-        final = normalize(collector, transition.final_observation)
-        # The memories before the first step are zero already where an episode begins there.
-        begins = jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
-        critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
-        steps = Sequences(seen, begins, before.memory, critic_memory)
-        after, value, next_value = nets.values(params, steps, final)
-        reward, frac_nonfinite = mark_nonfinite(
-            transition.final_observation, transition.reward, transition.terminated
-        )
-        collector, reward = statistics.update(
-            collector.remove(ENVIRONMENTS, CRITIC_MEMORY), trajectory.observation, reward, ended
-        )
-        batch = Batch(
-            inputs=nets.inputs(steps),
-            action=trajectory.action,
-            log_prob=trajectory.distribution.log_prob(trajectory.action),
-            reward=reward,
-            value=value,
-            next_value=next_value,
-            terminated=transition.terminated,
-            truncated=transition.truncated,
-            mask=jnp.ones(reward.shape, bool),
-            score=transition.reward.sum(axis=1, keepdims=True),
-            metrics={
-                "episode_return": masked.total(trajectory.episode_return, ended),
-                "episode_length": masked.total(trajectory.episode_length, ended),
-                "frac_nonfinite": frac_nonfinite,
-                **without_action(spaces, trajectory.observation),
-            },
-        )
-        collector = collector.add(sharded={ENVIRONMENTS: envs})
-        if jax.tree.leaves(after):
-            after = unroll.forget(after, ended[:, -1])
-            collector = collector.add(sharded={CRITIC_MEMORY: after})
-        return collector, batch
+        collector, batch = batch_of(nets, statistics, spaces, params, collector, trajectory)
+        return collector.add(sharded={ENVIRONMENTS: envs}), batch
 
     return problem_of(nets, init, collect, target)
+
+
+def batch_of(
+    nets: Networks,
+    statistics: Statistics,
+    spaces: Spaces,
+    params: ActorCritic,
+    collector: CollectorState,
+    trajectory: unroll.Trajectory,
+) -> tuple[CollectorState, Batch]:
+    """What critic and running statistics make of a trajectory.
+
+    The collector's state is that before it; the one returned is without the environments.
+    """
+    transition = trajectory.transition
+    ended = transition.terminated | transition.truncated
+    seen = normalize(collector, trajectory.observation)
+    final = normalize(collector, transition.final_observation)
+    # The memories before the first step are zero already where an episode begins there.
+    begins = jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
+    before: Any = collector.sharded[ENVIRONMENTS]
+    critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
+    steps = Sequences(seen, begins, before.memory, critic_memory)
+    after, value, next_value = nets.values(params, steps, final)
+    reward, frac_nonfinite = mark_nonfinite(
+        transition.final_observation, transition.reward, transition.terminated
+    )
+    collector, reward = statistics.update(
+        collector.remove(ENVIRONMENTS, CRITIC_MEMORY), trajectory.observation, reward, ended
+    )
+    batch = Batch(
+        inputs=nets.inputs(steps),
+        action=trajectory.action,
+        log_prob=trajectory.distribution.log_prob(trajectory.action),
+        reward=reward,
+        value=value,
+        next_value=next_value,
+        terminated=transition.terminated,
+        truncated=transition.truncated,
+        mask=jnp.ones(reward.shape, bool),
+        score=transition.reward.sum(axis=1, keepdims=True),
+        metrics={
+            "episode_return": masked.total(trajectory.episode_return, ended),
+            "episode_length": masked.total(trajectory.episode_length, ended),
+            "frac_nonfinite": frac_nonfinite,
+            **without_action(spaces, trajectory.observation),
+        },
+    )
+    after = unroll.forget(after, ended[:, -1])
+    return with_critic_memory(collector, after), batch
+
+
+def with_critic_memory(collector: CollectorState, memory: PyTree) -> CollectorState:
+    """The collector's state with the critic's memory; the same for a critic without one."""
+    if not jax.tree.leaves(memory):
+        return collector
+    return collector.add(sharded={CRITIC_MEMORY: memory})
 
 
 def mark_nonfinite(

@@ -22,7 +22,7 @@ from jaxrl_po.control.actor import (
     require_fit,
 )
 from jaxrl_po.control.modules import NetworkSettings, choose_modules
-from jaxrl_po.control.problem import CRITIC_MEMORY, Settings, mark_nonfinite
+from jaxrl_po.control.problem import CRITIC_MEMORY, Settings, mark_nonfinite, with_critic_memory
 from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
@@ -102,10 +102,8 @@ def recorded_from_settings(
 
     def init(key: jax.Array) -> tuple[ActorCritic, CollectorState]:
         seen = spaces.observation
-        collector = statistics.init(seen, settings.num_envs)
         _, critic_memory = nets.start(settings.num_envs)
-        if jax.tree.leaves(critic_memory):
-            collector = collector.add(sharded={CRITIC_MEMORY: critic_memory})
+        collector = with_critic_memory(statistics.init(seen, settings.num_envs), critic_memory)
         return nets.init(key, jnp.zeros(seen.shape, seen.dtype)), collector
 
     def collect(
@@ -150,10 +148,8 @@ def recorded_from_settings(
                 "frac_nonfinite": frac_nonfinite,
             },
         )
-        if jax.tree.leaves(after):
-            after = unroll.forget(after, ~mask[:, -1])
-            collector = collector.add(sharded={CRITIC_MEMORY: after})
-        return collector, batch
+        after = unroll.forget(after, ~mask[:, -1])
+        return with_critic_memory(collector, after), batch
 
     return problem_of(nets, init, collect, target)
 

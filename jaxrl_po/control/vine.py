@@ -16,7 +16,7 @@ from jaxrl_po.control.environment import Environment, adapt
 from jaxrl_po.control.modules import NetworkSettings, policy_module
 from jaxrl_po.control.problem import ENVIRONMENTS, without_action
 from jaxrl_po.control.unroll import EnvState
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Problem
 
 
 @record
@@ -86,7 +86,7 @@ def make_vine(
     its value V̂, the mean of Q̂ over the state's actions under the policy, so that any estimator
     gives `Q̂ − V̂`. There is no critic.
 
-    With every action tried once, the proposal μ is uniform (`sampler_log_prob`, `on_policy=False`):
+    With every action tried once, the proposal μ is uniform and the problem not on-policy:
     `mean(π / μ · A)` is `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which TRPO and NPG
     maximise; methods without that ratio refuse it. Sampled actions are on-policy, for eq. 18
     (`losses.self_normalized_surrogate`) or any method.
@@ -231,10 +231,11 @@ def grow(
         branches,
     )
     branch = jnp.tile(jnp.arange(branches, dtype=jnp.int32), state_index.shape[0] // branches)
-    proposal: jax.Array | None = None
+    columns: Columns = {}
     enumerated = sizes.num_branches == 0
     if enumerated:
-        action, proposal = branch, jnp.full((branch.shape[0], 1), -jnp.log(branches))
+        action = branch
+        columns = {"sampler_log_prob": jnp.full((branch.shape[0], 1), -jnp.log(branches))}
     else:
         # The first action is the one thing that branches of a state draw independently.
         keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, state_index), branch)
@@ -268,7 +269,7 @@ def grow(
             "episode_length": masked.total(trunk.episode_length, trunk_ended),
             **without_action(environment.spaces, trunk.observation),
         },
-        sampler_log_prob=proposal,
+        columns=columns,
     )
 
 

@@ -5,18 +5,27 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po import backend, lengths, masked
+from jaxrl_po import backend, masked
 from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, ConfigError, check, record, static
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.dialogue import Dialogue
 from jaxrl_po.language.mismatch import Sampler
 from jaxrl_po.language.networks import SAMPLER, Sequences, make_networks, prompt_keys, shorten_after
+from jaxrl_po.language.problem import problem_of
 from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.unembedding import next_tokens
 from jaxrl_po.language.warm_start import answered, drawn
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    CollectorState,
+    Facts,
+    Problem,
+    PyTree,
+    demonstrations,
+)
 
 AT_A_TIME = 16  # rows of an evaluation, to bound memory
 
@@ -98,29 +107,12 @@ def make_problem(
     ) -> tuple[CollectorState, Batch]:
         keys = prompt_keys(collector, key)[:, 0]
         prompts, answers, mask = drawn(reading(task, params.frozen), keys)
-        zero, no = jnp.zeros(mask.shape), jnp.zeros(mask.shape, bool)
-        return collector, Batch(
-            inputs=Sequences(jnp.concatenate([prompts.tokens, answers], axis=1), prompts.pad),
-            action=answers,
-            log_prob=zero,
-            reward=zero,
-            value=zero,
-            next_value=zero,
-            terminated=no,
-            truncated=no,
-            mask=mask,
-            score=jnp.zeros((mask.shape[0], 1)),
-            metrics={"answer_length": masked.total(mask.sum(axis=1))},
-        )
+        inputs = Sequences(jnp.concatenate([prompts.tokens, answers], axis=1), prompts.pad)
+        batch = demonstrations(inputs, answers, mask)
+        length = masked.total(mask.sum(axis=1))
+        return collector, batch._replace(metrics={"answer_length": length})
 
-    return Problem(
-        networks.init,
-        collect,
-        networks.apply,
-        lambda samples: samples,
-        by_length=lengths.by_length(shorten_after(task.prompt_length)),
-        target=target,
-    )
+    return problem_of(networks, collect, target, Facts(), shorten_after(task.prompt_length))
 
 
 def make_evaluate(

@@ -10,8 +10,8 @@ import numpy as np
 from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
-from jaxrl_po.language.problem import Settings
 from jaxrl_po.language.sampling import PLAIN, Decoding
+from jaxrl_po.language.settings import Settings
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task
 from jaxrl_po.language.tasks.types import DRAWN, held_out, num_asked, reading

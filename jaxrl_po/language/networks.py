@@ -70,8 +70,8 @@ class Networks(NamedTuple):
       init: see `Problem`.
       apply: see `Problem`.
       value: `value(params, inputs) -> [B, S]`; zeros without a critic.
-      exact_sampler: see `Problem`.
-      grouped: see `Problem`.
+      exact_sampler: see `Facts`.
+      grouped: see `SpeedUps`.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]

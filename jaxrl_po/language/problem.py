@@ -10,140 +10,42 @@ import numpy as np
 from jaxrl_po import backend, lengths, masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
-from jaxrl_po.config import (
-    COUNT,
-    NON_NEGATIVE,
-    POSITIVE,
-    ConfigError,
-    Interval,
-    check,
-    record,
-    static,
-)
+from jaxrl_po.config import ConfigError, check
 from jaxrl_po.language import lora, sampling
-from jaxrl_po.language.checks import (
-    check_budget,
-    check_top_k,
-)
-from jaxrl_po.language.mismatch import DTYPES, Sampler
+from jaxrl_po.language.checks import check_budget, check_top_k
+from jaxrl_po.language.dialogue import AnyTask
+from jaxrl_po.language.mismatch import Sampler
 from jaxrl_po.language.networks import (
     AUTO,
-    OLD_LOG_PROBS,
     Networks,
     Sequences,
     make_networks,
     prompt_keys,
     shorten_after,
 )
+from jaxrl_po.language.settings import Sampling, Settings
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.tasks import Prompt, Task, finite
 from jaxrl_po.language.tasks.types import check_lengths, reading
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, Samples
+from jaxrl_po.lengths import Shorten
+from jaxrl_po.types import (
+    ActorCritic,
+    Batch,
+    CollectorState,
+    Columns,
+    Facts,
+    Metrics,
+    Problem,
+    PyTree,
+    Samples,
+    SpeedUps,
+)
 
 SAMPLER_OF_LEARNER = Sampler()
+Collect = Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
 CUT = 32  # smallest token budget at which microbatches are cut to their longest completion
-NUCLEUS = Interval(0.0, 1.0, open_low=True)
-
-
-@record
-class Sampling:
-    """Sizes of a language problem and how it is sampled: fields of tasks and dialogues."""
-
-    num_prompts: int = static(64, "prompts per iteration, over all devices", within=COUNT)
-    group_size: int = static(8, "completions per prompt", within=COUNT)
-    max_new_tokens: int = static(
-        0,
-        "token budget of a completion, or of one message of a dialogue, EOS included; 0 takes the "
-        "task's longest answer",
-        unit="tokens",
-    )
-    temperature: float = static(
-        1.0, "temperature of the policy, in sampling and in the loss", within=POSITIVE
-    )
-    top_k: int = static(
-        0,
-        "sample from the k most likely tokens only; 0 for all",
-        unit="tokens",
-        within=NON_NEGATIVE,
-    )
-    top_p: float = static(
-        1.0,
-        "sample from the most likely tokens that reach this probability together; 1 for all",
-        within=NUCLEUS,
-    )
-    old_log_prob: str = static(
-        AUTO,
-        "source of the old policy's log-probabilities in the ratio: the sampler, or a forward "
-        "pass of the learner before its first step; auto takes the learner where the two differ: "
-        "if the model computes below float32, or an accelerator multiplies matrices in TF32",
-        choices=OLD_LOG_PROBS,
-    )
-
-    @property
-    def decoding(self) -> sampling.Decoding:
-        """How completions are sampled."""
-        return sampling.Decoding(self.max_new_tokens, self.temperature, self.top_k, self.top_p)
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of its range."""
-        check(self)
-
-
-@record
-class Settings(Sampling):
-    """Sizes and switches of a task's problem, as a record for command lines and logs."""
-
-    process_reward: bool = static(
-        False, "reward each correct token or step, in place of the whole answer at its end"
-    )
-    prompt_set: int = static(
-        0,
-        "size of a fixed set of training prompts, drawn once; 0 draws fresh prompts",
-        unit="prompts",
-        within=NON_NEGATIVE,
-    )
-
-
-@record
-class Computation:
-    """How a transformer is computed, whatever its sizes."""
-
-    dtype: str = static("float32", "dtype of the matrix products", choices=tuple(DTYPES))
-    remat: bool = static(
-        False,
-        "recompute the activations inside blocks in the backward pass: less memory, more time",
-    )
-
-
-@record
-class ModelSettings(Computation):
-    """Sizes of the transformer, shared by policy and critic (two models of these sizes)."""
-
-    width: int = static(64, "width of the residual stream", within=COUNT)
-    layers: int = static(2, "transformer blocks", within=COUNT)
-    heads: int = static(4, "query heads; width / heads must be even", within=COUNT)
-    kv_heads: int = static(4, "key and value heads, a divisor of heads", within=COUNT)
-    mlp_width: int = static(256, "width of the hidden layer of each MLP", within=COUNT)
-    gated: bool = static(True, "SwiGLU in place of GELU")
-    tied: bool = static(False, "the output layer of the policy shares the embedding")
-
-    def validate(self) -> None:
-        """Raises ConfigError for a field out of its range or sizes that do not divide."""
-        check(self)
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ConfigError(
-                f"width / heads must be an even whole number, got {self.width} / {self.heads}"
-            )
-        if self.heads % self.kv_heads:
-            raise ConfigError(f"kv_heads must divide heads = {self.heads}, got {self.kv_heads}")
-
-    def build(self, vocabulary: int, *, outputs: int = 0) -> Transformer:
-        """The model: a policy with `outputs = 0`, a critic with 1."""
-        self.validate()
-        sizes = dict(vars(self), dtype=DTYPES[self.dtype])
-        return Transformer(vocabulary=vocabulary, outputs=outputs, **sizes)
 
 
 def make_problem(
@@ -216,69 +118,73 @@ def make_problem(
       >>> batch.action.shape, batch.score.shape
       ((6, 3), (2, 3))
     """
-    check(
-        Settings(
-            num_prompts=num_prompts,
-            group_size=group_size,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            old_log_prob=old_log_prob,
-        )
-    )
-    check(sampler)
-    check_top_k(top_k, model)
-    budget = check_budget(task, max_new_tokens)
-
     check_lengths(task)
     if process_reward and not verify:
         raise ConfigError(
             "process_reward has no effect unless the verifier gives the reward (--reward=verifier, "
             "or verify): it is its credit for each token"
         )
-
-    model, critic = (compiled_for(target, each) for each in (model, critic))
-    target = target or backend.here()
-    networks = make_networks(
-        task,
-        model,
-        critic,
+    budget = check_budget(task, max_new_tokens)
+    settings = Settings(
         num_prompts=num_prompts,
         group_size=group_size,
-        columns=budget,
+        max_new_tokens=budget,
         temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
         old_log_prob=old_log_prob,
-        sampler=sampler,
-        initial=initial,
-        warm=warm,
-        target=target,
-    )
-
-    decoding = sampling.Decoding(budget, temperature, top_k, top_p)
-    collect = _make_collect(
-        task,
-        model,
-        networks,
-        decoding,
-        sampler,
-        group_size=group_size,
-        prompt_set=prompt_set,
-        verify=verify,
         process_reward=process_reward,
+        prompt_set=prompt_set,
+    )
+    model, critic = (compiled_for(target, each) for each in (model, critic))
+    target = target or backend.here()
+    networks = checked_networks(
+        task, model, critic, settings, budget, sampler, initial=initial, warm=warm, target=target
+    )
+    collect = _make_collect(task, model, networks, settings, sampler, verify=verify)
+    facts = Facts(_drawn_from(task, prompt_set).strata, staleness=sampler.staleness)
+    shorten = shorten_after(task.prompt_length) if budget >= CUT else None
+    return problem_of(networks, collect, target, facts, shorten)
+
+
+def checked_networks(
+    source: AnyTask,
+    model: Transformer,
+    critic: Transformer | None,
+    settings: Sampling,
+    columns: int,
+    sampler: Sampler,
+    **further: Any,
+) -> Networks:
+    """The networks of a problem, after a check of its settings; see `networks.make_networks`."""
+    check(settings)
+    check(sampler)
+    check_top_k(settings.top_k, model)
+    return make_networks(
+        source,
+        model,
+        critic,
+        num_prompts=settings.num_prompts,
+        group_size=settings.group_size,
+        columns=columns,
+        temperature=settings.temperature,
+        old_log_prob=settings.old_log_prob,
+        sampler=sampler,
+        **further,
     )
 
-    return Problem(
-        networks.init,
-        collect,
-        networks.apply,
-        rows,
-        _drawn_from(task, prompt_set).strata,
-        exact_sampler=networks.exact_sampler,
-        by_length=lengths.by_length(shorten_after(task.prompt_length)) if budget >= CUT else None,
-        grouped=networks.grouped,
-        staleness=sampler.staleness,
-        target=target,
-    )
+
+def problem_of(
+    networks: Networks,
+    collect: Collect,
+    target: Target,
+    facts: Facts,
+    shorten: Shorten | None = None,
+) -> Problem:
+    """The problem of these networks; whether the sampler is exact is theirs to say."""
+    facts = facts._replace(exact_sampler=networks.exact_sampler)
+    speedups = SpeedUps(shorten and lengths.by_length(shorten), networks.grouped)
+    return Problem(networks.init, collect, networks.apply, rows, facts, speedups, target=target)
 
 
 def _drawn_from(task: Task, prompt_set: int) -> Task:
@@ -289,20 +195,17 @@ def _make_collect(
     task: Task,
     model: Transformer,
     networks: Networks,
-    decoding: sampling.Decoding,
+    settings: Settings,
     sampler: Sampler,
     *,
-    group_size: int,
-    prompt_set: int,
     verify: bool,
-    process_reward: bool,
-) -> Callable[..., tuple[CollectorState, Batch]]:
-    """`Problem.collect`: prompts, completions and their rewards."""
+) -> Collect:
+    """`Problem.collect`: prompts, completions and what the task says of them."""
 
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
-        source = _drawn_from(reading(task, params.frozen), prompt_set)
+        source = _drawn_from(reading(task, params.frozen), settings.prompt_set)
         keys = prompt_keys(collector, key)
         prompts: Prompt = jax.vmap(lambda key: source.sample(key, False))(keys[:, 0])
         completions = sampling.generate(
@@ -311,40 +214,25 @@ def _make_collect(
             prompts.tokens,
             prompts.pad,
             keys[:, 1],
-            group_size=group_size,
-            decoding=decoding,
+            group_size=settings.group_size,
+            decoding=settings.decoding,
             eos=ends_of(task.tokenizer),
             noise=sampler.noise,
             pad_token=task.tokenizer.pad,
         )
-        members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
-        position = jnp.arange(decoding.max_new_tokens)[None, :]
+        members: Prompt = jax.tree.map(lambda x: jnp.repeat(x, settings.group_size, 0), prompts)
+        position = jnp.arange(settings.max_new_tokens)[None, :]
         mask = position < completions.length[:, None]
         is_last = position == completions.length[:, None] - 1
-        metrics: Metrics = {}
-        score, reward = jnp.zeros(mask.shape[0], jnp.float32), None
-        if verify:
-            score = jax.vmap(source.score)(members.problem, completions.tokens)
-            metrics["accuracy"] = masked.total(score)
-            metrics["wrong_length"] = masked.total(completions.length, score == 0)
-            if group_size > 1:
-                metrics["dead_groups"] = masked.total(~informative(score.reshape(-1, group_size)))
-            reward = jnp.where(is_last, score[:, None], 0.0)
-        step_end: jax.Array | None = is_last
-        if process_reward:
-            reward = jax.vmap(source.credit)(members.problem, completions.tokens)
-            step_end = None
-            if source.step_end is not None:
-                step_end = is_last | jax.vmap(source.step_end)(members.problem, completions.tokens)
-        if source.parses is not None:
-            metrics["malformed"] = masked.total(
-                ~jax.vmap(source.parses)(members.problem, completions.tokens)
-            )
+        score, reward, metrics = _scored(source, members, completions, is_last, settings, verify)
         metrics["response_length"] = masked.total(completions.length)
         metrics["truncated"] = masked.total(~completions.ended)
+        columns = _columns(source, members, completions, is_last, settings)
+        if not networks.exact_sampler:
+            columns["sampler_log_prob"] = completions.log_prob
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
         # The problem as the task knows it, without its number in the set.
-        problem = members.problem[1] if prompt_set else members.problem
+        problem = members.problem[1] if settings.prompt_set else members.problem
         inputs = Sequences(tokens, members.pad, None if verify else problem)
         values = networks.value(params, inputs)
         return collector, Batch(
@@ -357,14 +245,56 @@ def _make_collect(
             terminated=is_last,
             truncated=is_last & ~completions.ended[:, None],
             mask=mask,
-            score=score.reshape(-1, group_size),
+            score=score.reshape(-1, settings.group_size),
             metrics=metrics,
-            stratum=None if source.stratum is None else jax.vmap(source.stratum)(members.problem),
-            sampler_log_prob=None if networks.exact_sampler else completions.log_prob,
-            step_end=step_end,
+            columns=columns,
         )
 
     return collect
+
+
+def _scored(
+    source: Task,
+    members: Prompt,
+    completions: sampling.Completions,
+    is_last: jax.Array,
+    settings: Settings,
+    verify: bool,
+) -> tuple[jax.Array, jax.Array | None, Metrics]:
+    """Scores `[B]` and rewards `[B, T]` by the verifier, 0 and None without it, and metrics."""
+    metrics: Metrics = {}
+    score, reward = jnp.zeros(is_last.shape[0], jnp.float32), None
+    if verify:
+        score = jax.vmap(source.score)(members.problem, completions.tokens)
+        metrics["accuracy"] = masked.total(score)
+        metrics["wrong_length"] = masked.total(completions.length, score == 0)
+        if settings.group_size > 1:
+            of_groups = score.reshape(-1, settings.group_size)
+            metrics["dead_groups"] = masked.total(~informative(of_groups))
+        reward = jnp.where(is_last, score[:, None], 0.0)
+    if settings.process_reward:
+        reward = jax.vmap(source.credit)(members.problem, completions.tokens)
+    if source.parses is not None:
+        parsed = jax.vmap(source.parses)(members.problem, completions.tokens)
+        metrics["malformed"] = masked.total(~parsed)
+    return score, reward, metrics
+
+
+def _columns(
+    source: Task,
+    members: Prompt,
+    completions: sampling.Completions,
+    is_last: jax.Array,
+    settings: Settings,
+) -> Columns:
+    """The strata of the prompts, and where a reward is due."""
+    columns: Columns = {} if settings.process_reward else {"step_end": is_last}
+    if settings.process_reward and source.step_end is not None:
+        step_end = jax.vmap(source.step_end)(members.problem, completions.tokens)
+        columns["step_end"] = is_last | step_end
+    if source.stratum is not None:
+        columns["stratum"] = jax.vmap(source.stratum)(members.problem)
+    return columns
 
 
 def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:

@@ -307,7 +307,7 @@ def learned_reward(
         }
         batch = batch._replace(
             reward=jnp.where(batch.terminated, reward[:, None], 0.0),
-            step_end=batch.terminated,
+            columns={**batch.columns, "step_end": batch.terminated},
             metrics={**batch.metrics, **metrics},
         )
         return collector.add(replicated={REWARD_MODEL: fitted}), batch

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxrl_po.run.experiment.ahead import compile_for as compile_for
     from jaxrl_po.run.experiment.experiment import Experiment as Experiment
     from jaxrl_po.run.experiment.policies import ControlPolicy as ControlPolicy
     from jaxrl_po.run.experiment.policies import LanguagePolicy as LanguagePolicy
@@ -28,6 +29,7 @@ if os.name != "posix":
     )
 
 _NAMES = {
+    "experiment.ahead": ("compile_for",),
     "experiment.experiment": ("Experiment",),
     "experiment.policies": ("ControlPolicy", "LanguagePolicy", "load"),
     "experiment.sweeping": ("sweep",),

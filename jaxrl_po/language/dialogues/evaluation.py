@@ -13,8 +13,8 @@ from jaxrl_po.language import conversation, lora
 from jaxrl_po.language.checks import check_budget, check_top_k, check_vocabulary
 from jaxrl_po.language.dialogue import AnyTask, Dialogue, check_contract
 from jaxrl_po.language.evaluation import Describe, Evaluate, in_parts, samples_metrics
-from jaxrl_po.language.problem import Sampling
 from jaxrl_po.language.sampling import PLAIN, Decoding
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks.types import Prompt, num_asked
 from jaxrl_po.language.tokenizer import PAD
 from jaxrl_po.language.transcript import Conversations

@@ -1,6 +1,7 @@
 """Dialogues as a `Problem`: an episode is one dialogue, a step is one token of a message."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,20 +9,39 @@ import jax.numpy as jnp
 from jaxrl_po import backend, masked
 from jaxrl_po.advantages import informative
 from jaxrl_po.backend import Target
-from jaxrl_po.config import check
 from jaxrl_po.language import conversation, lora
-from jaxrl_po.language.checks import check_budget, check_top_k
+from jaxrl_po.language.checks import check_budget
 from jaxrl_po.language.dialogue import Dialogue, check_contract
 from jaxrl_po.language.mismatch import Sampler
-from jaxrl_po.language.networks import AUTO, Networks, Sequences, make_networks, prompt_keys
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Sampling, rows
-from jaxrl_po.language.sampling import Decoding
+from jaxrl_po.language.networks import AUTO, Networks, Sequences, prompt_keys
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks, problem_of
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.language.warm_start import WarmStart
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree
+from jaxrl_po.masked import Mean
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Facts, Problem, PyTree
 
-Collect = Callable[[ActorCritic, CollectorState, jax.Array], tuple[CollectorState, Batch]]
+# A dialogue that was cut may have had short messages.
+FACTS = Facts(truncated_is_overlong=False, turns=True)
+
+
+class Recording(NamedTuple):
+    """B = P·G dialogues, group-major.
+
+    Attributes:
+      prompt: `[B, L]`, int32, left-padded.
+      pad: `[B]`, int32, padding tokens on the left.
+      held: see `Conversations`; without a state.
+      score: `[B]`, float32: the raw outcome, logged as the accuracy.
+      measures: name to what is pooled over dialogues, `[B]` each, or pooled already, `[]`.
+    """
+
+    prompt: jax.Array
+    pad: jax.Array
+    held: Conversations
+    score: jax.Array
+    measures: dict[str, Mean]
 
 
 def make_problem(
@@ -45,7 +65,7 @@ def make_problem(
 
     A batch has the sampled tokens alone, `[B, S]`, S = K · T: replies are inputs, and neither an
     advantage nor a return passes through them, so that they decay nothing. Rewards stand at the
-    ends of messages, which `Batch.step_end` marks. The last token terminates the episode; a
+    ends of messages, which the column `step_end` marks. The last token terminates the episode; a
     dialogue that was not done within its turns is marked as truncated too, and nothing is
     bootstrapped.
 
@@ -74,33 +94,20 @@ def make_problem(
       ConfigError: for an invalid argument, which the message names, or a dialogue that breaks its
         contract.
     """
-    check(
-        Sampling(
-            num_prompts=num_prompts,
-            group_size=group_size,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            old_log_prob=old_log_prob,
-        )
-    )
-    check(sampler)
-    check_top_k(top_k, model)
     check_contract(dialogue)
-    budget = check_budget(dialogue, max_new_tokens)
-    columns = dialogue.longest(budget)
-    model, critic = (compiled_for(target, each) for each in (model, critic))
-    target = target or backend.here()
-    networks = make_networks(
-        dialogue,
-        model,
-        critic,
+    settings = Sampling(
         num_prompts=num_prompts,
         group_size=group_size,
-        columns=columns,
+        max_new_tokens=check_budget(dialogue, max_new_tokens),
         temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
         old_log_prob=old_log_prob,
-        sampler=sampler,
+    )
+    model, critic = (compiled_for(target, each) for each in (model, critic))
+    target = target or backend.here()
+    networks = checked_networks(
+        *(dialogue, model, critic, settings, dialogue.longest(settings.max_new_tokens), sampler),
         initial=initial,
         warm=warm,
         target=target,
@@ -119,63 +126,49 @@ def make_problem(
             states,
             keys[:, 1],
             group_size=group_size,
-            decoding=Decoding(budget, temperature, top_k, top_p),
+            decoding=settings.decoding,
             noise=sampler.noise,
         )
         accuracy = jax.vmap(dialogue.accuracy)(held.state)
         score = accuracy if dialogue.score is None else jax.vmap(dialogue.score)(held.state)
-        measures: Metrics = {
+        measures = {
             name: masked.total(jax.vmap(measure)(held.state))
             for name, measure in dialogue.measures.items()
         }
         prompt, pad = (jnp.repeat(x, group_size, axis=0) for x in (prompts.tokens, prompts.pad))
-        return collector, batch_of(
-            networks,
-            params,
-            prompt,
-            pad,
-            held,
-            accuracy,
-            score.reshape(-1, group_size),
-            measures,
-        )
+        recording = Recording(prompt, pad, held, accuracy, measures)
+        return collector, batch_of(networks, params, recording, score.reshape(-1, group_size))
 
-    return problem_of(networks, collect, target)._replace(staleness=sampler.staleness)
+    return problem_of(networks, collect, target, FACTS._replace(staleness=sampler.staleness))
 
 
 def batch_of(
-    networks: Networks,
-    params: ActorCritic,
-    prompt: jax.Array,
-    pad: jax.Array,
-    held: Conversations,
-    accuracy: jax.Array,
-    score: jax.Array,
-    measures: Metrics,
+    networks: Networks, params: ActorCritic, recording: Recording, score: jax.Array
 ) -> Batch:
     """The batch of B = P·G dialogues: their sampled tokens alone.
 
     Args:
       networks: see `Networks`.
       params: under which they were sampled.
-      prompt: `[B, L]`, int32.
-      pad: `[B]`, int32.
-      held: see `Conversations`; its state is not read.
-      accuracy: `[B]`, float32.
+      recording: see `Recording`, with pooled measures.
       score: `[P, G]`, raw outcomes.
-      measures: further metrics.
     """
-    metrics: Metrics = {
-        "accuracy": masked.total(accuracy),
+    held = recording.held
+    metrics = {
+        "accuracy": masked.total(recording.score),
         "response_length": masked.total(held.mask.sum(axis=1)),
         "turns": masked.total(held.turns),
         "truncated": masked.total(~held.ended),
     }
     if score.shape[1] > 1:
         metrics["dead_groups"] = masked.total(~informative(score))
-    inputs = Sequences(jnp.concatenate([prompt, held.tokens], axis=1), pad, None, held.position)
+    tokens = jnp.concatenate([recording.prompt, held.tokens], axis=1)
+    inputs = Sequences(tokens, recording.pad, None, held.position)
     values = networks.value(params, inputs)
     is_last = held.mask & ~jnp.roll(held.mask, -1, axis=1).at[:, -1].set(False)
+    columns: Columns = {"step_end": held.message_end}
+    if not networks.exact_sampler:
+        columns["sampler_log_prob"] = held.log_prob
     return Batch(
         inputs=inputs,
         action=held.action,
@@ -187,23 +180,6 @@ def batch_of(
         truncated=is_last & ~held.ended[:, None],
         mask=held.mask,
         score=score,
-        metrics=metrics | measures,
-        sampler_log_prob=None if networks.exact_sampler else held.log_prob,
-        step_end=held.message_end,
-    )
-
-
-def problem_of(networks: Networks, collect: Collect, target: Target) -> Problem:
-    """The problem whose batches are those of `batch_of`."""
-    return Problem(
-        networks.init,
-        collect,
-        networks.apply,
-        rows,
-        exact_sampler=networks.exact_sampler,
-        # One that was cut may have had short messages.
-        truncated_is_overlong=False,
-        turns=True,
-        grouped=networks.grouped,
-        target=target,
+        metrics=metrics | recording.measures,
+        columns=columns,
     )

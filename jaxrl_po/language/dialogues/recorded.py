@@ -4,7 +4,7 @@ The recording of an iteration is put into the collector's state, from which `col
 batch.
 """
 
-from typing import NamedTuple
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -12,35 +12,15 @@ import jax.numpy as jnp
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError, check
-from jaxrl_po.language.checks import check_top_k
-from jaxrl_po.language.dialogues.problem import batch_of, problem_of
-from jaxrl_po.language.networks import make_networks
-from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, Sampling
+from jaxrl_po.language.dialogues.problem import FACTS, Recording, batch_of
+from jaxrl_po.language.problem import SAMPLER_OF_LEARNER, checked_networks, problem_of
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.tasks import Task
-from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.language.transformer import Transformer, compiled_for
 from jaxrl_po.masked import Mean
-from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem, PyTree, TrainState
+from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
 
 RECORDING = "recording"  # entry of the collector's sharded state: `Recording`
-
-
-class Recording(NamedTuple):
-    """B = P·G dialogues, group-major.
-
-    Attributes:
-      prompt: `[B, L]`, int32, left-padded.
-      pad: `[B]`, int32, padding tokens on the left.
-      held: see `Conversations`; without a state.
-      score: `[B]`, float32: the raw outcome, logged as the accuracy.
-      measures: name to what is pooled over dialogues, `[B]` each.
-    """
-
-    prompt: jax.Array
-    pad: jax.Array
-    held: Conversations
-    score: jax.Array
-    measures: dict[str, Mean]
 
 
 def with_recording(state: TrainState, recording: Recording) -> TrainState:
@@ -77,19 +57,16 @@ def recorded_problem(
       ConfigError: for an invalid argument, which the message names.
     """
     check(settings)
-    check_top_k(settings.top_k, model)
     model, critic = (compiled_for(target, each) for each in (model, critic))
     target = target or backend.here()
-    networks = make_networks(
+    networks = checked_networks(
         task,
         model,
         critic,
-        num_prompts=settings.num_prompts,
-        group_size=1,  # what a reset adds to a prompt is a member's own
-        columns=columns,
-        temperature=settings.temperature,
-        sampler=SAMPLER_OF_LEARNER,
-        old_log_prob=settings.old_log_prob,
+        # What a reset adds to a prompt is a member's own.
+        dataclasses.replace(settings, group_size=1),
+        columns,
+        SAMPLER_OF_LEARNER,
         initial=initial,
         warm=None,
         target=target,
@@ -105,19 +82,12 @@ def recorded_problem(
                 "recording must be put into the state before each iteration: the dialogues of this "
                 "problem are held outside the program"
             )
-        measures: Metrics = {
+        measures = {
             name: Mean(jnp.sum(each.total), jnp.sum(each.count))
             for name, each in recording.measures.items()
         }
-        return collector.remove(RECORDING), batch_of(
-            networks,
-            params,
-            recording.prompt,
-            recording.pad,
-            recording.held,
-            recording.score,
-            recording.score.reshape(-1, settings.group_size),
-            measures,
-        )
+        score = recording.score.reshape(-1, settings.group_size)
+        recording = recording._replace(measures=measures)
+        return collector.remove(RECORDING), batch_of(networks, params, recording, score)
 
-    return problem_of(networks, collect, target)
+    return problem_of(networks, collect, target, FACTS)

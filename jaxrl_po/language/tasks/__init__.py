@@ -10,6 +10,7 @@ from jaxrl_po.language.tasks.countdown import MAX_NUMBERS, Countdown, countdown
 from jaxrl_po.language.tasks.finite import finite
 from jaxrl_po.language.tasks.modular import modular
 from jaxrl_po.language.tasks.multiplication import multiplication
+from jaxrl_po.language.tasks.random_prompts import random_prompts
 from jaxrl_po.language.tasks.running_sum import MAX_FILLER, running_sum
 from jaxrl_po.language.tasks.sorting import sorting
 from jaxrl_po.language.tasks.split import HELD_OUT, is_held_out
@@ -37,6 +38,7 @@ __all__ = [
     "is_held_out",
     "modular",
     "multiplication",
+    "random_prompts",
     "running_sum",
     "sorting",
     "table",

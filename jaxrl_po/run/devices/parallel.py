@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.seeds import over_seeds, stack
 from jaxrl_po.types import (
@@ -51,6 +52,7 @@ class Placement(NamedTuple):
       model_devices: devices over which the parameters of each seed are sharded (tensor parallel).
       shard_params: whether parameters are also sharded over the data devices (fully sharded data
         parallel).
+      described: the devices of a machine that is not here; empty for those of the default backend.
     """
 
     num_seeds: int
@@ -58,6 +60,14 @@ class Placement(NamedTuple):
     data_devices: int
     model_devices: int = 1
     shard_params: bool = False
+    described: tuple[Any, ...] = ()
+
+    @property
+    def target(self) -> Target:
+        """What its programs are compiled for."""
+        if not self.described:
+            return backend.here()
+        return Target(self.described[0].platform, len(self.described), 1)
 
     @property
     def cuts_params(self) -> bool:
@@ -102,6 +112,7 @@ def choose(
     mesh: str = "",
     shard_params: bool = False,
     num_processes: int = 1,
+    described: tuple[Any, ...] = (),
 ) -> Placement:
     """Decides how to use the devices; call it first, since it sets the number of CPU devices.
 
@@ -118,6 +129,7 @@ def choose(
         to choose.
       shard_params: shard parameters over the data devices; rows are then sharded, not seeds.
       num_processes: processes, which together must use all devices; 0 if only the cluster knows.
+      described: see `Placement`; all of them are used.
 
     Returns:
       The placement.
@@ -126,12 +138,13 @@ def choose(
       ConfigError: a count below 1, more devices than exist, a mesh that contradicts `devices`,
         seeds or rows not divisible by their devices, devices not divisible by the processes.
     """
-    wanted = _parse_devices(devices)
+    wanted = len(described) or _parse_devices(devices)
+    available = functools.partial(_available, num_processes=num_processes, described=described)
     if mesh:
-        placement = _by_hand(mesh, wanted, num_seeds, num_rows, num_processes)
+        placement = _by_hand(mesh, wanted, num_seeds, num_rows, available)
     else:
-        placement = _choose(wanted, num_seeds, num_rows, shard_params, num_processes)
-    placement = placement._replace(shard_params=shard_params)
+        placement = _choose(wanted, num_seeds, num_rows, shard_params, available)
+    placement = placement._replace(shard_params=shard_params, described=described)
     if jax.process_count() > 1 and placement.num_devices != jax.device_count():
         raise ConfigError(
             f"devices must be all {jax.device_count()} of the {jax.process_count()} "
@@ -151,9 +164,13 @@ def split(devices: str | int) -> None:
 
 
 def _choose(
-    wanted: int | None, num_seeds: int, num_rows: int, shard_params: bool, num_processes: int
+    wanted: int | None,
+    num_seeds: int,
+    num_rows: int,
+    shard_params: bool,
+    available_of: Callable[[int | None], int],
 ) -> Placement:
-    available = _available(wanted, num_processes)
+    available = available_of(wanted)
     shardable = 1 if shard_params else num_seeds
     if wanted is None:
         wanted = next(
@@ -174,7 +191,11 @@ def _choose(
 
 
 def _by_hand(
-    mesh: str, devices: int | None, num_seeds: int, num_rows: int, num_processes: int
+    mesh: str,
+    devices: int | None,
+    num_seeds: int,
+    num_rows: int,
+    available_of: Callable[[int | None], int],
 ) -> Placement:
     axes = {"seed": 1, "data": 1, "model": 1}
     for part in mesh.split(","):
@@ -188,7 +209,7 @@ def _by_hand(
     placement = Placement(num_seeds, axes["seed"], axes["data"], axes["model"])
     if devices is not None and devices != placement.num_devices:
         raise ConfigError(f"mesh={mesh} has {placement.num_devices} devices, but devices={devices}")
-    available = _available(placement.num_devices, num_processes)
+    available = available_of(placement.num_devices)
     if placement.num_devices > available:
         needs = f"needs {placement.num_devices} devices, and there are {available}"
         raise ConfigError(f"mesh={mesh} {needs}")
@@ -207,8 +228,10 @@ def _parse_devices(devices: str | int) -> int | None:
     return int(devices)
 
 
-def _available(wanted: int | None, num_processes: int) -> int:
+def _available(wanted: int | None, num_processes: int, described: tuple[Any, ...] = ()) -> int:
     """See `device_count`; a CPU is split into as many devices as `wanted`, or into one per core."""
+    if described:
+        return len(described)
     if wanted and num_processes and wanted % num_processes:
         raise ConfigError(f"devices={wanted} must be a multiple of the {num_processes} processes")
     count = wanted // num_processes if wanted and num_processes else backend.cores()
@@ -323,9 +346,10 @@ def batch_spec() -> Any:
 
 
 def make_mesh(placement: Placement) -> Mesh:
-    """The mesh `seed × data × model` over the first devices of the default backend."""
+    """The mesh `seed × data × model` over the first devices."""
     shape = placement.seed_devices, placement.data_devices, placement.model_devices
-    devices = np.array(jax.devices()[: placement.num_devices]).reshape(shape)
+    there = placement.described or jax.devices()
+    devices = np.array(there[: placement.num_devices]).reshape(shape)
     return Mesh(devices, ("seed", "data", "model"), axis_types=(AxisType.Auto,) * 3)
 
 
@@ -355,8 +379,9 @@ def over_devices(
     if axes is not None and placement.cuts_params:
         return over_mesh(learner, placement, axes, start=start)
     if placement.num_devices == 1:
-        return over_seeds(learner, placement.num_seeds, start=start)
-    local = over_seeds(learner, placement.num_seeds // placement.seed_devices, start=start)
+        return over_seeds(learner, placement.num_seeds, start=start, target=placement.target)
+    each = placement.num_seeds // placement.seed_devices
+    local = over_seeds(learner, each, start=start, target=placement.target)
     mesh, state, batch = make_mesh(placement), state_spec(), batch_spec()
     over = functools.partial(on_devices, placement=placement)
     # Each device initialises all rows of its seeds, which are sharded afterwards, so that the
@@ -491,7 +516,10 @@ def over_mesh(
         return placed
 
     def sample(state: TrainState) -> tuple[TrainState, Batch]:
-        state, batch = stacked.sample(place(state))
+        # The decode loop reads every parameter in each step: they are gathered once, before it.
+        whole = shardings(state, mesh, axes, TENSOR_PARALLEL)
+        held = jax.lax.with_sharding_constraint(state.params, whole.params)
+        state, batch = stacked.sample(place(state)._replace(params=held))
         return place(state), batch
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

@@ -8,6 +8,7 @@ import jax
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxrl_po import backend
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.types import ActorCritic, Batch, Learner, Metrics, PyTree, TrainState
 
@@ -54,7 +55,12 @@ def stack(
 
 
 def over_seeds(
-    learner: Learner, num_seeds: int, *, start: Any = 0, spmd_axis_name: str | None = None
+    learner: Learner,
+    num_seeds: int,
+    *,
+    start: Any = 0,
+    spmd_axis_name: str | None = None,
+    target: Target | None = None,
 ) -> Learner:
     """The learner over a leading seed axis: state, batch and metrics lead with `[S]`.
 
@@ -64,6 +70,7 @@ def over_seeds(
       start: prefix tree of the argument of `init`: 0 where its leaves lead with `[S]`, None where
         all seeds share them.
       spmd_axis_name: see `stack`.
+      target: what the program is compiled for; None for `backend.here()`.
     """
     axes = start
 
@@ -73,7 +80,7 @@ def over_seeds(
         return state
 
     over = functools.partial(stack, spmd_axis_name=spmd_axis_name)
-    size = num_seeds if spmd_axis_name else group_size(num_seeds)
+    size = num_seeds if spmd_axis_name else group_size(num_seeds, target or backend.here())
     update = over(learner.update, size, in_axes=(STATE_AXES, 0), out_axes=(STATE_AXES, 0))
     return Learner(
         over(init, num_seeds, in_axes=(axes,), out_axes=STATE_AXES),
@@ -82,15 +89,16 @@ def over_seeds(
     )
 
 
-def group_size(num_seeds: int) -> int:
+def group_size(num_seeds: int, target: Target) -> int:
     """Seeds updated together: on one core the largest divisor from 8 to 4, otherwise all of them.
 
     Args:
       num_seeds: of the device.
+      target: what the program is compiled for.
     """
     sizes = range(SIDE_BY_SIDE, SIDE_BY_SIDE // 2 - 1, -1)
     dividing = [size for size in sizes if num_seeds % size == 0]
-    return dividing[0] if dividing and backend.here().one_core_each else num_seeds
+    return dividing[0] if dividing and target.one_core_each else num_seeds
 
 
 def in_groups(

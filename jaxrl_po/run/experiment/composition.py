@@ -16,7 +16,7 @@ from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import methods, microbatches, models, optimization
-from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, TrainState
+from jaxrl_po.types import ActorCritic, Learner, Problem, PyTree, SpeedUps, TrainState
 
 SENTENCE = 64  # tokens of a completion of a pretrained model, unless the task's answers are longer
 
@@ -126,7 +126,7 @@ class Composition(NamedTuple):
                 num_parts=method.num_minibatches * method.num_microbatches,
             )
         if self.placement.cuts_params:  # the prompts of some devices would be read on others
-            problem = problem._replace(grouped=None, by_length=None)
+            problem = problem._replace(speedups=SpeedUps())
         placed = dataclasses.replace(method, axis_name=self.placement.axis_name)
         learner = optimization.make(self.algorithm, placed, problem)
         of_reference = self.records.get("reference")
@@ -144,7 +144,7 @@ class Composition(NamedTuple):
         records, task, policy, settings = self.records, self.start.task, self.policy, self.settings
         initial = {lora.BASE: given[lora.BASE]} if self.start.params else None
         own = {"critic": self.critic, "initial": initial, "warm": warm_start} | vars(settings)
-        own |= {"sampler": records.get("sampler")}
+        own |= {"sampler": records.get("sampler"), "target": self.placement.target}
         if self.columns is not None:
             assert isinstance(task, language.Task)
             return recorded_problem(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import config, control, losses
+from jaxrl_po.backend import Target
 from jaxrl_po.config import COUNT, ConfigError, static
 from jaxrl_po.control.evaluation import Evaluate
 from jaxrl_po.masked import Mean
@@ -225,7 +226,9 @@ class Built(NamedTuple):
     source: vector_envs.Source | None
 
 
-def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
+def build_problem(
+    records: Mapping[str, Any], axis_name: str | None, target: Target | None = None
+) -> Built:
     """The environment, and the problem made of it."""
     options, settings, way = records[""], records["problem"], sampling(records[""])
     network = records["network"]
@@ -241,11 +244,11 @@ def build_problem(records: Mapping[str, Any], axis_name: str | None) -> Built:
                 '--env_params={"max_episode_steps": 1000}, say'
             )
         problem = control.recorded_from_settings(
-            source.spaces, settings, network, axis_name=axis_name, **own
+            source.spaces, settings, network, axis_name=axis_name, target=target, **own
         )
         return Built(problem, source.spaces, None, source)
     env = suites.make_env(options.env, options.env_params)
-    problem = way.build(env, settings, network, axis_name=axis_name, **own)
+    problem = way.build(env, settings, network, axis_name=axis_name, target=target, **own)
     if options.demonstrations:
         steps = recordings.read(options.demonstrations, control.adapt(env).spaces)
         if options.sampling not in ("auto", "path") or settings.normalize_observations:
@@ -293,7 +296,7 @@ def build(records: Mapping[str, Any], algorithm: Any, placement: Placement) -> a
                 "sampling is another than vine, which has no critic and the discount of "
                 "--problem.discount",
             )
-    built = build_problem(records, placement.axis_name)
+    built = build_problem(records, placement.axis_name, placement.target)
     if options.init_from:
         begun = beginning.begun(SCRIPT, built.problem, options.init_from)
         built = built._replace(problem=begun)

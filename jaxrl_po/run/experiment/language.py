@@ -9,7 +9,7 @@ from jaxrl_po.algorithms import reference
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, number, static
 from jaxrl_po.language import demonstrations
 from jaxrl_po.language.dialogue import AnyTask, Dialogue
-from jaxrl_po.language.problem import Computation, Sampling
+from jaxrl_po.language.settings import Computation, Sampling
 from jaxrl_po.language.tasks.types import DRAWN, selecting
 from jaxrl_po.language.transformer import LOGICAL_AXES
 from jaxrl_po.run.data import rewarding

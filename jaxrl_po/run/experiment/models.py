@@ -18,7 +18,8 @@ from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import DTYPES
 from jaxrl_po.language.pretrained import architectures, gguf, weights
 from jaxrl_po.language.pretrained import text as texts
-from jaxrl_po.language.problem import Computation
+from jaxrl_po.language.pretrained.shapes import SHAPES
+from jaxrl_po.language.settings import Computation
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import earlier, extras, flags, methods, tasks
@@ -177,6 +178,7 @@ def make_task(records: Mapping[str, Any], base: Base | None, *, answers: bool = 
     """The task of a run; see `tasks.make`."""
     options = records[""]
     supervised = options.algorithm in methods.SUPERVISED
+    shape = vars(records["model"]).get("shape")
     return tasks.make(
         options.task,
         records["task"],
@@ -185,6 +187,7 @@ def make_task(records: Mapping[str, Any], base: Base | None, *, answers: bool = 
         supervised=supervised,
         # What an environment is given are all columns of a row.
         whole=bool(options.environment),
+        vocabulary=SHAPES[shape]["vocab_size"] if shape in SHAPES else 0,
     )
 
 
@@ -222,6 +225,12 @@ def start(script: Script, records: Mapping[str, Any], *, answers: bool = True) -
     elif options.init_from:
         params = of_run(script, records, task, whole)
     elif adapters.rank:
+        if options.compile_for:  # no machine need hold the parameters
+            shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, DTYPES[records["model"].dtype]),
+                whole.parameter_shapes(),
+            )
+            return Start(task, whole.clone(lora=adapters.lora), shapes, base, "")
         drawn = jax.jit(whole.init)(
             jax.random.key(options.seed), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
         )

@@ -1,7 +1,7 @@
 """The flags that every training command shares."""
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, Interval, static
+from jaxrl_po.config import COUNT, NON_NEGATIVE, SEED, ConfigError, Interval, static
 from jaxrl_po.run.experiment.methods import ALGORITHMS
 
 AUTO = "auto"
@@ -69,6 +69,12 @@ class Options:
         False, "resume the run in --out; flags that are not given keep their values"
     )
     overwrite: bool = static(False, "replace the run in --out")
+    compile_for: str = static(
+        "",
+        "train nothing: compile the programs of an iteration for a machine that need not be here, "
+        "and say what they need of it: tpu:v5e:2x4 (also v5p, v6e), cpu:8, or gpu for the one here",
+    )
+    json: bool = static(False, "with --compile_for, one JSON object for each program")
     distributed: bool = static(
         False, "be one of several processes, all started with the same flags except --process_id"
     )
@@ -93,3 +99,8 @@ class Options:
         """Refuses settings without effect."""
         for name in ("coordinator", "num_processes", "process_id", "coordinator_timeout"):
             config.require_effect(self, name, self.distributed, "--distributed is given")
+        config.require_effect(self, "json", bool(self.compile_for), "--compile_for is given")
+        if self.compile_for and (self.distributed or self.devices != AUTO):
+            raise ConfigError(
+                "distributed and devices must be left out with compile_for, which names all devices"
+            )

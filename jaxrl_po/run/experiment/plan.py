@@ -40,6 +40,8 @@ class Plan(NamedTuple):
       notes: lines that are shown before the run.
       initial: what `summary.json` calls the score of the initial policy; empty to leave it out.
       rewarded: scores on the host, to be closed; None if there are none.
+      placement: on devices.
+      axes: of the parameters, see `Setup`.
       refit: the bytes that the programs of a device need to the plan with more microbatches; None
         where they fit. It raises RunError where no number does; None where that was not left open.
     """
@@ -54,6 +56,8 @@ class Plan(NamedTuple):
     notes: Sequence[str] = ()
     initial: str = ""
     rewarded: HostScore | None = None
+    placement: Placement | None = None
+    axes: parallel.LogicalAxes | None = None
     refit: "Callable[[int], Plan | None] | None" = None
 
     def job_in(self, out: Path, report: Callable[[str], None]) -> programs.Job:
@@ -92,6 +96,7 @@ def prepare(
     script: Script,
     given: Mapping[str, Any],
     require_same: Callable[[Mapping[str, Any]], None] = lambda settings: None,
+    described: tuple[Any, ...] = (),
 ) -> Plan:
     """Checks all settings, chooses the placement and builds the job.
 
@@ -99,11 +104,13 @@ def prepare(
       script: see `Script`.
       given: flag name to value, of the flags given.
       require_same: see `processes.together`.
+      described: devices of a machine that is not here, see `Placement`.
 
     Raises:
       UsageError: settings that cannot work, or not with the run in the folder.
     """
-    before = stored(script, flags.fill(given, {"": script.options})[""])
+    asked = flags.fill(given, {"": script.options})[""]
+    before = {} if described else stored(script, asked)
     records = fill(script, given, before)
     options, sections = records[""], sections_of(script, records[""])
     keep_programs(options.compilation_cache)
@@ -122,7 +129,7 @@ def prepare(
         if getattr(options, flag):
             extras.require(flag, package, flag)
     with flags.blame(sections):
-        placement = _place(script, records)
+        placement = _place(script, records, described)
         records, iterations = settle(
             script, records, settings if before else given, resumed=bool(before)
         )
@@ -145,7 +152,7 @@ def prepare(
         job = make_job(setup)
         programs.check(job)
         fit = None
-        if microbatches.FLAG not in (settings if before else given):
+        if not described and microbatches.FLAG not in (settings if before else given):
             fit = microbatches.fit(records, job, setup, placement, make_job)
 
     earlier = before.get("resolved", {})
@@ -170,6 +177,8 @@ def prepare(
         _notes(setup, job, options, tuned, changes),
         setup.initial,
         setup.rewarded,
+        placement,
+        setup.axes,
     )
     return plan if fit is None else _fitted(plan, fit)
 
@@ -189,7 +198,7 @@ def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:
     )
 
 
-def _place(script: Script, records: Mapping[str, Any]) -> Placement:
+def _place(script: Script, records: Mapping[str, Any], described: tuple[Any, ...]) -> Placement:
     """Where the run is computed."""
     options = records[""]
     return parallel.choose(
@@ -199,6 +208,7 @@ def _place(script: Script, records: Mapping[str, Any]) -> Placement:
         mesh=options.mesh,
         shard_params=script.shards_params(options),
         num_processes=options.num_processes if options.distributed else 1,
+        described=described,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from jaxrl_po.algorithms import dapo
 from jaxrl_po.run.data import rewarding
 from jaxrl_po.run.data.rewarding import MODEL
-from jaxrl_po.run.experiment import methods, models, plan
+from jaxrl_po.run.experiment import methods, models, plan, tasks
 
 # Few epochs over large batches keep a small model stable.
 SMALL = {
@@ -72,7 +72,8 @@ REFERRED = {"reference.enabled": True}
 
 def of_pretrained(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Default values of flags that suit a pretrained model, or adapters of one; else none."""
-    if not models.root(options.init_from):
+    published = given.get("model.shape", "none") != "none"
+    if not (published or models.root(options.init_from)):
         return {}
     suited = ADAPTED if given.get("lora.rank") else PRETRAINED
     fields = methods.ALGORITHMS[options.algorithm].Config.__dataclass_fields__
@@ -86,7 +87,7 @@ def of_pretrained(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 def of_language(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Default values of flags that suit small transformers."""
     small: dict[str, Any] = dict(SMALL)
-    if options.init_from:
+    if options.init_from or options.task == tasks.RANDOM:
         small = {name: value for name, value in small.items() if not name.startswith("warm_start.")}
     if options.reward == MODEL:
         small |= JUDGED | (REFERRED if options.algorithm in ("ppo", "ppo_penalty") else {})

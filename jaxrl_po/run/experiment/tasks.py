@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_po import config, language
-from jaxrl_po.config import Interval, static
+from jaxrl_po.config import COUNT, Interval, static
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.experiment import flags, user_code
@@ -111,6 +111,16 @@ class RunningSum:
 
 
 @config.record
+class RandomPrompts:
+    """Settings of `--task=random`."""
+
+    prompt_tokens: int = static(64, "length of a prompt", unit="tokens", within=COUNT)
+    answer_tokens: int = static(
+        64, "longest completion, unless --problem.max_new_tokens says otherwise", within=COUNT
+    )
+
+
+@config.record
 class Mastermind:
     """Settings of `--task=mastermind`."""
 
@@ -138,7 +148,7 @@ class Calculator:
     max_turns: int = static(3, "messages, the answer included", within=Interval(1, 64))
 
 
-FILE = "file"
+FILE, RANDOM = "file", "random"
 
 
 class TaskEntry(NamedTuple):
@@ -183,6 +193,7 @@ TASKS = (
     GENERATED
     | DIALOGUES
     | {
+        RANDOM: TaskEntry(RandomPrompts, language.tasks.random_prompts),
         FILE: TaskEntry(tables.File, tables.from_file, in_text=True),
         "reasoning_gym": TaskEntry(
             tables.ReasoningGym,
@@ -202,6 +213,7 @@ def make(
     answers: bool = True,
     whole: bool = False,
     supervised: bool = False,
+    vocabulary: int = 0,
 ) -> AnyTask:
     """The task of a name.
 
@@ -212,12 +224,17 @@ def make(
       answers: whether each prompt needs an answer.
       whole: see `prompts.make_task`; for `file` only.
       supervised: see `tables.from_file`; for `file` only.
+      vocabulary: of the model, for `random` only, which takes any.
 
     Raises:
       UsageError: settings that cannot be used, or a task that has a vocabulary of its own where
         there is a pretrained model.
     """
     row = entry(name)
+    if name == RANDOM:
+        if not vocabulary:
+            raise UsageError("--task=random needs a --model.shape, whose vocabulary it has")
+        return row.make(vocabulary, **vars(settings))
     if row.in_text:
         of_file = {"whole": whole, "supervised": supervised}
         further = {field: True for field, value in of_file.items() if value and name == FILE}

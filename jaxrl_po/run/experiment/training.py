@@ -136,7 +136,12 @@ def train(
                 "which has its own"
             )
         script = SCRIPTS[what.script]
-        join(flags.fill(what.settings, {"": script.options})[""])
+        asked: Options = flags.fill(what.settings, {"": script.options})[""]
+        if asked.compile_for:
+            raise ConfigError(
+                "compile_for trains nothing: call run.compile_for(experiment, machine)"
+            )
+        join(asked)
         with processes.together() as require_same:
             plan = prepare(script, what.settings, require_same)
         if on_row is not None and plan.options.distributed:

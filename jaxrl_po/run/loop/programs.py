@@ -201,11 +201,11 @@ def check(job: Job) -> None:
         state = job.rollouts.with_recording(state, job.rollouts.recording())
     state, batch = jax.eval_shape(job.learner.sample, state)
     if job.rewarded is not None:
-        batch = _with_reward(batch)
+        batch = with_reward(batch)
     jax.eval_shape(job.learner.update, state, batch)
 
 
-def _with_reward(batch: Batch) -> Batch:
+def with_reward(batch: Batch) -> Batch:
     """The shapes of a batch after it was given its reward, `[B, T]` like `log_prob`."""
     return batch._replace(reward=batch.log_prob)
 
@@ -279,8 +279,8 @@ def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
     )
 
 
-def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
-    """A chunk as one program, and its memory."""
+def chunk_of(job: Job, like: TrainState) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
+    """A chunk as one function, `(state, n) -> (state, metrics)`; only n rows of these are valid."""
     buffer = jax.eval_shape(job.learner.step, like)[1]
 
     def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
@@ -293,8 +293,17 @@ def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Me
         rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
         return jax.lax.fori_loop(0, n, body, (state, rows))
 
+    return chunk
+
+
+def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+    """A chunk as one program, and its memory."""
     program = compiled(
-        chunk, like, np.int32(0), donate_argnums=0, out_shardings=(placed, job.replicated)
+        chunk_of(job, like),
+        like,
+        np.int32(0),
+        donate_argnums=0,
+        out_shardings=(placed, job.replicated),
     )
     peak = memory_of(program, like)
     return in_calls(program), peak
@@ -335,7 +344,7 @@ def compile_with_score(job: Job, like: TrainState, placed: PyTree) -> tuple[Chun
     learner, give = job.learner, job.rewarded
     assert give is not None
     sample = compiled(learner.sample, like, donate_argnums=0, out_shardings=(placed, None))
-    batch = _with_reward(
+    batch = with_reward(
         with_shardings(jax.eval_shape(learner.sample, like)[1], sample.output_shardings[1])
     )
     update = compiled(

@@ -39,7 +39,7 @@ BEGINNING = {
 # be deleted when it is resumed.
 OF_A_START = (
     *("resume", "overwrite", "distributed", "coordinator", "num_processes", "process_id"),
-    "coordinator_timeout",
+    *("coordinator_timeout", "compile_for", "json"),
 )
 MAY_DIFFER = (
     *("out", "devices", "mesh", "shard_params", "total_steps"),

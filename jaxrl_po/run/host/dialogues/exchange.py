@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from jaxrl_po.language import Task, Transformer, conversation_steps, lora
 from jaxrl_po.language.dialogue import longest
-from jaxrl_po.language.dialogues.recorded import Recording
-from jaxrl_po.language.problem import Sampling
+from jaxrl_po.language.dialogues.problem import Recording
+from jaxrl_po.language.settings import Sampling
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.transcript import Conversations
 from jaxrl_po.masked import Mean

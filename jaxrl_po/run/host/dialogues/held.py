@@ -12,7 +12,7 @@ from jaxrl_po import group_advantages
 from jaxrl_po.language import sampling
 from jaxrl_po.language.dialogues import recorded
 from jaxrl_po.language.dialogues.evaluation import SHOWN, Games, render
-from jaxrl_po.language.dialogues.recorded import Recording
+from jaxrl_po.language.dialogues.problem import Recording
 from jaxrl_po.language.evaluation import samples_metrics
 from jaxrl_po.language.networks import prompt_keys
 from jaxrl_po.language.tasks.types import held_out, num_asked, selecting

@@ -1,0 +1,153 @@
+"""What programs need of TPUs, compiled for them on a CPU: the table of docs/scaling.md.
+
+`python experiments/benchmarks/tpu.py --out=runs/tpu` compiles one program after another, each in a
+process of its own, and resumes where it was stopped. It needs `jaxrl_po[tpu-compile]`.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich import filesize
+
+from jaxrl_po import config
+from jaxrl_po.config import COUNT, static
+from jaxrl_po.run.ahead.report import amount
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.store import folder
+
+
+class Row(NamedTuple):
+    """A program.
+
+    Attributes:
+      name: in the table.
+      machine: as in `--compile_for`.
+      flags: of `jaxrl-po`.
+    """
+
+    name: str
+    machine: str
+    flags: tuple[str, ...]
+
+
+SIZES = ("--problem.num_envs=64", "--problem.num_steps=128")
+LANGUAGE = (
+    *("language", "--task=random", "--seeds=1", "--task.prompt_tokens=256", "--model.remat"),
+    *("--problem.max_new_tokens=256", "--problem.group_size=8", "--model.dtype=bfloat16"),
+)
+ADAPTERS = ("--lora.rank=16",)
+# Where each shape goes, and over which mesh.
+PLACES = {
+    "smollm2-135m": [("tpu:v5e:2x4", "data:8", 64)],
+    "qwen2.5-0.5b": [("tpu:v5e:2x4", "data:8", 64)],
+    "qwen3-4b": [("tpu:v5e:16x16", "data:64,model:4", 128)],
+    "llama3.1-8b": [
+        ("tpu:v5e:16x16", "data:64,model:4", 128),
+        ("tpu:v5p:4x4x4", "data:16,model:4", 128),
+    ],
+}
+
+
+def rows() -> Iterator[Row]:
+    """Every program of the table."""
+    for env in ("CartPole-v1", "craftax:Craftax-Symbolic-v1"):
+        for algorithm in ("ppo", "trpo"):
+            for seeds in (256, 4096):
+                flags_ = ("control", f"--algorithm={algorithm}", f"--env={env}", *SIZES)
+                name = f"{algorithm} {env.partition(':')[2] or env}, {seeds:,} seeds"
+                yield Row(name, "tpu:v5e:2x4", (*flags_, f"--seeds={seeds}"))
+    for shape, places in PLACES.items():
+        for machine, mesh, prompts in places:
+            for algorithm in ("grpo", "ppo"):
+                for adapters in (ADAPTERS, ()):
+                    name = f"{algorithm} {shape}, {'adapters' if adapters else 'all parameters'}"
+                    large = ("--shard_params", "--config.num_microbatches=2")
+                    yield Row(
+                        name,
+                        machine,
+                        (
+                            *(*LANGUAGE, f"--algorithm={algorithm}", f"--model.shape={shape}"),
+                            *(f"--problem.num_prompts={prompts}", f"--mesh={mesh}", *adapters),
+                            *(large if "model" in mesh else ()),
+                        ),
+                    )
+
+
+@config.record
+class Options:
+    """What is compiled."""
+
+    out: str = static("", "folder for tpu.jsonl and tpu.md")
+    only: str = static("", "rows whose name or machine holds this; empty for all")
+    seconds: int = static(1800, "time limit of a program", unit="seconds", within=COUNT)
+
+
+def measure(row: Row, seconds: int) -> dict[str, Any]:
+    """The report of one program, or why there is none."""
+    command = [sys.executable, "-m", "jaxrl_po", *row.flags]
+    command += [f"--compile_for={row.machine}", "--json"]
+    found: dict[str, Any] = {"name": row.name, "machine": row.machine, "command": command[1:]}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return found | {"error": f"not compiled in {seconds} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        return found | {"error": (done.stderr.strip().splitlines() or ["no report"])[-1]}
+    return found | json.loads(lines[-1])
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    head = f"| {row['name']} | {row['machine'].removeprefix('tpu:')} |"
+    if row.get("error") or not row["counts"]:
+        return f"{head} {row.get('error') or row['why']} | | | | |\n"
+    counts, memory = row["counts"], row["memory"]
+    sent = sum(transfer["sent"] for transfer in counts["collectives"].values())
+    limit = max(row["seconds"], key=row["seconds"].get)
+    return (
+        f"{head} {filesize.decimal(memory['state'])} / {filesize.decimal(memory['peak'])} | "
+        f"{amount(counts['flops'])}FLOP, {1 - counts['flops'] / (counts['padded'] or 1):.0%} | "
+        f"{filesize.decimal(int(counts['bytes']))} | {filesize.decimal(int(sent))} | "
+        f"{1e3 * row['seconds'][limit]:,.1f} ms, {limit} |\n"
+    )
+
+
+HEADER = (
+    "| program | machine | state / peak of a chip | products, padding | to and from memory | "
+    "sent | at least |\n|---|---|---:|---:|---:|---:|---:|\n"
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs from arguments; returns the exit status."""
+    summary = "What programs need of TPUs, compiled for them on a CPU."
+    options = flags.ask(argv, "tpu.py", summary, Options)
+    if options is None:
+        return 0
+    folder.inspect(options.out, resume=False, overwrite=True)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    results = out / "tpu.jsonl"
+    results.touch()
+    done = {(row["name"], row["machine"]): row for row in map(json.loads, results.open())}
+    asked = [row for row in rows() if options.only in f"{row.name} {row.machine}"]
+    if not asked:
+        raise flags.UsageError(f"--only={options.only} is in no row: {', '.join(PLACES)}, ppo, …")
+    for row in asked:
+        if (row.name, row.machine) not in done:
+            done[row.name, row.machine] = found = measure(row, options.seconds)
+            with results.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+            print(line(found), end="", flush=True)
+    table = HEADER + "".join(line(done[row.name, row.machine]) for row in asked)
+    (out / "tpu.md").write_text(table, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    flags.entry(main)

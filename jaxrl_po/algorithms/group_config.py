@@ -1,0 +1,138 @@
+"""Config fields of methods without a critic: mix-ins, of which a method inherits those it uses."""
+
+from jaxrl_po import config as config_lib
+from jaxrl_po.algorithms import corrections
+from jaxrl_po.algorithms.surrogates import CLIP
+from jaxrl_po.config import COUNT, NON_NEGATIVE, POSITIVE, Interval, Number, number, static
+
+ABOVE_ONE = Interval(1.0, open_low=True)
+STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
+
+
+@config_lib.record
+class Steps:
+    """Gradient steps on a batch."""
+
+    learning_rate: Number = number(1e-3, "Adam's step size", within=POSITIVE)
+    max_grad_norm: Number = number(1.0, "clip of the global gradient norm", within=POSITIVE)
+    # Gradients of a mean over many tokens are small: 1e-5 would shorten the first steps.
+    optimizer_epsilon: Number = number(1e-8, "ε of Adam, outside the square root", within=POSITIVE)
+    num_epochs: int = static(1, "passes over each batch", within=COUNT)
+    num_minibatches: int = static(1, "gradient steps of one pass", within=COUNT)
+    num_microbatches: int = static(
+        1, "parts of a minibatch, accumulated to bound memory", within=COUNT
+    )
+    warm_up_iterations: int = static(
+        0,
+        "length of the linear warm-up of learning_rate; 0 for none",
+        unit="iterations",
+        within=NON_NEGATIVE,
+    )
+    decay_iterations: int = static(
+        0,
+        "length of the linear decay of learning_rate to 0; 0 keeps it",
+        unit="iterations",
+        within=NON_NEGATIVE,
+    )
+    axis_name: str | None = static(None, "device axis over which rows are sharded")
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range."""
+        config_lib.check(self)
+
+
+@config_lib.record
+class GradientSteps(corrections.Corrections, Steps):
+    """Fields of every method without a critic."""
+
+    entropy_coefficient: Number = number(
+        0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
+    )
+
+
+@config_lib.record
+class Reference(GradientSteps):
+    """KL penalty to a frozen reference policy."""
+
+    use_reference: bool = static(True, "KL penalty to a reference policy, at first the initial one")
+    kl_coefficient: Number = number(
+        0.04, "β, weight of KL(policy ‖ reference)", within=NON_NEGATIVE
+    )
+    reweight_kl: bool = static(
+        False,
+        "multiply the penalty in the loss by the ratio π / π_old, so that its expected gradient is "
+        "that of KL(policy ‖ reference) (DeepSeek-V3.2)",
+    )
+    reset_iterations: int = static(
+        0,
+        "at every n-th iteration the policy becomes the reference and the optimizer state is reset "
+        "(ProRL); 0 never",
+        unit="iterations",
+        within=NON_NEGATIVE,
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        super().validate()
+        for name in ("kl_coefficient", "reweight_kl", "reset_iterations"):
+            config_lib.require_effect(self, name, self.use_reference, "use_reference is on")
+
+
+@config_lib.record
+class OptionalReference(Reference):
+    """The same, off by default."""
+
+    use_reference: bool = static(
+        False, "KL penalty to a reference policy, at first the initial one"
+    )
+
+
+@config_lib.record
+class Clip(GradientSteps):
+    """Clip of the probability ratio."""
+
+    epsilon_low: Number = number(
+        0.2, "the ratio is clipped from below at 1 − epsilon_low", within=CLIP
+    )
+    epsilon_high: Number = number(
+        0.2, "the ratio is clipped from above at 1 + epsilon_high", within=CLIP
+    )
+    dual_clip: bool = static(
+        False, "for negative advantages, also clip the ratio from above, at dual_clip_ratio"
+    )
+    dual_clip_ratio: Number = number(
+        3.0, "largest ratio for a negative advantage", within=ABOVE_ONE
+    )
+
+    @property
+    def upper(self) -> Number:
+        """ε_high as used: the ratio is clipped from above at 1 + ε_high."""
+        return self.epsilon_high
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        super().validate()
+        config_lib.require_order(self.epsilon_low, self.upper, "epsilon_low", "epsilon_high")
+        config_lib.require_effect(self, "dual_clip_ratio", self.dual_clip, "dual_clip is on")
+
+
+@config_lib.record
+class GroupScale(GradientSteps):
+    """Normalisation of a group's advantages."""
+
+    scale: str = static(
+        STD,
+        "divisor of R − mean: the group's std, none, the std of the whole batch (Lite PPO), or the "
+        "group's mean (MaxRL), for outcomes of at least 0",
+        choices=SCALES,
+    )
+    ddof: int = static(0, "the std divides by G − ddof", choices=(0, 1))
+    std_epsilon: Number = number(1e-6, "added to the std", unit="reward units", within=NON_NEGATIVE)
+
+    def validate(self) -> None:
+        """Raises ConfigError for a field out of range or without effect."""
+        super().validate()
+        config_lib.require_effect(self, "ddof", self.scale == STD, f"scale is {STD}")
+        config_lib.require_effect(
+            self, "std_epsilon", self.scale in (STD, BATCH), f"scale is {STD} or {BATCH}"
+        )

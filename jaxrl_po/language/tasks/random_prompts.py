@@ -1,0 +1,67 @@
+"""Prompts of random tokens, where only the sizes of what is computed matter."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po.config import COUNT, Interval
+from jaxrl_po.language.tasks.types import Prompt, Task, check_size
+
+
+class Words(NamedTuple):
+    """A tokenizer without texts: its last tokens are PAD and, before it, EOS."""
+
+    size: int
+
+    @property
+    def pad(self) -> int:
+        """PAD."""
+        return self.size - 1
+
+    @property
+    def eos(self) -> int:
+        """EOS."""
+        return self.size - 2
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """EOS alone."""
+        return (self.eos,)
+
+    def decode(self, tokens: Any) -> str:
+        """Their numbers."""
+        return " ".join(map(str, tokens))
+
+
+def random_prompts(vocabulary: int, prompt_tokens: int = 64, answer_tokens: int = 64) -> Task:
+    """Uniformly random prompts; a completion scores by its first token, modulo 7, in [0, 1].
+
+    Args:
+      vocabulary: tokens, at least 10.
+      prompt_tokens: of a prompt.
+      answer_tokens: of the longest completion.
+
+    Raises:
+      ConfigError: an argument outside its range.
+    """
+    check_size("vocabulary", vocabulary, Interval(10))
+    check_size("prompt_tokens", prompt_tokens, COUNT)
+    check_size("answer_tokens", answer_tokens, COUNT)
+    words: Any = Words(vocabulary)
+
+    def sample(key: jax.Array, held_out: bool) -> Prompt:
+        del held_out
+        tokens = jax.random.randint(key, (prompt_tokens,), 0, words.eos)
+        return Prompt(tokens, jnp.int32(0), jnp.int32(0))
+
+    return Task(
+        "random prompts",
+        words,
+        prompt_tokens,
+        answer_tokens,
+        sample,
+        lambda problem: jnp.full(answer_tokens, words.eos, jnp.int32),
+        lambda problem, tokens: (tokens[0] % 7) / 6.0,
+        lambda problem, tokens: jnp.zeros(tokens.shape[0]),
+    )

@@ -1,0 +1,257 @@
+"""What one run of a compiled program does, counted in its optimised HLO, loops by their turns.
+
+XLA's own cost analysis counts the body of a loop once. Here a loop counts as often as it turns: by
+its known trip count, or by the constant that its condition compares a counter with.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+
+from jaxrl_po.run.ahead import hlo, loops, products
+from jaxrl_po.run.ahead.hlo import ALIASES, Array, Computation, Instruction, arrays_of, source
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "ragged-all-to-all",
+)
+# What neither computes nor moves anything by itself.
+FREE = frozenset(
+    (
+        *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "call"),
+        *("partition-id", "replica-id", "opt-barrier", "while", "conditional", "add-dependency"),
+    )
+)
+# What moves values without computing any, or is counted by what it calls.
+MOVES = frozenset(
+    (
+        *("slice", "dynamic-slice", "dynamic-update-slice", "gather", "scatter", "pad", "iota"),
+        *("concatenate", "transpose", "reverse", "fusion", "custom-call", "sort", "rng"),
+    )
+)
+ASYNC = ("-start", "-done", "-update")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """Collectives of one kind.
+
+    Attributes:
+      count: of operations.
+      bytes: of their results (of its operand, for a reduce-scatter) on a chip.
+      sent: bytes that a chip sends, in rings.
+    """
+
+    count: float = 0
+    bytes: float = 0
+    sent: float = 0
+
+    def plus(self, other: "Transfer", times: float = 1) -> "Transfer":
+        """With another one, done so often."""
+        return Transfer(
+            self.count + times * other.count,
+            self.bytes + times * other.bytes,
+            self.sent + times * other.sent,
+        )
+
+
+@dataclasses.dataclass
+class Counts:
+    """What one run of a program does on one chip.
+
+    Attributes:
+      flops: of matrix products.
+      padded: the same, with each dimension rounded up to what a matrix unit multiplies at once.
+      elementwise: operations other than those.
+      bytes: moved between HBM and the chip, padding included.
+      useful: the same without padding.
+      kernels: operations that start one after another.
+      cycles: the compiler's own estimate, where it gives one.
+      collectives: by kind.
+      bounds: loops that may end early, counted to their bound: `{operation: bound}`; a bound of 0
+        is unknown, and the loop counts once.
+    """
+
+    flops: float = 0
+    padded: float = 0
+    elementwise: float = 0
+    bytes: float = 0
+    useful: float = 0
+    kernels: float = 0
+    cycles: float = 0
+    collectives: dict[str, Transfer] = dataclasses.field(default_factory=dict)
+    bounds: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def add(self, other: "Counts", times: float = 1) -> None:
+        """Adds another program, run so often."""
+        for name in ("flops", "padded", "elementwise", "bytes", "useful", "kernels", "cycles"):
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+        for kind, transfer in other.collectives.items():
+            before = self.collectives.get(kind, Transfer())
+            self.collectives[kind] = before.plus(transfer, times)
+        self.bounds |= other.bounds
+
+
+class Program:
+    """A module of optimised HLO.
+
+    Args:
+      text: as a compiled program's `as_text()` gives it.
+      unit: rows and columns that a matrix unit multiplies at once, for the padded count.
+    """
+
+    def __init__(self, text: str, unit: int = 128):
+        self.computations, self.entry = hlo.parse(text)
+        self.unit = unit
+        devices = re.search(r"(?:num_partitions|replica_count)=(\d+)", text[: text.find("\n")])
+        self.devices = int(devices[1]) if devices else 1
+        self._cost = functools.cache(self._count)
+
+    def counts(self) -> Counts:
+        """What one run of the program does."""
+        return self._cost(self.entry, False)
+
+    def _count(self, name: str, fused: bool) -> Counts:
+        """The counts of a computation; within a fusion nothing is moved and no kernel starts."""
+        total, within = Counts(), self.computations[name]
+        for each in within.of.values():
+            self._operation(total, within, each)
+            if not fused:
+                self._movement(total, within, each)
+            called = list(each.called())
+            if each.opcode == "while":
+                trips, known = loops.trips(self.computations, within, each)
+                if not known:
+                    total.bounds[_operation_name(each)] = trips
+                total.add(self._cost(dict(called)["body"], fused), trips or 1)
+            elif each.opcode == "conditional":
+                branches = [self._cost(branch, fused) for _, branch in called]
+                total.add(max(branches, key=lambda b: (b.flops, b.bytes, b.kernels)))
+            elif each.opcode in ("fusion", "call", "async-start"):
+                inside = fused or each.opcode == "fusion"
+                for _, computation in called:
+                    total.add(self._cost(computation, inside))
+        return total
+
+    def _operation(self, total: Counts, within: Computation, each: Instruction) -> None:
+        kind = each.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            members = self._members(each)
+            size = sum(a.bytes for a in self._moved(within, each, kind))
+            share = (members - 1) / members
+            sent = {"all-reduce": 2 * share * size, "collective-permute": size}
+            transfer = Transfer(1, size, sent.get(kind, share * size))
+            total.collectives[kind] = total.collectives.get(kind, Transfer()).plus(transfer)
+        elif each.opcode in ("dot", "convolution"):
+            flops, padded = products.product(within, each, self.unit)
+            total.flops += flops
+            total.padded += padded
+        elif each.opcode in ("reduce", "reduce-window"):
+            total.elementwise += sum(
+                a.size for o in each.operands[:1] for a in arrays_of(within, o)
+            )
+        elif each.opcode not in FREE | ALIASES | MOVES and not each.opcode.endswith(ASYNC):
+            total.elementwise += each.arrays[0].size
+
+    def _moved(self, within: Computation, each: Instruction, kind: str) -> list[Array]:
+        """What a collective moves: its operands, or where these grow, its results."""
+        given = [array for operand in each.operands for array in arrays_of(within, operand)]
+        if kind != "all-gather":
+            return given
+        if each.opcode.endswith("-start"):  # (operands, results)
+            return list(each.arrays[len(given) : 2 * len(given)])
+        return list(each.arrays)
+
+    def _members(self, each: Instruction) -> int:
+        """Chips of one group of a collective."""
+        if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", each.rest):
+            return int(iota[2])
+        if lists := re.search(r"replica_groups=\{\{([\d,]*)\}", each.rest):
+            return lists[1].count(",") + 1
+        return max(self.devices, 2)
+
+    def _movement(self, total: Counts, within: Computation, each: Instruction) -> None:
+        quiet = each.opcode in FREE or each.opcode.endswith(ASYNC[1:])
+        scalar = not any(array.dims for array in each.arrays)
+        if quiet or scalar or "AllocateBuffer" in each.rest:
+            return
+        total.kernels += 1
+        if cycles := _CYCLES.search(each.rest):
+            total.cycles += int(cycles[1])
+        moved = [*self._read(within, each), *self._written(each)]
+        moved = [array for array in moved if array.dims and not array.on_chip]
+        total.bytes += sum(array.held for array in moved)
+        total.useful += sum(array.bytes for array in moved)
+
+    def _read(self, within: Computation, each: Instruction) -> Iterator[Array]:
+        """What is read: of an operand that is only sliced, the slices."""
+        if each.opcode in ("dynamic-slice", "slice", "gather"):
+            yield from each.arrays
+            return
+        if each.opcode == "dynamic-update-slice":
+            yield from arrays_of(within, each.operands[1])
+            return
+        body = self.computations[dict(each.called())["calls"]] if each.opcode == "fusion" else None
+        for number, operand in enumerate(each.operands):
+            whole = arrays_of(within, operand)
+            parts = None if body is None else self._sliced(body, body.parameter(number))
+            if parts is None:
+                yield from whole
+            else:
+                layout = whole[0].layout if whole and whole[0].on_chip else ""
+                yield from (part._replace(layout=layout or part.layout) for part in parts)
+
+    def _sliced(self, body: Computation, name: str) -> list[Array] | None:
+        """What is read of a value within a fusion; None for all of it."""
+        if name == body.root:
+            return None
+        found = list[Array]()
+        for user in body.users.get(name, ()):
+            inner: list[Array] | None = None
+            first = user.operands[0] == name
+            if user.opcode in ("dynamic-slice", "slice", "gather") and first:
+                inner = list(user.arrays)
+            elif user.opcode == "dynamic-update-slice" and first:
+                inner = []
+            elif user.opcode == "bitcast":
+                inner = self._sliced(body, user.name)
+            elif user.opcode == "fusion":
+                called = self.computations[dict(user.called())["calls"]]
+                inner = self._sliced(called, called.parameter(user.operands.index(name)))
+            if inner is None:
+                return None
+            found += inner
+        return found
+
+    def _written(self, each: Instruction) -> Iterator[Array]:
+        """What is written: of a result that is updated in place, the update."""
+        if each.opcode == "dynamic-update-slice":
+            return
+        if each.opcode.endswith("-start"):
+            yield from each.arrays[:1]
+            return
+        if each.opcode != "fusion":
+            yield from each.arrays
+            return
+        body = self.computations[dict(each.called())["calls"]]
+        root = body.of[body.root]
+        outputs = [body.of[o] for o in root.operands] if root.opcode == "tuple" else [root]
+        for output, array in zip(outputs, each.arrays, strict=False):
+            output = source(body, output)
+            if output.opcode == "dynamic-update-slice":
+                update = arrays_of(body, output.operands[1])[0]
+                yield update._replace(layout=array.layout if array.on_chip else update.layout)
+            else:
+                yield array
+
+
+def _operation_name(each: Instruction) -> str:
+    """Where a loop comes from, as its metadata names it."""
+    found = re.search(r'op_name="([^"]*)"', each.rest)
+    return found[1] if found else each.name

@@ -1,0 +1,161 @@
+"""The text of optimised HLO as instructions, with the layouts of what they hold."""
+
+import collections
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+# The same values in another form.
+ALIASES = frozenset(("bitcast", "copy", "convert", "reshape", "broadcast"))
+_ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\d+m\d+[a-z]*)?)\[([\d,]*)\](?:\{([^{}]*)\})?")
+_CALLED = re.compile(
+    r"(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.-]+)"
+)
+
+
+class Array(NamedTuple):
+    """One array of a shape: its dtype, dimensions and layout."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    layout: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes without padding."""
+        return int(self.size * width(self.dtype))
+
+    @property
+    def held(self) -> int:
+        """Bytes as laid out: the minor dimensions are rounded up to whole tiles."""
+        order, _, rest = self.layout.partition(":")
+        tile = re.match(r"T\(([\d,]*)\)", rest)
+        if not (tile and tile[1] and self.dims):
+            return self.bytes
+        physical = [self.dims[int(i)] for i in reversed(order.split(",")) if i]
+        tiles = [int(t) for t in tile[1].split(",")]
+        physical = [1] * (len(tiles) - len(physical)) + physical
+        for at, t in enumerate(tiles, start=len(physical) - len(tiles)):
+            physical[at] = -(-physical[at] // t) * t
+        return int(math.prod(physical) * width(self.dtype))
+
+    @property
+    def on_chip(self) -> bool:
+        """Whether it lies in the chip's scratch memory, not in HBM."""
+        return "S(1)" in self.layout
+
+
+def width(dtype: str) -> float:
+    """Bytes of an element.
+
+    Example:
+      >>> width("f32"), width("bf16"), width("pred"), width("s4")
+      (4.0, 2.0, 1.0, 0.5)
+    """
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) / 8 if bits else 1.0 if dtype == "pred" else 0.0
+
+
+class Instruction(NamedTuple):
+    """One line of HLO."""
+
+    name: str
+    arrays: tuple[Array, ...]
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str
+
+    def called(self) -> Iterator[tuple[str, str]]:
+        """How and which computations it calls."""
+        for role, name in _CALLED.findall(self.rest):
+            yield role, name
+        if branches := re.search(r"branch_computations=\{([^}]*)\}", self.rest):
+            for name in branches[1].split(","):
+                yield "branch", name.strip().lstrip("%")
+
+    def attribute(self, name: str) -> str:
+        """The text of an attribute; empty without it."""
+        found = re.search(rf"\b{name}=(\{{[^}}]*\}}|[^,\s]+)", self.rest)
+        return found[1] if found else ""
+
+    def integers(self, name: str) -> list[int]:
+        """The integers of an attribute."""
+        return [int(i) for i in re.findall(r"-?\d+", self.attribute(name))]
+
+
+class Computation(NamedTuple):
+    """The instructions of a computation by name, its root, and who uses what."""
+
+    of: dict[str, Instruction]
+    root: str
+    users: Mapping[str, Sequence[Instruction]]
+
+    def parameter(self, number: int) -> str:
+        """The name of a parameter."""
+        found = (e for e in self.of.values() if e.opcode == "parameter")
+        return next(e.name for e in found if e.operands[0] == str(number))
+
+
+def parse(text: str) -> tuple[dict[str, Computation], str]:
+    """The computations of a module by name, and the name of its entry."""
+    found, entry, name, lines = dict[str, Computation](), "", "", dict[str, Instruction]()
+    root = ""
+    for line in text.splitlines():
+        if not line.startswith(" ") and line.endswith("{") and "->" in line:
+            name = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
+            entry = name if line.startswith("ENTRY") else entry
+            lines, root = {}, ""
+        elif line.startswith("}") and name:
+            users = collections.defaultdict[str, list[Instruction]](list)
+            for each in lines.values():
+                for operand in dict.fromkeys(each.operands):
+                    users[operand].append(each)
+            found[name], name = Computation(lines, root, users), ""
+        elif name and " = " in line:
+            made = _instruction(line)
+            lines[made.name] = made
+            root = made.name if line.lstrip().startswith("ROOT ") else root
+    return found, entry
+
+
+def _instruction(line: str) -> Instruction:
+    left, right = line.strip().removeprefix("ROOT ").split(" = ", 1)
+    shape, right = _split(right) if right.startswith("(") else right.split(" ", 1)
+    opcode, right = right.lstrip().split("(", 1)
+    inside, rest = _split("(" + right)
+    arrays = tuple(
+        Array(dtype, tuple(int(n) for n in dims.split(",") if n), layout)
+        for dtype, dims, layout in _ARRAY.findall(shape)
+    )
+    operands = tuple(re.findall(r"%([\w.-]+)", inside)) or tuple(re.findall(r"[\w.-]+", inside))
+    if opcode == "constant":
+        operands = (inside[1:-1],)
+    return Instruction(left.lstrip("%"), arrays, opcode, operands, rest)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """A text that begins with a bracket, after the bracket's end."""
+    depth = 0
+    for at, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if depth == 0:
+            return text[: at + 1], text[at + 1 :]
+    return text, ""
+
+
+def source(within: Computation, each: Instruction) -> Instruction:
+    """Of what an instruction only has another form."""
+    while each.opcode in ALIASES and each.operands[0] in within.of:
+        each = within.of[each.operands[0]]
+    return each
+
+
+def arrays_of(within: Computation, name: str) -> tuple[Array, ...]:
+    """What an operand holds."""
+    return within.of[name].arrays if name in within.of else ()

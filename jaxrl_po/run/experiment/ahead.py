@@ -1,0 +1,47 @@
+"""An experiment compiled for a machine that need not be here; nothing is trained or written."""
+
+from collections.abc import Iterator
+
+import jax
+
+from jaxrl_po.run.ahead import report, topology
+from jaxrl_po.run.ahead.report import Report
+from jaxrl_po.run.experiment import extras, flags
+from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment
+from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.experiment.plan import prepare, sections_of
+
+
+def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
+    """Compiles the programs of an iteration, one after another.
+
+    Args:
+      experiment: what is to be run; its folder is neither read nor written.
+      machine: `tpu:v5e:2x4` (also v5p and v6e, any topology that the installed libtpu knows),
+        `cpu:8`, or `gpu` for the one attached.
+
+    Yields:
+      What each needs of every chip.
+
+    Raises:
+      UsageError: a machine that is not known, or whose chips do not divide seeds or rows.
+    """
+    script = SCRIPTS[experiment.script]
+    options = flags.fill(experiment.settings, {"": script.options})[""]
+    if machine.startswith("tpu:"):
+        extras.require("compile_for", "libtpu", "tpu-compile")
+    if machine != "gpu":
+        jax.config.update("jax_platforms", "cpu")
+    settings = {
+        name: value for name, value in experiment.settings.items() if name != "compilation_cache"
+    }
+    with flags.blame(sections_of(script, options)):
+        described = topology.describe(machine)
+        # A cache would keep programs that this machine cannot run.
+        plan = prepare(script, settings | {"compilation_cache": ""}, described=described.devices)
+        assert plan.placement is not None
+        if plan.placement.num_devices != len(described.devices):
+            raise UsageError(
+                f"--mesh must use all {len(described.devices)} devices of --compile_for={machine}"
+            )
+        yield from report.reports(plan.job, plan.placement, plan.axes, described)

@@ -1,0 +1,50 @@
+"""Programs of every kind compiled for a v5e 2 × 4 by its own compiler, one at a time."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TPU = Path(__file__).parent.parent / ".venv-tpu"
+SMALL = ("--problem.num_envs=16", "--problem.num_steps=8", "--total_steps=1024")
+WORDS = (
+    *("--task=addition", "--task.num_digits=1", "--problem.num_prompts=8", "--seeds=1"),
+    *("--model.width=16", "--model.layers=1", "--model.mlp_width=32", "--warm_start.steps=0"),
+)
+# Name, flags, and the collectives of an iteration: kind and number. A change that adds one is seen.
+CASES = [
+    ("ppo", ("control", "--seeds=8", *SMALL), {}),
+    ("trpo", ("control", "--seeds=8", *SMALL), {}),
+    ("grpo", ("control", "--seeds=8", "--problem.num_prompts=4"), {}),
+    ("ppo", ("control", "--seeds=1", *SMALL), {"all-reduce": 68}),
+    ("ppo", ("language", *WORDS, "--problem.num_prompts=64"), {}),
+    ("trpo", ("language", *WORDS, "--problem.num_prompts=64"), {}),
+    ("grpo", ("language", *WORDS), {"all-reduce": 7}),
+    ("grpo", ("language", *WORDS, "--shard_params", "--mesh=data:8"), {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("algorithm", "flags", "collectives"), CASES)
+def test_collectives_of_an_iteration(algorithm, flags, collectives):
+    command = [sys.executable, "-m", "jaxrl_po", *flags, f"--algorithm={algorithm}"]
+    done = subprocess.run(
+        [*command, "--compile_for=tpu:v5e:2x4", "--json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TPU), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["fits"]
+    assert found["machine"] == "tpu:v5e:2x4"
+    assert found["memory"]["peak"] > found["memory"]["state"] > 0
+    counts = found["counts"]
+    assert counts["padded"] >= counts["flops"] > 0
+    of_kinds = {kind: transfer["count"] for kind, transfer in counts["collectives"].items()}
+    assert of_kinds == collectives

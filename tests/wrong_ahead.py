@@ -1,0 +1,42 @@
+"""Wrong programs of what is counted in programs for machines that are not here."""
+
+from wrong import Wrong
+
+LOOP = "test_ahead.py::test_a_loop_of_a_tpu_counts_as_often_as_it_turns"
+WRONG = [
+    Wrong(
+        "the body of a loop counts once",
+        "run.ahead.counts",
+        'total.add(self._cost(dict(called)["body"], fused), trips or 1)',
+        'total.add(self._cost(dict(called)["body"], fused), 1)',
+        (LOOP,),
+    ),
+    Wrong(
+        "a slice of a stack reads the whole stack",
+        "run.ahead.counts",
+        "inner = self._sliced(called, called.parameter(user.operands.index(name)))",
+        "inner = None",
+        (LOOP,),
+    ),
+    Wrong(
+        "a ring sends a sum once",
+        "run.ahead.counts",
+        '"all-reduce": 2 * share * size',
+        '"all-reduce": share * size',
+        (LOOP,),
+    ),
+    Wrong(
+        "a loop that may end early is said to turn to its bound",
+        "run.ahead.loops",
+        "return [bound for bounds, _ in both for bound in bounds], False",
+        "return [bound for bounds, _ in both for bound in bounds], True",
+        ("test_ahead.py::test_a_loop_that_may_end_early_counts_to_its_bound_and_says_so",),
+    ),
+    Wrong(
+        "the gaps of a dilation are multiplied",
+        "run.ahead.products",
+        "if (first + o * stride) % holes == 0:",
+        "if (first + o * stride) % holes >= 0:",
+        ("test_ahead.py::test_taps_of_a_window_are_those_that_meet_an_element",),
+    ),
+]
