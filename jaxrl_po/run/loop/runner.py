@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import processes, room
-from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.devices.compilation import compiled, is_light
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import programs as programs_lib
@@ -419,5 +419,6 @@ def with_frozen(state: TrainState, job: Job) -> TrainState:
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
         return state
     # Compiled as the init of the run was: other effort may round otherwise.
-    frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start)(job.start)
-    return state._replace(params=state.params._replace(frozen=frozen))
+    light = is_light(jax.eval_shape(job.learner.init, job.start))
+    frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
+    return state._replace(params=state.params._replace(frozen=frozen(job.start)))
