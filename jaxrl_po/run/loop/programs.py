@@ -123,6 +123,7 @@ class Job:
       compile_chunk: another kind of chunk than the three of this file; None for these.
       explain: rows of examples to lines that are shown where the score of every seed is 0 before
         training; None for no lines.
+      kind: method and problem, in words, for the time that the last such programs took to compile.
       where: the placement on devices, in words.
       replicated: with several processes, the sharding of arrays that the host reads (a copy on each
         device); else None.
@@ -145,6 +146,7 @@ class Job:
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
     examples: Examples | None = None
+    kind: str = ""
     where: str = ""
     replicated: jax.sharding.Sharding | None = None
     warm: Warm | None = None

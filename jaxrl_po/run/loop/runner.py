@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxrl_po.run.data.scoring import RewardError
-from jaxrl_po.run.devices import processes, room
+from jaxrl_po.run.devices import compilation, processes, room
 from jaxrl_po.run.devices.compilation import compiled, is_light
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
@@ -133,12 +133,16 @@ def run(
         done = _already_done(job, folder, latest, reporter) if resume else None
         if done is not None:
             return done
-        reporter.phase("compiling")
-        programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
-        while (other := _refitted(job, programs)) is not None:
-            job = other
-            programs, seconds = wait_for(programs_lib.compile_programs, job)
-            compile_seconds += seconds
+        kind = f"{job.kind}; {job.where}; {job.steps_per_iteration}"
+        last = compilation.last_seconds(kind)
+        known = "" if last is None else f" (last time {last:.0f} s)"
+        reporter.phase(f"compiling the training step{known}")
+        with compilation.noted_seconds(kind):
+            programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
+            while (other := _refitted(job, programs)) is not None:
+                job = other
+                programs, seconds = wait_for(programs_lib.compile_programs, job)
+                compile_seconds += seconds
         told = room.describe(programs.memory, _local_devices(programs.like))
         reporter.report("; ".join(filter(None, [job.where, told])))
         like = without_frozen(programs.like)
