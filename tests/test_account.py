@@ -74,8 +74,8 @@ def test_lengths_are_those_asked_for():
     for lengths in ("geometric:0", "geometric:0.01", "geometric", "geometric:x", "even"):
         with pytest.raises(UsageError, match="--lengths must be sampled, equal, or geometric:"):
             language.probability_of(lengths, 20)
-    with pytest.raises(UsageError, match="--lengths must be sampled with --shape"):
-        language.of(language.Options(shape="smollm2-135m", lengths="equal"), none)
+    task, model, _ = language.of(language.Options(shape="smollm2-135m", lengths="equal"), none)
+    assert (model.end, model.probability) == (task.tokenizer.eos, 0.0)
 
 
 @pytest.mark.slow
