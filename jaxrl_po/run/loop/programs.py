@@ -304,7 +304,7 @@ def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
     )
 
 
-def chunk_of(job: Job, like: TrainState) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
+def chunk_of(job: Job) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """A chunk as one function, `(state, n) -> (state, metrics)`; only n rows of these are valid."""
 
     def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
@@ -324,7 +324,7 @@ def chunk_of(job: Job, like: TrainState) -> Callable[[TrainState, Any], tuple[Tr
 def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """A chunk as one program, and its memory."""
     program = compiled(
-        chunk_of(job, like),
+        chunk_of(job),
         like,
         np.int32(0),
         donate_argnums=0,
