@@ -22,6 +22,7 @@ def test_operations_are_counted_once_and_as_often_as_they_run():
     run = xla_profile.executed(program)
     assert sum(each.runs * each.flops for each in run) == 7 * 2 * 64**3
     assert all(each.seconds > 0 for each in run)
+    assert xla_profile.kernels(program) == sum(each.runs for each in run)
     totals = xla_profile.totals(run, xla_profile.kind)
     # A product and its activation, as two operations or one.
     parts = [totals[kind].number for kind in totals if kind in ("dot", "fusion", "small")]
@@ -74,8 +75,8 @@ def test_lengths_are_those_asked_for():
     for lengths in ("geometric:0", "geometric:0.01", "geometric", "geometric:x", "even"):
         with pytest.raises(UsageError, match="--lengths must be sampled, equal, or geometric:"):
             language.probability_of(lengths, 20)
-    with pytest.raises(UsageError, match="--lengths must be sampled with --shape"):
-        language.of(language.Options(shape="smollm2-135m", lengths="equal"), none)
+    task, model, _ = language.of(language.Options(shape="smollm2-135m", lengths="equal"), none)
+    assert (model.end, model.probability) == (task.tokenizer.eos, 0.0)
 
 
 @pytest.mark.slow

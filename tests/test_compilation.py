@@ -1,30 +1,46 @@
 """Programs are compiled with the settings of their backend, unless the user has said otherwise."""
 
+import threading
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_run
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxrl_po.run.devices import compilation
+from jaxrl_po.run.loop import programs
+from jaxrl_po.run.loop.programs import Examples
 
 SIDE_BY_SIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 LARGE = jax.ShapeDtypeStruct((compilation.SMALL // 4,), jnp.float32)
 SMALL = jax.ShapeDtypeStruct((compilation.SMALL // 4 - 1,), jnp.float32)
 
 
+LEVEL = "xla_backend_optimization_level"
+OLDER = "xla_cpu_use_fusion_emitters"
+
+
 @pytest.mark.parametrize(
-    ("backend", "flags", "argument", "wanted"),
+    ("backend", "flags", "argument", "light", "wanted"),
     [
-        ("cpu", "", SMALL, {"xla_backend_optimization_level": "1"}),
-        ("cpu", "", LARGE, {"xla_backend_optimization_level": "1"}),
-        ("cpu", "--xla_backend_optimization_level=3", SMALL, None),
-        ("gpu", "", SMALL, SIDE_BY_SIDE),
-        ("gpu", "", LARGE, None),
-        ("gpu", "--xla_gpu_command_buffer_scheduling_mode=LHS", SMALL, None),
-        ("tpu", "", SMALL, None),
+        ("cpu", "", SMALL, False, {LEVEL: "1"}),
+        ("cpu", "", LARGE, False, {LEVEL: "1"}),
+        ("cpu", "", SMALL, True, {LEVEL: "0", OLDER: False}),
+        ("cpu", f"--{OLDER}=true", SMALL, True, {LEVEL: "0"}),
+        ("cpu", f"--{LEVEL}=3", SMALL, False, None),
+        ("gpu", "", SMALL, True, SIDE_BY_SIDE),
+        ("gpu", "", LARGE, False, None),
+        ("gpu", "--xla_gpu_command_buffer_scheduling_mode=LHS", SMALL, False, None),
+        ("tpu", "", SMALL, True, None),
     ],
 )
-def test_a_program_has_the_settings_of_its_backend(monkeypatch, backend, flags, argument, wanted):
+def test_a_program_has_the_settings_of_its_backend(
+    monkeypatch, backend, flags, argument, light, wanted
+):
     """XLA knows those of every backend on a CPU too, and refuses other names and values."""
     given = []
     compile_ahead = jax.stages.Lowered.compile
@@ -36,8 +52,62 @@ def test_a_program_has_the_settings_of_its_backend(monkeypatch, backend, flags, 
     monkeypatch.setattr(jax.stages.Lowered, "compile", record)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setenv("XLA_FLAGS", flags)
-    compilation.compiled(lambda x: x + 1.0, argument)
+    compilation.compiled(lambda x: x + 1.0, argument, light=light)
+    if wanted and not compilation.OLDER_EMITTERS:
+        wanted.pop(OLDER, None)
     assert given == [wanted]
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypatch, small):
+    """Not the training step, nor an evaluation, which may compute much on a small state.
+
+    And an iteration is traced once.
+    """
+    effort, traced = {}, []
+
+    def record(function, *arguments, light=False, **options):
+        effort[function.__name__] = light
+        return compilation.compiled(function, *arguments, light=light, **options)
+
+    toy = toy_run.toy()
+
+    def begin(keys):
+        return toy.init(keys)
+
+    def sample(state):
+        traced.append(state)
+        return toy.sample(state)
+
+    def describe(state):
+        return state.step
+
+    learner = toy._replace(init=begin, sample=jax.jit(sample), update=jax.jit(toy.update))
+    mesh = jax.make_mesh((len(jax.devices()),), ("seed",), (AxisType.Auto,))
+    keys = jax.device_put(toy_run.job().keys, NamedSharding(mesh, P()))
+    job = toy_run.job(learner=learner, keys=keys, examples=Examples(describe, list))
+    size = sum(x.nbytes for x in jax.tree.leaves(begin(job.keys)))
+    monkeypatch.setattr(compilation, "LIGHT", size if small else size - 1)
+    monkeypatch.setattr(programs, "compiled", record)
+    programs.check(job)
+    programs.compile_programs(job)
+    assert len(traced) == 1
+    assert effort == {"begin": small, "chunk": False, "greedy": False, "describe": small}
+
+
+def test_programs_compile_side_by_side_and_the_first_error_is_raised_at_once():
+    """In its own words, while the others are still at it; a result has the place of its call."""
+    other, ended = threading.Event(), []
+
+    def fails():
+        raise ValueError("the evaluation has no such axis")
+
+    assert compilation.side_by_side(lambda: other.wait(60), lambda: other.set() or 2) == [True, 2]
+    other.clear()
+    with pytest.raises(ValueError, match="the evaluation has no such axis"):
+        compilation.side_by_side(lambda: ended.append(other.wait(20)), fails)
+    assert not ended
+    other.set()
 
 
 def test_a_program_runs_with_the_options_of_jit():
@@ -63,3 +133,38 @@ def test_the_system_has_back_what_lies_below_memory_in_use(memory_held):
     compilation.return_freed_memory()
     assert last.sum() == 12_500
     assert before - memory_held() > 143
+
+
+def test_a_run_says_what_it_compiles_and_how_long_the_last_such_took(tmp_path, monkeypatch):
+    """Not how long it took to read programs that were kept, nor less than a second."""
+    clock, compile_programs = [0.0], programs.compile_programs
+    monkeypatch.setattr(compilation, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    before = jax.config.jax_compilation_cache_dir
+
+    def said(kind, seconds, *, read=False, kept=tmp_path):
+        def compiling(job):
+            clock[0] += seconds
+            if read:
+                jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
+            return made
+
+        monkeypatch.setattr(programs, "compile_programs", compiling)
+        jax.config.update("jax_compilation_cache_dir", str(kept) if kept else None)
+        reporter = toy_run.Silent()
+        toy_run.run(tmp_path / f"{clock[0]}", reporter, kind=kind, iterations=0)
+        return reporter.phases[0]
+
+    jax.config.update("jax_compilation_cache_dir", None)
+    made = compile_programs(toy_run.job(iterations=0))
+    plain = "compiling the training step"
+    try:
+        assert said("ppo", 30.0, kept=None) == plain
+        assert said("ppo", 48.4) == plain
+        assert said("ppo", 3.0, read=True) == f"{plain} (last time 48 s)"
+        assert said("ppo", 0.9) == f"{plain} (last time 48 s)"
+        assert said("trpo", 0.9) == plain
+        assert said("ppo", 20.0) == f"{plain} (last time 48 s)"
+        assert said("ppo", 20.0) == f"{plain} (last time 20 s)"
+        assert said("ppo", 20.0, kept=tmp_path / "absent") == plain
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

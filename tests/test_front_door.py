@@ -208,7 +208,7 @@ def test_a_picture_that_fails_fails_no_run(seeds, tmp_path, monkeypatch, capsys)
     picture = f"{out / 'curves.png'} was not drawn, all else is there: RuntimeError: no TeX"
     assert shown.err == f"warning: {picture}\n"
     counted, worst = {1: ("1 seed", ""), 2: ("2 seeds", ", worst seed 0")}[seeds]
-    assert f"ppo on CartPole-v1, {counted}: compiling\n" in shown.out
+    assert f"ppo on CartPole-v1, {counted}: compiling the training step" in shown.out
     assert "--total_steps: 40 becomes 32: a whole number of iterations\n" in shown.out
     assert shown.out.endswith(f"\ndone: greedy return 0{worst}; results in {out}\n")
 

@@ -157,6 +157,43 @@ WRONG = [
         ("test_compilation.py::test_what_compiling_freed_is_returned_to_the_system",),
     ),
     Wrong(
+        "the time of programs that were read counts as that of compiling",
+        "run.devices.compilation",
+        "seconds >= 1.0 and not read and",
+        "seconds >= 1.0 and",
+        ("test_compilation.py::test_a_run_says_what_it_compiles_and_how_long_the_last_such_took",),
+    ),
+    Wrong(
+        "an iteration is traced again for its program",
+        "run.devices.compilation",
+        ".lower(*bare)",
+        ".lower(*arguments)",
+        (
+            "test_compilation.py::"
+            "test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort",
+        ),
+    ),
+    Wrong(
+        "what describes a large state is compiled at little effort",
+        "run.loop.programs",
+        "light=is_light(like)",
+        "light=True",
+        (
+            "test_compilation.py::"
+            "test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort",
+        ),
+    ),
+    Wrong(
+        "an error waits for what compiles beside it",
+        "run.devices.compilation",
+        "return_when=FIRST_EXCEPTION",
+        "return_when='ALL_COMPLETED'",
+        (
+            "test_compilation.py::"
+            "test_programs_compile_side_by_side_and_the_first_error_is_raised_at_once",
+        ),
+    ),
+    Wrong(
         "minibatches are computed in parts where a device has several cores",
         "minibatches",
         "or target is None or not target.one_core_each",

@@ -32,6 +32,8 @@ PARTS=(
   "PPO on Playground's WalkerRun, 100M steps"
   "PPO on Playground's HopperHop, 100M steps"
   "PPO on Craftax-Symbolic, 100M steps"
+  "SmolLM2-135M's shape: one loop and a narrowing one, 1 and 8 microbatches, command buffers"
+  "100,000 runs of PPO on CartPole-v1, 20,480 steps each"
 )
 PART=${1:-0}
 if ! [[ $PART =~ ^[0-9]+$ && $PART -ge 1 && $PART -le ${#PARTS[@]} ]]; then
@@ -248,6 +250,25 @@ case $PART in
       --config.lambda_=0.8 --config.entropy_coefficient=0.01 --config.max_grad_norm=1 \
       --network.depth=3 --network.width="$(small 512 16)" --log_every="$(small 16 1)" \
       --eval_every=25 --eval_episodes="$(small 16 1)"
+    ;;
+  17)
+    # With equal lengths the loop of decoding never narrows; with geometric ones it does.
+    shaped=(--dtype=bfloat16 --num_prompts="$(small 64 1)" --group_size="$(small 8 2)"
+      --new_tokens="$(small 128 5)" --updates=1 --iterations="$(small 3 1)" --count
+      $(small "--shape=smollm2-135m --prompt_tokens=128" "--width=16 --layers=1"))
+    for lengths in equal "geometric:0.$(small 2 5)"; do
+      for parts in 1 8; do
+        measure "smollm2-135m, $lengths, microbatches $parts" language.py "${shaped[@]}" \
+          --lengths="$lengths" --num_microbatches="$(small $parts $((parts > 1 ? 2 : 1)))"
+      done
+    done
+    XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_enable_command_buffer=" \
+      measure "smollm2-135m, no command buffers" language.py "${shaped[@]}" --lengths=equal \
+      --num_microbatches="$(small 8 2)"
+    ;;
+  18)
+    measure "ppo 4x128, seeds 100000" control.py --seeds="$(small 100000 2)" --envs=4 --steps=128 \
+      --total_steps="$(small 20480 1024)"
     ;;
 esac
 exit "$STATUS"

@@ -59,8 +59,8 @@ class Options:
     new_tokens: int = static(5, "token budget of a completion", unit="tokens", within=COUNT)
     lengths: str = static(
         "sampled",
-        "lengths of completions, without --shape: as an untrained model samples; geometric:0.2, "
-        "with a mean of a fifth of the budget; equal, all of them the budget",
+        "lengths of completions: as an untrained model samples; geometric:0.2, with a mean of a "
+        "fifth of the budget; equal, all of them the budget",
     )
     num_prompts: int = static(64, "prompts of an iteration of each seed", within=COUNT)
     group_size: int = static(8, "completions of each prompt", within=COUNT)
@@ -80,6 +80,7 @@ class Options:
     )
     devices: str = static("auto", "devices; auto on a CPU: one per core, with --shape one")
     profile: bool = static(False, "show where the time goes instead, on one core of a CPU")
+    count: bool = static(False, "count the kernels (on a CPU the operations) of a sampled token")
     json: bool = static(False, "print one JSON object as the last line")
 
 
@@ -128,10 +129,20 @@ def probability_of(lengths: str, budget: int) -> float:
     return 1.0 / tokens
 
 
+def ending(options: Options, model: language.Transformer, end: int) -> language.Transformer:
+    """The model, with completions of the lengths asked for."""
+    if options.lengths == "sampled":
+        return model
+    fields = [field.name for field in dataclasses.fields(model) if field.name != "name"]
+    return Ending(
+        **{name: getattr(model, name) for name in fields},
+        end=end,
+        probability=probability_of(options.lengths, options.new_tokens),
+    )
+
+
 def of(options: Options, adapters: Adapters) -> Measured:
     """What the options ask for."""
-    if options.shape != "none" and options.lengths != "sampled":
-        raise UsageError("--lengths must be sampled with --shape, whose prompts are random")
     return of_addition(options) if options.shape == "none" else of_shape(options, adapters)
 
 
@@ -147,14 +158,7 @@ def of_addition(options: Options) -> Measured:
         remat=options.remat,
         dtype=options.dtype,
     )
-    model = sizes.build(task.tokenizer.size)
-    if options.lengths != "sampled":
-        fields = [field.name for field in dataclasses.fields(model) if field.name != "name"]
-        model = Ending(
-            **{name: getattr(model, name) for name in fields},
-            end=task.tokenizer.eos,
-            probability=probability_of(options.lengths, options.new_tokens),
-        )
+    model = ending(options, sizes.build(task.tokenizer.size), task.tokenizer.eos)
     return task, model, problem_of(options, task, model)
 
 
@@ -164,6 +168,7 @@ def of_shape(options: Options, adapters: Adapters) -> Measured:
     task = language.tasks.random_prompts(
         model.vocabulary, options.prompt_tokens, options.new_tokens
     )
+    model = ending(options, model, task.tokenizer.eos)
     if not adapters.rank:
         return task, model, problem_of(options, task, model, warm=lambda params, _: spread(params))
     base = jax.jit(lambda key: spread(model.init(key, jnp.zeros((1, 1), int), jnp.zeros(1, int))))(
@@ -318,8 +323,14 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     peak = matrix_peak(DTYPES[options.dtype]) * (
         1 if jax.default_backend() == "cpu" else placement.num_devices
     )
+    counted = {}
+    if options.count:  # a step of decoding is one token of each row
+        calls = xla_profile.kernels(xla_profile.Program(collect, (state,), 1))
+        counted = {"kernels_a_token": round(calls / options.new_tokens)}
     return {
         "shape": options.shape,
+        "lengths": options.lengths,
+        **counted,
         "width": model.width,
         "layers": model.layers,
         "lora_rank": adapters.rank,

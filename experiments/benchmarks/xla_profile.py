@@ -111,26 +111,41 @@ def _sizes(found: re.Match[str] | None) -> tuple[int, ...]:
     return tuple(int(n) for n in found[1].split(",") if n) if found else ()
 
 
+def profiled(program: Program) -> list[tuple[str, str, float]]:
+    """The events of its calls in XLA's profile: plane and line, name, and nanoseconds of each."""
+    options = jax.profiler.ProfileOptions()
+    options.host_tracer_level, options.python_tracer_level = 3, 0
+    program.run()  # a first call is not like the others
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            program.run()
+        [file] = Path(folder).rglob("*.xplane.pb")
+        return [
+            (f"{plane.name} {line.name}", event.name, event.duration_ns)
+            for plane in jax.profiler.ProfileData.from_file(str(file)).planes
+            for line in plane.lines
+            for event in line.events
+        ]
+
+
+def kernels(program: Program) -> float:
+    """Kernels that a call launches on a GPU, copies included; on a CPU the operations it runs."""
+    if jax.default_backend() == "cpu":
+        return sum(each.runs for each in executed(program))
+    return sum(" Stream #" in place for place, *_ in profiled(program)) / program.calls
+
+
 def executed(program: Program) -> list[Operation]:
     """The operations that a call of a program runs, without loops, calls and branches around them.
 
     Times of operations that use several cores, or run beside others, are those on the clock.
     """
     known = operations(program.compiled.as_text())
-    options = jax.profiler.ProfileOptions()
-    options.host_tracer_level, options.python_tracer_level = 3, 0
     runs = collections.defaultdict(list)
     calls = 2 * program.calls
-    program.run()  # a first call is not like the others
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
-            program._replace(calls=calls).run()
-        [file] = Path(folder).rglob("*.xplane.pb")
-        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
-            for line in plane.lines:
-                for event in line.events:
-                    if event.name in known:
-                        runs[event.name].append(1e-9 * event.duration_ns)
+    for _, name, duration in profiled(program._replace(calls=calls)):
+        if name in known:
+            runs[name].append(1e-9 * duration)
     return [
         known[name]._replace(runs=len(seconds) / calls, seconds=median(seconds))
         for name, seconds in runs.items()

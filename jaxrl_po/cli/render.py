@@ -21,6 +21,7 @@ from jaxrl_po.config import NON_NEGATIVE, SEED, Interval, static
 from jaxrl_po.control import Observation, adapt, recorded, unroll
 from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.data import transcripts
+from jaxrl_po.run.devices.compilation import compiled, is_light
 from jaxrl_po.run.devices.seeds import of_seed
 from jaxrl_po.run.experiment import control, earlier, flags, language
 from jaxrl_po.run.experiment.flags import UsageError
@@ -137,11 +138,9 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
     reset_key, step_key = jax.random.split(key)
     num_steps = min(max_steps, STEPS)
 
-    @jax.jit
     def begin() -> unroll.EnvState:
         return unroll.start(environment, reset_key, jnp.arange(1, dtype=jnp.int32), actor.start(1))
 
-    @jax.jit
     def go_on(
         params: ActorCritic, collector: CollectorState, envs: unroll.EnvState, first: jax.Array
     ) -> tuple[unroll.EnvState, unroll.Trajectory]:
@@ -150,11 +149,12 @@ def play(player: Player, key: jax.Array, *, max_steps: int, greedy: bool) -> Epi
             environment, policy, envs, step_key, num_steps=num_steps, first=first, greedy=greedy
         )
 
-    envs, over = begin(), False
+    given, light = (player.state.params, player.state.collector), is_light(player.state)
+    envs, over = compiled(begin, light=light)(), False
+    played = compiled(go_on, *given, envs, np.int32(0), light=light)
     parts: list[unroll.Trajectory] = []
     while not over and len(parts) * num_steps < max_steps:
-        first = jnp.int32(len(parts) * num_steps)
-        envs, part = go_on(player.state.params, player.state.collector, envs, first)
+        envs, part = played(*given, envs, np.int32(len(parts) * num_steps))
         parts.append(jax.tree.map(lambda x: np.asarray(x[0]), part))
         over = bool((part.transition.terminated | part.transition.truncated).any())
     trajectory = jax.tree.map(lambda *parts: np.concatenate(parts), *parts)

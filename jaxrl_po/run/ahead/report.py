@@ -100,7 +100,7 @@ def _functions(
 ) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
     """Name, function and arguments of the programs of an iteration."""
     if job.rewarded is None:
-        yield "an iteration", programs.chunk_of(job, like), (like, np.int32(0))
+        yield "an iteration", programs.chunk_of(job), (like, np.int32(0))
         return
     yield "sampling of an iteration", job.learner.sample, (like,)
     batch = jax.eval_shape(job.learner.sample, like)[1]

@@ -6,33 +6,77 @@ import hashlib
 import math
 import os
 import platform
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jaxlib
 from rich import filesize
 
 from jaxrl_po import backend
+from jaxrl_po.run.devices import processes
 from jaxrl_po.types import PyTree
 
 SMALL = 2**28  # bytes of arguments up to which a GPU program may use more memory to be faster
+LIGHT = 2**24  # bytes of a state up to which a program that runs seldom costs more to compile
+# XLA's emitters of fusions, of which jaxlib 0.10 still has the older ones, which compile faster.
+OLDER_EMITTERS = jaxlib.version.__version_info__ < (0, 11)
+
+_tracing = threading.Lock()  # threads that traced in turns would delay the first one
 
 
-def compiled(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def compiled(
+    function: Callable[..., Any], *arguments: Any, light: bool = False, **options: Any
+) -> Any:
     """The function as a program for these arguments, ahead of time.
 
     Args:
       function: what is compiled.
       arguments: arrays or their shapes, and shardings.
+      light: compile it at little effort: it runs seldom, on little data, see `is_light`.
       options: further arguments of `jax.jit`.
     """
     asked = os.environ.get("XLA_FLAGS", "")
-    settings = {name: value for name, value in suited(arguments).items() if name not in asked}
-    lowered = jax.jit(function, **options).lower(*arguments)
+    suit = suited(arguments, light=light)
+    settings = {name: value for name, value in suit.items() if name not in asked}
+    # Without shardings, shapes are those of an earlier trace, which JAX then takes.
+    places = jax.tree.map(lambda x: x.sharding if _is_shape(x) else None, arguments)
+    bare = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_shape(x) else x, arguments
+    )
+    with _tracing:
+        lowered = jax.jit(function, in_shardings=places, **options).lower(*bare)
     program = lowered.compile(compiler_options=settings or None)
     return_freed_memory()
     return program
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+def is_light(state: PyTree) -> bool:
+    """Whether what runs seldom on a state of these shapes is compiled at little effort."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) <= LIGHT
+
+
+def side_by_side(*calls: Callable[[], Any]) -> list[Any]:
+    """The results of calls that compile, in threads, of which the first traces first.
+
+    Raises:
+      Exception: that of a call that failed, without waiting for the others.
+    """
+    # Several processes must compile in one order.
+    pool = ThreadPoolExecutor(1 if processes.several() else len(calls))
+    begun = [pool.submit(call) for call in calls]
+    wait(begun, return_when=FIRST_EXCEPTION)
+    pool.shutdown(wait=False, cancel_futures=True)
+    failed = [each for each in begun if each.done() and not each.cancelled() and each.exception()]
+    return [each.result() for each in failed or begun]
 
 
 def return_freed_memory() -> None:
@@ -45,9 +89,12 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def suited(arguments: PyTree) -> dict[str, str | bool]:
+def suited(arguments: PyTree, *, light: bool) -> dict[str, str | bool]:
     """XLA's settings for a program with these arguments, unless `XLA_FLAGS` says otherwise."""
     here = backend.here()
+    if here.on_cpu and light:
+        older = {"xla_cpu_use_fusion_emitters": False} if OLDER_EMITTERS else {}
+        return {"xla_backend_optimization_level": "0", **older}
     if here.on_cpu:
         # LLVM's second and third level take a fifth of the compile time and make nothing faster:
         # XLA has already fused and vectorised.
@@ -90,6 +137,45 @@ def _features() -> str:
         lines = []
     features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
     return "".join([platform.machine(), platform.processor(), *features])
+
+
+def last_seconds(kind: str) -> float | None:
+    """What compiling this kind of programs last took; None if that is not known.
+
+    Args:
+      kind: any text.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        return float(_noted(kind).read_text(encoding="utf-8"))
+    return None
+
+
+@contextlib.contextmanager
+def noted_seconds(kind: str) -> Iterator[None]:
+    """Notes the seconds inside where JAX keeps programs, unless a program was read from there."""
+    read, begun = list[str](), time.perf_counter()
+
+    def hear(event: str, **_: Any) -> None:
+        if event.endswith("/cache_hits"):
+            read.append(event)
+
+    jax.monitoring.register_event_listener(hear)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_event_listener(hear)
+    seconds = time.perf_counter() - begun
+    if seconds >= 1.0 and not read and processes.is_writer():
+        with contextlib.suppress(OSError):  # no folder, or none to write to
+            _noted(kind).write_text(f"{seconds:.1f}", encoding="utf-8")
+
+
+def _noted(kind: str) -> Path:
+    """The file with the seconds; raises OSError where no programs are kept."""
+    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if not folder:
+        raise FileNotFoundError
+    return Path(folder) / f"seconds-{hashlib.sha256(kind.encode()).hexdigest()[:12]}.txt"
 
 
 class Memory(NamedTuple):

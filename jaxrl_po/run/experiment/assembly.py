@@ -122,6 +122,7 @@ def make_job(
     iterations: int,
     steps_per_iteration: int,
     log_every: int,
+    kind: str = "",
     settings: Sequence[Any] = (),
 ) -> programs.Job:
     """The setup over all seeds and devices.
@@ -185,6 +186,7 @@ def make_job(
         score=setup.score,
         given=setup.given,
         examples=examples if rollouts is None else rollouts.examples,
+        kind=kind,
         where=placement.describe(),
         replicated=replicated,
         warm=warm,

@@ -143,6 +143,7 @@ def prepare(
             assembly.make_job,
             options=options,
             placement=placement,
+            kind=script.title(records),
             iterations=iterations,
             steps_per_iteration=script.steps(records),
             log_every=before.get("resolved", {}).get("log_every")

@@ -211,12 +211,19 @@ def frames(draw: Draw, episode: Episode, *, title: str, width: int = 480) -> Ite
     with style({"font.size": 8.5, "axes.grid": False}):
         figure = Figure(figsize=(4.0, 3.0), dpi=width / 4.0, facecolor=PAPER)
         canvas = FigureCanvasAgg(figure)
+        figure.text(0.04, 0.94, title, color=INK, weight="bold", va="center")
+        step = figure.text(0.04, 0.05, "", color=INK, va="center")
+        total = figure.text(0.96, 0.05, "", color=INK, va="center", ha="right")
+        axes = figure.add_axes(STAGE, facecolor=PAPER)
+        fixed = axes.get_children()
         for t, so_far in enumerate(returns):
-            figure.clear()
-            draw(figure.add_axes(STAGE, facecolor=PAPER), episode, t)
-            figure.text(0.04, 0.94, title, color=INK, weight="bold", va="center")
-            figure.text(0.04, 0.05, f"step {t}", color=INK, va="center")
-            figure.text(0.96, 0.05, f"return {so_far:.5g}", color=INK, va="center", ha="right")
+            # New axes for each frame would take most of the time.
+            for artist in [*axes.get_children()]:
+                if artist not in fixed:
+                    artist.remove()
+            draw(axes, episode, t)
+            step.set_text(f"step {t}")
+            total.set_text(f"return {so_far:.5g}")
             canvas.draw()
             yield np.asarray(canvas.buffer_rgba())[..., :3].copy()
 

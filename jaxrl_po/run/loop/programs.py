@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.devices.compilation import Memory, compiled, memory_of
+from jaxrl_po.run.devices.compilation import (
+    Memory,
+    compiled,
+    is_light,
+    memory_of,
+    side_by_side,
+)
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop.supervised import Warm, shared
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
@@ -117,6 +123,7 @@ class Job:
       compile_chunk: another kind of chunk than the three of this file; None for these.
       explain: rows of examples to lines that are shown where the score of every seed is 0 before
         training; None for no lines.
+      kind: method and problem, in words, for the time that the last such programs took to compile.
       where: the placement on devices, in words.
       replicated: with several processes, the sharding of arrays that the host reads (a copy on each
         device); else None.
@@ -139,6 +146,7 @@ class Job:
     evaluate: Callable[[TrainState], dict[str, jax.Array]] | None = None
     score: str = ""
     examples: Examples | None = None
+    kind: str = ""
     where: str = ""
     replicated: jax.sharding.Sharding | None = None
     warm: Warm | None = None
@@ -199,10 +207,11 @@ def check(job: Job) -> None:
     state = jax.eval_shape(job.learner.init, job.start)
     if job.rollouts is not None:
         state = job.rollouts.with_recording(state, job.rollouts.recording())
+    if job.rewarded is None:
+        jax.eval_shape(job.learner.step, state)  # as its program will: then it is traced once
+        return
     state, batch = jax.eval_shape(job.learner.sample, state)
-    if job.rewarded is not None:
-        batch = with_reward(batch)
-    jax.eval_shape(job.learner.update, state, batch)
+    jax.eval_shape(job.learner.update, state, with_reward(batch))
 
 
 def with_reward(batch: Batch) -> Batch:
@@ -218,29 +227,18 @@ CompileChunk = Callable[[Job, TrainState, PyTree], tuple[Chunk, Memory]]
 
 
 def compile_programs(job: Job) -> Programs:
-    """Compiles all programs of the run, ahead of time."""
+    """Compiles all programs of the run, ahead of time; the largest one begins first."""
     init, warm = compile_init(job)
     shapes = jax.eval_shape(job.learner.init, job.start)
     # Every program takes and returns the state in these shardings.
     placed = init.output_shardings
     like = with_shardings(shapes, placed)
-    if job.compile_chunk is not None:
-        chunk, memory_of_chunk = job.compile_chunk(job, like, placed)
-    elif job.rollouts is not None:
-        chunk, memory_of_chunk = compile_with_rollouts(job, job.rollouts, like, placed)
-    elif job.rewarded is not None:
-        chunk, memory_of_chunk = compile_with_score(job, like, placed)
-    else:
-        chunk, memory_of_chunk = compile_chunk(job, like, placed)
-    out = job.replicated
-    evaluate = job.evaluate
-    if job.rollouts is None and evaluate is not None:
-        measured = compiled(evaluate, like, out_shardings=out)
-        judge = job.judge
-        evaluate = measured if judge is None else lambda state: judge(measured(state))
-    describe = job.examples and job.examples.describe
-    if job.rollouts is None and describe is not None:
-        describe = compiled(describe, like, out_shardings=out)
+    on_host = job.rollouts is not None
+    (chunk, memory_of_chunk), evaluate, describe = side_by_side(
+        lambda: compile_kind(job, like, placed),
+        lambda: job.evaluate if on_host else compile_evaluate(job, like),
+        lambda: job.examples and compile_describe(job, job.examples, like),
+    )
     return Programs(
         init=init,
         warm=warm,
@@ -252,11 +250,38 @@ def compile_programs(job: Job) -> Programs:
     )
 
 
+def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
+    """The chunk of a run, of the kind that suits it, and its memory."""
+    if job.compile_chunk is not None:
+        return job.compile_chunk(job, like, placed)
+    if job.rollouts is not None:
+        return compile_with_rollouts(job, job.rollouts, like, placed)
+    if job.rewarded is not None:
+        return compile_with_score(job, like, placed)
+    return compile_chunk(job, like, placed)
+
+
+def compile_evaluate(job: Job, like: TrainState) -> Any:
+    """The evaluation of a run in its program; None without one."""
+    if job.evaluate is None:
+        return None
+    measured, judge = compiled(job.evaluate, like, out_shardings=job.replicated), job.judge
+    return measured if judge is None else lambda state: judge(measured(state))
+
+
+def compile_describe(job: Job, examples: Examples, like: TrainState) -> Any:
+    """What describes examples, which has few rows."""
+    if job.rollouts is not None:
+        return examples.describe
+    return compiled(examples.describe, like, light=is_light(like), out_shardings=job.replicated)
+
+
 def compile_init(job: Job) -> tuple[Any, Warm | None]:
     """The init, and the warm start that comes before it, if there is one."""
+    light = is_light(jax.eval_shape(job.learner.init, job.start))
     if job.warm is None:
-        return compiled(job.learner.init, job.start), None
-    begin = compiled(job.warm.begin, job.start)
+        return compiled(job.learner.init, job.start, light=light), None
+    begin = compiled(job.warm.begin, job.start, light=light)
     fit = with_shardings(jax.eval_shape(job.warm.begin, job.start), begin.output_shardings)
     advance = compiled(
         job.warm.advance,
@@ -266,7 +291,7 @@ def compile_init(job: Job) -> tuple[Any, Warm | None]:
         donate_argnums=0,
         out_shardings=begin.output_shardings,
     )
-    init = compiled(job.warm.init, (job.start, fit.params))
+    init = compiled(job.warm.init, (job.start, fit.params), light=light)
     return init, job.warm._replace(begin=begin, advance=advance)
 
 
@@ -279,9 +304,8 @@ def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
     )
 
 
-def chunk_of(job: Job, like: TrainState) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
+def chunk_of(job: Job) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """A chunk as one function, `(state, n) -> (state, metrics)`; only n rows of these are valid."""
-    buffer = jax.eval_shape(job.learner.step, like)[1]
 
     def chunk(state: TrainState, n: jax.Array) -> tuple[TrainState, Metrics]:
         def body(i: jax.Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
@@ -289,6 +313,7 @@ def chunk_of(job: Job, like: TrainState) -> Callable[[TrainState, Any], tuple[Tr
             state, row = job.learner.step(state)
             return state, jax.tree.map(lambda all, one: all.at[i].set(one), rows, row)
 
+        buffer = jax.eval_shape(job.learner.step, state)[1]
         # A loop with a traced count: a shorter chunk is the same program.
         rows = jax.tree.map(lambda x: jnp.zeros((job.log_every, *x.shape), x.dtype), buffer)
         return jax.lax.fori_loop(0, n, body, (state, rows))
@@ -299,7 +324,7 @@ def chunk_of(job: Job, like: TrainState) -> Callable[[TrainState, Any], tuple[Tr
 def compile_chunk(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Memory]:
     """A chunk as one program, and its memory."""
     program = compiled(
-        chunk_of(job, like),
+        chunk_of(job),
         like,
         np.int32(0),
         donate_argnums=0,

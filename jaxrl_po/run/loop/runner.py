@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from jaxrl_po.run.data.scoring import RewardError
-from jaxrl_po.run.devices import processes, room
-from jaxrl_po.run.devices.compilation import compiled
+from jaxrl_po.run.devices import compilation, processes, room
+from jaxrl_po.run.devices.compilation import compiled, is_light
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import hooks, log, supervised
@@ -142,12 +142,16 @@ def run(
         done = _already_done(job, folder, latest, reporter) if resume else None
         if done is not None:
             return done
-        reporter.phase("compiling")
-        programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
-        while (other := _refitted(job, programs)) is not None:
-            job = other
-            programs, seconds = wait_for(programs_lib.compile_programs, job)
-            compile_seconds += seconds
+        kind = f"{job.kind}; {job.where}; {job.steps_per_iteration}"
+        last = compilation.last_seconds(kind)
+        known = "" if last is None else f" (last time {last:.0f} s)"
+        reporter.phase(f"compiling the training step{known}")
+        with compilation.noted_seconds(kind):
+            programs, compile_seconds = wait_for(programs_lib.compile_programs, job)
+            while (other := _refitted(job, programs)) is not None:
+                job = other
+                programs, seconds = wait_for(programs_lib.compile_programs, job)
+                compile_seconds += seconds
         told = room.describe(programs.memory, _local_devices(programs.like))
         reporter.report("; ".join(filter(None, [job.where, told])))
         like = without_frozen(programs.like)
@@ -435,5 +439,6 @@ def with_frozen(state: TrainState, job: Job) -> TrainState:
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
         return state
     # Compiled as the init of the run was: other effort may round otherwise.
-    frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start)(job.start)
-    return state._replace(params=state.params._replace(frozen=frozen))
+    light = is_light(jax.eval_shape(job.learner.init, job.start))
+    frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
+    return state._replace(params=state.params._replace(frozen=frozen(job.start)))
