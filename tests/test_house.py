@@ -4,15 +4,15 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 22_199,
-    "shell code": 10_002,
-    "experiments code": 4_832,
-    "shell import pairs": 311,
-    "functions above 70 lines of code": 11,
+    "library code": 24_052,
+    "shell code": 11_621,
+    "experiments code": 4_681,
+    "shell import pairs": 378,
+    "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
-    "files above 300 lines of code": 1,
-    "ppo's closure, files": 16,
-    "ppo's closure, code": 1_895,
+    "files above 300 lines of code": 0,
+    "ppo's closure, files": 14,
+    "ppo's closure, code": 1_542,
     "public without a docstring": 0,
     "README lines": 150,
     "docs words (studies aside)": 26_000,

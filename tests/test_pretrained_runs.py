@@ -21,7 +21,7 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import assembly, methods, models, plan
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment.flags import UsageError
-from jaxrl_po.run.loop import programs, runner, supervised
+from jaxrl_po.run.loop import programs, supervised
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
@@ -232,7 +232,9 @@ def test_seeds_add_adapters_and_their_moments_alone(place, tmp_path):
     assert bytes_of(states[1].params.frozen) == bytes_of(states[8].params.frozen)
     assert bytes_of(states[8].params.policy) == 8 * bytes_of(states[1].params.policy)
     each = 8 * bytes_of(states[1].params.policy)
-    grown = bytes_of(runner.without_frozen(states[8])) - bytes_of(runner.without_frozen(states[1]))
+    grown = bytes_of(programs.without_frozen(states[8])) - bytes_of(
+        programs.without_frozen(states[1])
+    )
     # Adapters, the reference's, two moments of Adam; and small counters and keys.
     assert grown < 7 / 8 * (4 * each) + 7 * 256
 

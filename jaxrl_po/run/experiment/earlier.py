@@ -17,7 +17,7 @@ from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options
 from jaxrl_po.run.experiment.user_code import UserCodeError
-from jaxrl_po.run.loop import runner
+from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import checkpoint, folder, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import TrainState
@@ -157,14 +157,14 @@ def state_of(
         steps_per_iteration=1,
         log_every=1,
     )
-    like = runner.without_frozen(jax.eval_shape(job.learner.init, job.start))
+    like = programs.without_frozen(jax.eval_shape(job.learner.init, job.start))
     found = checkpoint.peek(Path(options.out) / "checkpoints" / kind, like)
     if found is None:
         raise NoCheckpoint(
             f"--checkpoint={kind}: --{flag}={options.out} holds no intact checkpoint of that kind; "
             "wait for one or choose the other kind"
         )
-    return found[0], runner.with_frozen(found[1], job)
+    return found[0], programs.with_frozen(found[1], job)
 
 
 def require_base(digest: str, flag: str, run: str) -> None:

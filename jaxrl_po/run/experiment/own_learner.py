@@ -15,7 +15,7 @@ from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import LINES, Options
 from jaxrl_po.run.experiment.plan import Plan
 from jaxrl_po.run.figures.plotting import Series
-from jaxrl_po.run.loop import programs, runner
+from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store import checkpoint, folder, metrics, provenance
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.types import ActorCritic, CollectorState, Learner
@@ -142,7 +142,7 @@ def require_same_learner(
     """
     why = ""
     try:
-        like = runner.without_frozen(jax.eval_shape(job.learner.init, job.keys))
+        like = programs.without_frozen(jax.eval_shape(job.learner.init, job.keys))
         checkpoint.peek(out / "checkpoints" / "latest", like)
     except CheckpointError as error:
         why = str(error)

@@ -117,17 +117,7 @@ def prepare(
     if options.deterministic:
         provenance.ask_for_determinism()
     settings = flags.flatten(records)
-    # All processes must see the same folder, so whether it holds a run is compared too.
-    holds = f"{options.out} ({'with a run' if before else 'without a run'})"
-    require_same(
-        {"out": holds, **{name: settings[name] for name in settings if name not in PER_PROCESS}}
-    )
-    # Given flags first: the error names the cause, not a default that differs as a consequence.
-    given_first = {name: settings[name] for name in given} | settings
-    folder.require_same(given_first, before, options.out)
-    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
-        if getattr(options, flag):
-            extras.require(flag, package, flag)
+    _agree(options, settings, given, before, require_same)
     with flags.blame(sections):
         placement = _place(script, records, described)
         records, iterations = settle(
@@ -182,6 +172,27 @@ def prepare(
         setup.axes,
     )
     return plan if fit is None else _fitted(plan, fit)
+
+
+def _agree(
+    options: Options,
+    settings: dict[str, Any],
+    given: Mapping[str, Any],
+    before: Mapping[str, Any],
+    require_same: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Raises UsageError where processes, or an earlier start of the run, have other settings."""
+    # All processes must see the same folder, so whether it holds a run is compared too.
+    holds = f"{options.out} ({'with a run' if before else 'without a run'})"
+    require_same(
+        {"out": holds, **{name: settings[name] for name in settings if name not in PER_PROCESS}}
+    )
+    # Given flags first: the error names the cause, not a default that differs as a consequence.
+    given_first = {name: settings[name] for name in given} | settings
+    folder.require_same(given_first, before, options.out)
+    for flag, package in (("tensorboard", "tensorboardX"), ("wandb", "wandb")):
+        if getattr(options, flag):
+            extras.require(flag, package, flag)
 
 
 def _fitted(plan: Plan, fit: microbatches.Fit) -> Plan:

@@ -447,3 +447,18 @@ def compile_with_rollouts(
 def stacked(rows: Sequence[Metrics]) -> Metrics:
     """Metrics of n ≥ 1 iterations, one after another, leaves `[n, …]`."""
     return jax.tree.map(lambda *each: np.stack(each), *rows)
+
+
+def without_frozen(state: TrainState) -> TrainState:
+    """The part of a state that checkpoints hold: without the frozen parameters."""
+    return state._replace(params=state.params.trained())
+
+
+def with_frozen(state: TrainState, job: Job) -> TrainState:
+    """A checkpoint's state with the frozen parameters, which `init` makes again."""
+    if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
+        return state
+    # Compiled as the init of the run was: other effort may round otherwise.
+    light = is_light(jax.eval_shape(job.learner.init, job.start))
+    frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
+    return state._replace(params=state.params._replace(frozen=frozen(job.start)))

@@ -21,7 +21,6 @@ import numpy as np
 
 from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import compilation, processes, room
-from jaxrl_po.run.devices.compilation import compiled, is_light
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.host.vector_envs import PoolError
 from jaxrl_po.run.loop import hooks, log, supervised
@@ -34,12 +33,7 @@ from jaxrl_po.run.store import metrics as metrics_lib
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.types import Metrics, PyTree, Row, TrainState
 
-SKIPPED = "skipped"
-
-
-NO_ACTION = "frac_no_action"
-
-
+SKIPPED, NO_ACTION = "skipped", "frac_no_action"
 METRICS, EXAMPLES, ASIDE = "metrics.jsonl", "samples.jsonl", ".chunk.json"
 
 
@@ -152,9 +146,10 @@ def run(
                 job = other
                 programs, seconds = wait_for(programs_lib.compile_programs, job)
                 compile_seconds += seconds
-        told = room.describe(programs.memory, _local_devices(programs.like))
+        placed = jax.tree.leaves(programs.like)[0].sharding
+        told = room.describe(programs.memory, len(placed.addressable_devices))
         reporter.report("; ".join(filter(None, [job.where, told])))
-        like = without_frozen(programs.like)
+        like = programs_lib.without_frozen(programs.like)
         saved = latest.load(like, report=reporter.report) if resume else None
         run = _Run(job, folder, reporter, programs, wait_for, latest, best)
         run.on_row = on_row
@@ -180,17 +175,12 @@ def _refitted(job: Job, programs: programs_lib.Programs) -> Job | None:
     return None if job.refit is None or peak is None else job.refit(peak)
 
 
-def _local_devices(like: PyTree) -> int:
-    """Devices of this process over which a state is placed."""
-    return len(jax.tree.leaves(like)[0].sharding.addressable_devices)
-
-
 def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> Outcome | None:
     """How a run ended that has nothing left to do; None for any other. Compiles nothing."""
     if max(latest.iterations(), default=-1) < job.iterations:
         return None
     like = jax.eval_shape(job.learner.init, job.start)
-    finished = latest.load(without_frozen(like), report=reporter.report)
+    finished = latest.load(programs_lib.without_frozen(like), report=reporter.report)
     done = finished[0] if finished is not None else -1
     rows = metrics_lib.read(folder / METRICS)
     again = processes.any_of(bool(log.without_evaluation(job, rows, done)))
@@ -199,7 +189,7 @@ def _already_done(job: Job, folder: Path, latest: Store, reporter: Reporter) -> 
     reporter.report(
         f"nothing left to do: iteration {done} (step {done * job.steps_per_iteration:,}) is reached"
     )
-    return Outcome(with_frozen(finished[1], job), done, False)
+    return Outcome(programs_lib.with_frozen(finished[1], job), done, False)
 
 
 class _Run:
@@ -281,7 +271,7 @@ class _Run:
         self, iteration: int, saved: TrainState, rows: Sequence[Row], failed_line: Row
     ) -> None:
         """Goes on from a checkpoint; writes its line again if it lacks its evaluation."""
-        self.state = with_frozen(saved, self.job)
+        self.state = programs_lib.with_frozen(saved, self.job)
         self.iteration = self.kept = iteration
         lines = [row["iteration"] for row in rows if row["iteration"] <= iteration]
         self.aside = read_aside(self.folder / ASIDE, iteration - max(lines, default=iteration))
@@ -379,7 +369,7 @@ class _Run:
                 self.failure = error
         # Never saved while all updates of some seed are being skipped: it is not a good state.
         if self.log.write(row) and not self.streak.any():
-            self.best.save(iteration, without_frozen(self.state))
+            self.best.save(iteration, programs_lib.without_frozen(self.state))
         return row
 
     def evaluation(self, place: Row) -> Row:
@@ -405,7 +395,7 @@ class _Run:
 
     def save(self) -> None:
         """Saves the state as the latest one."""
-        self.latest.save(self.iteration, without_frozen(self.state), after=self.best)
+        self.latest.save(self.iteration, programs_lib.without_frozen(self.state), after=self.best)
         self.kept = self.iteration
 
     def require_sound(self, before: int, means: Metrics) -> None:
@@ -427,18 +417,3 @@ class _Run:
                 f"episode; the checkpoint of iteration {self.kept} stays in "
                 f"{self.folder / 'checkpoints'}"
             )
-
-
-def without_frozen(state: TrainState) -> TrainState:
-    """The part of a state that checkpoints hold: without the frozen parameters."""
-    return state._replace(params=state.params.trained())
-
-
-def with_frozen(state: TrainState, job: Job) -> TrainState:
-    """A checkpoint's state with the frozen parameters, which `init` makes again."""
-    if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
-        return state
-    # Compiled as the init of the run was: other effort may round otherwise.
-    light = is_light(jax.eval_shape(job.learner.init, job.start))
-    frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
-    return state._replace(params=state.params._replace(frozen=frozen(job.start)))
