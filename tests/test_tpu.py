@@ -20,10 +20,14 @@ CASES = [
     ("trpo", ("control", "--seeds=8", *SMALL), {}),
     ("grpo", ("control", "--seeds=8", "--problem.num_prompts=4"), {}),
     ("ppo", ("control", "--seeds=1", *SMALL), {"all-reduce": 68}),
-    ("ppo", ("language", *WORDS, "--problem.num_prompts=64"), {}),
-    ("trpo", ("language", *WORDS, "--problem.num_prompts=64"), {}),
+    ("ppo", ("language", *WORDS, "--problem.num_prompts=64"), {"all-reduce": 9}),
+    ("trpo", ("language", *WORDS, "--problem.num_prompts=64"), {"all-reduce": 60}),
     ("grpo", ("language", *WORDS), {"all-reduce": 7}),
-    ("grpo", ("language", *WORDS, "--shard_params", "--mesh=data:8"), {}),
+    (
+        "grpo",
+        ("language", *WORDS, "--shard_params", "--mesh=data:8"),
+        {"all-gather": 101, "all-reduce": 41, "all-to-all": 10, "collective-permute": 535},
+    ),
 ]
 
 
