@@ -57,7 +57,7 @@ def runs(learner: Learner) -> Mapping[str, object]:
     """From Python what a command does."""
     experiment = run.Experiment(env="Acrobot-v1", algorithm="trpo", out="runs/again")
     trained: run.Trained = run.train(experiment)
-    run.load(7)  # type: ignore[arg-type]
+    run.load(7)  # type: ignore[call-overload]
     run.trian(experiment)  # type: ignore[attr-defined]
     jaxrl_po.pppo.Config()  # type: ignore[attr-defined]
     policy = run.load(trained.folder or "runs/again")
