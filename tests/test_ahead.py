@@ -17,7 +17,7 @@ from jaxrl_po.run.ahead import products, report, topology
 
 # A loop as a TPU's compiler writes it: a product of 128 rows by 64 columns as a convolution, its
 # rows in the chip's own memory (S(1)), its weights a slice of a stack.
-TPU = (Path(__file__).parent / "golden_tpu_loop.hlo").read_text()
+TPU = (Path(__file__).parent / "golden_tpu_loop.hlo").read_text(encoding="utf-8")
 
 
 def test_a_loop_of_a_tpu_counts_as_often_as_it_turns():

@@ -10,9 +10,11 @@ from jaxrl_po.cli import launch
 from jaxrl_po.language import Transformer
 from jaxrl_po.run.devices import room
 from jaxrl_po.run.devices.compilation import Memory
-from jaxrl_po.run.experiment import microbatches
+from jaxrl_po.run.experiment import language, microbatches
+from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.flags import RunError
 from jaxrl_po.run.experiment.microbatches import Fit, Need
+from jaxrl_po.run.experiment.plan import prepare
 from jaxrl_po.run.store.metrics import read
 
 PLENTY = 10**12
@@ -121,4 +123,8 @@ def test_a_program_that_needs_more_than_was_counted_is_compiled_again(
     assert f"--config.num_microbatches={number}, to fit" in capsys.readouterr().out
     free(PLENTY)
     assert run("little", "--total_steps=64", "--resume")[0] == number
-    assert run("asked", "--total_steps=0", "--config.num_microbatches=2")[0] == 2
+    free(1)
+    asked = [f"--out={tmp_path / 'asked'}", *flags, "--config.num_microbatches=2"]
+    plan = prepare(language.SCRIPT, Experiment.parse(language.SCRIPT, asked).settings)
+    assert plan.settings["config.num_microbatches"] == 2
+    assert plan.refit is None

@@ -40,7 +40,7 @@ def test_collectives_of_an_iteration(algorithm, flags, collectives):
         [*command, "--compile_for=tpu:v5e:2x4", "--json"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TPU), *sys.path])},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
     assert done.returncode == 0, done.stderr

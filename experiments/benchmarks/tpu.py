@@ -92,7 +92,9 @@ def measure(row: Row, seconds: int) -> dict[str, Any]:
     command += [f"--compile_for={row.machine}", "--json"]
     found: dict[str, Any] = {"name": row.name, "machine": row.machine, "command": command[1:]}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired:
         return found | {"error": f"not compiled in {seconds} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -134,14 +136,17 @@ def main(argv: Sequence[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     results = out / "tpu.jsonl"
     results.touch()
-    done = {(row["name"], row["machine"]): row for row in map(json.loads, results.open())}
+    done = {
+        (row["name"], row["machine"]): row
+        for row in map(json.loads, results.read_text(encoding="utf-8").splitlines())
+    }
     asked = [row for row in rows() if options.only in f"{row.name} {row.machine}"]
     if not asked:
         raise flags.UsageError(f"--only={options.only} is in no row: {', '.join(PLACES)}, ppo, …")
     for row in asked:
         if (row.name, row.machine) not in done:
             done[row.name, row.machine] = found = measure(row, options.seconds)
-            with results.open("a") as file:
+            with results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(found) + "\n")
             print(line(found), end="", flush=True)
     table = HEADER + "".join(line(done[row.name, row.machine]) for row in asked)

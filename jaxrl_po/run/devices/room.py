@@ -35,7 +35,9 @@ def free() -> int | None:
 def _kilobytes(path: str, entry: str) -> int | None:
     """An entry in kB of a file of the system, in bytes."""
     try:
-        found = re.search(rf"^{entry}:\s+(\d+) kB", Path(path).read_text("utf-8"), re.MULTILINE)
+        found = re.search(
+            rf"^{entry}:\s+(\d+) kB", Path(path).read_text(encoding="utf-8"), re.MULTILINE
+        )
     except OSError:
         return None
     return None if found is None else 1024 * int(found[1])
@@ -44,12 +46,15 @@ def _kilobytes(path: str, entry: str) -> int | None:
 def _of_group() -> int | None:
     """What the limit of a container leaves; pages of files, which give way, count as free."""
     try:
-        limit, used = (int((GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        stat = (GROUP / "memory.stat").read_text()
+        limit, used, stat = (
+            (GROUP / f"memory.{name}").read_text(encoding="utf-8")
+            for name in ("max", "current", "stat")
+        )
+        left = int(limit) - int(used)
     except (OSError, ValueError):  # no such limit is written `max`
         return None
     found = re.search(r"^inactive_file (\d+)", stat, re.MULTILINE)
-    return limit - used + (0 if found is None else int(found[1]))
+    return left + (0 if found is None else int(found[1]))
 
 
 def describe(memory: Memory, devices: int, space: Callable[[], int | None] = free) -> str:
