@@ -85,7 +85,7 @@ def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypa
     learner = toy._replace(init=begin, sample=jax.jit(sample), update=jax.jit(toy.update))
     mesh = jax.make_mesh((len(jax.devices()),), ("seed",), (AxisType.Auto,))
     keys = jax.device_put(toy_run.job().keys, NamedSharding(mesh, P()))
-    job = toy_run.job(learner=learner, keys=keys, examples=Examples(describe, list))
+    job = toy_run.job(learner=learner, keys=keys, examples=Examples(describe, list), kind="toy")
     size = sum(x.nbytes for x in jax.tree.leaves(begin(job.keys)))
     monkeypatch.setattr(compilation, "LIGHT", size if small else size - 1)
     monkeypatch.setattr(programs, "compiled", record)

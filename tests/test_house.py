@@ -4,10 +4,10 @@ import house
 import pytest
 
 LIMITS = {
-    "library code": 24_052,
-    "shell code": 11_621,
-    "experiments code": 4_681,
-    "shell import pairs": 378,
+    "library code": 24_122,
+    "shell code": 11_691,
+    "experiments code": 4_686,
+    "shell import pairs": 379,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 300 lines of code": 0,

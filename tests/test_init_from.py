@@ -1,5 +1,7 @@
 """Training that starts from the policy of an earlier run."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -110,6 +112,16 @@ def test_every_seed_of_a_control_run_starts_where_the_first_of_the_earlier_one_s
     assert (statistics is not None) == kept.settings["problem.normalize_observations"]
     if statistics is not None:
         assert float(jax.tree.leaves(statistics)[0].max()) > 1  # counted steps of that run
+
+
+def test_a_control_run_needs_the_run_that_it_began_from_no_more(walked, tmp_path):
+    earlier, out = shutil.copytree(walked, tmp_path / "earlier"), tmp_path / "run"
+    kept = run.load(walked, checkpoint="latest")
+    normal = f"--problem.normalize_observations={kept.settings['problem.normalize_observations']}"
+    flags = [*WALKS, normal, "--total_steps=0", f"--init_from={earlier}", f"--out={out}"]
+    assert launch.control(flags) == 0
+    shutil.rmtree(earlier)
+    jax.tree.map(np.testing.assert_array_equal, run.load(out).params, kept.params)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from jaxrl_po.algorithms import grpo
 from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
 from jaxrl_po.language import Transformer
 from jaxrl_po.run.devices import room
 from jaxrl_po.run.devices.compilation import Memory
@@ -76,6 +78,20 @@ def test_what_fits_with_no_number_is_refused_with_what_would_fit(free):
     free(10**9)
     with pytest.raises(RunError, match="a smaller model is needed"):
         fit.smaller(8 * 10**9)
+
+
+def test_a_number_that_does_not_divide_makes_way_for_the_next(monkeypatch):
+    def job_of(method):
+        return method.num_microbatches
+
+    def check(number):
+        if number % 3:
+            raise ConfigError("must divide")
+
+    monkeypatch.setattr(microbatches.programs, "check", check)
+    need = Need(held=0, kept=12, choices=(1, 2, 3, 4, 6, 12))
+    fit = Fit({"config": grpo.Config()}, 1, need, 1, job_of)
+    assert [fit.with_number(number).number for number in (1, 2, 3, 4, 12)] == [1, 3, 3, 6, 12]
 
 
 def test_a_container_leaves_what_its_limit_does(tmp_path, monkeypatch):

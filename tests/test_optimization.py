@@ -7,6 +7,7 @@ import optax
 import pytest
 import tiny
 
+from jaxrl_po import language
 from jaxrl_po.algorithms import a2c, npg, ppo
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
@@ -30,6 +31,23 @@ def asked(module=ppo, **settings):
 
 def first_step(optimizer, params=PARAMS):
     return optimizer.update(GRADIENT, optimizer.init(params), params)[0]
+
+
+def test_muon_takes_the_matrices_of_a_transformer_and_nothing_else():
+    for layers in (2, 8):  # apart, and scanned
+        model = language.ModelSettings(width=32, layers=layers).build(12)
+        found = optimization.matrices({"params": model.parameter_shapes()["params"]})
+        leaves = jax.tree_util.tree_leaves_with_path(model.parameter_shapes()["params"])
+        flat = jax.tree.leaves(
+            found["params"], is_leaf=lambda x: x is None or hasattr(x, "_fields")
+        )
+        by_name = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): dims
+            for (path, _), dims in zip(leaves, flat, strict=True)
+        }
+        taken = {name for name, dims in by_name.items() if dims is not None}
+        assert taken == {name for name in by_name if name.endswith("kernel") and "blocks" in name}
+        assert {by_name[name] for name in taken} == {(1, 2)}
 
 
 def test_the_names_are_those_of_the_papers():

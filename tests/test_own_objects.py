@@ -13,7 +13,7 @@ import shapes
 from probes import CueReward, MatchCueContinuous
 from reward_functions import exact
 
-from jaxrl_po import run
+from jaxrl_po import language, run
 from jaxrl_po.cli import evaluate
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
@@ -157,3 +157,24 @@ def test_an_error_of_a_reward_names_its_line(tmp_path):
         match=r"^reward function python:lambda raised ZeroDivisionError: .*test_own_objects.py",
     ):
         run.train(experiment)
+
+
+def test_a_script_that_trains_when_it_is_read_for_what_it_defines_is_refused(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import gymnax\n"
+        "from jaxrl_po import run\n\n"
+        "class Mine(type(gymnax.make('CartPole-v1')[0])):\n    pass\n\n"
+        f"run.train(run.Experiment(env=Mine, total_steps=0, out={str(tmp_path / 'run')!r}))\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(ConfigError, match=r"mine\.py trains when it is imported, .*__main__"):
+        run.train(run.Experiment(env=f"{script}:Mine", out=tmp_path / "other"))
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_task_is_an_object_and_no_tuple_of_values():
+    experiment = run.Experiment(task=language.tasks.addition(1))
+    assert experiment.script == "language"
+    assert experiment.settings["task"] == "python:Task"

@@ -121,7 +121,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 HEADER = (
     "| program | machine | state / peak of a chip | products, padding | to and from memory | "
-    "sent | at least |\n|---|---|---:|---:|---:|---:|---:|\n"
+    "sent | about |\n|---|---|---:|---:|---:|---:|---:|\n"
 )
 
 

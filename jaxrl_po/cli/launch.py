@@ -4,6 +4,8 @@ import json
 import sys
 from collections.abc import Sequence
 
+import jax
+
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.experiment import control as control_experiment
 from jaxrl_po.run.experiment import flags, training
@@ -59,6 +61,11 @@ def _compile(experiment: Experiment, options: Options) -> int:
     from jaxrl_po.run.ahead import report
     from jaxrl_po.run.experiment.ahead import compile_for
 
+    platform, _, count = options.compile_for.partition(":")
+    if platform != "gpu":
+        jax.config.update("jax_platforms", "cpu")
+    if platform == "cpu" and count.isdecimal():
+        jax.config.update("jax_num_cpu_devices", int(count))
     fits = True
     for found in compile_for(experiment, options.compile_for):
         fits = fits and found.fits

@@ -39,8 +39,8 @@ class Report:
       fits: whether its memory is there.
       memory: bytes of a chip: `state`, `temporary`, `code`, `peak`, and `capacity` where known.
       counts: see `Counts`; None where the program did not fit.
-      seconds: estimates by what may limit it: `products`, `memory`, `links`; of the compiler,
-        `compiler`. Empty without public figures of the chip.
+      seconds: estimates by what may limit it: `products`, `memory`, `links`; `operations` from the
+        compiler's count of cycles. Empty without public figures of the chip.
       compile_seconds: of this machine's processor.
       why: the compiler's own words, where it does not fit.
     """
@@ -157,7 +157,7 @@ def _exceeded(words: str) -> str:
 
 
 def _seconds(counts: Counts, machine: Machine) -> dict[str, float]:
-    """Lower bounds of one run's time, by what could limit it, and the compiler's estimate."""
+    """The time of one run by what could limit it, with every loop at its bound."""
     chip = machine.chip
     if chip is None:
         return {}
@@ -199,15 +199,13 @@ def lines(report: Report) -> Iterator[str]:
             f"{filesize.decimal(int(transfer.sent))} sent"
         )
     for loop, bound in counts.bounds.items():
-        turns = (
-            f"to its bound of {bound:,}" if bound else "once: its number of turns is an argument"
-        )
+        turns = f"to its bound of {bound:,}" if bound else "once: its turns are not known"
         yield f"  counted {turns}: {loop}"
     if report.seconds:
         each = ", ".join(
             f"{name} {seconds * 1e3:,.2f} ms" for name, seconds in report.seconds.items()
         )
-        yield f"  takes at least: {each}; limited by {report.limit}"
+        yield f"  takes about, each alone: {each}; limited by {report.limit}"
     yield f"  compiled in {report.compile_seconds:.1f} s"
 
 

@@ -1,6 +1,5 @@
 """Machines that are described, not attached: their devices and what their chips can do."""
 
-import contextlib
 import difflib
 import os
 import re
@@ -93,11 +92,12 @@ def describe(name: str) -> Machine:
     if platform == "tpu":
         return _tpu(name, *rest.partition(":")[::2])
     if platform == "cpu" and re.fullmatch(r"[1-9]\d*", rest):
-        with contextlib.suppress(RuntimeError):  # the backend has its devices already
-            jax.config.update("jax_num_cpu_devices", int(rest))
         devices = tuple(jax.devices("cpu"))
         if len(devices) < int(rest):
-            raise ConfigError(f"compile_for={name}: this process has {len(devices)} CPU devices")
+            raise ConfigError(
+                f"compile_for={name}: this process has {len(devices)} CPU devices; "
+                f'jax.config.update("jax_num_cpu_devices", {rest}) comes before JAX computes'
+            )
         devices = devices[: int(rest)]
         return Machine(name, devices, Target("cpu", len(devices), len(devices)), None)
     if name == "gpu":

@@ -187,6 +187,9 @@ def hear(pipe: Connection) -> Any:
     return json.loads(pipe.recv_bytes())
 
 
+LOADING = list[str]()  # files of code of the user's own that are being imported
+
+
 def load(source: str) -> Callable[..., Any]:
     """The function that `file.py:function` or `module:function` names."""
     place, _, name = source.rpartition(":")
@@ -200,7 +203,11 @@ def load(source: str) -> Callable[..., Any]:
             raise ImportError(f"{place} cannot be read")
         module = importlib.util.module_from_spec(spec)
         sys.modules[given] = module
-        spec.loader.exec_module(module)
+        LOADING.append(place)
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            LOADING.pop()
     else:
         module = importlib.import_module(place)
     members = vars(module)

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import jax
-
 from jaxrl_po.run.ahead import report, topology
 from jaxrl_po.run.ahead.report import Report
 from jaxrl_po.run.experiment import extras, flags
@@ -20,6 +18,9 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
       machine: `tpu:v5e:2x4` (also v5p and v6e, any topology that the installed libtpu knows),
         `cpu:8`, or `gpu` for the one attached.
 
+    CPU devices must be made before JAX computes anything, and a libtpu beside a machine without a
+    TPU is kept quiet by `JAX_PLATFORMS=cpu`: the command does both.
+
     Yields:
       What each needs of every chip.
 
@@ -30,8 +31,6 @@ def compile_for(experiment: Experiment, machine: str) -> Iterator[Report]:
     options = flags.fill(experiment.settings, {"": script.options})[""]
     if machine.startswith("tpu:"):
         extras.require("compile_for", "libtpu", "tpu-compile")
-    if machine != "gpu":
-        jax.config.update("jax_platforms", "cpu")
     settings = {
         name: value for name, value in experiment.settings.items() if name != "compilation_cache"
     }

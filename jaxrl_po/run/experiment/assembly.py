@@ -96,6 +96,8 @@ class Script(NamedTuple):
       unit: name of a step, plural.
       curves: metrics to draw, with their labels.
       y_label: of the curves.
+      continued: records of a run to those with which one goes on or is read: without the run that
+        it began from, if its checkpoints hold all of that.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Script(NamedTuple):
     unit: str
     curves: tuple[plotting.Series, ...]
     y_label: str
+    continued: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda records: records
 
 
 def make_job(

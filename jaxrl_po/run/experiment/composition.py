@@ -121,11 +121,15 @@ class Composition(NamedTuple):
             completion = task.answer_length
         else:
             completion = settings.max_new_tokens
+        prompts = vars(method).get("train_prompts") or settings.num_prompts
+        unused = vars(method).get("extra_samples", 0)
+        members = max(1, settings.group_size - unused)
+        together = together and not unused
         return microbatches.counted(
             [model for model in (self.policy, self.critic) if model is not None],
             state,
             self.placement,
-            rows=settings.num_prompts * settings.group_size,
+            rows=prompts * members,
             columns=(task.prompt_length, completion),
             num_minibatches=num_minibatches,
             group=settings.group_size if together else 1,

@@ -363,4 +363,5 @@ SCRIPT = Script(
     unit="environment steps",
     curves=(Series("episode_return", "training"), Series("greedy_return", "greedy")),
     y_label="return (reward units)",
+    continued=lambda records: {**records, "": dataclasses.replace(records[""], init_from="")},
 )

@@ -128,7 +128,8 @@ def state(
     parallel.device_count()
     with blame(flag, run):
         placement = Placement(options.seeds, 1, 1)
-        experiment = script.build(records, methods.ALGORITHMS[options.algorithm], placement)
+        algorithm = methods.ALGORITHMS[options.algorithm]
+        experiment = script.build(script.continued(records), algorithm, placement)
         require_base(experiment.base, flag, run)
         of_run = dataclasses.replace(options, out=run)
         return experiment, *state_of(experiment, of_run, flag, kind)

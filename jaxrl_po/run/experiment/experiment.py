@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.run.experiment import control, flags, language, models, plan, user_code
 from jaxrl_po.run.experiment.assembly import Script
 from jaxrl_po.run.experiment.flags import UsageError
@@ -83,9 +84,14 @@ def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of flags, with names for objects; raises ConfigError for one that no flag takes."""
     named = dict(values)
     for name, value in values.items():
-        if not isinstance(value, bool | int | float | str | list | tuple | os.PathLike):
+        plain = isinstance(value, bool | int | float | str | list | tuple | os.PathLike)
+        if not plain or isinstance(value, AnyTask):
             if name not in user_code.FLAGS:
-                raise ConfigError(f"{name} must be a number or text, got {type(value).__name__}")
+                raise ConfigError(
+                    f"{name} must be a number or text, got {type(value).__name__}: objects are for "
+                    f"{', '.join(user_code.FLAGS)}; a loss, an advantage or an optimizer goes to "
+                    "the method's make, and its learner to run.train"
+                )
             named[name] = user_code.named(name, value)
     return named
 

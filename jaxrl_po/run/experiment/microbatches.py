@@ -1,5 +1,6 @@
 """The number of microbatches with which a run fits the memory that there is."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -107,16 +108,16 @@ class Fit(NamedTuple):
         raise too_little(self.records, self.need.held, peak, int(there / SHARE))
 
     def with_number(self, number: int) -> "Fit":
-        """With that number, or as it is where the method must read a minibatch as a whole."""
+        """With that number or the next that divides; as it is where none may be chosen."""
         if number == self.number:
             return self
-        method = dataclasses.replace(self.records["config"], num_microbatches=number)
-        job = self.job_of(method)
-        try:
-            programs.check(job)
-        except ConfigError:
-            return self
-        return self._replace(records={**self.records, "config": method}, job=job)
+        for each in (n for n in self.need.choices if n >= number):
+            method = dataclasses.replace(self.records["config"], num_microbatches=each)
+            job = self.job_of(method)
+            with contextlib.suppress(ConfigError):
+                programs.check(job)
+                return self._replace(records={**self.records, "config": method}, job=job)
+        return self
 
 
 def fit(

@@ -6,13 +6,32 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import optax
 from optax import contrib
 
 from jaxrl_po import config, optimizers
 from jaxrl_po.algorithms import a2c
-from jaxrl_po.config import NON_NEGATIVE, Number, number, static
-from jaxrl_po.types import Learner, Problem
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, Number, number, static
+from jaxrl_po.types import Learner, Problem, PyTree
+
+
+def matrices(params: PyTree) -> PyTree:
+    """Which axes of each parameter Muon orthogonalises; None for those that Adam takes.
+
+    Blocks of a transformer are stacked, `[layers, inputs, outputs]`. Embedding and output layer are
+    no hidden matrices (Muon's page).
+    """
+
+    def of(path: Any, leaf: jax.Array) -> contrib.MuonDimensionNumbers | None:
+        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        stacked = "blocks" in names
+        if leaf.ndim != 2 + stacked or {"embedding", "output"} & set(names):
+            return None
+        return contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
+
+    return jax.tree_util.tree_map_with_path(of, params)
+
 
 AUTO, CONSTANT, COSINE = "auto", "constant", "cosine"
 # Each from the settings, after the gradient's norm is clipped.
@@ -23,7 +42,10 @@ OPTIMIZERS: dict[str, Callable[[Any], optax.GradientTransformation]] = {
     ),
     "lion": lambda s: optax.lion(s.learning_rate, weight_decay=s.weight_decay),
     "muon": lambda s: contrib.muon(
-        s.learning_rate, weight_decay=s.weight_decay, adam_weight_decay=s.weight_decay
+        s.learning_rate,
+        weight_decay=s.weight_decay,
+        adam_weight_decay=s.weight_decay,
+        muon_weight_dimension_numbers=matrices,
     ),
     "rmsprop": lambda s: optax.rmsprop(
         s.learning_rate, decay=0.99, eps=s.optimizer_epsilon, eps_in_sqrt=False
@@ -80,6 +102,8 @@ def make(algorithm: Any, settings: Any, problem: Problem, **more: Any) -> Learne
     """`algorithm.make`, with the optimizer and the schedule that the settings name."""
     chosen, schedule = (vars(settings).get(name, AUTO) for name in ("optimizer", "schedule"))
     of_method: Callable[..., Learner] = algorithm.make
+    if schedule == CONSTANT and settings.decay_iterations:
+        raise ConfigError("decay_iterations must be left out with schedule=constant")
     if chosen == AUTO and schedule != COSINE:
         return of_method(settings, problem, **more)
     if chosen == AUTO:

@@ -123,7 +123,8 @@ def prepare(
         records, iterations = settle(
             script, records, settings if before else given, resumed=bool(before)
         )
-        setup = script.build(records, ALGORITHMS[options.algorithm], placement)
+        begun = script.continued(records) if before else records
+        setup = script.build(begun, ALGORITHMS[options.algorithm], placement)
         if placement.cuts_params and setup.axes is None:
             raise UsageError(
                 f"--mesh={options.mesh}: model is for jaxrl-po language; the networks of "

@@ -57,6 +57,9 @@ class ControlPolicy(NamedTuple):
     start: Any
     step: Callable[..., tuple[Any, jax.Array]]
 
+    def __repr__(self) -> str:
+        return shown(self)
+
 
 class LanguagePolicy(NamedTuple):
     """The policy of a run of `jaxrl-po language`.
@@ -76,6 +79,9 @@ class LanguagePolicy(NamedTuple):
     params: ActorCritic
     generate: Callable[..., list[str]]
 
+    def __repr__(self) -> str:
+        return shown(self)
+
 
 class LearnerState(NamedTuple):
     """What a run of `run.train` with a learner of one's own holds of one seed.
@@ -91,6 +97,16 @@ class LearnerState(NamedTuple):
     iteration: int
     params: ActorCritic
     state: TrainState
+
+
+def shown(policy: ControlPolicy | LanguagePolicy) -> str:
+    """One line: what was trained, how far, and its size."""
+    what = policy.settings.get("env") or policy.settings.get("task")
+    size = sum(leaf.size for leaf in jax.tree.leaves(policy.params.trained()))
+    return (
+        f"{type(policy).__name__}({policy.settings['algorithm']} on {what}, iteration "
+        f"{policy.iteration}, {size:,} parameters)"
+    )
 
 
 @overload

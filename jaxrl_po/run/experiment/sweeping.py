@@ -89,6 +89,7 @@ def sweep(experiment: Experiment, *, over: Mapping[str, Any], **options: Any) ->
       >>> rates = {"config.learning_rate": "log_uniform(1e-5, 1e-2)"}
       >>> sweep(Experiment(env="CartPole-v1", out="runs/a"), over=rates, draws=32)  # doctest: +SKIP
     """
+    user_code.require_not_imported()
     if not isinstance(experiment, Experiment) or experiment.script != control.SCRIPT.name:
         raise ConfigError("experiment must be an Experiment in control: run.Experiment(env=…)")
     for name, values in over.items():

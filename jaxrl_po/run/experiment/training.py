@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, overload
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.data.scoring import RewardError
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.experiment import flags, own_learner
+from jaxrl_po.run.experiment import flags, own_learner, user_code
 from jaxrl_po.run.experiment.experiment import SCRIPTS, Experiment, of_folder
 from jaxrl_po.run.experiment.flags import UsageError
 from jaxrl_po.run.experiment.options import Options
@@ -122,6 +122,7 @@ def train(
       >>> trained.rows[-1]["iteration"], len(trained.rows[-1]["entropy"])
       (2, 2)
     """
+    user_code.require_not_imported()
     with flags.as_arguments():
         if not isinstance(what, Experiment):
             known = inspect.signature(own_learner.plan_of).parameters

@@ -208,6 +208,15 @@ def make(flag: str, source: str) -> Any:
         raise UserCodeError(f"--{flag}={source}: {workers.describe(error)}") from error
 
 
+def require_not_imported() -> None:
+    """Raises ConfigError where a file that a run reads would itself begin a run."""
+    if workers.LOADING:
+        raise ConfigError(
+            f"{workers.LOADING[-1]} trains when it is imported, as it is here for what it defines: "
+            'put that below `if __name__ == "__main__":`'
+        )
+
+
 def network(flag: str, source: str) -> Any:
     """The Flax module that `--policy` or `--critic` makes."""
     made = make(flag, source)

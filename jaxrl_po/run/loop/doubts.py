@@ -52,8 +52,9 @@ class Doubts:
             if lost.size and self._is_new("greedy_accuracy"):
                 yield (
                     f"seed {lost[0]}: held-out greedy accuracy 0, though {seen[lost[0]]:.2g} in "
-                    "training: held-out prompts may be of another kind; samples.jsonl has what is "
-                    "written, and this is reported once"
+                    "training: held-out prompts may be of another kind, or --reward scores what "
+                    "the task's answers do not; samples.jsonl has what is written, and this is "
+                    "reported once"
                 )
 
     def _is_new(self, what: str | int) -> bool:

@@ -18,13 +18,14 @@ class Stop(Exception):
     """Raised in `on_row`, ends the run after this line, saved; its text goes to `summary.json`."""
 
 
-def fields(on_row: OnRow, row: Row, num_seeds: int) -> Row:
+def fields(on_row: OnRow, row: Row, num_seeds: int, score: str = "") -> Row:
     """What `on_row` adds to a line.
 
     Args:
       on_row: gets a copy of the line; returns None, or name to a number or to one for each seed.
       row: the line.
       num_seeds: S.
+      score: the name that selects the best checkpoint, also where the line has none.
 
     Raises:
       ConfigError: it returned something else, or a name that the line has.
@@ -49,6 +50,6 @@ def fields(on_row: OnRow, row: Row, num_seeds: int) -> Row:
             f"got {added!r}"
         ) from None
     new = metrics.by_seed(each)
-    for name in new.keys() & row.keys():
+    for name in new.keys() & {*row, score}:
         raise ConfigError(f"on_row must return new names, got {name!r}, which the line has")
     return new

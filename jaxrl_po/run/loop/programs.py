@@ -186,7 +186,8 @@ class Programs(NamedTuple):
       evaluate: state to a dict of `[S]`.
       describe: state to the arrays that `Examples.render` reads.
       like: shapes, dtypes and shardings of the state.
-      memory: of one device.
+      memory: of one device, while it trains.
+      evaluation: likewise, while it evaluates; None where the program does not.
     """
 
     init: Any
@@ -196,6 +197,13 @@ class Programs(NamedTuple):
     describe: Any
     like: TrainState
     memory: Memory
+    evaluation: Memory | None = None
+
+    @property
+    def largest(self) -> Memory:
+        """Of training and evaluation, what needs more."""
+        both = [self.memory, *filter(None, [self.evaluation])]
+        return max(both, key=lambda each: each.peak or 0)
 
 
 def check(job: Job) -> None:
@@ -234,9 +242,9 @@ def compile_programs(job: Job) -> Programs:
     placed = init.output_shardings
     like = with_shardings(shapes, placed)
     on_host = job.rollouts is not None
-    (chunk, memory_of_chunk), evaluate, describe = side_by_side(
+    (chunk, memory_of_chunk), (evaluate, of_evaluation), describe = side_by_side(
         lambda: compile_kind(job, like, placed),
-        lambda: job.evaluate if on_host else compile_evaluate(job, like),
+        lambda: (job.evaluate, None) if on_host else compile_evaluate(job, like),
         lambda: job.examples and compile_describe(job, job.examples, like),
     )
     return Programs(
@@ -247,6 +255,7 @@ def compile_programs(job: Job) -> Programs:
         describe=describe,
         like=like,
         memory=memory_of_chunk,
+        evaluation=of_evaluation,
     )
 
 
@@ -261,12 +270,13 @@ def compile_kind(job: Job, like: TrainState, placed: PyTree) -> tuple[Chunk, Mem
     return compile_chunk(job, like, placed)
 
 
-def compile_evaluate(job: Job, like: TrainState) -> Any:
-    """The evaluation of a run in its program; None without one."""
+def compile_evaluate(job: Job, like: TrainState) -> tuple[Any, Memory | None]:
+    """The evaluation of a run in its program, and its memory; None without one."""
     if job.evaluate is None:
-        return None
+        return None, None
     measured, judge = compiled(job.evaluate, like, out_shardings=job.replicated), job.judge
-    return measured if judge is None else lambda state: judge(measured(state))
+    evaluate = measured if judge is None else lambda state: judge(measured(state))
+    return evaluate, memory_of(measured, like)
 
 
 def compile_describe(job: Job, examples: Examples, like: TrainState) -> Any:
@@ -278,7 +288,7 @@ def compile_describe(job: Job, examples: Examples, like: TrainState) -> Any:
 
 def compile_init(job: Job) -> tuple[Any, Warm | None]:
     """The init, and the warm start that comes before it, if there is one."""
-    light = is_light(jax.eval_shape(job.learner.init, job.start))
+    light = init_is_light(job)
     if job.warm is None:
         return compiled(job.learner.init, job.start, light=light), None
     begin = compiled(job.warm.begin, job.start, light=light)
@@ -293,6 +303,12 @@ def compile_init(job: Job) -> tuple[Any, Warm | None]:
     )
     init = compiled(job.warm.init, (job.start, fit.params), light=light)
     return init, job.warm._replace(begin=begin, advance=advance)
+
+
+def init_is_light(job: Job) -> bool:
+    """Whether `init` is compiled at little effort: it is small, and holds no warm start."""
+    apart = job.warm is not None or bool(job.kind)  # that of a learner of one's own may hold one
+    return apart and is_light(jax.eval_shape(job.learner.init, job.start))
 
 
 def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
@@ -459,6 +475,6 @@ def with_frozen(state: TrainState, job: Job) -> TrainState:
     if not jax.tree.leaves(jax.eval_shape(job.learner.init, job.start).params.frozen):
         return state
     # Compiled as the init of the run was: other effort may round otherwise.
-    light = is_light(jax.eval_shape(job.learner.init, job.start))
+    light = init_is_light(job)
     frozen = compiled(lambda start: job.learner.init(start).params.frozen, job.start, light=light)
     return state._replace(params=state.params._replace(frozen=frozen(job.start)))

@@ -147,7 +147,7 @@ def run(
                 programs, seconds = wait_for(programs_lib.compile_programs, job)
                 compile_seconds += seconds
         placed = jax.tree.leaves(programs.like)[0].sharding
-        told = room.describe(programs.memory, len(placed.addressable_devices))
+        told = room.describe(programs.largest, len(placed.addressable_devices))
         reporter.report("; ".join(filter(None, [job.where, told])))
         like = programs_lib.without_frozen(programs.like)
         saved = latest.load(like, report=reporter.report) if resume else None
@@ -361,7 +361,7 @@ class _Run:
         row |= (self.evaluation(place) if evaluated else {}) | self.held
         if self.on_row is not None and self.failure is None:
             try:
-                row |= hooks.fields(self.on_row, row, self.job.num_seeds)
+                row |= hooks.fields(self.on_row, row, self.job.num_seeds, self.job.score)
             except hooks.Stop as stop:
                 self.stopped = str(stop) or "on_row raised Stop"
                 row |= {} if evaluated else self.evaluation(place)
