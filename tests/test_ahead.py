@@ -78,7 +78,7 @@ def test_products_of_a_compiled_program_are_those_of_its_loops():
 @pytest.mark.parametrize("size", [1, 4, 7])
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize(
-    ("stride", "low", "holes", "spread"), [(1, 0, 1, 1), (2, 1, 1, 2), (3, 2, 4, 1)]
+    ("stride", "low", "holes", "spread"), [(1, 0, 1, 1), (2, 1, 1, 2), (3, 2, 4, 1), (2, 1, 2, 1)]
 )
 def test_taps_of_a_window_are_those_that_meet_an_element(size, kernel, stride, low, holes, spread):
     out = 6
