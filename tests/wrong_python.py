@@ -65,4 +65,18 @@ WRONG = [
         "keys, axes = key, (None, 0, None)",
         ("test_own_objects.py::test_what_was_given_in_python_is_told_and_given_again",),
     ),
+    Wrong(
+        "Muon takes the norms of stacked blocks, and Adam their matrices",
+        "run.experiment.optimization",
+        "leaf.ndim != 2 + stacked",
+        "leaf.ndim != 2",
+        ("test_optimization.py::test_muon_takes_the_matrices_of_a_transformer_and_nothing_else",),
+    ),
+    Wrong(
+        "a control run is read by way of the one that it began from",
+        "run.experiment.earlier",
+        "script.build(script.continued(records), algorithm, placement)",
+        "script.build(records, algorithm, placement)",
+        ("test_init_from.py::test_a_control_run_needs_the_run_that_it_began_from_no_more",),
+    ),
 ]
