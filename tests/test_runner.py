@@ -255,6 +255,13 @@ def test_one_program_serves_every_chunk_and_every_length(tmp_path):
     assert 1 <= len(traced) <= short
 
 
+def test_of_equal_scores_the_later_one_is_the_best(tmp_path):
+    """Where no evaluation tells them apart, the policy that was trained is loaded."""
+    log = Log(tmp_path / "metrics.jsonl", "score", after=0)
+    rows = [{"iteration": i, "score": [x], "score/mean": x} for i, x in enumerate((0.0, 0.0, -1.0))]
+    assert [log.write(row) for row in rows] == [True, True, False]
+
+
 def test_a_line_without_a_number_of_some_seed_is_not_the_best(tmp_path):
     log = Log(tmp_path / "metrics.jsonl", "score", after=0)
     scores = ([90.0, 92.0], [100.0, np.nan], [95.0, 96.0])

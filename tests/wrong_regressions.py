@@ -248,8 +248,8 @@ WRONG = [
     Wrong(
         "a seed without a number makes a state the best",
         "run.loop.log",
-        "score is not None and whole and score > self._best",
-        "score is not None and score > self._best",
+        "score is not None and whole and score >= self._best",
+        "score is not None and score >= self._best",
         ("test_runner.py::test_a_line_without_a_number_of_some_seed_is_not_the_best",),
     ),
     Wrong(

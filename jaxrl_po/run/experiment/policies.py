@@ -135,7 +135,7 @@ def load(
 
     Args:
       folder: of a run of `run.train`, `jaxrl-po control` or `jaxrl-po language`.
-      checkpoint: "best" (the iteration of the highest mean score over seeds) or "latest".
+      checkpoint: "best" (the highest mean score over seeds, the later of equals) or "latest".
       seed: which of the run's seeds, from 0.
       learner: that of a run of `run.train(learner, …)`, which its folder does not hold.
       own: what was given in Python and cannot be imported, such as `env`.

@@ -82,7 +82,7 @@ class Log:
         score = row.get(f"{self._score}/mean")
         # Not where a seed has no number, which the mean over seeds leaves out.
         whole = np.isfinite(np.asarray(row.get(self._score, ()), np.float64)).all()
-        improved = bool(score is not None and whole and score > self._best)
+        improved = bool(score is not None and whole and score >= self._best)
         if score is not None and improved:
             self._best = float(score)
         if self.idle(row["iteration"], row) == 0:
