@@ -26,7 +26,7 @@ CASES = [
     (
         "grpo",
         ("language", *WORDS, "--shard_params", "--mesh=data:8"),
-        {"all-gather": 101, "all-reduce": 41, "all-to-all": 10, "collective-permute": 535},
+        {"all-gather": 97, "all-reduce": 45, "all-to-all": 10, "collective-permute": 535},
     ),
 ]
 
@@ -36,9 +36,11 @@ CASES = [
 @pytest.mark.parametrize(("algorithm", "flags", "collectives"), CASES)
 def test_collectives_of_an_iteration(algorithm, flags, collectives):
     command = [sys.executable, "-m", "jaxrl_po", *flags, f"--algorithm={algorithm}"]
+    # libtpu ends a process with flags of XLA that it does not have, such as those of CPUs.
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
         [*command, "--compile_for=tpu:v5e:2x4", "--json"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TPU), *sys.path])},
+        env={**env, "PYTHONPATH": os.pathsep.join([str(TPU), *sys.path])},
         capture_output=True,
         encoding="utf-8",
         check=False,
