@@ -1,8 +1,8 @@
 """The impure part: devices, files, processes, progress, plots, and the commands that a user starts.
 
-From Python: `run.train` carries out an `Experiment` or trains a learner of one's own, `run.resume`
-goes on with a run, `run.load` gives its policy, `run.sweep` searches hyperparameters, and
-`run.Stop`, raised in an `on_row`, ends a run.
+From Python: `run.train` runs an `Experiment` or trains a learner, `run.resume` resumes a run,
+`run.load` gives its policy, `run.sweep` searches hyperparameters, and `run.Stop`, raised in an
+`on_row`, ends a run.
 They are imported when they are first used: a worker process needs nothing of JAX.
 """
 

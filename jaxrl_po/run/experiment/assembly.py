@@ -96,7 +96,7 @@ class Script(NamedTuple):
       unit: name of a step, plural.
       curves: metrics to draw, with their labels.
       y_label: of the curves.
-      continued: records of a run to those with which one goes on or is read: without the run that
+      continued: records of a run to those with which it is resumed or loaded: without the run that
         it began from, if its checkpoints hold all of that.
     """
 

@@ -41,7 +41,7 @@ def problem_settings(
 
 
 def filtered(settings: Any, model: Any) -> tuple[str, ...]:
-    """What is said of a filter that keeps fewer tokens than it asks for."""
+    """A line where a filter keeps fewer tokens than it asks for."""
     decoding, vocabulary = settings.decoding, model.vocabulary
     if not decoding.filters or decoding.top_k or vocabulary <= unembedding.HELD:
         return ()
@@ -91,7 +91,7 @@ class Composition(NamedTuple):
 
     @property
     def filtered(self) -> tuple[str, ...]:
-        """What is said of the filters of the sampler."""
+        """The line shown about the filters of the sampler."""
         return filtered(self.settings, self.policy)
 
     def learner(self, warm_start: Any, method: Any = None) -> Learner:

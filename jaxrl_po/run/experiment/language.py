@@ -247,7 +247,7 @@ def demonstrated(options: Options, task: AnyTask) -> language.Task:
 
 
 def notes(task: AnyTask, settings: Any, base: models.Base | None) -> tuple[str, ...]:
-    """What is said of the task before the run."""
+    """The lines shown about the task before the run."""
     if isinstance(task, Dialogue):
         return ()
     said = [task.note] if task.note else []

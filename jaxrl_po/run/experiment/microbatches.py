@@ -86,7 +86,7 @@ class Fit(NamedTuple):
         return int(self.records["config"].num_microbatches)
 
     def note(self) -> str:
-        """What is said of the number before the run; empty for 1."""
+        """The line shown before the run; empty for one microbatch."""
         return f"--{FLAG}={self.number}, to fit the memory that is free" if self.number > 1 else ""
 
     def smaller(self, peak: int) -> "Fit | None":

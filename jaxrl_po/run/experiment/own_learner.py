@@ -1,4 +1,4 @@
-"""The plan of a run of a learner of one's own; see `training.train`."""
+"""The plan of a run of a user's learner; see `training.train`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

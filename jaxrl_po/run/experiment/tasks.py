@@ -283,7 +283,7 @@ def require_flags(name: str, argv: Sequence[str]) -> None:
 
 
 def epochs(task: language.Task, total_steps: int) -> tuple[str, ...]:
-    """What is said of an epoch before supervised training; nothing where rows have no end."""
+    """The line shown about an epoch before supervised training; none for endless rows."""
     held_out = [part.start for part in (task.test, task.validation) if part]
     if task.row is None or not held_out:
         return ()
