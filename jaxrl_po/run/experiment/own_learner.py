@@ -63,7 +63,7 @@ def plan_of(
     log_every: int = 0,
     eval_every: int = 5,
 ) -> Plan:
-    """The plan of a learner of one's own; see `train`."""
+    """The plan of a user's learner; see `train`."""
     if not isinstance(iterations, int) or iterations not in NON_NEGATIVE:
         raise ConfigError(f"iterations must be a whole number in {NON_NEGATIVE}, got {iterations}")
     if steps_per_iteration not in COUNT:

@@ -84,7 +84,7 @@ class LanguagePolicy(NamedTuple):
 
 
 class LearnerState(NamedTuple):
-    """What a run of `run.train` with a learner of one's own holds of one seed.
+    """What a run of `run.train` with a user's learner holds of one seed.
 
     Attributes:
       settings: argument to value.
@@ -113,7 +113,7 @@ def shown(policy: ControlPolicy | LanguagePolicy) -> str:
 def load(  # noqa: D418
     folder: str | Path, *, checkpoint: str = "best", seed: int = 0, learner: Learner
 ) -> LearnerState:
-    """What the run of a learner of one's own holds of one seed."""
+    """What the run of a user's learner holds of one seed."""
 
 
 @overload
@@ -141,7 +141,7 @@ def load(
       own: what was given in Python and cannot be imported, such as `env`.
 
     Returns:
-      The policy, with `act` or `generate`; or a `LearnerState` for a learner of one's own.
+      The policy, with `act` or `generate`; or a `LearnerState` for a user's learner.
 
     Raises:
       ConfigError: no such run, checkpoint or seed, or a run of another version of the library.
@@ -170,7 +170,7 @@ def _require_seed(seed: int, seeds: int, folder: str | Path) -> None:
 
 
 def _of_learner(learner: Learner, run: str, kind: str, seed: int) -> LearnerState:
-    """What the folder of a learner of one's own holds; raises UsageError."""
+    """What the folder of a user's learner holds; raises UsageError."""
     settings = earlier.settings_of("folder", run, "run.train")
     if settings["script"] != earlier.TRAIN:
         raise UsageError(

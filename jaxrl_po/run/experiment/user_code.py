@@ -1,4 +1,4 @@
-"""An environment, network, task or reward of one's own: `file.py:name`, or an object of Python."""
+"""An environment, network, task or reward of the user: `file.py:name`, or an object of Python."""
 
 import hashlib
 import inspect

@@ -307,7 +307,7 @@ def compile_init(job: Job) -> tuple[Any, Warm | None]:
 
 def init_is_light(job: Job) -> bool:
     """Whether `init` is compiled at little effort: it is small, and holds no warm start."""
-    apart = job.warm is not None or bool(job.kind)  # that of a learner of one's own may hold one
+    apart = job.warm is not None or bool(job.kind)  # that of a user's learner may hold one
     return apart and is_light(jax.eval_shape(job.learner.init, job.start))
 
 
