@@ -16,6 +16,7 @@ from jaxrl_po.cli import evaluate, plot, render, report
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control, earlier, language
 from jaxrl_po.run.experiment.flags import UsageError
+from jaxrl_po.run.store import folder
 from jaxrl_po.run.store.metrics import append, read
 
 
@@ -283,10 +284,13 @@ def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
             "--metric=speed must be in the lines of all runs, which have entropy, greedy_return",
         ),
         (["{run}", "--metrics=speed"], "did you mean --metric"),
+        (["{tmp}/grid"], "grid must be the folder of a run; a sweep has its own sweep.png"),
     ],
 )
 def test_what_cannot_be_compared_is_named(tmp_path, arguments, message):
     run = fake_run(tmp_path / "a", [1.0])
+    (tmp_path / "grid").mkdir()
+    folder.write_settings(tmp_path / "grid", {"script": "sweep"})
     with pytest.raises(UsageError, match=message):
         plot.main([argument.format(tmp=tmp_path, run=run) for argument in arguments])
     assert (tmp_path / "a" / "metrics.jsonl").exists()

@@ -165,6 +165,16 @@ def test_what_was_drawn_stands_on_an_axis_of_numbers(tmp_path, texts):
     assert not any("$" in text for text in texts)
 
 
+def test_dots_stand_at_their_ticks_and_beside_each_other_where_they_share_one(tmp_path):
+    seen, plot = [], Axes.plot
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Axes, "plot", lambda a, x, *r, **k: seen.append(x) or plot(a, x, *r, **k))
+        rows = [({"a": a, "b": b}, [1.0]) for a, b in (("1", "x"), ("2", "y"), ("3", "x"))]
+        plotting.save_sweep(rows, "score", tmp_path / "picture.svg")
+    assert sorted(seen[:3]) == [0, 1, 2]  # of `a`, a value each
+    assert sorted(seen[3:]) == [-0.125, 0.125, 1]  # of `b`
+
+
 def test_a_grid_of_two_settings_is_a_landscape_of_runs(tmp_path, texts, monkeypatch):
     """Each combination's seeds lie at its place, sorted, whatever the order of the rows."""
     drawn, imshow = [], Axes.imshow

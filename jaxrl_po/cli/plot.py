@@ -84,6 +84,8 @@ def read(paths: Sequence[str]) -> list[Run]:
         except (OSError, ValueError):
             why = f"it holds no {folder.CONFIG} that can be read"
             raise UsageError(f"{path} must be the folder of a run; {why}") from None
+        if settings.get("script") == "sweep":
+            raise UsageError(f"{path} must be the folder of a run; a sweep has its own sweep.png")
         rows = metrics.read(Path(path) / "metrics.jsonl")
         if not rows:
             raise UsageError(f"{path} has no line in metrics.jsonl yet; wait for the first")

@@ -206,8 +206,11 @@ def save_sweep(
                 if not finite.size:
                     continue
                 colour = COLOURS[1] if rank == 0 else COLOURS[0]
-                at = ticks.index(values.get(name, ""))
-                x = numbers[at] if drawn else at + 0.5 * (rank / max(len(rows) - 1, 1) - 0.5)
+                tick = values.get(name, "")
+                at = ticks.index(tick)
+                beside = [i for i, (each, _) in enumerate(rows) if each.get(name, "") == tick]
+                middle = (len(beside) - 1) / 2
+                x = numbers[at] if drawn else at + 0.5 * (beside.index(rank) - middle) / len(beside)
                 axes.vlines(x, finite.min(), finite.max(), color=colour, alpha=0.35, linewidth=1.2)
                 axes.plot(x, finite.mean(), "o", color=colour, markersize=5)
             if not drawn:
