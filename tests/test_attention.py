@@ -17,7 +17,7 @@ from jaxrl_po.language.tasks import addition
 KERNELS = {
     "splash": functools.partial(attention.splash, interpret=True),
     # What cuDNN is asked for, computed by XLA.
-    "cudnn": functools.partial(attention.cudnn, implementation="xla"),
+    "cudnn": functools.partial(attention.cudnn, by="xla"),
 }
 CASES = {
     # Heads, key heads, positions with outputs, columns, window, and the rounding of the type.
@@ -50,7 +50,7 @@ def test_a_kernel_is_the_attention_of_two_products(kernel, case):
     @functools.partial(jax.jit, static_argnums=0)
     def both(kernel, *qkv):
         sight = attention.Sight(mask, pad, window, (window,), kernel)
-        out, pull = jax.vjp(lambda *qkv: attention.attend(*qkv, sight, SCALE), *qkv)
+        out, pull = jax.vjp(lambda *qkv: attention.attend(qkv, sight, SCALE), *qkv)
         return out, *pull(jnp.where(real, cotangent, 0)), *pull(cotangent)
 
     (out, *gradients), (expected, *expected_gradients) = both(kernel, *qkv), both(None, *qkv)
@@ -91,9 +91,9 @@ def test_a_model_of_several_windows_passes_whole_rows_through_the_kernel(layers,
     expected = jax.jit(jax.grad(total), static_argnums=1)(params, model)
     calls = []
 
-    def kernel(*qkv_pad, **options):
+    def kernel(qkv, pad, **options):
         calls.append(options["window"])
-        return KERNELS["cudnn"](*qkv_pad, **options)
+        return KERNELS["cudnn"](qkv, pad, **options)
 
     monkeypatch.setattr(transformer, "kernel_for", lambda *target: kernel)
     fused = model.clone(fused_attention=True)

@@ -17,8 +17,8 @@ WRONG = [
     Wrong(
         "a window of cuDNN has one position more",
         "language.attention",
-        "local_window_size=(window - 1, 0)",
-        "local_window_size=(window, 0)",
+        "within = (window - 1, 0)",
+        "within = (window, 0)",
         (f"{EQUAL}[{WINDOW}-cudnn]",),
     ),
     Wrong(
@@ -59,7 +59,7 @@ WRONG = [
     Wrong(
         "a kernel is taken to round as the sampler does",
         "language.networks",
-        "return whole and not fused and not sampler",
+        "return whole and fused is None and not sampler",
         "return whole and not sampler",
         (CHOICE,),
     ),

@@ -147,12 +147,8 @@ class Attention(nn.Module):
             )
             out_MxHC = jnp.concatenate([before_MxHC, after_MxHC])
         else:
-            out_MxHC, cache = attended(
-                slice(None),
-                slice(None),
-                sight,
-                functools.partial(_cached, cache, start, number),
-            )
+            joined = functools.partial(_cached, cache, start, number)
+            out_MxHC, cache = attended(slice(None), slice(None), sight, joined)
         return Linear(width, self.dtype, self.lora, name="out")(out_MxHC), cache
 
     def _attend(
@@ -173,10 +169,8 @@ class Attention(nn.Module):
             x_MxKxC.reshape(batch, new, kv_heads, size) for x_MxKxC in (k_MxKxC, v_MxKxC)
         )
         k_BxNxKxC = rotate(k_BxNxKxC, *turns_Nxh)
-        (k_BxKxSxC, v_BxKxSxC), kept = join(
-            (k_BxNxKxC.transpose(0, 2, 1, 3), v_BxNxKxC.transpose(0, 2, 1, 3))
-        )
-        out_BxRxHxC = attend(q_BxRxHxC, k_BxKxSxC, v_BxKxSxC, sight, self.scale)
+        pair, kept = join((k_BxNxKxC.swapaxes(1, 2), v_BxNxKxC.swapaxes(1, 2)))
+        out_BxRxHxC = attend((q_BxRxHxC, *pair), sight, self.scale)
         return out_BxRxHxC.reshape(batch * read, heads * size), kept
 
     def _project(self, heads: int, name: str) -> "Linear":

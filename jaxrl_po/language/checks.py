@@ -1,12 +1,10 @@
 """Whether a task or dialogue, a model and its parameters fit each other."""
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import lora, unembedding
-from jaxrl_po.language.attention import LARGEST
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import PyTree
@@ -71,20 +69,9 @@ def check_attention(model: Transformer | None, target: Target) -> None:
     """Raises ConfigError if fused attention is asked for and nothing can compute it."""
     if model is None or not getattr(model, "fused_attention", False):
         return
-    if model.clone(target=target).kernel is not None:
-        return
-    if target.on_cpu:
-        why = "a CPU has no such kernel"
-    elif model.rows_over_devices:
-        why = "shard_params and a model axis divide what a kernel computes between devices"
-    elif target.platform == "tpu":
-        why = f"on a TPU dtype must be float32 or bfloat16, got {jnp.dtype(model.dtype)}"
-    else:
-        why = (
-            f"on a GPU dtype must be bfloat16 and the head size a multiple of 8 up to {LARGEST}, "
-            f"got {jnp.dtype(model.dtype)} and {model.size}"
-        )
-    raise ConfigError(f"fused_attention must be left out here: {why}")
+    found = model.clone(target=target).fused
+    if isinstance(found, str):
+        raise ConfigError(f"fused_attention must be left out here: {found}")
 
 
 def check_top_k(top_k: int, model: Transformer) -> None:

@@ -244,8 +244,8 @@ def rounds_alike(model: Transformer, sampler: Sampler, target: Target) -> bool:
     """
     dtype = getattr(model, "dtype", jnp.float32)  # a custom module need not have one
     whole = jnp.promote_types(dtype, jnp.float32) == dtype and exact_products(target)
-    fused = getattr(model, "kernel", None) is not None
-    return whole and not fused and not sampler.differs(model)
+    fused = getattr(model, "kernel", None)
+    return whole and fused is None and not sampler.differs(model)
 
 
 def shorten_after(prompt_length: int) -> Shorten:

@@ -98,8 +98,8 @@ class Transformer(nn.Module):
         one row, or one group, are still too many. On a CPU XLA's default schedule undoes most of
         the saving where blocks are not scanned; without `concurrency_optimized_scheduler` it does
         not.
-      fused_attention: without a cache, attend in one kernel where the target has one, see `kernel`:
-        scores are not held. It has no forward derivative.
+      fused_attention: without a cache, attend in one kernel where the target has one: scores are
+        not held. It has no forward derivative.
       constrain: sharding constraint on the activations `[M, D]` between blocks; the default has
         none.
       target: what it is compiled for; None for `backend.here()`.
@@ -346,12 +346,17 @@ class Transformer(nn.Module):
         return self.constrain is not type(self).constrain
 
     @property
+    def fused(self) -> Kernel | str:
+        """The kernel for `fused_attention` on the target, or why there is none."""
+        if self.rows_over_devices:
+            return "shard_params and a model axis would divide what a kernel computes"
+        return kernel_for(self.target or backend.here(), jnp.dtype(self.dtype), self.size)
+
+    @property
     def kernel(self) -> Kernel | None:
         """The fused kernel that passes without a cache attend with; None without one."""
-        # The compiler cannot divide a kernel between devices.
-        if not self.fused_attention or self.rows_over_devices:
-            return None
-        return kernel_for(self.target or backend.here(), jnp.dtype(self.dtype), self.size)
+        found = self.fused if self.fused_attention else ""
+        return None if isinstance(found, str) else found
 
     @property
     def ties_output(self) -> bool:

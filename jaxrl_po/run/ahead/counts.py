@@ -34,8 +34,8 @@ MOVES = frozenset(
         *("concatenate", "transpose", "reverse", "fusion", "custom-call", "sort", "rng"),
     )
 )
-# Custom calls of the TPU's compiler that only place buffers.
-LAYOUT = frozenset(("AllocateBuffer", "ConcatBitcast"))
+# Custom calls of the TPU's compiler that place buffers or state what holds: they compute nothing.
+NOTES = re.compile("AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|.*Bitpacked")
 ASYNC = ("-start", "-done", "-update")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
@@ -157,7 +157,7 @@ class Program:
             total.collectives[kind] = total.collectives.get(kind, Transfer()).plus(transfer)
         elif each.opcode == "custom-call":
             target = each.attribute("custom_call_target").strip('"')
-            if target not in LAYOUT:
+            if not NOTES.fullmatch(target):
                 total.uncounted[target] = total.uncounted.get(target, 0) + 1
         elif each.opcode in ("dot", "convolution"):
             flops, padded = products.product(within, each, self.unit)
