@@ -303,6 +303,7 @@ class Facts(NamedTuple):
         be a success.
       turns: an episode is a dialogue, and the column `step_end` marks the ends of its turns.
       staleness: how many iterations old the parameters are with which `collect` samples.
+      linearizable: `apply` has a forward derivative, which natural steps need.
     """
 
     strata: int = 0
@@ -311,6 +312,7 @@ class Facts(NamedTuple):
     truncated_is_overlong: bool = True
     turns: bool = False
     staleness: int = 0
+    linearizable: bool = True
 
 
 SumInParts = Callable[..., Any]

@@ -50,6 +50,20 @@ def test_a_loop_that_may_end_early_counts_to_its_bound_and_says_so():
     assert unknown.bounds == {"jit(f)/while": 0}
 
 
+def test_kernels_that_are_not_hlo_are_named_and_what_follows_them_is_counted():
+    """Their metadata go over several lines, which a brace begins."""
+    kernel = (
+        '%k = f32[128,256]{1,0:T(8,128)} custom-call(%x), custom_call_target="tpu_custom_call", '
+        'frontend_attributes={kernel_metadata={\n"block": 512\n}}, metadata={op_name="jit(f)"}\n'
+    )
+    placed = '%a = f32[128,256]{1,0} custom-call(), custom_call_target="AllocateBuffer"\n'
+    found = counting.Program(TPU.replace("  %y = ", f"  {kernel}  {placed}  %y = ")).counts()
+    assert found.uncounted == {"tpu_custom_call": 7}
+    plain = counting.Program(TPU).counts()
+    assert (found.flops, found.collectives) == (plain.flops, plain.collectives)
+    assert found.bytes == plain.bytes + 7 * 128 * 256 * 4
+
+
 def test_products_of_a_compiled_program_are_those_of_its_loops():
     """The compiler's own analysis counts the body once."""
 

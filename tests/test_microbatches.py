@@ -52,6 +52,8 @@ def test_activations_are_those_of_every_block_or_with_remat_of_one():
     of_block = 8 * 8 + 2 * 4 * 4 + 2 * 2 * 5 + 3 * 32
     assert (kept, again) == (4 * 6 * of_block, 4 * (of_block + 6 * 8))
     assert microbatches.activations(model.clone(dtype="bfloat16"), columns=5) == kept // 2
+    fused = microbatches.activations(model.clone(fused_attention=True), columns=5)
+    assert fused == kept - 4 * 6 * 2 * 2 * 5
 
 
 def test_cpu_devices_share_what_is_free(free):

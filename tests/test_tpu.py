@@ -23,6 +23,7 @@ CASES = [
     ("ppo", ("language", *WORDS, "--problem.num_prompts=64"), {"all-reduce": 9}),
     ("trpo", ("language", *WORDS, "--problem.num_prompts=64"), {"all-reduce": 60}),
     ("grpo", ("language", *WORDS), {"all-reduce": 7}),
+    ("grpo", ("language", *WORDS, "--model.fused_attention"), {"all-reduce": 7}),
     (
         "grpo",
         ("language", *WORDS, "--shard_params", "--mesh=data:8"),
@@ -54,3 +55,4 @@ def test_collectives_of_an_iteration(algorithm, flags, collectives):
     assert counts["padded"] >= counts["flops"] > 0
     of_kinds = {kind: transfer["count"] for kind, transfer in counts["collectives"].items()}
     assert of_kinds == collectives
+    assert ("tpu_custom_call" in counts["uncounted"]) == ("--model.fused_attention" in flags)

@@ -3,6 +3,7 @@
 from wrong import Wrong
 
 LOOP = "test_ahead.py::test_a_loop_of_a_tpu_counts_as_often_as_it_turns"
+KERNELS = "test_ahead.py::test_kernels_that_are_not_hlo_are_named_and_what_follows_them_is_counted"
 WRONG = [
     Wrong(
         "the body of a loop counts once",
@@ -31,6 +32,20 @@ WRONG = [
         "return [bound for bounds, _ in both for bound in bounds], False",
         "return [bound for bounds, _ in both for bound in bounds], True",
         ("test_ahead.py::test_a_loop_that_may_end_early_counts_to_its_bound_and_says_so",),
+    ),
+    Wrong(
+        "a kernel's metadata end the program",
+        "run.ahead.hlo",
+        r'elif re.match(r"\}(,|$)", line) and name:',
+        'elif line.startswith("}") and name:',
+        (KERNELS,),
+    ),
+    Wrong(
+        "kernels that are not HLO are passed over",
+        "run.ahead.counts",
+        "self.uncounted.get(target, 0) + times * calls",
+        "self.uncounted.get(target, 0)",
+        (KERNELS,),
     ),
     Wrong(
         "the gaps of a dilation are multiplied",

@@ -5,6 +5,7 @@ that a change of the program breaks the table and no mistake drops out of it unn
 """
 
 import wrong_ahead
+import wrong_attention
 import wrong_claims
 import wrong_coefficients
 import wrong_corrections
@@ -24,6 +25,7 @@ from wrong import Wrong
 
 WRONG = [
     *wrong_ahead.WRONG,
+    *wrong_attention.WRONG,
     *wrong_claims.WRONG,
     *wrong_coefficients.WRONG,
     *wrong_corrections.WRONG,

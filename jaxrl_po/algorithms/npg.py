@@ -97,6 +97,11 @@ def make(
     """
     config.validate()
     problem = problem.on(target)
+    if not problem.facts.linearizable:
+        raise ConfigError(
+            "fused_attention must be left out with natural steps: its kernels have no forward "
+            "derivative"
+        )
     policy = actor_critic.policy_of(problem)
     if surrogate is None:
         surrogate = policy_surrogate if problem.facts.on_policy else proposal_surrogate

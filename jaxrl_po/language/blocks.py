@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po.language import kernels
+from jaxrl_po.language.attention import Sight, attend
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import rotate
 
@@ -36,16 +37,16 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], mask_BxRxS: jax.Array, *cached: Any
+        self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], sight: Sight, *cached: Any
     ) -> tuple[jax.Array, Any]:
         """The last R new positions, `[B·R, D]`, and the extended cache; `cached` as `Attention`."""
         h_MxD, cache = self.attention(name="attention")(
-            self.norm(name="attention_norm")(x_MxD), turns_Nxh, mask_BxRxS, *cached
+            self.norm(name="attention_norm")(x_MxD), turns_Nxh, sight, *cached
         )
         if self.post_norms:
             h_MxD = self.norm(name="attention_post_norm")(h_MxD)
         if h_MxD.shape != x_MxD.shape:
-            x_MxD = last_of(x_MxD, *mask_BxRxS.shape[:2])
+            x_MxD = last_of(x_MxD, *sight.mask_BxRxS.shape[:2])
         x_MxD = self.constrain(x_MxD + h_MxD)
         h_MxD = self.mlp(name="mlp")(self.norm(name="mlp_norm")(x_MxD))
         if self.post_norms:
@@ -67,12 +68,10 @@ class Apart(nn.Module):
     layers: int
 
     @nn.compact
-    def __call__(
-        self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], mask_BxRxS: jax.Array
-    ) -> None:
+    def __call__(self, x_MxD: jax.Array, turns_Nxh: Sequence[jax.Array], sight: Sight) -> None:
         """Calls each once."""
         for number in range(self.layers):
-            self.attention(name=f"attention_{number}")(x_MxD, turns_Nxh, mask_BxRxS)
+            self.attention(name=f"attention_{number}")(x_MxD, turns_Nxh, sight)
             self.mlp(name=f"mlp_{number}")(x_MxD)
 
 
@@ -104,7 +103,7 @@ class Attention(nn.Module):
         self,
         x_MxD: jax.Array,
         turns_Nxh: Sequence[jax.Array],
-        mask_BxRxS: jax.Array,
+        sight: Sight,
         cache: tuple[jax.Array, jax.Array] | None = None,
         start: jax.Array | int = 0,
         number: jax.Array | None = None,
@@ -117,40 +116,39 @@ class Attention(nn.Module):
         With `shared` > 0 the rows of a group have their first `shared` columns in common. The
         positions then are each group's shared columns, followed by each row's other columns.
         """
-        (batch, read, _), width = mask_BxRxS.shape, x_MxD.shape[-1]
+        (batch, read, _), width = sight.mask_BxRxS.shape, x_MxD.shape[-1]
         asking_MxD = x_MxD if shared else last_of(x_MxD, batch, read)
         q_MxHxC = self._normed(self._project(self.heads, "query")(asking_MxD), "query_norm")
         k_MxKxC = self._normed(self._project(self.kv_heads, "key")(x_MxD), "key_norm")
         v_MxKxC = self._project(self.kv_heads, "value")(x_MxD)
         v_MxKxC = v_MxKxC.reshape(-1, self.kv_heads, self.size)
 
-        def attend(part: slice, columns: slice, mask: jax.Array, join: "Join") -> tuple[Any, Any]:
+        def attended(part: slice, columns: slice, sight: Sight, join: "Join") -> tuple[Any, Any]:
             turned = [turn[columns] for turn in turns_Nxh]
-            return self._attend(q_MxHxC[part], k_MxKxC[part], v_MxKxC[part], turned, mask, join)
+            return self._attend(q_MxHxC[part], k_MxKxC[part], v_MxKxC[part], turned, sight, join)
 
         if shared:
             own = batch * (read - shared)
             groups = (x_MxD.shape[0] - own) // shared
-            before_MxHC, read_before = attend(
+            before_MxHC, read_before = attended(
                 slice(groups * shared),
                 slice(shared),
-                mask_BxRxS[:: batch // groups, :shared, :shared],
+                sight._replace(
+                    mask_BxRxS=sight.mask_BxRxS[:: batch // groups, :shared, :shared],
+                    pad_B=sight.pad_B[:: batch // groups],
+                ),
                 lambda new: (new, new),
             )
-            after_MxHC, _ = attend(
+            after_MxHC, _ = attended(
                 slice(groups * shared, None),
                 slice(shared, None),
-                mask_BxRxS[:, shared:],
+                sight._replace(mask_BxRxS=sight.mask_BxRxS[:, shared:]),
                 lambda new: (_behind(read_before, new), None),
             )
             out_MxHC = jnp.concatenate([before_MxHC, after_MxHC])
         else:
-            out_MxHC, cache = attend(
-                slice(None),
-                slice(None),
-                mask_BxRxS,
-                functools.partial(_cached, cache, start, number),
-            )
+            joined = functools.partial(_cached, cache, start, number)
+            out_MxHC, cache = attended(slice(None), slice(None), sight, joined)
         return Linear(width, self.dtype, self.lora, name="out")(out_MxHC), cache
 
     def _attend(
@@ -159,11 +157,11 @@ class Attention(nn.Module):
         k_MxKxC: jax.Array,
         v_MxKxC: jax.Array,
         turns_Nxh: Sequence[jax.Array],
-        mask_BxRxS: jax.Array,
+        sight: Sight,
         join: "Join",
     ) -> tuple[jax.Array, Any]:
         """Attends from the last R of N positions of each row to what `join` makes of theirs."""
-        (batch, read, _), new = mask_BxRxS.shape, turns_Nxh[0].shape[0]
+        (batch, read, _), new = sight.mask_BxRxS.shape, turns_Nxh[0].shape[0]
         heads, kv_heads, size = self.heads, self.kv_heads, self.size
         q_BxRxHxC = q_MxHxC.reshape(batch, read, heads, size)
         q_BxRxHxC = rotate(q_BxRxHxC, *(turn[new - read :] for turn in turns_Nxh))
@@ -171,20 +169,9 @@ class Attention(nn.Module):
             x_MxKxC.reshape(batch, new, kv_heads, size) for x_MxKxC in (k_MxKxC, v_MxKxC)
         )
         k_BxNxKxC = rotate(k_BxNxKxC, *turns_Nxh)
-        (k_BxKxSxC, v_BxKxSxC), kept = join(
-            (k_BxNxKxC.transpose(0, 2, 1, 3), v_BxNxKxC.transpose(0, 2, 1, 3))
-        )
-        q_BxRxKxGxC = q_BxRxHxC.reshape(batch, read, kv_heads, heads // kv_heads, size)
-        scores_BxKxGxRxS = self.scale * jnp.einsum(
-            "brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC
-        ).astype(wide(self.dtype))
-        # Finite: a padding row is masked throughout and would give NaN with −∞.
-        scores_BxKxGxRxS = jnp.where(mask_BxRxS[:, None, None], scores_BxKxGxRxS, -1e30)
-        weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(self.dtype)
-        # Not straight into the order of the rows: the product would then read V down its columns.
-        out_BxKxGxRxC = jnp.einsum("bkgrs,bksc->bkgrc", weights_BxKxGxRxS, v_BxKxSxC)
-        out_BxRxKxGxC = out_BxKxGxRxC.transpose(0, 3, 1, 2, 4)
-        return out_BxRxKxGxC.reshape(batch * read, heads * size), kept
+        pair, kept = join((k_BxNxKxC.swapaxes(1, 2), v_BxNxKxC.swapaxes(1, 2)))
+        out_BxRxHxC = attend((q_BxRxHxC, *pair), sight, self.scale)
+        return out_BxRxHxC.reshape(batch * read, heads * size), kept
 
     def _project(self, heads: int, name: str) -> "Linear":
         return Linear(heads * self.size, self.dtype, self.lora, self.bias, name=name)

@@ -2,6 +2,7 @@
 
 import jax
 
+from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import lora, unembedding
 from jaxrl_po.language.dialogue import AnyTask
@@ -62,6 +63,15 @@ def check_adapters(model: Transformer) -> None:
         raise ConfigError(
             f"targets must name matrices of the model, which has no {', '.join(adapters.targets)}"
         )
+
+
+def check_attention(model: Transformer | None, target: Target) -> None:
+    """Raises ConfigError if fused attention is asked for and nothing can compute it."""
+    if model is None or not getattr(model, "fused_attention", False):
+        return
+    found = model.clone(target=target).fused
+    if isinstance(found, str):
+        raise ConfigError(f"fused_attention must be left out here: {found}")
 
 
 def check_top_k(top_k: int, model: Transformer) -> None:

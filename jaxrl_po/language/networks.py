@@ -10,7 +10,12 @@ from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import lora
-from jaxrl_po.language.checks import check_adapters, check_parameters, check_vocabulary
+from jaxrl_po.language.checks import (
+    check_adapters,
+    check_attention,
+    check_parameters,
+    check_vocabulary,
+)
 from jaxrl_po.language.dialogue import AnyTask
 from jaxrl_po.language.mismatch import Sampler
 from jaxrl_po.language.tasks.types import DATA, Task
@@ -77,6 +82,7 @@ class Networks(NamedTuple):
       apply: see `Problem`.
       value: `value(params, inputs) -> [B, S]`; zeros without a critic.
       exact_sampler: see `Facts`.
+      linearizable: likewise.
       grouped: see `SpeedUps`.
     """
 
@@ -84,6 +90,7 @@ class Networks(NamedTuple):
     apply: Callable[[ActorCritic, Inputs], tuple[TokenPolicy, jax.Array]]
     value: Callable[[ActorCritic, Inputs], jax.Array]
     exact_sampler: bool
+    linearizable: bool
     grouped: Callable[[Sequences], Inputs] | None
 
 
@@ -122,6 +129,8 @@ def make_networks(
       ConfigError: for an invalid argument, which the message names.
     """
     check_models(source, model, critic, initial)
+    for each in (model, critic):
+        check_attention(each, target)
     init = make_init(source, model, critic, initial, warm, num_prompts=num_prompts)
 
     def after_prompt(inputs: Inputs) -> int:
@@ -171,7 +180,8 @@ def make_networks(
     shares = deep and critic is None and group_size > 1
     alike = old_log_prob == AUTO and rounds_alike(model, sampler, target)
     exact = alike or old_log_prob == SAMPLER
-    return Networks(init, apply, value, exact, grouped if shares else None)
+    linear = getattr(model, "kernel", None) is None
+    return Networks(init, apply, value, exact, linear, grouped if shares else None)
 
 
 def make_init(
@@ -230,11 +240,12 @@ def check_models(
 def rounds_alike(model: Transformer, sampler: Sampler, target: Target) -> bool:
     """Whether a pass over whole sequences gives the sampler's log-probabilities.
 
-    Below float32 the cached and the whole forward pass round differently.
+    Below float32, or through another kernel, the cached and the whole pass round differently.
     """
     dtype = getattr(model, "dtype", jnp.float32)  # a custom module need not have one
     whole = jnp.promote_types(dtype, jnp.float32) == dtype and exact_products(target)
-    return whole and not sampler.differs(model)
+    fused = getattr(model, "kernel", None)
+    return whole and fused is None and not sampler.differs(model)
 
 
 def shorten_after(prompt_length: int) -> Shorten:

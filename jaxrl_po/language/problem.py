@@ -186,7 +186,7 @@ def problem_of(
     shorten: Shorten | None = None,
 ) -> Problem:
     """The problem of these networks; whether the sampler is exact is theirs to say."""
-    facts = facts._replace(exact_sampler=networks.exact_sampler)
+    facts = facts._replace(exact_sampler=networks.exact_sampler, linearizable=networks.linearizable)
     speedups = SpeedUps(shorten and lengths.by_length(shorten), networks.grouped)
     return Problem(networks.init, collect, networks.apply, rows, facts, speedups, target=target)
 

@@ -94,6 +94,11 @@ class Computation:
         False,
         "recompute the activations inside blocks in the backward pass: less memory, more time",
     )
+    fused_attention: bool = static(
+        False,
+        "compute the attention of training in one kernel that holds no scores: cuDNN's on a GPU, "
+        "splash attention on a TPU",
+    )
 
 
 @record
@@ -135,7 +140,7 @@ class ModelSettings(Computation):
                     f"shape={self.shape} has a vocabulary of {model.vocabulary} tokens and the "
                     f"task one of {vocabulary}: choose task=random"
                 )
-            return model.clone(outputs=outputs)
+            return model.clone(outputs=outputs, fused_attention=self.fused_attention)
         sizes = dict(vars(self), dtype=DTYPES[self.dtype])
         del sizes["shape"]
         return Transformer(vocabulary=vocabulary, outputs=outputs, **sizes)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
 from jaxrl_po.language import kernels
+from jaxrl_po.language.attention import Kernel, Sight, kernel_for
 from jaxrl_po.language.blocks import Apart, Attention, Block, Mlp, last_of, scaled, wide
 from jaxrl_po.language.lora import ADAPTERS, Lora
 from jaxrl_po.language.rope import PLAIN, Rope, turns
@@ -97,6 +98,8 @@ class Transformer(nn.Module):
         one row, or one group, are still too many. On a CPU XLA's default schedule undoes most of
         the saving where blocks are not scanned; without `concurrency_optimized_scheduler` it does
         not.
+      fused_attention: without a cache, attend in one kernel where the target has one: scores are
+        not held. It has no forward derivative.
       constrain: sharding constraint on the activations `[M, D]` between blocks; the default has
         none.
       target: what it is compiled for; None for `backend.here()`.
@@ -126,6 +129,7 @@ class Transformer(nn.Module):
     lora: Lora | None = None
     dtype: jnp.dtype = jnp.dtype("float32")
     remat: bool = False
+    fused_attention: bool = False
     constrain: Callable[[jax.Array], jax.Array] = lambda x_MxD: x_MxD
     target: Target | None = None
 
@@ -193,6 +197,7 @@ class Transformer(nn.Module):
             for rope in (self.rope, self.window_rope or self.rope)
         )
         block = self._block()
+        kernel = None if cache is not None or self.is_initializing() else self.kernel
 
         def layer(
             variables: PyTree, window: Any, x_MxD: jax.Array, cache: Any, number: Any, read: int
@@ -204,9 +209,11 @@ class Transformer(nn.Module):
                     jnp.where(window == 0, *pair)
                     for pair in zip(turns_Nxh, window_turns_Nxh, strict=True)
                 ]
-            seen_BxRxS = seen_BxNxS[:, new - read :]
+            # Unrolled, each block has a window of its own.
+            windows = tuple(sorted({*self.windows} or {0})) if self.scanned else (window,)
+            sight = Sight(seen_BxNxS[:, new - read :], pad, window, windows, kernel)
             out: tuple[jax.Array, Any] = block.apply(
-                variables, x_MxD, turned_Nxh, seen_BxRxS, cache, start, number, shared
+                variables, x_MxD, turned_Nxh, sight, cache, start, number, shared
             )
             return out
 
@@ -263,7 +270,7 @@ class Transformer(nn.Module):
 
         def draw(key: jax.Array, collection: str) -> PyTree:
             x_1xD, turned_1xh = jnp.zeros((1, self.width)), [jnp.zeros((1, self.size // 2))] * 2
-            inputs = x_1xD, turned_1xh, jnp.ones((1, 1, 1), bool)
+            inputs = x_1xD, turned_1xh, Sight(jnp.ones((1, 1, 1), bool), jnp.zeros(1, jnp.int32))
             stacked: dict[str, PyTree] = jax.vmap(
                 lambda key: block.init(key, *inputs).get(collection, {})
             )(jax.random.split(key, self.layers))
@@ -337,6 +344,19 @@ class Transformer(nn.Module):
     def rows_over_devices(self) -> bool:
         """Whether the compiler places rows on devices, see `constrain`."""
         return self.constrain is not type(self).constrain
+
+    @property
+    def fused(self) -> Kernel | str:
+        """The kernel for `fused_attention` on the target, or why there is none."""
+        if self.rows_over_devices:
+            return "shard_params and a model axis would divide what a kernel computes"
+        return kernel_for(self.target or backend.here(), jnp.dtype(self.dtype), self.size)
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The fused kernel that passes without a cache attend with; None without one."""
+        found = self.fused if self.fused_attention else ""
+        return None if isinstance(found, str) else found
 
     @property
     def ties_output(self) -> bool:

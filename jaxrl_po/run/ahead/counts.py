@@ -34,6 +34,8 @@ MOVES = frozenset(
         *("concatenate", "transpose", "reverse", "fusion", "custom-call", "sort", "rng"),
     )
 )
+# Custom calls of the TPU's compiler that place buffers or state what holds: they compute nothing.
+NOTES = re.compile("AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|.*Bitpacked")
 ASYNC = ("-start", "-done", "-update")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
@@ -76,6 +78,8 @@ class Counts:
       collectives: by kind.
       bounds: loops that may end early, counted to their bound: `{operation: bound}`; a bound of 0
         is unknown, and the loop counts once.
+      uncounted: calls of kernels that are not HLO, by target: their operations are in no count,
+        and of what they move each operand and result once.
     """
 
     flops: float = 0
@@ -87,6 +91,7 @@ class Counts:
     cycles: float = 0
     collectives: dict[str, Transfer] = dataclasses.field(default_factory=dict)
     bounds: dict[str, int] = dataclasses.field(default_factory=dict)
+    uncounted: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def add(self, other: "Counts", times: float = 1) -> None:
         """Adds another program, run so often."""
@@ -95,6 +100,8 @@ class Counts:
         for kind, transfer in other.collectives.items():
             before = self.collectives.get(kind, Transfer())
             self.collectives[kind] = before.plus(transfer, times)
+        for target, calls in other.uncounted.items():
+            self.uncounted[target] = self.uncounted.get(target, 0) + times * calls
         self.bounds |= other.bounds
 
 
@@ -148,6 +155,10 @@ class Program:
             sent = {"all-reduce": 2 * share * size, "collective-permute": size}
             transfer = Transfer(1, size, sent.get(kind, share * size))
             total.collectives[kind] = total.collectives.get(kind, Transfer()).plus(transfer)
+        elif each.opcode == "custom-call":
+            target = each.attribute("custom_call_target").strip('"')
+            if not NOTES.fullmatch(target):
+                total.uncounted[target] = total.uncounted.get(target, 0) + 1
         elif each.opcode in ("dot", "convolution"):
             flops, padded = products.product(within, each, self.unit)
             total.flops += flops

@@ -111,7 +111,8 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
             name = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
             entry = name if line.startswith("ENTRY") else entry
             lines, root = {}, ""
-        elif line.startswith("}") and name:
+        # Not at "}}": the metadata of a kernel go over several lines.
+        elif re.match(r"\}(,|$)", line) and name:
             users = collections.defaultdict[str, list[Instruction]](list)
             for each in lines.values():
                 for operand in dict.fromkeys(each.operands):

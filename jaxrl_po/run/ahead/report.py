@@ -201,6 +201,8 @@ def lines(report: Report) -> Iterator[str]:
     for loop, bound in counts.bounds.items():
         turns = f"to its bound of {bound:,}" if bound else "once: its turns are not known"
         yield f"  counted {turns}: {loop}"
+    for target, calls in counts.uncounted.items():
+        yield f"  not counted: what {calls:,.0f} calls of {target} compute"
     if report.seconds:
         each = ", ".join(
             f"{name} {seconds * 1e3:,.2f} ms" for name, seconds in report.seconds.items()

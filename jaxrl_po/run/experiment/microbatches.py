@@ -204,10 +204,12 @@ def activations(model: Transformer, columns: int) -> int:
     """Bytes of one token that the backward pass reads: of each block, or with `remat` of one.
 
     Of a block, eight vectors of the stream and what adapters of the products read; queries, keys
-    and values, each before and after its rotation; scores and their softmax; three of the MLP.
+    and values, each before and after its rotation; scores and their softmax, unless a kernel
+    holds them; three of the MLP.
     """
     heads, kv_heads = model.heads, model.kv_heads or model.heads
-    attention = 2 * (heads + kv_heads) * model.size + 2 * heads * columns
+    scores = 0 if model.fused_attention else 2 * heads * columns
+    attention = 2 * (heads + kv_heads) * model.size + scores
     of_block = 8 * model.width + attention + 3 * (model.mlp_width or 4 * model.width)
     blocks = of_block + model.layers * model.width if model.remat else model.layers * of_block
     return blocks * jnp.dtype(model.dtype).itemsize

@@ -151,6 +151,7 @@ def read_base(init_from: str, settings: Any) -> Base | None:
         stored = texts.read_json(found / texts.CONFIG)
         dtype = DTYPES[settings.dtype]
         model = architectures.read(stored, dtype=dtype, remat=settings.remat)
+        model = model.clone(fused_attention=settings.fused_attention)
         tokenizer, template = texts.read_tokenizer(found, model.vocabulary)
     return Base(found, model, prompts.Text(tokenizer, template, stored.get(texts.CONTEXT, 0)))
 
@@ -350,7 +351,7 @@ def require_alike(records: Mapping[str, Any], settings: Mapping[str, Any], task:
     require_vocabulary("init_from", run, records, settings, task)
     for name, mine in vars(records["model"]).items():
         its = vars(settings["model"])[name]
-        # These two change how the model is computed, not its parameters.
+        # These change how the model is computed, not its parameters.
         if mine != its and name not in vars(Computation()):
             raise UsageError(
                 f"--model.{name}={mine} must be {flags.shown(its)}, as in --init_from={run}"
