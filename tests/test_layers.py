@@ -34,7 +34,12 @@ LAYERS = (
     {"__main__"},
 )
 CHAINS = {0, 3}  # layers whose modules may import each other
-FLAX_HOMES = {"control/networks.py", "language/blocks.py", "language/transformer.py"}
+FLAX_HOMES = {
+    "control/memory.py",
+    "control/networks.py",
+    "language/blocks.py",
+    "language/transformer.py",
+}
 IMPURE = {"absl", "orbax", "matplotlib", "PIL", "rich"}
 MODULES = sorted(
     p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if p.name != "__init__.py"

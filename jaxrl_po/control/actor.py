@@ -2,9 +2,9 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -29,7 +29,7 @@ from jaxrl_po.types import (
 class Networks(NamedTuple):
     """Actor and critic as functions of their parameters.
 
-    A memory is an array `[B, H]`, zero at the start of an episode; () for networks without one.
+    A memory has leaves `[B, …]`, zero at the start of an episode; () for a network without one.
 
     Attributes:
       init: `init(key, observation) -> ActorCritic` from one observation; consumes `key`.
@@ -57,8 +57,8 @@ class Sequences(NamedTuple):
     Attributes:
       observation: leaves `[B, T, …]`.
       begins: `[B, T]`, bool, whether an episode begins with the step: the memories before it are 0.
-      memory: `[B, H]`, the actor's before the first step; () without one.
-      critic_memory: `[B, H]`, the critic's; () without one.
+      memory: the actor's before the first step, leaves `[B, …]`; () without one.
+      critic_memory: the critic's; () without one.
     """
 
     observation: PyTree
@@ -150,25 +150,126 @@ def play(distribution: Distribution, action: jax.Array) -> jax.Array:
     return jnp.tanh(action) if isinstance(distribution, TanhGaussian) else action
 
 
+class _Network(NamedTuple):
+    """One Flax module as functions.
+
+    Attributes:
+      init: `init(key, observation) -> params` from one observation; consumes `key`.
+      start: `start(B) -> memory`; () for one without.
+      run: as `networks.Recurrent`; without memory, of rows of any shape.
+    """
+
+    init: Callable[[jax.Array, PyTree], PyTree]
+    start: Callable[[int], PyTree]
+    run: Callable[..., tuple[PyTree, Any, Any]]
+
+
+def _network(module: Any, pick: Callable[[Any], Any] = lambda output: output) -> _Network:
+    """The module, with what `pick` takes of its output."""
+    if isinstance(module, Recurrent):
+
+        def init(key: jax.Array, observation: PyTree) -> PyTree:
+            row = jax.tree.map(lambda x: x[None, None], observation)
+            return module.init(key, module.start(1), row, jnp.zeros((1, 1), bool))
+
+        return _Network(init, module.start, cast(Any, module.apply))
+
+    def run(
+        params: PyTree, memory: PyTree, observation: PyTree, begins: jax.Array, final: PyTree = None
+    ) -> tuple[PyTree, Any, Any]:
+        output = pick(module.apply(params, observation))
+        return memory, output, None if final is None else pick(module.apply(params, final))
+
+    return _Network(module.init, lambda rows: (), run)
+
+
 def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     """Flax modules as functions of `ActorCritic`.
 
     Args:
       modules: `policy` (observation `[E*, …]` to a distribution) and `critic` (to a value `[E*]`,
         or None), or `actor_critic` (to both), whose parameters are all in `params.policy`. Policy
-        and critic may both be `networks.Recurrent`.
+        and critic may each be a `networks.Recurrent`.
       spaces: of the environment. Of an `Observation`, each network reads its own part, and the
         illegal actions are excluded from what the policy returns.
 
     Raises:
-      ConfigError: one of policy and critic has memory, the other has none.
+      ConfigError: `actor_critic` has memory.
     """
-    remembers = [isinstance(module, Recurrent) for module in modules.values() if module is not None]
-    if not any(remembers):
-        return _memoryless(modules, spaces)
-    if not all(remembers) or "policy" not in modules:
-        raise ConfigError("policy and critic must both be networks.Recurrent, or neither")
-    return _recurrent(modules["policy"], modules["critic"], spaces)
+    shared = modules.get("actor_critic")
+    if isinstance(shared, Recurrent):
+        raise ConfigError("actor_critic must be without memory: give a policy and a critic")
+    if shared is None:
+        actor, judge = _network(modules["policy"]), modules["critic"]
+        critic = None if judge is None else _network(judge)
+    else:
+        actor, critic = _network(shared, itemgetter(0)), _network(shared, itemgetter(1))
+
+    def init(key: jax.Array, observation: PyTree) -> ActorCritic:
+        seen, judged = _parts(observation)
+        if shared is not None:
+            return ActorCritic(actor.init(key, seen))
+        policy_key, critic_key = jax.random.split(key)
+        value = None if critic is None else critic.init(critic_key, judged)
+        return ActorCritic(actor.init(policy_key, seen), value)
+
+    def start(rows: int) -> tuple[PyTree, PyTree]:
+        return actor.start(rows), () if critic is None else critic.start(rows)
+
+    remembers = bool(jax.tree.leaves(start(1)))
+
+    def policy(params: ActorCritic, steps: Sequences) -> tuple[PyTree, Distribution]:
+        seen, _ = _parts(steps.observation)
+        memory, output, _ = actor.run(params.policy, steps.memory, seen, steps.begins)
+        return memory, _legal(output, steps.observation)
+
+    def value(params: ActorCritic, steps: Sequences, final: PyTree = None) -> tuple[PyTree, Any]:
+        """The critic's memory after the steps; their values, and those at `final` if given."""
+        of_critic = params.value if shared is None else params.policy
+        shape = steps.begins.shape
+        if of_critic is None or critic is None:
+            return steps.critic_memory, [jnp.zeros(shape)] * 2
+        given = [x for x in (steps.observation, final) if x is not None]
+        judged, *after = (_parts(x)[shared is None] for x in given)
+        memory, *values = critic.run(of_critic, steps.critic_memory, judged, steps.begins, *after)
+        return memory, [x if x is None else require_value(x, shape) for x in values]
+
+    def act(
+        params: ActorCritic, memory: PyTree, observation: PyTree
+    ) -> tuple[PyTree, Distribution]:
+        if not jax.tree.leaves(memory):
+            return memory, policy(params, alone(observation))[1]
+        row = jax.tree.map(lambda x: x[:, None], observation)
+        rows = jax.tree.leaves(memory)[0].shape[0]
+        steps = Sequences(row, jnp.zeros((rows, 1), bool), memory, ())
+        memory, distribution = policy(params, steps)
+        return memory, jax.tree.map(lambda x: x[:, 0], distribution)
+
+    def values(
+        params: ActorCritic, steps: Sequences, final_observation: PyTree | None
+    ) -> tuple[PyTree, jax.Array, jax.Array]:
+        if final_observation is None and not jax.tree.leaves(steps.critic_memory):
+            _, (every, _) = value(params, alone(steps.observation))
+            return (), every[:, :-1], every[:, 1:]
+        if final_observation is None:
+            final_observation = jax.tree.map(lambda x: x[:, 1:], steps.observation)
+            before = jax.tree.map(lambda x: x[:, :-1], steps.observation)
+            steps = steps._replace(observation=before)
+        memory, (of_steps, of_final) = value(params, steps, final_observation)
+        return memory, of_steps, of_final
+
+    def alone(observation: PyTree) -> Sequences:
+        """Observations `[E*, …]` for networks without memory."""
+        return Sequences(observation, jnp.zeros(_batch_shape(observation, spaces), bool), (), ())
+
+    def apply(params: ActorCritic, inputs: PyTree) -> tuple[Distribution, jax.Array]:
+        steps: Any = inputs if remembers else alone(inputs)
+        return policy(params, steps)[1], value(params, steps)[1][0]
+
+    def inputs(steps: Sequences) -> PyTree:
+        return steps if remembers else steps.observation
+
+    return Networks(init, start, act, values, inputs, apply)
 
 
 def require_fit(nets: Networks, spaces: Spaces) -> None:
@@ -207,116 +308,6 @@ def require_fit(nets: Networks, spaces: Spaces) -> None:
         got = f"a MultiCategorical over {' and '.join(map(str, distribution.sizes))} options"
     if not fits:
         raise ConfigError(f"policy must draw {wanted}, as the environment takes them, got {got}")
-
-
-def _memoryless(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
-    shared = modules.get("actor_critic")
-    actor: Any = modules.get("policy")
-    critic: Any = modules.get("critic")
-
-    def init(key: jax.Array, observation: PyTree) -> ActorCritic:
-        seen, judged = _parts(observation)
-        if shared is not None:
-            return ActorCritic(shared.init(key, seen))
-        policy_key, critic_key = jax.random.split(key)
-        value = None if critic is None else critic.init(critic_key, judged)
-        return ActorCritic(actor.init(policy_key, seen), value)
-
-    def policy(params: ActorCritic, inputs: PyTree) -> Distribution:
-        seen, _ = _parts(inputs)
-        if shared is not None:
-            return _legal(shared.apply(params.policy, seen)[0], inputs)
-        return _legal(actor.apply(params.policy, seen), inputs)
-
-    def value(params: ActorCritic, inputs: PyTree) -> jax.Array:
-        seen, judged = _parts(inputs)
-        shape = _batch_shape(inputs, spaces)
-        if shared is not None:
-            return require_value(shared.apply(params.policy, seen)[1], shape)
-        if params.value is None:
-            return jnp.zeros(shape)
-        return require_value(critic.apply(params.value, judged), shape)
-
-    def values(
-        params: ActorCritic, steps: Sequences, final_observation: PyTree | None
-    ) -> tuple[PyTree, jax.Array, jax.Array]:
-        of_steps = value(params, steps.observation)
-        if final_observation is None:
-            return (), of_steps[:, :-1], of_steps[:, 1:]
-        return (), of_steps, value(params, final_observation)
-
-    return Networks(
-        init,
-        start=lambda rows: ((), ()),
-        act=lambda params, memory, observation: (memory, policy(params, observation)),
-        values=values,
-        inputs=lambda steps: steps.observation,
-        apply=lambda params, inputs: (policy(params, inputs), value(params, inputs)),
-    )
-
-
-def _recurrent(actor: Recurrent, critic: Recurrent | None, spaces: Spaces) -> Networks:
-    def init(key: jax.Array, observation: PyTree) -> ActorCritic:
-        row = jax.tree.map(lambda x: x[None, None], observation)
-        seen, judged = _parts(row)
-        begins = jnp.zeros((1, 1), bool)
-        policy_key, critic_key = jax.random.split(key)
-        of_policy = actor.init(policy_key, jnp.zeros((1, actor.size)), seen, begins)
-        if critic is None:
-            return ActorCritic(of_policy)
-        of_value = critic.init(critic_key, jnp.zeros((1, critic.size)), judged, begins)
-        return ActorCritic(of_policy, of_value)
-
-    def start(rows: int) -> tuple[PyTree, PyTree]:
-        of_critic = () if critic is None else jnp.zeros((rows, critic.size))
-        return jnp.zeros((rows, actor.size)), of_critic
-
-    def policy(
-        params: ActorCritic, memory: jax.Array, observation: PyTree, begins: jax.Array
-    ) -> tuple[jax.Array, Distribution]:
-        seen, _ = _parts(observation)
-        memories, distribution = actor.apply(params.policy, memory, seen, begins)
-        return memories, _legal(distribution, observation)
-
-    def value(
-        params: ActorCritic, memory: jax.Array, observation: PyTree, begins: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        _, judged = _parts(observation)
-        output: Any = cast(Recurrent, critic).apply(params.value, memory, judged, begins)
-        return output[0], require_value(output[1], begins.shape)
-
-    def act(
-        params: ActorCritic, memory: PyTree, observation: PyTree
-    ) -> tuple[PyTree, Distribution]:
-        step = jax.tree.map(lambda x: x[:, None], observation)
-        memories, distribution = policy(params, memory, step, jnp.zeros((memory.shape[0], 1), bool))
-        return jax.tree.map(lambda x: x[:, 0], (memories, distribution))
-
-    def values(
-        params: ActorCritic, steps: Sequences, final_observation: PyTree | None
-    ) -> tuple[PyTree, jax.Array, jax.Array]:
-        observation, begins, _, memory = steps
-        if params.value is None:
-            return memory, jnp.zeros(begins.shape), jnp.zeros(begins.shape)
-        if final_observation is None:
-            final_observation = jax.tree.map(lambda x: x[:, 1:], observation)
-            observation = jax.tree.map(lambda x: x[:, :-1], observation)
-        memories, of_steps = value(params, memory, observation, begins)
-        # One step on from the memory after each step, before any reset.
-        flat = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), final_observation)
-        after = memories.reshape(-1, memories.shape[-1])
-        _, next_value = value(params, after, flat, jnp.zeros((after.shape[0], 1), bool))
-        return memories[:, -1], of_steps, next_value.reshape(begins.shape)
-
-    def apply(params: ActorCritic, inputs: Sequences) -> tuple[Distribution, jax.Array]:
-        observation, begins, memory, critic_memory = inputs
-        chex.assert_rank(begins, 2)
-        _, distribution = policy(params, memory, observation, begins)
-        if params.value is None:
-            return distribution, jnp.zeros(begins.shape)
-        return distribution, value(params, critic_memory, observation, begins)[1]
-
-    return Networks(init, start, act, values, inputs=lambda steps: steps, apply=apply)
 
 
 def _parts(observation: PyTree) -> tuple[PyTree, PyTree]:

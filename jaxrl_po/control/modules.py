@@ -1,6 +1,8 @@
 """The networks of a control problem: the defaults for its spaces, or a user's Flax modules."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,10 +16,12 @@ from jaxrl_po.config import (
     Interval,
     check,
     record,
+    require_effect,
     require_unset,
     static,
 )
 from jaxrl_po.control import networks
+from jaxrl_po.control.memory import Memory, gru, transformer
 from jaxrl_po.control.spaces import Observation, Spaces
 from jaxrl_po.distributions import DiagonalGaussian, TanhGaussian
 from jaxrl_po.types import PyTree
@@ -25,7 +29,8 @@ from jaxrl_po.types import PyTree
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu}
 INITIALIZATIONS = {"orthogonal": networks.orthogonal, "lecun_normal": networks.lecun_normal}
 MANY_KINDS = 4  # a map with more than 4 times as many channels as its convolution is embedded
-NO_MEMORY, GRU = MEMORIES = ("none", "gru")
+NO_MEMORY, GRU, TRANSFORMER = MEMORIES = ("none", "gru", "transformer")
+POLICY, CRITIC, BOTH = REMEMBERING = ("policy", "critic", "both")
 INDEPENDENT, DEPENDENT = STDS = ("independent", "dependent")
 
 
@@ -63,7 +68,17 @@ class NetworkSettings:
         "actor and critic are heads on one body, which rules out a trust region on the policy",
     )
     memory: str = static(
-        NO_MEMORY, "gru: actor and critic each end in a GRU over the episode", choices=MEMORIES
+        NO_MEMORY,
+        "after the hidden layers, over the episode: gru, or a gated transformer (GTrXL)",
+        choices=MEMORIES,
+    )
+    memory_of: str = static(BOTH, "which network has a memory", choices=REMEMBERING)
+    memory_window: int = static(
+        16, "past steps that a layer of the transformer reads", unit="steps", within=COUNT
+    )
+    memory_layers: int = static(2, "layers of the transformer", unit="layers", within=COUNT)
+    memory_heads: int = static(
+        4, "heads of the transformer's attention, which divide the width", within=COUNT
     )
     initial_log_std: float = static(
         0.0,
@@ -82,9 +97,24 @@ class NetworkSettings:
         """Raises ConfigError for a field out of its range, or two that exclude each other."""
         check(self)
         if self.shared_torso and self.memory != NO_MEMORY:
-            raise ConfigError("shared_torso must be off with memory: each network has its own GRU")
+            raise ConfigError("shared_torso must be off with memory: each network has its own")
         if self.shared_torso and self.critic_width:
             raise ConfigError("critic_width must be 0 with shared_torso: there is one body")
+        remembers = self.memory != NO_MEMORY
+        require_effect(self, "memory_of", remembers, "memory is gru or transformer")
+        transforms = self.memory == TRANSFORMER
+        for name in ("memory_window", "memory_layers", "memory_heads"):
+            require_effect(self, name, transforms, "memory is transformer")
+        for name in ("width", "critic_width"):
+            if transforms and getattr(self, name) % self.memory_heads:
+                raise ConfigError(
+                    f"memory_heads must divide {name} = {getattr(self, name)}, "
+                    f"got {self.memory_heads}"
+                )
+
+    def remembers(self, role: str) -> bool:
+        """Whether the network, policy or critic, has a memory."""
+        return self.memory != NO_MEMORY and self.memory_of in (role, BOTH)
 
 
 def default_modules(
@@ -129,17 +159,27 @@ def default_modules(
         return {"actor_critic": networks.SharedActorCritic(torso, head, initialization)}
     width = settings.critic_width or settings.width
     of_critic = _torso(judged, settings, width, target)
-    if settings.memory == GRU:
-        return {
-            "policy": networks.Recurrent(torso, head, settings.width, initialization, target),
-            "critic": networks.Recurrent(
-                of_critic, networks.ValueHead(initialization), width, initialization, target
-            ),
-        }
-    return {
-        "policy": networks.Policy(torso, head),
-        "critic": networks.Critic(of_critic, initialization),
+    value_head = networks.ValueHead(initialization)
+    given = {
+        POLICY: networks.Policy(torso, head),
+        CRITIC: networks.Critic(of_critic, initialization),
     }
+    parts = {POLICY: (torso, head, settings.width), CRITIC: (of_critic, value_head, width)}
+    made = initialization, target, _memory(settings)
+    return given | {
+        role: networks.Recurrent(*parts[role], *made) for role in parts if settings.remembers(role)
+    }
+
+
+def _memory(settings: NetworkSettings) -> Callable[..., Memory]:
+    if settings.memory == GRU:
+        return gru
+    return functools.partial(
+        transformer,
+        layers=settings.memory_layers,
+        heads=settings.memory_heads,
+        window=settings.memory_window,
+    )
 
 
 def policy_module(
@@ -158,7 +198,7 @@ def policy_module(
     if policy is not None:
         _require_default(settings)
         return policy
-    for name in ("shared_torso", "critic_width"):
+    for name in ("shared_torso", "critic_width", "memory_of"):
         require_unset(settings, name, "there is a critic; leave it out")
     return default_modules(spaces, settings, target)["policy"]
 
@@ -196,6 +236,12 @@ def choose_modules(
     for role in given:
         for name in (*of_given[role], "shared_torso"):
             require_unset(settings, name, f"the {role} is made here, not given; leave it out")
+        if settings.remembers(role):
+            other = CRITIC if role == POLICY else POLICY
+            raise ConfigError(
+                f"memory_of must be {other} where the {role} is given: a networks.Recurrent of "
+                "your own has its memory in it"
+            )
     return default_modules(spaces, settings, target) | given
 
 

@@ -11,14 +11,12 @@ import jax.numpy as jnp
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
-from jaxrl_po.control.recurrence import gru
+from jaxrl_po.control.memory import Initialization, Memory, gru
 from jaxrl_po.distributions import Categorical, DiagonalGaussian, MultiCategorical, TanhGaussian
-from jaxrl_po.types import Distribution
+from jaxrl_po.types import Distribution, PyTree
 
 Activation = Callable[[jax.Array], jax.Array]
 Initializer = Callable[..., jax.Array]
-Initialization = Callable[[float], Initializer]
-"""The scale that suits a layer, to an initialiser of its kernel."""
 
 
 # Flax asks an initialiser for its shape whenever a module is applied. Compiled apart, it is traced
@@ -335,17 +333,15 @@ class ValueHead(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Sequences of observations to the output of a head: a torso, a GRU over time, the head.
-
-    `h_t = GRU(h_{t−1}, torso(o_t))` (Cho et al. 2014, arXiv:1406.1078), with h set to 0 before a
-    step that begins an episode.
+    """Sequences of observations to the output of a head: a torso, a memory over time, the head.
 
     Attributes:
       torso: observations to features.
-      head: memories to the output.
-      size: H, units of the GRU.
-      initialization: of its kernels, scale 1.
+      head: outputs of the memory to the output.
+      size: H, units of the memory.
+      initialization: of its kernels.
       target: what it is compiled for; None for `backend.here()`.
+      memory: `memory(size, initialization, target)`, see `memory.Memory`.
     """
 
     torso: nn.Module
@@ -353,31 +349,41 @@ class Recurrent(nn.Module):
     size: int
     initialization: Initialization = orthogonal
     target: Target | None = None
+    memory: Callable[..., Memory] = gru
+
+    def start(self, rows: int) -> PyTree:
+        """The memory of `rows` rows before an episode, all zero."""
+        return self._over_time().start(rows)
 
     @nn.compact
     def __call__(
-        self, memory: jax.Array, observation: Any, begins: jax.Array
-    ) -> tuple[jax.Array, Any]:
+        self, memory: PyTree, observation: Any, begins: jax.Array, final: Any = None
+    ) -> tuple[PyTree, Any, Any]:
         """Runs over T steps.
 
         Args:
-          memory: `[B, H]`, before the first step.
+          memory: leaves `[B, …]`, before the first step.
           observation: leaves `[B, T, …]`.
           begins: `[B, T]`, bool, whether an episode begins with the step.
+          final: leaves `[B, T, …]`, what may follow each step, or None.
 
         Returns:
-          Memories after each step `[B, T, H]`, and the head's output of batch shape `[B, T]`.
+          The memory after the last step, the head's output of batch shape `[B, T]`, and that of one
+          step on from each step, at `final`.
         """
-        init = self.initialization(1.0)
-        cell = nn.GRUCell(self.size, kernel_init=init, recurrent_kernel_init=init)
-        # Time first, so that the loop reads each step's rows in one piece.
-        features = self.torso(jax.tree.map(time_first, observation))
-        if self.is_initializing():
-            cell(memory, features[0])
-        unroll = (self.target or backend.here()).unroll(8)
-        read = memory, features, time_first(begins)
-        memories = time_first(gru(cell.variables["params"], *read, unroll))
-        return memories, self.head(memories)
+
+        # Time first, so that a loop reads each step's rows in one piece.
+        def features(observation: Any) -> Any:
+            return self.torso(jax.tree.map(time_first, observation))
+
+        read = features(observation), time_first(begins)
+        after = None if final is None else features(final)
+        memory, *outputs = self._over_time().run(memory, *read, after)
+        first, last = (None if x is None else self.head(time_first(x)) for x in outputs)
+        return memory, first, last
+
+    def _over_time(self) -> Memory:
+        return self.memory(self.size, self.initialization, self.target)
 
 
 def time_first(x: jax.Array) -> jax.Array:

@@ -1,0 +1,209 @@
+"""What a network keeps of an episode: a gated recurrent unit, or a gated transformer."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrl_po import backend
+from jaxrl_po.backend import Target
+from jaxrl_po.control import recurrence
+from jaxrl_po.types import PyTree
+
+Initialization = Callable[[float], Callable[..., jax.Array]]
+"""The scale that suits a layer, to an initialiser of its kernel."""
+
+
+class Memory(NamedTuple):
+    """A memory of H units, as two functions. Zero is the memory before an episode.
+
+    Attributes:
+      start: `start(B) -> memory`, leaves `[B, …]`, all zero.
+      run: `run(memory, features, begins, final) -> (memory, outputs, final_outputs)`: T steps of
+        features `[T, B, D]`, with nothing remembered before a step where `begins` `[T, B]`. Outputs
+        are `[T, B, H]`. Those of `final` `[T, B, D]`, or None, are of one step on from each step,
+        which nothing remembers. It is called in a Flax module, whose parameters it makes.
+    """
+
+    start: Callable[[int], PyTree]
+    run: Callable[..., tuple[PyTree, jax.Array, jax.Array | None]]
+
+
+def gru(size: int, initialization: Initialization, target: Target | None = None) -> Memory:
+    """A gated recurrent unit, `h_t = GRU(h_{t−1}, x_t)`, see `recurrence.gru`.
+
+    Args:
+      size: H.
+      initialization: of its kernels, scale 1.
+      target: what it is compiled for; None for `backend.here()`.
+    """
+
+    def run(
+        memory: jax.Array, features: jax.Array, begins: jax.Array, final: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        init = initialization(1.0)
+        cell: Any = nn.GRUCell(size, kernel_init=init, recurrent_kernel_init=init)
+        if cell.is_initializing():
+            cell(memory, features[0])
+        unroll = (target or backend.here()).unroll(8)
+        read = memory, features, begins
+        memories = recurrence.gru(cell.variables["params"], *read, unroll)
+        return memories[-1], memories, None if final is None else cell(memories, final)[1]
+
+    return Memory(lambda rows: jnp.zeros((rows, size)), run)
+
+
+class Window(NamedTuple):
+    """The memory of a transformer.
+
+    Attributes:
+      past: `[B, W, L, H]`, what each layer read in the last W steps, the oldest first.
+      steps: `[B]`, how many of them are of the episode.
+    """
+
+    past: jax.Array
+    steps: jax.Array
+
+
+def transformer(
+    size: int,
+    initialization: Initialization,
+    target: Target | None = None,
+    *,
+    layers: int = 2,
+    heads: int = 4,
+    window: int = 16,
+) -> Memory:
+    """A gated transformer over the step and the W before it of its episode (GTrXL).
+
+    The past is what each layer read, without a gradient to the steps before the first (Dai et al.
+    2019, arXiv:1901.02860), so that L layers see L·W steps back. Layers and gates are those of
+    Parisotto et al. 2019 (arXiv:1910.06764), see `Layer`.
+
+    Args:
+      size: H, a multiple of `heads`.
+      initialization: of the kernels.
+      target: not read.
+      layers: L.
+      heads: of attention.
+      window: W.
+    """
+    del target
+
+    def run(
+        memory: Window, features: jax.Array, begins: jax.Array, final: jax.Array | None
+    ) -> tuple[Window, jax.Array, jax.Array | None]:
+        steps = begins.shape[0]
+        # Position W + t is step t; the episode of a position where nothing is remembered is −1.
+        numbers = jnp.cumsum(begins, axis=0)
+        past = jnp.where(jnp.arange(window)[:, None] < window - memory.steps, -1, 0)
+        episode = jnp.concatenate([past, numbers])
+        ago = window + jnp.arange(steps)[:, None] - jnp.arange(window + steps)[None]
+        if final is not None:
+            features = jnp.concatenate([features, final])
+            numbers, ago = jnp.concatenate([numbers] * 2), jnp.concatenate([ago, ago + 1])
+        visible = (numbers[:, None] == episode) & ((ago > 0) & (ago <= window))[..., None]
+
+        x, kept = nn.Dense(size, kernel_init=initialization(1.0))(features), []
+        valid = episode[-window:] == episode[-1]
+        for layer in range(layers):
+            context = jnp.concatenate([jnp.swapaxes(memory.past[:, :, layer], 0, 1), x[:steps]])
+            kept.append(jnp.where(valid[..., None], context[-window:], 0.0))
+            x = Layer(size, heads, window, initialization)(x, context, visible, ago)
+        after = Window(jnp.stack(kept, axis=2).swapaxes(0, 1), valid.sum(0).astype(x.dtype))
+        return after, x[:steps], None if final is None else x[steps:]
+
+    def start(rows: int) -> Window:
+        return Window(jnp.zeros((rows, window, layers, size)), jnp.zeros(rows))
+
+    return Memory(start, run)
+
+
+class Layer(nn.Module):
+    """`y = g(x, relu(attend(norm(x), norm(context))))`, then `g(y, relu(mlp(norm(y))))`.
+
+    Normalised before, gated after (Parisotto et al. 2019, sections 3.1 and 3.2). The score of what
+    lies k steps back is `q·k / √d + b_k`, with a learned b for each head (Raffel et al. 2020,
+    arXiv:1910.10683).
+
+    Attributes:
+      size: H.
+      heads: of attention, each of d = H / heads units.
+      window: W, the largest k.
+      initialization: of the kernels.
+    """
+
+    size: int
+    heads: int
+    window: int
+    initialization: Initialization
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, context: jax.Array, visible: jax.Array, ago: jax.Array
+    ) -> jax.Array:
+        """Steps `[Q, B, H]` to `[Q, B, H]`; each reads itself and what it sees of the context.
+
+        Args:
+          x: `[Q, B, H]`.
+          context: `[S, B, H]`.
+          visible: `[Q, S, B]`, bool.
+          ago: `[Q, S]`, steps from the context's to that of x.
+        """
+        chex.assert_rank((x, context, visible, ago), (3, 3, 3, 2))
+        dense = functools.partial(nn.Dense, self.size, kernel_init=self.initialization(1.0))
+        norm = nn.LayerNorm()
+        attended = dense()(self._attend(norm(x), norm(context), visible, ago))
+        y = Gate(self.size, self.initialization)(x, jax.nn.relu(attended))
+        wide = nn.Dense(self.size, kernel_init=self.initialization(2.0**0.5))
+        changed = dense()(jax.nn.relu(wide(nn.LayerNorm()(y))))
+        return Gate(self.size, self.initialization)(y, jax.nn.relu(changed))
+
+    def _attend(
+        self, x: jax.Array, context: jax.Array, visible: jax.Array, ago: jax.Array
+    ) -> jax.Array:
+        width = self.size // self.heads
+        init = self.initialization(1.0)
+        query, key, value = (
+            self.param(name, init, (self.size, self.size)).reshape(self.size, self.heads, width)
+            for name in ("query", "key", "value")
+        )
+        bias = self.param("bias", nn.initializers.zeros, (self.heads, self.window + 1))
+        q = jnp.einsum("qbm,mhd->qbhd", x, query) / width**0.5
+        # Of three factors: for one step the keys are never formed, for many steps they are.
+        scores = jnp.einsum("qbhd,mhd,sbm->qbhs", q, key, context)
+        scores += jnp.moveaxis(bias[:, ago.clip(0, self.window)], 0, 1)[:, None]
+        scores = jnp.where(jnp.swapaxes(visible, 1, 2)[:, :, None], scores, -jnp.inf)
+        own = jnp.einsum("qbhd,mhd,qbm->qbh", q, key, x) + bias[:, 0]
+        weights = jax.nn.softmax(jnp.concatenate([scores, own[..., None]], axis=-1))
+        read = jnp.einsum("qbhs,sbm,mhd->qbhd", weights[..., :-1], context, value)
+        read += weights[..., -1:] * jnp.einsum("qbm,mhd->qbhd", x, value)
+        return read.reshape(x.shape)
+
+
+class Gate(nn.Module):
+    """`(1 − z) ⊙ x + z ⊙ n`, near x at first: Parisotto et al. 2019, section 3.2, as a GRU.
+
+    `r = σ(W_r y + U_r x)`, `z = σ(W_z y + U_z x − b)`, `n = tanh(W_n y + U_n (r ⊙ x))`, b from 2.
+
+    Attributes:
+      size: H.
+      initialization: of the kernels, scale 1.
+    """
+
+    size: int
+    initialization: Initialization
+
+    @nn.compact
+    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The stream x `[E*, H]` after what a layer says of it, y `[E*, H]`."""
+        init = self.initialization(1.0)
+        dense = functools.partial(nn.Dense, self.size, use_bias=False, kernel_init=init)
+        r = jax.nn.sigmoid(dense()(y) + dense()(x))
+        opened = dense(use_bias=True, bias_init=nn.initializers.constant(-2.0))
+        z = jax.nn.sigmoid(opened(y) + dense()(x))
+        return (1.0 - z) * x + z * jnp.tanh(dense()(y) + dense()(r * x))
